@@ -1,0 +1,395 @@
+"""The disk: the only module that touches the operating system's files.
+
+``Disk``, ``Directory``, ``File`` and ``Buffer`` are what the rest of the library knows. ``RealDisk`` is the real thing; the
+simulated ones are in ``kestrelpy.testing``. All of them raise ``OSError`` as the system does and nothing else, except
+``QueueLocked`` from a lock.
+
+Rules:
+1. What is created is 0600 (folders 0700), exclusive, and opened relative to its directory without following links (R1, R24).
+2. Only regular files with one link are opened (R22).
+3. A write that raises may have left part of itself: the caller undoes it (R12).
+4. ``grow`` reserves real blocks, so that a full disk is an error there and never a SIGBUS in a mapped store.
+5. Reads go through ``pread``, never through a mapping: a bad sector is an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+import threading
+from typing import Any, Protocol, cast
+
+from kestrelpy.errors import QueueLocked
+
+_ZEROS = bytes(1 << 20)
+_NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster", "afs", "lustre", "ocfs", "gfs", "beegfs", "virtiofs")
+
+
+class Buffer(Protocol):
+    """A file's bytes for storing: ``buffer[start:end] = data`` puts ``data`` there, whole, in the kernel."""
+
+    def __setitem__(self, span: slice, data: bytes, /) -> None: ...
+
+
+class File(Protocol):
+    """One open file."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``offset``; fewer only at the end of the file."""
+
+    def write(self, offset: int, data: bytes) -> None:
+        """All of ``data`` at ``offset``."""
+
+    def size(self) -> int: ...
+
+    def grow(self, size: int) -> Buffer:
+        """Make the file ``size`` bytes with room for them on disk, the new ones zero; return its buffer.
+
+        Raises ``OSError`` (ENOSPC) with the file and the buffer in hand as they were.
+        """
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync(self) -> None:
+        """Return when content and size are on disk, whichever way they were written. Its name is not its business."""
+
+    def forget(self) -> None:
+        """Drop the cached pages, so that the next read comes from the disk (rule R10)."""
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """A held lock."""
+
+    def release(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Let go of the descriptor without unlocking: in a forked child, where the lock is the parent's (R26)."""
+
+
+class Directory(Protocol):
+    """One folder; names are of files in it."""
+
+    @property
+    def path(self) -> str: ...
+
+    def names(self) -> list[str]: ...
+
+    def open(self, name: str, *, write: bool = False) -> File:
+        """An existing regular file with one link; raises ``OSError`` for anything else."""
+
+    def create(self, name: str) -> File:
+        """A new, empty file; raises ``FileExistsError`` if the name is taken."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Give ``old`` the name ``new``, replacing a file of that name."""
+
+    def move(self, name: str, target: Directory, new: str) -> None:
+        """As ``rename``, into another directory; raises ``OSError`` (EXDEV) if that is on another file system."""
+
+    def unlink(self, name: str) -> None: ...
+
+    def sync(self) -> None:
+        """Return when the names in it are on disk."""
+
+    def lock(self, name: str, *, wait: bool = False) -> Lock:
+        """Lock the file ``name``, made if missing and never unlinked; raises ``QueueLocked`` if another holds it."""
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """Where directories come from."""
+
+    def directory(self, path: str, *, create: bool = False) -> Directory: ...
+
+
+# -- the real one ----------------------------------------------------------------------------------------------------
+
+
+class _PlainBuffer:
+    """Stores by ``pwrite``, for file systems that refuse a mapping."""
+
+    def __init__(self, file: RealFile) -> None:
+        self._file = file
+
+    def __setitem__(self, span: slice, data: bytes) -> None:
+        self._file.write(span.start, data)
+
+
+class RealFile:
+    """A file of the operating system. Its mapping, if it has one, holds a second descriptor of it."""
+
+    def __init__(self, descriptor: int, *, mapped: bool = True) -> None:
+        self._descriptor = descriptor
+        self._mapped = mapped
+        self._map: mmap.mmap | None = None
+
+    def read(self, offset: int, size: int) -> bytes:
+        data = os.pread(self._descriptor, size, offset)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        while data and (missing := size - sum(map(len, parts))):
+            data = os.pread(self._descriptor, missing, offset + size - missing)
+            parts.append(data)
+        return b"".join(parts)
+
+    def write(self, offset: int, data: bytes) -> None:
+        written = os.pwrite(self._descriptor, data, offset)
+        while written < len(data):
+            written += os.pwrite(self._descriptor, memoryview(data)[written:], offset + written)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def grow(self, size: int) -> Buffer:
+        """Zeros are written as well as reserved: a page that is in the cache costs a store a third of a fault on one that
+        is not (measured: 0.09 against 0.19 microseconds for 132 bytes, all included)."""
+        old = self.size()
+        try:
+            self._reserve(old, size)
+            for start in range(old, size, len(_ZEROS)):
+                self.write(start, _ZEROS[: size - start])
+            return self._mapping(size)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, old)
+            raise
+
+    def _reserve(self, old: int, size: int) -> None:
+        try:
+            os.posix_fallocate(self._descriptor, old, size - old)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+
+    def _mapping(self, size: int) -> Buffer:
+        if not self._mapped:
+            return _PlainBuffer(self)
+        try:
+            if self._map is None:
+                self._map = mmap.mmap(self._descriptor, size)
+            else:
+                self._map.resize(size)
+        except OSError as error:
+            if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE):
+                raise
+            self._mapped = False
+            return _PlainBuffer(self)
+        return self._map
+
+    def truncate(self, size: int) -> None:
+        if self._map is not None:  # a mapping must never reach past the end of its file
+            self._map.close()
+            self._map = None
+        os.ftruncate(self._descriptor, size)
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def forget(self) -> None:
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
+class _RealLock:
+    """A ``flock`` through portalocker; the file holds the owner's process id for whoever is refused."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def release(self) -> None:
+        self._file.close()  # the last descriptor of it: closing unlocks
+
+    def abandon(self) -> None:
+        self._file.close()
+
+
+class _Descriptor:
+    """A directory's descriptor, shared by all queues of a process that are in it."""
+
+    # guarded by _Descriptor.guard
+    shared: dict[tuple[int, int], _Descriptor] = {}  # noqa: RUF012 - one table for the process, by intent
+    guard = threading.Lock()
+
+    def __init__(self, number: int, key: tuple[int, int]) -> None:
+        self.number = number
+        self.key = key
+        self.users = 0
+
+
+class RealDirectory:
+    """A folder of the operating system."""
+
+    def __init__(self, path: str, *, mapped: bool = True) -> None:
+        self._path = path
+        self._mapped = mapped
+        number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        about = os.fstat(number)
+        key = (about.st_dev, about.st_ino)
+        with _Descriptor.guard:
+            shared = _Descriptor.shared.get(key)
+            if shared is None:
+                shared = _Descriptor.shared[key] = _Descriptor(number, key)
+            else:
+                os.close(number)
+            shared.users += 1
+        self._shared: _Descriptor | None = shared
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def _number(self) -> int:
+        if self._shared is None:
+            raise OSError(errno.EBADF, "this directory is closed", self._path)
+        return self._shared.number
+
+    def names(self) -> list[str]:
+        return os.listdir(self._number)
+
+    def open(self, name: str, *, write: bool = False) -> RealFile:
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(name, flags, dir_fd=self._number)
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "not a regular file with one link", os.path.join(self._path, name))
+        return RealFile(descriptor, mapped=self._mapped)
+
+    def create(self, name: str) -> RealFile:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return RealFile(os.open(name, flags, 0o600, dir_fd=self._number), mapped=self._mapped)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new, src_dir_fd=self._number, dst_dir_fd=self._number)
+
+    def move(self, name: str, target: Directory, new: str) -> None:
+        other = cast(RealDirectory, target)
+        os.rename(name, new, src_dir_fd=self._number, dst_dir_fd=other._number)
+
+    def unlink(self, name: str) -> None:
+        os.unlink(name, dir_fd=self._number)
+
+    def sync(self) -> None:
+        os.fsync(self._number)
+
+    def lock(self, name: str, *, wait: bool = False) -> Lock:
+        import portalocker  # here and not above: importing kestrelpy for a memory queue must not pay for it
+
+        flags = portalocker.LockFlags.EXCLUSIVE
+        if not wait:
+            flags |= portalocker.LockFlags.NON_BLOCKING
+        while True:
+            descriptor = os.open(
+                name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=self._number
+            )
+            file = os.fdopen(descriptor, "r+b", buffering=0)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise OSError(errno.EINVAL, "a lock must be a regular file", os.path.join(self._path, name))
+                portalocker.lock(file, flags)
+            except portalocker.AlreadyLocked:
+                holder = os.pread(descriptor, 20, 0).strip()
+                file.close()
+                path = os.path.join(self._path, name)
+                raise QueueLocked(path, int(holder) if holder.isdigit() else None) from None
+            except portalocker.LockException as error:
+                file.close()
+                cause = error.__context__
+                raise cause if isinstance(cause, OSError) else OSError(errno.ENOLCK, str(error)) from None
+            except BaseException:
+                file.close()
+                raise
+            if self._is_at(descriptor, name):
+                if not wait:
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+                return _RealLock(file)
+            file.close()  # somebody removed the file between our open and our lock: lock what is there now (R25)
+
+    def _is_at(self, descriptor: int, name: str) -> bool:
+        try:
+            there = os.stat(name, dir_fd=self._number, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(descriptor))
+
+    def close(self) -> None:
+        shared, self._shared = self._shared, None
+        if shared is None:
+            return
+        with _Descriptor.guard:
+            shared.users -= 1
+            if not shared.users:
+                del _Descriptor.shared[shared.key]
+                os.close(shared.number)
+
+
+class RealDisk:
+    """The file systems of this machine.
+
+    Network file systems are refused (rule R28) unless ``allow_network``; ``mapped=False`` stores by ``pwrite`` instead of
+    through a mapping.
+    """
+
+    def __init__(self, *, allow_network: bool = False, mapped: bool = True) -> None:
+        self._allow_network = allow_network
+        self._mapped = mapped
+
+    def directory(self, path: str, *, create: bool = False) -> RealDirectory:
+        """Open a folder, after making it and its missing parents (each synced into its own parent, R2) if asked to."""
+        path = os.path.abspath(path)
+        if create:
+            self._make(path)
+        directory = RealDirectory(path, mapped=self._mapped)
+        try:
+            if not self._allow_network and (kind := _network_type(path)):
+                raise OSError(errno.ENOTSUP, f"{kind} is a network file system: its locks and syncs promise less", path)
+        except BaseException:
+            directory.close()
+            raise
+        return directory
+
+    def _make(self, path: str) -> None:
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(path)
+        self._make(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        number = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def _network_type(path: str) -> str | None:
+    """The type of the file system that ``path`` is on, if it is one over a network."""
+    device = os.stat(path).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
+            lines = table.readlines()
+    except OSError:
+        return None  # no such table on this system: nothing to go by
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        if left.split()[2] == wanted:
+            kind = right.split()[0]
+            return kind if kind.startswith(_NETWORK) else None
+    return None

@@ -1,0 +1,391 @@
+"""Format version 1: bytes to records and back. docs/format.md is the specification; the boxes here repeat it.
+
+Rules:
+1. Nothing here knows a file, a lock or a clock (style rule 9): this module is what is fuzzed.
+2. Every length is checked against the bytes at hand before anything is sliced (rule R21).
+3. A decoder returns ``None`` for bytes that are not a whole, valid structure. What that means, a torn tail or damage,
+   is for the layers above to say: only they know the watermark (rule R15).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+from zlib import crc32
+
+FORMAT_VERSION = 1
+
+SEGMENT_MAGIC = b"KSTRLSEG"
+FOOTER_MAGIC = b"KSTRLEND"
+CHECKPOINT_MAGIC = b"KSTRLCKP"
+
+KIND_ITEM = 0
+KIND_EXPIRES = 1  # a bit: an expiry instant stands before the rest of the body
+KIND_BATCH = 2
+KIND_FOOTER = 8
+
+#   0        4        8                16            22     24       28       32
+#   +--------+--------+----------------+-------------+------+--------+--------+------ - -
+#   | crc    | length | id             | added_ms    | kind | lag    | marker | body
+#   +--------+--------+----------------+-------------+------+--------+--------+------ - -
+#            <------------------- the crc covers all of this -------------------------->
+_FRAME = struct.Struct("<IIQQII")
+_FRAME_AFTER_CRC = struct.Struct("<IQQII")
+FRAME_BYTES = _FRAME.size
+MARKER_OFFSET = 28
+KIND_SHIFT = 48
+ADDED_MASK = (1 << KIND_SHIFT) - 1
+MAX_BODY_BYTES = (1 << 32) - 1
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+pack_frame = _FRAME_AFTER_CRC.pack
+"""``pack_frame(length, id, added_ms | kind << KIND_SHIFT, lag, marker)``: a frame's header after its checksum."""
+pack_crc = _U32.pack
+
+_HEADER = struct.Struct("<8sHHI16sQQQQQQQI")
+HEADER_BYTES = _HEADER.size + 4
+_FOOTER = struct.Struct("<QQQQQQQ8s")
+FOOTER_BYTES = FRAME_BYTES + _FOOTER.size
+SEGMENT_OVERHEAD = HEADER_BYTES + FRAME_BYTES + _U64.size + FOOTER_BYTES
+"""What a segment with one expiring item costs beside the item's data."""
+
+
+class Entry(NamedTuple):
+    """One item as the readers pass it along."""
+
+    data: bytes
+    added_ms: int
+    expires_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """The first bytes of a segment. Everything up to ``previous_last_id`` was on disk before it was written (R7)."""
+
+    marker: int
+    queue_id: bytes
+    number: int
+    first_id: int
+    base_items: int
+    base_bytes: int
+    previous_number: int
+    previous_last_id: int
+    previous_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFooter:
+    """The last bytes of a closed segment. An empty one has ``last_id == first_id - 1``."""
+
+    first_id: int
+    last_id: int
+    items: int
+    data_bytes: int
+    min_added_ms: int
+    max_added_ms: int
+    records_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A whole, valid frame: one item, a batch, or the footer."""
+
+    kind: int
+    first_id: int
+    last_id: int
+    watermark: int
+    entries: Sequence[Entry]
+    end: int
+    footer: SegmentFooter | None = None
+
+
+# -- segments --------------------------------------------------------------------------------------------------------
+
+
+def encode_header(header: SegmentHeader) -> bytes:
+    body = _HEADER.pack(
+        SEGMENT_MAGIC,
+        FORMAT_VERSION,
+        HEADER_BYTES,
+        header.marker,
+        header.queue_id,
+        header.number,
+        header.first_id,
+        header.base_items,
+        header.base_bytes,
+        header.previous_number,
+        header.previous_last_id,
+        header.previous_end,
+        0,
+    )
+    return body + pack_crc(crc32(body))
+
+
+def header_version(data: bytes) -> int | None:
+    """The format version that the first bytes of a segment claim, or ``None`` if they are no segment's."""
+    if len(data) < 10 or data[:8] != SEGMENT_MAGIC:
+        return None
+    return int.from_bytes(data[8:10], "little")
+
+
+def decode_header(data: bytes) -> SegmentHeader | None:
+    if len(data) < HEADER_BYTES or header_version(data) != FORMAT_VERSION:
+        return None
+    body = data[: _HEADER.size]
+    if _U32.unpack_from(data, _HEADER.size)[0] != crc32(body):
+        return None
+    _, _, _, marker, queue_id, number, first_id, items, size, prev, prev_last, prev_end, _ = _HEADER.unpack(body)
+    if marker == 0 or first_id == 0:
+        return None
+    return SegmentHeader(marker, queue_id, number, first_id, items, size, prev, prev_last, prev_end)
+
+
+def encode_footer(footer: SegmentFooter, number: int, marker: int) -> bytes:
+    body = _FOOTER.pack(
+        footer.first_id,
+        footer.items,
+        footer.data_bytes,
+        footer.min_added_ms,
+        footer.max_added_ms,
+        footer.records_end,
+        number,
+        FOOTER_MAGIC,
+    )
+    return _seal(pack_frame(len(body), footer.last_id, KIND_FOOTER << KIND_SHIFT, 0, marker) + body)
+
+
+def encode_item(
+    item_id: int, data: bytes, added_ms: int, expires_ms: int | None, durable_id: int, marker: int
+) -> bytes:
+    """One item as a frame. ``durable_id`` is the watermark: the highest id known to be on disk."""
+    kind, body = KIND_ITEM, data
+    if expires_ms is not None:
+        kind, body = KIND_EXPIRES, _U64.pack(expires_ms) + data
+    return _seal(pack_frame(len(body), item_id, added_ms | kind << KIND_SHIFT, item_id - durable_id, marker) + body)
+
+
+def encode_batch(
+    first_id: int, items: Sequence[bytes], added_ms: int, expires_ms: int | None, durable_id: int, marker: int
+) -> bytes:
+    """Several items as one frame: after a crash all of them are there, or none."""
+    kind, parts = KIND_BATCH, []
+    if expires_ms is not None:
+        kind |= KIND_EXPIRES
+        parts.append(_U64.pack(expires_ms))
+    parts.append(struct.pack(f"<I{len(items)}I", len(items), *map(len, items)))
+    parts.extend(items)
+    body = b"".join(parts)
+    return _seal(pack_frame(len(body), first_id, added_ms | kind << KIND_SHIFT, first_id - durable_id, marker) + body)
+
+
+def batch_bytes(items: Iterable[bytes], count: int) -> int:
+    """The size of the frame of a batch that expires."""
+    return FRAME_BYTES + _U64.size + _U32.size * (count + 1) + sum(map(len, items))
+
+
+def _seal(frame: bytes) -> bytes:
+    return pack_crc(crc32(frame)) + frame
+
+
+def decode_frame(data: bytes | memoryview, offset: int, marker: int) -> Frame | None:
+    """The frame at ``offset``, or ``None`` if no whole, valid frame of this segment (by its marker) stands there."""
+    body_start = offset + FRAME_BYTES
+    if offset < 0 or body_start > len(data):
+        return None
+    crc, length, first_id, stamp, lag, found = _FRAME.unpack_from(data, offset)
+    end = body_start + length
+    if found != marker or end > len(data) or crc32(data[offset + 4 : end]) != crc:
+        return None
+    kind, added_ms, watermark = stamp >> KIND_SHIFT, stamp & ADDED_MASK, first_id - lag
+    if kind == KIND_FOOTER:
+        footer = _decode_footer_body(data[body_start:end], first_id)
+        return None if footer is None else Frame(kind, first_id, first_id, first_id, (), end, footer)
+    if first_id == 0 or lag > first_id or kind & ~(KIND_EXPIRES | KIND_BATCH):
+        return None
+    expires_ms = None
+    if kind & KIND_EXPIRES:
+        if length < _U64.size:
+            return None
+        expires_ms = _U64.unpack_from(data, body_start)[0]
+        body_start += _U64.size
+    if not kind & KIND_BATCH:
+        entry = Entry(bytes(data[body_start:end]), added_ms, expires_ms)
+        return Frame(kind, first_id, first_id, watermark, (entry,), end)
+    bodies = _split_batch(data, body_start, end)
+    if not bodies:
+        return None
+    entries = [Entry(body, added_ms, expires_ms) for body in bodies]
+    return Frame(kind, first_id, first_id + len(entries) - 1, watermark, entries, end)
+
+
+def _split_batch(data: bytes | memoryview, start: int, end: int) -> list[bytes] | None:
+    if end - start < _U32.size:
+        return None
+    (count,) = _U32.unpack_from(data, start)
+    table_end = start + _U32.size * (count + 1)
+    if table_end > end:
+        return None
+    lengths = struct.unpack_from(f"<{count}I", data, start + _U32.size)
+    if table_end + sum(lengths) != end:
+        return None
+    starts = accumulate(lengths, initial=table_end)
+    return [bytes(data[at : at + size]) for at, size in zip(starts, lengths, strict=False)]
+
+
+def _decode_footer_body(body: bytes | memoryview, last_id: int) -> SegmentFooter | None:
+    if len(body) != _FOOTER.size:
+        return None
+    first_id, items, size, low, high, records_end, _number, magic = _FOOTER.unpack(body)
+    if magic != FOOTER_MAGIC or last_id + 1 < first_id:
+        return None
+    return SegmentFooter(first_id, last_id, items, size, low, high, records_end)
+
+
+def decode_footer(data: bytes, header: SegmentHeader) -> SegmentFooter | None:
+    """The footer that ``data`` is, to the byte, if it closes the segment with this header."""
+    frame = decode_frame(data, 0, header.marker)
+    if frame is None or frame.footer is None or frame.end != len(data):
+        return None
+    footer = frame.footer
+    if footer.first_id != header.first_id or footer.records_end < HEADER_BYTES:
+        return None
+    return footer
+
+
+def find_frame(data: bytes, offset: int, marker: int, first_id: int) -> tuple[int, Frame] | None:
+    """The first valid frame at or after ``offset`` whose ids are ``first_id`` or above, and its offset.
+
+    The marker, random for every segment, is what makes a payload that imitates a frame fail to be one.
+    """
+    needle = pack_crc(marker)
+    at = data.find(needle, offset + MARKER_OFFSET)
+    while at >= 0:
+        frame = decode_frame(data, at - MARKER_OFFSET, marker)
+        if frame is not None and (frame.footer is not None or frame.first_id >= first_id):
+            return at - MARKER_OFFSET, frame
+        at = data.find(needle, at + 1)
+    return None
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+#   | magic 8 | version 2 | reserved 6 |  then frames:  | crc 4 | length 4 | body |
+_CHECKPOINT_PREFIX = struct.Struct("<8sH6x")
+CHECKPOINT_PREFIX_BYTES = _CHECKPOINT_PREFIX.size
+_CHECKPOINT_FRAME = struct.Struct("<II")
+_CHECKPOINT_BODY = struct.Struct("<16sQQQQQQQQHHII")
+_SPAN = struct.Struct("<QQ")
+_ERROR_COUNT = struct.Struct("<QI")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A reader's saved state; as the queue's mark it has no reader and ``head`` is the last id given out.
+
+    ``done`` are spans of ids above ``head`` that are finished with, first and last, rising and apart. The hint is a
+    place at or before which the record after ``head`` is found: ``hint_id`` is the id of the frame there.
+    """
+
+    queue_id: bytes
+    reader: str
+    head: int
+    watermark: int
+    released_items: int
+    released_bytes: int
+    hint_number: int = 0
+    hint_offset: int = 0
+    hint_id: int = 0
+    flags: int = 0
+    done: tuple[tuple[int, int], ...] = ()
+    error_counts: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def highest_id(self) -> int:
+        """The highest id that it names as done."""
+        return max(self.head, self.done[-1][1] if self.done else 0)
+
+
+def checkpoint_prefix() -> bytes:
+    return _CHECKPOINT_PREFIX.pack(CHECKPOINT_MAGIC, FORMAT_VERSION)
+
+
+def checkpoint_version(data: bytes) -> int | None:
+    """The format version that a checkpoint file claims, or ``None`` if it is no checkpoint file."""
+    if len(data) < CHECKPOINT_PREFIX_BYTES or data[:8] != CHECKPOINT_MAGIC:
+        return None
+    return int(_CHECKPOINT_PREFIX.unpack_from(data)[1])
+
+
+def encode_checkpoint(state: Checkpoint) -> bytes:
+    name = state.reader.encode("ascii")
+    body = b"".join(
+        (
+            _CHECKPOINT_BODY.pack(
+                state.queue_id,
+                state.head,
+                state.watermark,
+                state.released_items,
+                state.released_bytes,
+                state.hint_number,
+                state.hint_offset,
+                state.hint_id,
+                0,
+                state.flags,
+                len(name),
+                len(state.done),
+                len(state.error_counts),
+            ),
+            name,
+            *(_SPAN.pack(*span) for span in state.done),
+            *(_ERROR_COUNT.pack(*pair) for pair in state.error_counts),
+        )
+    )
+    return _CHECKPOINT_FRAME.pack(crc32(body, len(body)), len(body)) + body
+
+
+def decode_checkpoints(data: bytes) -> tuple[Checkpoint | None, int]:
+    """The last whole checkpoint of a file that begins with a good prefix, and the offset at which it ends."""
+    last, at = None, CHECKPOINT_PREFIX_BYTES
+    while at + _CHECKPOINT_FRAME.size <= len(data):
+        crc, length = _CHECKPOINT_FRAME.unpack_from(data, at)
+        end = at + _CHECKPOINT_FRAME.size + length
+        if end > len(data) or length < _CHECKPOINT_BODY.size:
+            break
+        body = data[end - length : end]
+        state = _decode_checkpoint_body(body) if crc32(body, length) == crc else None
+        if state is None:
+            break
+        last, at = state, end
+    return last, at
+
+
+def _decode_checkpoint_body(body: bytes) -> Checkpoint | None:
+    queue_id, head, watermark, items, size, number, offset, hint, _, flags, name_bytes, spans, errors = (
+        _CHECKPOINT_BODY.unpack_from(body)
+    )
+    name_end = _CHECKPOINT_BODY.size + name_bytes
+    spans_end = name_end + spans * _SPAN.size
+    if spans_end + errors * _ERROR_COUNT.size != len(body):
+        return None
+    name = body[_CHECKPOINT_BODY.size : name_end]
+    done = tuple(_SPAN.iter_unpack(body[name_end:spans_end]))
+    if not name.isascii() or not _spans_rise(head, done):
+        return None
+    counts = tuple(_ERROR_COUNT.iter_unpack(body[spans_end:]))
+    return Checkpoint(
+        queue_id, name.decode("ascii"), head, watermark, items, size, number, offset, hint, flags, done, counts
+    )
+
+
+def _spans_rise(head: int, spans: Sequence[tuple[int, ...]]) -> bool:
+    floor = head
+    for first, last in spans:
+        if not floor < first <= last:
+            return False
+        floor = last
+    return True

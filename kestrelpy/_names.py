@@ -1,0 +1,88 @@
+"""Names: what a queue or reader may be called, and which file in a folder is whose.
+
+For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
+
+    jobs.1700000000000.segment      a segment; the number orders them (rule R34)
+    jobs.mark                       the queue's mark: how far the journal was durable at its last clean close
+    jobs.lock                       held by the process that writes the queue
+    jobs.readers.lock               held for moments: while readers are made or dropped and segments are retired
+    jobs+audit.checkpoint           the reader's saved state
+    jobs+audit.lock                 held by the process that owns the reader
+    *.tmp                           one of the above before it is whole; removed at open (rule R8)
+    jobs.1700000000000.quarantine   bytes of damaged records, kept aside
+"""
+
+from __future__ import annotations
+
+import re
+
+from kestrelpy.errors import InvalidName
+
+_LEGAL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}", re.ASCII)
+_SEGMENT = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\.([0-9]{1,19})(?:\.[0-9a-f]{8})?\.segment", re.ASCII)
+_CHECKPOINT = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\+([A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.checkpoint", re.ASCII)
+_OF_QUEUE = re.compile(
+    r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})"
+    r"(?:\.[0-9]{1,19}(?:\.[0-9a-f]{8})?\.(?:segment|quarantine)|\.mark|\.lock|\.readers\.lock"
+    r"|\+(?:[A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.(?:checkpoint|lock))(\.tmp)?",
+    re.ASCII,
+)
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it is a legal queue or reader name; raise ``InvalidName`` otherwise."""
+    if not isinstance(name, str):
+        raise InvalidName(name, "a name is a str")
+    if not _LEGAL.fullmatch(name):
+        raise InvalidName(name, "1 to 100 characters of A-Z a-z 0-9 _ -, not starting with -")
+    return name
+
+
+def segment_name(queue: str, number: int) -> str:
+    return f"{queue}.{number:013d}.segment"
+
+
+def quarantine_name(queue: str, number: int) -> str:
+    return f"{queue}.{number:013d}.quarantine"
+
+
+def mark_name(queue: str) -> str:
+    return f"{queue}.mark"
+
+
+def lock_name(queue: str) -> str:
+    return f"{queue}.lock"
+
+
+def readers_lock_name(queue: str) -> str:
+    return f"{queue}.readers.lock"
+
+
+def checkpoint_name(queue: str, reader: str) -> str:
+    return f"{queue}+{reader}.checkpoint"
+
+
+def reader_lock_name(queue: str, reader: str) -> str:
+    return f"{queue}+{reader}.lock"
+
+
+def temporary_name(name: str) -> str:
+    return f"{name}.tmp"
+
+
+def parse_segment(file_name: str, queue: str) -> int | None:
+    """The number of a segment of ``queue``, or ``None`` if the file is no such thing."""
+    match = _SEGMENT.fullmatch(file_name)
+    return int(match[2]) if match and match[1] == queue else None
+
+
+def parse_checkpoint(file_name: str, queue: str) -> str | None:
+    """The reader's name (empty: the default reader), or ``None`` if the file is no checkpoint of ``queue``."""
+    match = _CHECKPOINT.fullmatch(file_name)
+    return (match[2] or "") if match and match[1] == queue else None
+
+
+def parse_owner(file_name: str) -> tuple[str, bool] | None:
+    """The queue that a file belongs to and whether it is a temporary one; ``None`` for a file that is not ours."""
+    match = _OF_QUEUE.fullmatch(file_name)
+    return (match[1], match[2] is not None) if match else None

@@ -1,0 +1,121 @@
+"""Values: how a queue or a reader is set up, and what they report about themselves."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from kestrelpy.item import Item
+    from kestrelpy.reader import Reader
+
+__all__ = ["Codec", "FullPolicy", "QueueStats", "ReaderConfig", "ReaderStats"]
+
+DEFAULT_MEMORY_BYTES = 16 << 20
+"""What one reader may keep in memory unless told otherwise."""
+
+
+class FullPolicy(enum.Enum):
+    """What a put does when a queue or a reader is at its limit."""
+
+    BLOCK = "block"
+    """Wait for room, as ``queue.Queue`` does."""
+    REFUSE = "refuse"
+    """Raise ``QueueFull`` at once."""
+    DROP_OLDEST = "drop-oldest"
+    """Accept, and drop the head."""
+
+
+class Codec(Protocol):
+    """How values become the bytes of an item and come back."""
+
+    def encode(self, value: Any) -> bytes: ...
+
+    def decode(self, data: bytes) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderConfig:
+    """The limits and hooks of one reader.
+
+    ``max_items`` and ``max_bytes`` limit what is unread or open, by ``full_policy``. An item expires at the earlier of its
+    own expiry and ``added + max_age`` seconds. ``memory_bytes`` bounds what the reader keeps in memory (data plus a
+    fixed cost per item); the rest waits in the journal. ``max_idle`` seconds of emptiness make
+    ``Reader.idle_expired`` true. ``max_expire_sweep`` limits one ``discard_expired()`` call.
+
+    Hooks run outside every lock; one that raises is logged and counted (``ReaderStats.hook_errors``) and loses nothing:
+    ``on_expired(item)`` sees an expired item before it is dropped; ``on_abort(item) -> bool`` returns true if it took
+    the item, which is then committed; ``on_delivery(reader, seconds)`` and ``on_timeout(reader, seconds)`` are told
+    the age of a delivered item and how long a get waited in vain.
+
+    Raises ``ValueError`` for a limit below zero and ``TypeError`` for a policy that is none.
+    """
+
+    max_items: int | None = None
+    max_bytes: int | None = None
+    max_age: float | None = None
+    full_policy: FullPolicy = FullPolicy.REFUSE
+    on_expired: Callable[[Item], object] | None = None
+    on_abort: Callable[[Item], bool] | None = None
+    max_expire_sweep: int | None = None
+    max_idle: float | None = None
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
+    on_delivery: Callable[[Reader, float], object] | None = None
+    on_timeout: Callable[[Reader, float], object] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_items", "max_bytes", "max_age", "max_expire_sweep", "max_idle", "memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must not be negative, not {value!r}")
+        if not isinstance(self.full_policy, FullPolicy):
+            raise TypeError(f"full_policy must be a FullPolicy, not {self.full_policy!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderStats:
+    """One reader's figures at one moment. Counters count since the reader was opened in this process."""
+
+    name: str
+    head: int
+    items: int
+    bytes: int
+    open_items: int
+    open_bytes: int
+    waiter_count: int
+    age: float
+    get_hits: int
+    get_misses: int
+    opened: int
+    committed: int
+    aborted: int
+    expired: int
+    discarded: int
+    flushes: int
+    hook_errors: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueStats:
+    """A journaled queue's figures at one moment. ``items`` and ``bytes`` are sums over the readers open here.
+
+    ``tail_id`` is the last id given out, ``durable_id`` the last one known to be on disk. Counters count since the
+    queue was opened.
+    """
+
+    items: int
+    bytes: int
+    journal_bytes: int
+    segments: int
+    archived_segments: int
+    tail_id: int
+    durable_id: int
+    put_count: int
+    put_bytes: int
+    sync_count: int
+    quarantined: int
+    readers: Mapping[str, ReaderStats] = field(default_factory=lambda: MappingProxyType({}))

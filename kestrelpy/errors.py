@@ -1,0 +1,158 @@
+"""Every error of kestrelpy: one base, one leaf for each thing a caller can do something about.
+
+Each leaf carries its facts as attributes, so that nobody has to parse a message.
+"""
+
+from __future__ import annotations
+
+import errno
+import queue
+import sys
+
+__all__ = [
+    "CorruptJournal",
+    "DurabilityUnknown",
+    "ForkedQueue",
+    "InvalidName",
+    "ItemTooLarge",
+    "KestrelError",
+    "NoDefaultReader",
+    "QueueClosed",
+    "QueueDiskFull",
+    "QueueEmpty",
+    "QueueFull",
+    "QueueLocked",
+    "UnknownItem",
+    "UnsupportedFormat",
+]
+
+if sys.version_info >= (3, 13):
+    from queue import ShutDown as _ShutDown
+else:
+
+    class _ShutDown(Exception):  # noqa: N818 - stands in for queue.ShutDown
+        """The base of ``QueueClosed`` where the standard library has none."""
+
+
+class KestrelError(Exception):
+    """The base of every error that kestrelpy raises on its own account."""
+
+
+class QueueEmpty(KestrelError, queue.Empty):
+    """Nothing arrived in time, or the waiters of the queue were evicted."""
+
+
+class QueueFull(KestrelError, queue.Full):
+    """The queue, or one of its readers, refuses; nothing was stored.
+
+    ``reader`` is the full name of the reader that refused, or ``None``.
+    """
+
+    def __init__(self, message: str = "the queue is full", *, reader: str | None = None) -> None:
+        super().__init__(message)
+        self.reader = reader
+
+
+class QueueClosed(KestrelError, _ShutDown):
+    """The queue was used after ``close()`` or ``shutdown()``; whoever waited on it is woken with this."""
+
+
+class ItemTooLarge(KestrelError, ValueError):
+    """An item of ``item_bytes`` is larger than ``max_item_bytes``; nothing was stored."""
+
+    def __init__(self, item_bytes: int, max_item_bytes: int) -> None:
+        super().__init__(f"an item of {item_bytes:,} bytes is larger than max_item_bytes={max_item_bytes:,}")
+        self.item_bytes = item_bytes
+        self.max_item_bytes = max_item_bytes
+
+
+class InvalidName(KestrelError, ValueError):
+    """``name`` is not a legal queue or reader name: 1 to 100 of ``A-Z a-z 0-9 _ -``, no ``-`` in front."""
+
+    def __init__(self, name: object, reason: str) -> None:
+        super().__init__(f"invalid name {name!r}: {reason}")
+        self.name = name
+        self.reason = reason
+
+
+class NoDefaultReader(KestrelError, LookupError):
+    """The default reader was asked for, but the queue has named readers (``readers``)."""
+
+    def __init__(self, queue_name: str, readers: tuple[str, ...]) -> None:
+        super().__init__(f"queue {queue_name!r} has named readers ({', '.join(readers)}) and so no default reader")
+        self.queue_name = queue_name
+        self.readers = readers
+
+
+class UnknownItem(KestrelError, LookupError):
+    """``item_id`` is not an open read of reader ``reader``: never opened, or already committed or aborted."""
+
+    def __init__(self, item_id: int, reader: str) -> None:
+        super().__init__(f"item {item_id} is not an open read of {reader!r}")
+        self.item_id = item_id
+        self.reader = reader
+
+
+class QueueLocked(KestrelError):
+    """Another process or object has ``path`` locked; ``pid`` is its holder's process id, or ``None`` if unknown."""
+
+    def __init__(self, path: str, pid: int | None = None) -> None:
+        holder = "another owner" if pid is None else f"process {pid}"
+        super().__init__(f"{path} is held by {holder}")
+        self.path = path
+        self.pid = pid
+
+
+class ForkedQueue(KestrelError):
+    """The queue was opened by process ``opened_by``; this forked child of it has to open its own."""
+
+    def __init__(self, opened_by: int) -> None:
+        super().__init__(f"this queue was opened by process {opened_by}; a forked child must open its own")
+        self.opened_by = opened_by
+
+
+class CorruptJournal(KestrelError):
+    """Bad bytes at ``offset`` of ``path``, where the data was already durable; ``reason`` says what is wrong.
+
+    ``item_id`` is the first item that the damage touches, or ``None`` if that is not known.
+    """
+
+    def __init__(self, path: str, offset: int, reason: str, *, item_id: int | None = None) -> None:
+        super().__init__(f"{path}, offset {offset}: {reason}")
+        self.path = path
+        self.offset = offset
+        self.reason = reason
+        self.item_id = item_id
+
+
+class UnsupportedFormat(KestrelError):
+    """``path`` has format ``version``, which is newer than ``supported``, the newest this library reads."""
+
+    def __init__(self, path: str, version: int, supported: int) -> None:
+        super().__init__(f"{path} has format version {version}; this kestrelpy reads up to {supported}")
+        self.path = path
+        self.version = version
+        self.supported = supported
+
+
+class QueueDiskFull(KestrelError, OSError):
+    """There is no room on disk for a put; nothing was stored, and gets and commits go on. An OSError (ENOSPC)."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.ENOSPC, "no room on disk for this put; nothing was stored", path)
+        self.path = path
+
+
+class DurabilityUnknown(KestrelError, OSError):
+    """A sync failed: whether items ``first_id`` to ``last_id`` are on disk is unknown until the queue is reopened.
+
+    The queue is failed: only ``close()`` is left. Source: rule R9 of docs/guarantees.md (the pages of a failed sync
+    are marked clean, so a second sync that succeeds proves nothing).
+    """
+
+    def __init__(self, path: str, first_id: int, last_id: int, cause: OSError | None = None) -> None:
+        number = cause.errno if cause is not None and cause.errno is not None else errno.EIO
+        super().__init__(number, f"a sync failed; items {first_id} to {last_id} are in doubt", path)
+        self.path = path
+        self.first_id = first_id
+        self.last_id = last_id

@@ -1,0 +1,86 @@
+"""The values that come out of a queue: an ``Item`` is an open read, a ``Record`` is what a scan sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+__all__ = ["Item", "Record"]
+
+
+class ItemOwner(Protocol):
+    """What an item needs of the reader that handed it out."""
+
+    def commit(self, item_or_id: Item | int) -> None: ...
+
+    def abort(self, item_or_id: Item | int) -> None: ...
+
+    def decode(self, data: bytes) -> Any: ...
+
+    def is_open(self, item: Item) -> bool: ...
+
+
+class Item:
+    """One item as one reader got it: an open read until it is committed or aborted.
+
+    ``id`` (dense, from 1), ``data`` (bytes), ``added_ms`` and ``expires_ms`` (milliseconds since the Unix epoch, or
+    ``None``), ``error_count`` (how often it was aborted). As a context manager it commits at the end of the block, aborts
+    if the block raises, and does nothing if the block already did either.
+    """
+
+    __slots__ = ("_owner", "added_ms", "data", "error_count", "expires_ms", "id")
+
+    def __init__(
+        self, id: int, data: bytes, added_ms: int, expires_ms: int | None, error_count: int, owner: ItemOwner
+    ) -> None:
+        self.id = id
+        self.data = data
+        self.added_ms = added_ms
+        self.expires_ms = expires_ms
+        self.error_count = error_count
+        self._owner = owner
+
+    @property
+    def value(self) -> Any:
+        """The data through the queue's codec; without a codec, the data itself. Decoded anew at each access."""
+        return self._owner.decode(self.data)
+
+    def commit(self) -> None:
+        """Done with it. Raises ``UnknownItem`` if it is not open. Thread-safe."""
+        self._owner.commit(self)
+
+    def abort(self) -> None:
+        """Give it back, ahead of unread items. Raises ``UnknownItem`` if it is not open. Thread-safe."""
+        self._owner.abort(self)
+
+    def __enter__(self) -> Item:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._owner.is_open(self):
+            if kind is None:
+                self._owner.commit(self)
+            else:
+                self._owner.abort(self)
+
+    def __repr__(self) -> str:
+        shown = self.data if len(self.data) <= 32 else self.data[:29] + b"..."
+        return f"<Item {self.id}: {shown!r}, {len(self.data)} bytes, error_count={self.error_count}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One item as it lies in a segment.
+
+    ``error_count`` is the highest that any reader's checkpoint notes for it. ``segment`` is the name of its file.
+    """
+
+    id: int
+    data: bytes
+    added_ms: int
+    expires_ms: int | None
+    error_count: int
+    segment: str

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TypeAlias
 from zlib import crc32
 
 FORMAT_VERSION = 1
@@ -46,6 +46,7 @@ _U64 = struct.Struct("<Q")
 pack_frame = _FRAME_AFTER_CRC.pack
 """``pack_frame(length, id, added_ms | kind << KIND_SHIFT, lag, marker)``: a frame's header after its checksum."""
 pack_crc = _U32.pack
+unpack_frame = _FRAME.unpack_from
 
 _HEADER = struct.Struct("<8sHHI16sQQQQQQQI")
 HEADER_BYTES = _HEADER.size + 4
@@ -54,13 +55,8 @@ FOOTER_BYTES = FRAME_BYTES + _FOOTER.size
 SEGMENT_OVERHEAD = HEADER_BYTES + FRAME_BYTES + _U64.size + FOOTER_BYTES
 """What a segment with one expiring item costs beside the item's data."""
 
-
-class Entry(NamedTuple):
-    """One item as the readers pass it along."""
-
-    data: bytes
-    added_ms: int
-    expires_ms: int | None
+Entry: TypeAlias = tuple[bytes, int, int | None]
+"""One item as the readers pass it along: data, added_ms, expires_ms. A plain tuple: one is made for every put."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +89,14 @@ class SegmentFooter:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A whole, valid frame: one item, a batch, or the footer."""
+    """A whole, valid frame: one item, a batch, or the footer. ``size`` is its length in bytes."""
 
     kind: int
     first_id: int
     last_id: int
     watermark: int
     entries: Sequence[Entry]
-    end: int
+    size: int
     footer: SegmentFooter | None = None
 
 
@@ -204,7 +200,7 @@ def decode_frame(data: bytes | memoryview, offset: int, marker: int) -> Frame | 
     kind, added_ms, watermark = stamp >> KIND_SHIFT, stamp & ADDED_MASK, first_id - lag
     if kind == KIND_FOOTER:
         footer = _decode_footer_body(data[body_start:end], first_id)
-        return None if footer is None else Frame(kind, first_id, first_id, first_id, (), end, footer)
+        return None if footer is None else Frame(kind, first_id, first_id, first_id, (), FRAME_BYTES + length, footer)
     if first_id == 0 or lag > first_id or kind & ~(KIND_EXPIRES | KIND_BATCH):
         return None
     expires_ms = None
@@ -214,13 +210,13 @@ def decode_frame(data: bytes | memoryview, offset: int, marker: int) -> Frame | 
         expires_ms = _U64.unpack_from(data, body_start)[0]
         body_start += _U64.size
     if not kind & KIND_BATCH:
-        entry = Entry(bytes(data[body_start:end]), added_ms, expires_ms)
-        return Frame(kind, first_id, first_id, watermark, (entry,), end)
+        entry = (bytes(data[body_start:end]), added_ms, expires_ms)
+        return Frame(kind, first_id, first_id, watermark, (entry,), FRAME_BYTES + length)
     bodies = _split_batch(data, body_start, end)
     if not bodies:
         return None
-    entries = [Entry(body, added_ms, expires_ms) for body in bodies]
-    return Frame(kind, first_id, first_id + len(entries) - 1, watermark, entries, end)
+    entries = [(body, added_ms, expires_ms) for body in bodies]
+    return Frame(kind, first_id, first_id + len(entries) - 1, watermark, entries, FRAME_BYTES + length)
 
 
 def _split_batch(data: bytes | memoryview, start: int, end: int) -> list[bytes] | None:
@@ -249,7 +245,7 @@ def _decode_footer_body(body: bytes | memoryview, last_id: int) -> SegmentFooter
 def decode_footer(data: bytes, header: SegmentHeader) -> SegmentFooter | None:
     """The footer that ``data`` is, to the byte, if it closes the segment with this header."""
     frame = decode_frame(data, 0, header.marker)
-    if frame is None or frame.footer is None or frame.end != len(data):
+    if frame is None or frame.footer is None or frame.size != len(data):
         return None
     footer = frame.footer
     if footer.first_id != header.first_id or footer.records_end < HEADER_BYTES:
@@ -279,6 +275,8 @@ _CHECKPOINT_PREFIX = struct.Struct("<8sH6x")
 CHECKPOINT_PREFIX_BYTES = _CHECKPOINT_PREFIX.size
 _CHECKPOINT_FRAME = struct.Struct("<II")
 _CHECKPOINT_BODY = struct.Struct("<16sQQQQQQQQHHII")
+FLAG_MARK = 1
+"""This is the queue's mark and no reader's state."""
 _SPAN = struct.Struct("<QQ")
 _ERROR_COUNT = struct.Struct("<QI")
 

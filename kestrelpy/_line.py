@@ -1,13 +1,14 @@
-"""The waiting line: consumers in order of arrival, like taxis at a rank. The only code of the library that waits for items.
+"""The waiting line: consumers in order of arrival, like taxis at a rank. The only code here that waits for items.
 
 Rules:
 1. Register, then look again: a consumer enters the line first and looks for an item after that (``Waiting._enter``).
-2. Claim by removal: waiters leave the line under its owner's lock; whoever removed one must complete it, and nobody else may.
+2. Claim by removal: waiters leave the line under its owner's lock; whoever removed one must complete it, and nobody
+   else may.
 3. Waiters are completed with no lock held: completing a future runs its callbacks.
 4. What a waiter was given and cannot use goes back to its old place (``Waiting._give_back``).
 
-NOTE ON LOCKING: a ``Line`` has no lock of its own. Its owner's lock guards every method except ``len`` and truth,
-which are single atomic reads and may be used as a hint without it.
+NOTE ON LOCKING: a ``Line`` has no lock of its own. Its owner's lock guards every method except ``len``, truth and
+``waiter in line.waiters``, which are single atomic reads and may be used as a hint without it.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kestrelpy.errors import QueueEmpty
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from kestrelpy.clock import Clock, Timer
 
 T = TypeVar("T")
 
-_ON_ITS_WAY = 1.0
-"""Seconds: a claimed waiter is completed within microseconds; one that was interrupted before it entered the line never is."""
+_NOTHING = object()
+"""Stands for an item that is not there: None is an item like any other."""
 
 
 def check_timeout(timeout: float | None) -> None:
@@ -38,17 +41,22 @@ def check_timeout(timeout: float | None) -> None:
 
 
 class Waiter:
-    """Somebody who waits: for one item, or for room. Completed once, by ``give`` or by ``fail``."""
+    """Somebody who waits: for one item, or for room. Completed once, by ``give`` or by ``fail``.
 
-    __slots__ = ("entered", "order", "timer")
+    ``claim``, ``give`` and ``fail`` may be repeated by a thread that was interrupted in one of them: the second time
+    does nothing.
+    """
+
+    __slots__ = ("entered", "order", "peeks", "timer")
 
     def __init__(self) -> None:
+        self.peeks = False  # wants to see the item and leave it where it is
         self.entered = 0.0  # monotonic seconds
-        self.order = 0  # of being handed an item, among all that were; memory queues put items back by it
+        self.order = 0  # of the item it was handed, among all that were; memory queues put items back by it
         self.timer: Timer | None = None
 
     def claim(self) -> bool:
-        """Called once by whoever removed it from the line: does it still want an item?"""
+        """Called by whoever removes it from the line: does it still want an item?"""
         return True
 
     def give(self, item: Any) -> None:
@@ -63,35 +71,78 @@ class Waiter:
             timer.cancel()
 
 
-class ThreadWaiter(Waiter):
-    """A thread, asleep on a lock of its own."""
+class _Sleeper(Waiter):
+    """One that is woken, and fetches its item after that; or is gone by then (``abandon``), and the item goes back.
 
-    __slots__ = ("_asleep", "_error", "_item")
+    ``give`` stores the item, then reads ``_abandoned``; ``abandon`` does the reverse, so that at least one side sees
+    the other. Popping ``_due`` is the right to dispose of the item, so that exactly one of them does.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_abandoned", "_due", "_error", "_item", "_owner")
+
+    def __init__(self, owner: Waiting[Any] | None) -> None:
         super().__init__()
-        self._asleep = threading.Lock()
-        self._asleep.acquire()
-        self._item: Any = None
+        self._owner = owner
+        self._item: Any = _NOTHING
         self._error: BaseException | None = None
+        self._abandoned = False
+        self._due = [None]
 
     def give(self, item: Any) -> None:
+        self.stop_timer()
         self._item = item
-        self._asleep.release()
+        if self._abandoned or not self._wake():
+            self._send_back()
 
     def fail(self, error: BaseException) -> None:
+        self.stop_timer()
         self._error = error
-        self._asleep.release()
+        self._wake()
+
+    def result(self) -> Any:
+        """What it was completed with. Call it once, after it was woken."""
+        if self._error is not None:
+            raise self._error
+        self._due.pop()
+        return self._item
+
+    def abandon(self) -> None:
+        """It will not call ``result()``: what it was given, or is about to be given, goes back to its old place."""
+        self._abandoned = True
+        if self._item is not _NOTHING:
+            self._send_back()
+
+    def _send_back(self) -> None:
+        try:
+            self._due.pop()
+        except IndexError:  # it was fetched, or is back already
+            return
+        if self._owner is not None:
+            self._owner._give_back(self, self._item)
+
+    def _wake(self) -> bool:
+        """False if there is nobody left to be woken."""
+        raise NotImplementedError
+
+
+class ThreadWaiter(_Sleeper):
+    """A thread, asleep on a lock of its own."""
+
+    __slots__ = ("_asleep",)
+
+    def __init__(self, owner: Waiting[Any] | None = None) -> None:
+        super().__init__(owner)
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
 
     def wait(self, timeout: float | None) -> bool:
         """Sleep until completed, or for ``timeout`` seconds; true if completed."""
         return self._asleep.acquire(True, -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
-    def result(self) -> Any:
-        """What it was completed with. Call it once, after ``wait`` returned true."""
-        if self._error is not None:
-            raise self._error
-        return self._item
+    def _wake(self) -> bool:
+        with suppress(RuntimeError):  # it is awake: this is a repetition
+            self._asleep.release()
+        return True
 
 
 class FutureWaiter(Waiter):
@@ -104,55 +155,49 @@ class FutureWaiter(Waiter):
         self.future: Future[Any] = Future()
 
     def claim(self) -> bool:
-        return self.future.set_running_or_notify_cancel()
-
-    def give(self, item: Any) -> None:
-        self.stop_timer()
-        self.future.set_result(item)
-
-    def fail(self, error: BaseException) -> None:
-        self.stop_timer()
-        self.future.set_exception(error)
-
-
-class TaskWaiter(Waiter):
-    """An asyncio task; completed from any thread through its loop."""
-
-    __slots__ = ("_loop", "_owner", "future")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, owner: Waiting[Any]) -> None:
-        super().__init__()
-        self._loop = loop
-        self._owner = owner
-        self.future: asyncio.Future[Any] = loop.create_future()
-
-    def give(self, item: Any) -> None:
-        self.stop_timer()
         try:
-            self._loop.call_soon_threadsafe(self._arrive, item)
-        except RuntimeError:  # the loop is closed and will run nothing more
-            self._owner._give_back(self, item)
+            return self.future.running() or self.future.set_running_or_notify_cancel()
+        except RuntimeError:  # its holder has completed it, which was not his to do
+            return False
 
-    def _arrive(self, item: Any) -> None:
-        if self.future.done():
-            self._owner._give_back(self, item)
-        else:
+    def give(self, item: Any) -> None:
+        self.stop_timer()
+        if not self.future.done():
             self.future.set_result(item)
 
     def fail(self, error: BaseException) -> None:
         self.stop_timer()
-        try:
-            self._loop.call_soon_threadsafe(self._refuse, error)
-        except RuntimeError:  # as above: nobody is left to be told
-            return
-
-    def _refuse(self, error: BaseException) -> None:
         if not self.future.done():
             self.future.set_exception(error)
 
 
+class TaskWaiter(_Sleeper):
+    """An asyncio task; woken from any thread through its loop."""
+
+    __slots__ = ("_loop", "future")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, owner: Waiting[Any]) -> None:
+        super().__init__(owner)
+        self._loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
+
+    def claim(self) -> bool:
+        return not self._loop.is_closed()
+
+    def _wake(self) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(self._arrive)
+        except RuntimeError:  # the loop was closed meanwhile and will run nothing more
+            return False
+        return True
+
+    def _arrive(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
 class Line:
-    """Waiters in order of arrival."""
+    """Waiters in order of arrival. An interrupt leaves each of them either in the line or with whoever removed it."""
 
     __slots__ = ("waiters",)
 
@@ -167,13 +212,25 @@ class Line:
 
     def remove(self, waiter: Waiter) -> bool:
         """Take ``waiter`` out; false if somebody has claimed it already."""
-        return self.waiters.pop(waiter, waiter) is None
+        try:
+            del self.waiters[waiter]  # a statement and not a call: no interrupt falls between it and the return
+        except KeyError:
+            return False
+        return True
+
+    def head(self) -> Waiter | None:
+        """The longest-waiting one, which stays."""
+        return next(iter(self.waiters), None)
 
     def first(self) -> Waiter | None:
         """Take out the longest-waiting one that still wants an item."""
-        while self.waiters:
-            waiter, _ = self.waiters.popitem(last=False)
-            if waiter.claim():
+        while (waiter := self.head()) is not None:
+            wanted = waiter.claim()
+            try:
+                del self.waiters[waiter]
+            except KeyError:  # it left while it was asked: a finaliser may run at any time
+                continue
+            if wanted:
                 return waiter
         return None
 
@@ -185,14 +242,31 @@ class Line:
         return gone
 
 
+def fail_all(waiters: list[Waiter], make_error: Callable[[], BaseException]) -> None:
+    """Complete each of ``waiters``, taken out of its line before, with an error of its own; the list is empty then."""
+    waiters.reverse()
+    _fail_from_the_end(waiters, make_error)
+
+
+def _fail_from_the_end(waiters: list[Waiter], make_error: Callable[[], BaseException]) -> None:
+    try:
+        while waiters:
+            waiters[-1].fail(make_error())
+            del waiters[-1]
+    except BaseException:  # an interrupt: the others must not wait for ever
+        _fail_from_the_end(waiters, make_error)
+        raise
+
+
 class Waiting(Generic[T]):
     """What a queue and a reader share: three ways to wait for an item, one line.
 
-    The subclass has the items, the lock and ``self._line``. It provides ``_take_now`` (an item without waiting, or
-    ``QueueEmpty``, or ``QueueClosed``), ``_enter``, ``_leave`` and ``_give_back``.
+    The subclass has the items, the lock, ``self._line`` and ``self._clock``. It provides ``_take_now`` (an item without
+    waiting, or ``QueueEmpty``, or ``QueueClosed``), ``_enter``, ``_leave`` and ``_give_back``.
     """
 
     _clock: Clock
+    _line: Line
 
     @abstractmethod
     def _take_now(self) -> T:
@@ -213,9 +287,11 @@ class Waiting(Generic[T]):
     def _missed(self, waiter: Waiter) -> None:
         """``waiter`` waited in vain. For counters and hooks; called with no lock held."""
 
-    def _wait(self, timeout: float | None) -> T:
+    def _wait(self, timeout: float | None, *, peeks: bool = False, waiter: ThreadWaiter | None = None) -> T:
         """Wait in line on this thread. Raises ``QueueEmpty`` after ``timeout`` seconds of real time."""
-        waiter = ThreadWaiter()
+        if waiter is None:
+            waiter = ThreadWaiter(self)
+        waiter.peeks = peeks
         waiter.entered = self._clock.monotonic()
         try:
             self._enter(waiter)
@@ -224,20 +300,17 @@ class Waiting(Generic[T]):
                     self._missed(waiter)
                     raise QueueEmpty(f"nothing arrived within {timeout} s")
                 waiter.wait(None)
-        except QueueEmpty:
+            item: T = waiter.result()
+        except BaseException:  # also an interrupt: what is on its way to this thread must not be lost
+            self._quit(waiter)
             raise
-        except BaseException:  # an interrupt: what is on its way to this thread must not be lost
-            if not self._leave(waiter) and waiter.wait(_ON_ITS_WAY):
-                self._give_back(waiter, waiter.result())
-            raise
-        item: T = waiter.result()
         return item
 
     def get_future(self, timeout: float | None = None) -> Future[T]:
         """A future of the next item; never blocks.
 
-        It fails with ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. ``cancel()`` leaves the line, and
-        no item is lost by it. Raises ``ValueError`` for a negative timeout. Thread-safe.
+        It fails with ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. ``cancel()`` leaves the
+        line, and no item is lost by it. Raises ``ValueError`` for a negative timeout. Thread-safe.
         """
         check_timeout(timeout)
         waiter = FutureWaiter()
@@ -252,15 +325,15 @@ class Waiting(Generic[T]):
         else:
             future.set_result(item)
             return future
-        future.add_done_callback(lambda done: self._quit(waiter) if done.cancelled() else None)
+        future.add_done_callback(lambda done: self._cancelled(waiter) if done.cancelled() else None)
         self._enter_until(waiter, timeout)
         return future
 
     async def aget(self, timeout: float | None = None) -> T:
         """The next item, for asyncio, from any event loop.
 
-        Raises ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. A task that is cancelled while it waits
-        loses no item: what it was about to be given goes back to its place.
+        Raises ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. A task that is cancelled while
+        it waits loses no item: what it was about to be given goes back to its place.
         """
         import asyncio  # here and not above: who does not use it must not pay for it
 
@@ -273,30 +346,42 @@ class Waiting(Generic[T]):
                 raise
         waiter = TaskWaiter(asyncio.get_running_loop(), self)
         waiter.entered = entered
-        self._enter_until(waiter, timeout)
         try:
-            item: T = await waiter.future
-        except asyncio.CancelledError:
-            future = waiter.future
-            if not self._quit(waiter) and future.done() and not future.cancelled() and future.exception() is None:
-                self._give_back(waiter, future.result())
+            self._enter_until(waiter, timeout)
+            await waiter.future
+            item: T = waiter.result()
+        except BaseException:  # cancelled, or thrown away: what is on its way to this task must not be lost
+            self._quit(waiter)
             raise
         return item
 
     def _enter_until(self, waiter: Waiter, timeout: float | None) -> None:
-        if timeout is not None:  # before it enters: whoever completes it stops its timer
-            waiter.timer = self._clock.call_later(timeout, lambda: self._time_out(waiter, timeout))
+        self._enter(waiter)
+        if timeout is None or waiter not in self._line.waiters:
+            return
         try:
-            self._enter(waiter)
+            waiter.timer = self._clock.call_later(
+                timeout,
+                lambda: self._give_up(waiter, QueueEmpty(f"nothing arrived within {timeout} s")),
+                on_lost=lambda error: self._give_up(waiter, error),
+            )
         except BaseException:
+            if self._leave(waiter):
+                raise
+        if waiter not in self._line.waiters:  # completed meanwhile, perhaps by one who did not see the timer
             waiter.stop_timer()
-            raise
 
-    def _quit(self, waiter: Waiter) -> bool:
-        waiter.stop_timer()
-        return self._leave(waiter)
-
-    def _time_out(self, waiter: Waiter, timeout: float) -> None:
+    def _give_up(self, waiter: Waiter, error: BaseException) -> None:
         if self._leave(waiter) and waiter.claim():
             self._missed(waiter)
-            waiter.fail(QueueEmpty(f"nothing arrived within {timeout} s"))
+            waiter.fail(error)
+
+    def _quit(self, waiter: _Sleeper) -> None:
+        waiter.stop_timer()
+        if not self._leave(waiter):
+            waiter.abandon()
+
+    def _cancelled(self, waiter: FutureWaiter) -> None:
+        waiter.stop_timer()
+        if self._leave(waiter):
+            waiter.claim()  # which tells those who wait for the future with concurrent.futures.wait

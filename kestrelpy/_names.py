@@ -9,7 +9,7 @@ For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
     jobs+audit.checkpoint           the reader's saved state
     jobs+audit.lock                 held by the process that owns the reader
     *.tmp                           one of the above before it is whole; removed at open (rule R8)
-    jobs.1700000000000.quarantine   bytes of damaged records, kept aside
+    jobs.1700000000000.4096.quarantine   the bytes of damaged records at that offset of that segment, kept aside
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEGMENT = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\.([0-9]{1,19})(?:\.[0-
 _CHECKPOINT = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\+([A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.checkpoint", re.ASCII)
 _OF_QUEUE = re.compile(
     r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})"
-    r"(?:\.[0-9]{1,19}(?:\.[0-9a-f]{8})?\.(?:segment|quarantine)|\.mark|\.lock|\.readers\.lock"
+    r"(?:\.[0-9]{1,19}(?:\.[0-9a-f]{8})?\.segment|\.[0-9]{1,19}\.[0-9]{1,19}\.quarantine|\.mark|\.lock|\.readers\.lock"
     r"|\+(?:[A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.(?:checkpoint|lock))(\.tmp)?",
     re.ASCII,
 )
@@ -42,8 +42,13 @@ def segment_name(queue: str, number: int) -> str:
     return f"{queue}.{number:013d}.segment"
 
 
-def quarantine_name(queue: str, number: int) -> str:
-    return f"{queue}.{number:013d}.quarantine"
+def archived_name(queue: str, number: int, queue_id: bytes) -> str:
+    """For an archive in which another queue's segment already has the plain name."""
+    return f"{queue}.{number:013d}.{queue_id[:4].hex()}.segment"
+
+
+def quarantine_name(queue: str, number: int, offset: int) -> str:
+    return f"{queue}.{number:013d}.{offset}.quarantine"
 
 
 def mark_name(queue: str) -> str:

@@ -1,0 +1,171 @@
+"""The blocking-queue face of a journaled queue: for code that was written against ``queue.Queue``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from kestrelpy._line import check_timeout
+from kestrelpy.errors import QueueClosed, QueueEmpty, QueueFull
+from kestrelpy.item import Item
+
+if TYPE_CHECKING:
+    from kestrelpy.queue import JournaledQueue
+    from kestrelpy.reader import Reader
+
+
+class JournaledBlockingQueue:
+    """A ``BlockingQueue`` over the default reader of a journaled queue; made by ``JournaledQueue.as_blocking_queue``.
+
+    A get commits at once: an item that was got and not yet worked on is not delivered again, but for the commits since the last
+    checkpoint after a crash. Values go through the queue's codec. Thread-safe.
+    """
+
+    def __init__(self, queue: JournaledQueue) -> None:
+        self._queue = queue
+        self._reader: Reader = queue.reader()
+        self._shut = False
+
+    @staticmethod
+    def _done(item: Item) -> Any:
+        item.commit()
+        return item.value
+
+    # -- putting -----------------------------------------------------------------------------------------------------
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Add at the tail; waits for room, whatever the reader's policy. Raises ``QueueFull``, ``QueueClosed``."""
+        if block:
+            check_timeout(timeout)
+        if self._shut:
+            raise QueueClosed("this queue is shut down")
+        self._queue._put_waiting(item, timeout if block else 0)
+
+    def put_nowait(self, item: Any) -> None:
+        """``put(item, block=False)``."""
+        self.put(item, False)
+
+    def put_head(self, item: Any) -> None:
+        """A journal has no head to put at: raises ``NotImplementedError``."""
+        raise NotImplementedError("a journaled queue takes items at its tail only")
+
+    async def aput(self, item: Any, timeout: float | None = None) -> None:
+        """``put`` for asyncio."""
+        import asyncio
+
+        try:
+            self._queue._put_waiting(item, 0)
+        except QueueFull:
+            await asyncio.to_thread(self.put, item, True, timeout)
+
+    # -- getting -----------------------------------------------------------------------------------------------------
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The next item, committed. Raises ``QueueEmpty``, ``QueueClosed``."""
+        if self._shut:
+            block = False
+        try:
+            return self._done(self._reader.get(block, timeout))
+        except QueueEmpty:
+            if self._shut:
+                raise QueueClosed("this queue is shut down") from None
+            raise
+
+    def get_nowait(self) -> Any:
+        """``get(block=False)``."""
+        return self.get(False)
+
+    def get_if(self, predicate: Callable[[Any], object]) -> Any:
+        """Not offered by a journaled queue: raises ``NotImplementedError``."""
+        raise NotImplementedError("a journaled queue has no conditional get")
+
+    def get_future(self, timeout: float | None = None) -> Future[Any]:
+        """A future of the next item, committed when it is delivered. ``cancel()`` loses no item."""
+        inner = self._reader.get_future(timeout)
+        outer: Future[Any] = Future()
+
+        def arrive(done: Future[Item]) -> None:
+            if done.cancelled():
+                outer.cancel()
+                return
+            error = done.exception()
+            if not outer.set_running_or_notify_cancel():
+                if error is None:
+                    self._reader._unget(done.result())
+            elif error is not None:
+                outer.set_exception(error)
+            else:
+                outer.set_result(self._done(done.result()))
+
+        outer.add_done_callback(lambda done: inner.cancel() if done.cancelled() else None)
+        inner.add_done_callback(arrive)
+        return outer
+
+    async def aget(self, timeout: float | None = None) -> Any:
+        """``get`` for asyncio, from any event loop; a cancelled one loses no item."""
+        if self._shut:
+            return self.get(False)
+        return self._done(await self._reader.aget(timeout))
+
+    def peek(self) -> Any:
+        """The next item, not removed. Raises ``QueueEmpty``."""
+        return self._reader.peek().value
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def flush(self) -> int:
+        """Drop what is queued; returns how many items. Waiters stay."""
+        return self._reader.flush()
+
+    def evict_waiters(self) -> int:
+        """Every waiter gets ``QueueEmpty`` now; returns how many there were."""
+        return self._reader.evict_waiters()
+
+    def qsize(self) -> int:
+        """How many items are unread."""
+        return self._reader.items - self._reader.open_items
+
+    def __len__(self) -> int:
+        return self.qsize()
+
+    def empty(self) -> bool:
+        """Whether nothing is unread."""
+        return self.qsize() == 0
+
+    def full(self) -> bool:
+        """Whether a put would have to wait."""
+        return 0 < self.maxsize <= self._reader.items
+
+    @property
+    def maxsize(self) -> int:
+        """The reader's ``max_items``; 0 if it has none."""
+        return self._reader.config.max_items or 0
+
+    @property
+    def waiter_count(self) -> int:
+        """How many consumers wait in line."""
+        return self._reader.waiter_count
+
+    @property
+    def dropped_count(self) -> int:
+        """How many items were dropped to keep the limits."""
+        return self._reader.stats().discarded
+
+    def shutdown(self, immediate: bool = False) -> None:
+        """Refuse puts from now on; gets go on until the queue is empty, or with ``immediate`` end at once.
+
+        Unlike a queue in memory, nothing is dropped: what is left is in the journal. Idempotent.
+        """
+        self._shut = True
+        if immediate:
+            self._queue.close()
+        else:
+            self._reader._dismiss(QueueClosed("this queue is shut down"))
+
+    def close(self) -> None:
+        """``shutdown(immediate=True)``: closes the journaled queue. Idempotent."""
+        self.shutdown(immediate=True)
+
+    def __repr__(self) -> str:
+        return f"<JournaledBlockingQueue {self._queue.name}: {self.qsize()} items, {self.waiter_count} waiters>"

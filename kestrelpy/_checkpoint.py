@@ -1,0 +1,106 @@
+"""A reader's saved state: one small file, and the queue's mark, which has the same form.
+
+Rules:
+1. States are appended; the last whole one counts. Nothing that was durable is ever overwritten in place.
+2. When a file has grown, or is not known to be whole, it is replaced: temporary file, sync, rename, directory sync (R3).
+3. A state that names an id is saved only after the journal is synced up to it (R4): the caller sees to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from kestrelpy import _format as fmt
+from kestrelpy._disk import Directory
+from kestrelpy._names import temporary_name
+from kestrelpy.errors import UnsupportedFormat
+
+REPLACE_BYTES = 64 << 10
+"""A file larger than this is replaced, unless its last state alone is a quarter of it or more."""
+
+
+def replace_file(directory: Directory, name: str, data: bytes) -> None:
+    """Make ``name`` hold ``data``, atomically; durable when this returns. Raises ``OSError`` with the old file in place."""
+    temporary = temporary_name(name)
+    with contextlib.suppress(FileNotFoundError):
+        directory.unlink(temporary)
+    file = directory.create(temporary)
+    try:
+        file.write(0, data)
+        file.sync()
+    finally:
+        file.close()
+    directory.rename(temporary, name)
+    directory.sync()
+
+
+def load_checkpoint(directory: Directory, name: str, *, sync: bool = False) -> tuple[fmt.Checkpoint | None, bool]:
+    """The last whole state in the file, and whether the file is there.
+
+    With ``sync``, what is returned is durable: for deciding what may be retired. Raises ``OSError`` and ``UnsupportedFormat``.
+    """
+    try:
+        file = directory.open(name)
+    except FileNotFoundError:
+        return None, False
+    try:
+        data = file.read(0, file.size())
+        if sync:
+            file.sync()
+    finally:
+        file.close()
+    version = fmt.checkpoint_version(data)
+    if version is None:
+        return None, True
+    if version > fmt.FORMAT_VERSION:
+        raise UnsupportedFormat(f"{directory.path}/{name}", version, fmt.FORMAT_VERSION)
+    return fmt.decode_checkpoints(data)[0], True
+
+
+class CheckpointFile:
+    """The checkpoint file of one owner, for saving.
+
+    NOTE ON LOCKING: none of its own; its owner saves one state at a time.
+    """
+
+    def __init__(self, directory: Directory, name: str) -> None:
+        self._directory = directory
+        self.name = name
+        self._size = 0  # 0: not written by us yet, so the first save replaces it
+        self.durable: fmt.Checkpoint | None = None
+        """The last state known to be on disk."""
+
+    def save(self, state: fmt.Checkpoint, *, durable: bool) -> None:
+        """Save ``state``; it survives the process at once, and a power cut too if ``durable``.
+
+        Raises ``OSError``; then the last state that was saved counts, and the next save begins a new file.
+        """
+        data = fmt.encode_checkpoint(state)
+        size = self._size
+        self._size = 0
+        if size == 0 or size + len(data) > max(REPLACE_BYTES, 4 * len(data)):
+            replace_file(self._directory, self.name, fmt.checkpoint_prefix() + data)
+            self._size = fmt.CHECKPOINT_PREFIX_BYTES + len(data)
+            self.durable = state
+            return
+        file = self._directory.open(self.name, write=True)
+        try:
+            file.write(size, data)
+            if durable:
+                file.sync()
+        finally:
+            file.close()
+        self._size = size + len(data)
+        if durable:
+            self.durable = state
+
+    def rename(self, name: str) -> None:
+        """Give the file another name, durably: the default reader's place taken over by the first named one."""
+        self._directory.rename(self.name, name)
+        self._directory.sync()
+        self.name = name
+
+    def forget(self) -> None:
+        """The file is gone: the next save makes a new one."""
+        self._size = 0
+        self.durable = None

@@ -1,0 +1,293 @@
+"""A reader in another process than the writer: it reads segments and writes its own checkpoint, nothing else.
+
+Rules:
+1. What is seen ends at the first frame that is not whole: the writer may be in the middle of it, or may have died there. A footer
+   says which, in time.
+2. Nobody wakes this process: while somebody waits in line, the files are looked at again, soon at first and then more seldom.
+
+NOTE ON LOCKING: ``_looking`` guards the view while it follows the writer; a reader's lock may be held when it is asked for, and
+nothing is asked for while it is held.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+from kestrelpy import _format as fmt
+from kestrelpy._disk import Directory, File
+from kestrelpy._format import Checkpoint
+from kestrelpy._lifetime import forget, remember
+from kestrelpy._names import parse_segment
+from kestrelpy._readership import Readership
+from kestrelpy._recovery import MARK_EVERY
+from kestrelpy._segment import Place, Segment, iterate_frames, load_segment, read_footer, read_header
+from kestrelpy._view import Block, JournalView
+from kestrelpy.clock import Clock
+from kestrelpy.config import FullPolicy
+from kestrelpy.errors import ForkedQueue, KestrelError, QueueClosed
+from kestrelpy.reader import Reader, Take
+
+_log = logging.getLogger("kestrelpy")
+
+FIRST_POLL = 0.0005
+CHECKPOINT_INTERVAL = 1.0
+
+
+class FollowingView(JournalView):
+    """The journal as another process writes it. ``follow`` brings it up to date."""
+
+    def __init__(self, directory: Directory, queue: str) -> None:
+        super().__init__(directory, queue)
+        self._file: File | None = None
+        self._at = (0, 0)
+        self.queue_id = bytes(16)
+        self.durable_id = 0
+
+    @property
+    def tail_id(self) -> int:
+        return self._at[0]
+
+    @property
+    def total_bytes(self) -> int:
+        return self._at[1]
+
+    def follow(self) -> None:
+        """See what the writer has done since. Raises ``OSError``, ``UnsupportedFormat``."""
+        while True:
+            last = self.segments[-1] if self.segments else None
+            if last is not None and not last.closed and not self._follow_active(last):
+                return
+            if not self._take_following(last):
+                return
+
+    def _follow_active(self, segment: Segment) -> bool:
+        """Read on in the last segment; true if it turns out to be closed."""
+        file = self._file
+        assert file is not None
+        if not file.read(segment.records_end, fmt.FRAME_BYTES).strip(b"\0"):
+            return False
+        for offset, frame in iterate_frames(file, segment.header.marker, segment.records_end, file.size()):
+            if frame.footer is not None or frame.first_id != segment.last_id + 1:
+                break
+            if not segment.marks or offset - segment.marks[-1][1] >= MARK_EVERY:
+                segment.marks.append((frame.first_id, offset))
+            segment.data_bytes += sum(len(entry[0]) for entry in frame.entries)
+            segment.records_end = offset + frame.size
+            segment.last_id = frame.last_id
+        footer = read_footer(file, segment.header)
+        if footer is not None:
+            segment.apply(footer)
+        self._at = (segment.last_id, segment.header.base_bytes + segment.data_bytes)
+        if footer is not None:
+            file.close()
+            self._file = None
+            self.durable_id = segment.last_id
+        return footer is not None
+
+    def _take_following(self, last: Segment | None) -> bool:
+        """Add the next segment, if there is one."""
+        number = last.number if last is not None else -1
+        later = sorted(
+            (found, name)
+            for name in self._directory.names()
+            if (found := parse_segment(name, self._queue)) is not None and found > number
+        )
+        for _, name in later:
+            try:
+                file = self._directory.open(name)
+            except FileNotFoundError:
+                continue  # retired in this moment
+            header = read_header(file, f"{self._directory.path}/{name}")
+            if header is None:  # being made in this moment
+                file.close()
+                return False
+            segment = load_segment(file, self._queue, header)
+            self._file = file
+            if segment.closed:
+                file.close()
+                self._file = None
+            self.queue_id = header.queue_id
+            self.durable_id = segment.last_id if segment.closed else header.previous_last_id
+            self.segments = (*self.segments, segment)
+            self._at = (segment.last_id, header.base_bytes + segment.data_bytes)
+            self.missing = header.first_id - 1 - header.base_items
+            return True
+        return False
+
+    def make_durable(self, item_id: int) -> None:
+        """Sync the writer's file from here (R4): a checkpoint must not name what a power cut may take."""
+        if item_id > self.durable_id and self._file is not None:
+            tail_id = self.tail_id
+            self._file.sync()
+            self.durable_id = max(self.durable_id, tail_id)
+
+    def forget_through(self, head: int) -> None:
+        """Segments that this reader is past may be gone."""
+        keep = [segment for segment in self.segments[:-1] if segment.last_id > head]
+        self.segments = (*keep, *self.segments[-1:])
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class Outside:
+    """The ``Source`` of a reader in another process."""
+
+    def __init__(
+        self, directory: Directory, queue: str, clock: Clock, poll_interval: float, readership: Readership
+    ) -> None:
+        self.name = queue
+        self.clock = clock
+        self.waiting: dict[Reader, None] = {}
+        self._directory = directory
+        self._poll_interval = poll_interval
+        self._readership = readership
+        self._view = FollowingView(directory, queue)
+        self._looking = threading.Lock()
+        self._polling = False
+        self._maintenance_armed = False
+        self._reader: Reader | None = None
+        self._pid = os.getpid()
+        with self._looking:
+            self._view.follow()
+        remember(self)
+
+    @property
+    def visible_id(self) -> int:
+        """The last whole item there is, looked up anew."""
+        with self._looking:
+            self._view.follow()
+        return self._view.tail_id
+
+    @property
+    def missing(self) -> int:
+        return self._view.missing
+
+    @property
+    def visible_bytes(self) -> int:
+        return self._view.total_bytes
+
+    @property
+    def first_id(self) -> int:
+        return self._view.first_id
+
+    @property
+    def queue_id(self) -> bytes:
+        return self._view.queue_id
+
+    @property
+    def durable_id(self) -> int:
+        return self._view.durable_id
+
+    def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, Place] | None) -> Block:
+        return self._view.read(item_id, last_id, max_bytes, hint)
+
+    def before(self, item_id: int) -> tuple[int, int]:
+        return self._view.before(item_id)
+
+    def find_time(self, time_ms: int, last_id: int) -> int:
+        return self._view.find_time(time_ms, last_id)
+
+    def hint(self, item_id: int) -> tuple[int, Place]:
+        return self._view.hint(item_id)
+
+    def window(self, reader: Reader) -> Take | None:  # noqa: ARG002 - there is none to share
+        return None
+
+    def attach(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def detach(self, reader: Reader) -> None:
+        """Nothing is shared."""
+
+    def decode(self, data: bytes) -> Any:
+        return data
+
+    def make_durable(self, item_id: int) -> None:
+        with self._looking:
+            self._view.make_durable(item_id)
+
+    def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
+        self._readership.save(reader, state, durable)
+        with self._looking:
+            self._view.forget_through(state.head)
+
+    # -- looking again -----------------------------------------------------------------------------------------------
+
+    def polls(self, reader: Reader) -> None:
+        self._reader = reader
+        if not self._polling:
+            self._polling = True
+            self._poll_in(FIRST_POLL)
+
+    def _poll_in(self, seconds: float) -> None:
+        self.clock.call_later(seconds, lambda: self._poll(seconds), on_lost=self._lost)
+
+    def _poll(self, waited: float) -> None:
+        reader = self._reader
+        if reader is None or reader._broken is not None or not reader._line:
+            self._polling = False
+            if reader is not None and reader._line:  # somebody came in between
+                self.polls(reader)
+            return
+        before = self._view.tail_id
+        reader._hand_off()
+        moved = self._view.tail_id != before
+        self._poll_in(FIRST_POLL if moved else min(waited * 2, self._poll_interval))
+
+    def _lost(self, cause: BaseException) -> None:
+        if self._reader is not None:
+            self._reader._break(KestrelError(f"the maintenance thread died: {cause!r}"))
+
+    def moved(self, reader: Reader) -> None:
+        self._reader = reader
+        if not self._maintenance_armed:
+            self._maintenance_armed = True
+            self.clock.call_later(CHECKPOINT_INTERVAL, self._maintain, on_lost=self._lost)
+
+    def _maintain(self) -> None:
+        self._maintenance_armed = False
+        reader = self._reader
+        if reader is None or reader._broken is not None:
+            return
+        reader._quiet = False
+        if reader.config.full_policy is FullPolicy.DROP_OLDEST:
+            reader._drop_oldest()
+        if reader._unsaved:
+            try:
+                reader.checkpoint(durable=True)
+            except (OSError, QueueClosed):
+                _log.warning("a checkpoint of %s failed and will be tried again", reader.full_name, exc_info=True)
+                self.moved(reader)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def closed_reader(self, reader: Reader) -> None:
+        """The reader has closed, and with it all that was opened for it."""
+        forget(self)
+        self._readership.closed(reader)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with self._looking:
+            self._view.close()
+        self._directory.close()
+
+    def close(self) -> None:
+        """At the end of the interpreter, or when the reader could not be made."""
+        forget(self)
+        if self._reader is not None:
+            self._reader.close()
+        else:
+            self._let_go()
+
+    def _abandon(self) -> None:
+        self._readership.abandon(ForkedQueue(self._pid))
+        self._looking = threading.Lock()
+        self._view.close()
+        self._directory.close()

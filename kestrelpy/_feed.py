@@ -1,0 +1,203 @@
+"""The feed: what the readers of a queue see of it in the process that writes it.
+
+Journal, shared window, and the line between what is written and what may be seen.
+
+NOTE ON LOCKING: ``lock`` is the queue's (Q in docs/locking.md). It guards ``attached``, ``pending`` and the opening of the window.
+``visible_id`` is stored after everything it stands for is in place, and read without a lock. A method that takes a reader's lock as
+well says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kestrelpy._format import Checkpoint, Entry
+from kestrelpy._journal import Journal
+from kestrelpy._segment import ITEM_COST, Place
+from kestrelpy._view import Block
+from kestrelpy._window import Window
+from kestrelpy.clock import Clock
+from kestrelpy.config import Codec
+from kestrelpy.reader import BLOCK_BYTES, Reader, Take
+
+
+class Feed:
+    """The ``Source`` of a queue's own readers."""
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        journal: Journal,
+        codec: Codec | None,
+        *,
+        make_durable: Callable[[int], None],
+        save: Callable[[Reader, Checkpoint, bool], None],
+        moved: Callable[[Reader | None], None],
+        closed_reader: Callable[[Reader], None],
+    ) -> None:
+        self.name = name
+        self.clock = clock
+        self.lock = threading.Lock()
+        self.journal = journal
+        self.shared = Window()
+        self.visible_id = journal.tail_id
+        self.waiting: dict[Reader, None] = {}
+        self.attached: dict[Reader, None] = {}  # guarded by self.lock: who shares the window
+        self.pending: list[tuple[int, Entry]] = []  # guarded by self.lock: written, not durable, not to be seen yet
+        self._pending_bytes = 0
+        self._codec = codec
+        self._make_durable = make_durable
+        self._save = save
+        self._moved = moved
+        self._closed_reader = closed_reader
+
+    @property
+    def missing(self) -> int:
+        return self.journal.missing
+
+    @property
+    def visible_bytes(self) -> int:
+        return self.journal.total_bytes - self._pending_bytes
+
+    @property
+    def first_id(self) -> int:
+        return self.journal.first_id
+
+    @property
+    def queue_id(self) -> bytes:
+        return self.journal.queue_id
+
+    @property
+    def durable_id(self) -> int:
+        return self.journal.durable_id
+
+    def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, Place] | None) -> Block:
+        return self.journal.read(item_id, last_id, max_bytes, hint)
+
+    def before(self, item_id: int) -> tuple[int, int]:
+        return self.journal.before(item_id)
+
+    def find_time(self, time_ms: int, last_id: int) -> int:
+        return self.journal.find_time(time_ms, last_id)
+
+    def hint(self, item_id: int) -> tuple[int, Place]:
+        return self.journal.hint(item_id)
+
+    def decode(self, data: bytes) -> Any:
+        return data if self._codec is None else self._codec.decode(data)
+
+    def make_durable(self, item_id: int) -> None:
+        self._make_durable(item_id)
+
+    def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
+        self._save(reader, state, durable)
+
+    def moved(self, reader: Reader) -> None:
+        self._moved(reader)
+
+    def closed_reader(self, reader: Reader) -> None:
+        self._closed_reader(reader)
+
+    def polls(self, reader: Reader) -> None:
+        """Nothing to do: producers of this process wake the line."""
+
+    # -- the window --------------------------------------------------------------------------------------------------
+
+    def window(self, reader: Reader) -> Take | None:
+        entries = self.shared.entries
+        if reader in self.attached and reader._progress.next_id in entries:
+            return self._take()
+        return None
+
+    def _take(self) -> Take:
+        """One reader alone takes items out; several leave them for each other, and ``trim`` clears up."""
+        entries = self.shared.entries
+        return entries.pop if len(self.attached) == 1 else entries.get
+
+    def attach(self, reader: Reader) -> None:
+        """Takes both locks. If the reader is not more than one block behind, what it lacks is read while nothing can be put."""
+        with self.lock:
+            with reader._lock:
+                if reader._broken is not None or not self._catch_up_locked(reader):
+                    return
+                if not self.shared.is_open:
+                    self.attached.clear()
+                    self.shared.restart()
+                self.attached[reader] = None
+            self._resize_locked()
+            self._share_out_locked()
+
+    def _catch_up_locked(self, reader: Reader) -> bool:
+        ahead = reader._ahead
+        held_id = max(ahead, default=reader._progress.next_id - 1)
+        if held_id < self.visible_id:
+            if reader in self.attached and self.shared.is_open and held_id + 1 in self.shared.entries:
+                return True
+            block = self.journal.read(held_id + 1, self.visible_id, BLOCK_BYTES, reader._hint)
+            if block.next_id <= self.visible_id or len(block.entries) != self.visible_id - held_id:
+                return False  # too far behind, or with gaps: it goes on reading by itself
+            ahead.update(block.entries)
+            reader._hint = (block.number, block.place)
+        return True
+
+    def detach(self, reader: Reader) -> None:
+        """The reader is closed. Takes the queue's lock, and the others'."""
+        with self.lock:
+            if self.attached.pop(reader, reader) is None:
+                if not self.attached:
+                    self.shared.close()
+                    self.shared.entries.clear()
+                self._resize_locked()
+                self._share_out_locked()
+
+    def _resize_locked(self) -> None:
+        self.shared.resize(max((reader.config.memory_bytes for reader in self.attached), default=0))
+
+    def _share_out_locked(self) -> None:
+        """How readers take from the window depends on how many they are."""
+        take = self._take()
+        for reader in self.attached:
+            with reader._lock:
+                reader._take = reader._ahead.pop if reader._ahead else take
+
+    def trim_locked(self) -> None:
+        """The window has run out of room."""
+        self.shared.trim(reader._progress.next_id for reader in self.attached)
+
+    # -- items -------------------------------------------------------------------------------------------------------
+
+    def show_locked(self, first_id: int, entries: list[Entry]) -> None:
+        """Let readers see these items, which follow the last visible one."""
+        window = self.shared
+        if window.is_open:
+            cost = 0
+            for item_id, entry in enumerate(entries, first_id):
+                window.entries[item_id] = entry
+                cost += len(entry[0]) + ITEM_COST
+            window.left -= cost
+            if window.left < 0:
+                self.trim_locked()
+        self.visible_id = first_id + len(entries) - 1
+
+    def hold_locked(self, first_id: int, entries: list[Entry]) -> None:
+        """These items are written but must not be seen before they are durable (``sync="always"``)."""
+        self.pending.extend(enumerate(entries, first_id))
+        self._pending_bytes += sum(len(entry[0]) for entry in entries)
+
+    def show_durable_locked(self, durable_id: int) -> None:
+        """Let readers see what was held up to ``durable_id``."""
+        count = 0
+        while count < len(self.pending) and self.pending[count][0] <= durable_id:
+            count += 1
+        if count:
+            shown, self.pending = self.pending[:count], self.pending[count:]
+            self._pending_bytes -= sum(len(entry[0]) for _, entry in shown)
+            self.show_locked(shown[0][0], [entry for _, entry in shown])
+
+    def wake(self) -> None:
+        """Serve whoever waits. Called with no lock held, after every put."""
+        for reader in list(self.waiting):
+            reader._hand_off()

@@ -1,0 +1,117 @@
+"""A queue's place in a folder: its locks, its readers' checkpoints, what is left over, what may be retired.
+
+Used by the process that writes the queue and by those that read it from outside; neither knows the other but through these files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from kestrelpy import _names
+from kestrelpy._checkpoint import load_checkpoint
+from kestrelpy._disk import Directory, Lock
+from kestrelpy._format import Checkpoint
+from kestrelpy.errors import InvalidName, QueueLocked
+
+_log = logging.getLogger("kestrelpy")
+
+
+class Home:
+    """The files of one queue in one directory."""
+
+    def __init__(self, directory: Directory, queue: str) -> None:
+        self.directory = directory
+        self.queue = queue
+
+    def lock(self) -> Lock:
+        """Lock the queue for writing. Raises ``QueueLocked``, ``InvalidName`` for a name that differs only in case (R23)."""
+        name = _names.lock_name(self.queue)
+        lock = self.directory.lock(name)
+        if name not in self.directory.names():
+            lock.release()
+            raise InvalidName(self.queue, "another queue here has this name but for upper and lower case")
+        return lock
+
+    def remove_leftovers(self) -> None:
+        """Remove temporary files of this queue, by exact pattern (R8). Under the queue's lock."""
+        for name in self.directory.names():
+            owner = _names.parse_owner(name)
+            if owner == (self.queue, True):
+                self.directory.unlink(name)
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Held while readers are made or dropped and while segments are retired, by whichever process."""
+        lock = self.directory.lock(_names.readers_lock_name(self.queue), wait=True)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    # -- readers -----------------------------------------------------------------------------------------------------
+
+    def reader_names(self) -> set[str]:
+        """The readers that have a place, by their checkpoints; the default reader's name is empty."""
+        names = (_names.parse_checkpoint(name, self.queue) for name in self.directory.names())
+        return {name for name in names if name is not None}
+
+    def lock_reader(self, reader: str) -> tuple[Lock, bool]:
+        """Own a reader; and whether it was owned before, ever. Raises ``QueueLocked``."""
+        name = _names.reader_lock_name(self.queue, reader)
+        known = name in self.directory.names()
+        return self.directory.lock(name), known
+
+    def is_owned(self, reader: str) -> bool:
+        """Whether somebody has the reader open."""
+        try:
+            lock, _ = self.lock_reader(reader)
+        except QueueLocked:
+            return True
+        lock.release()
+        return False
+
+    def load(self, reader: str, queue_id: bytes) -> Checkpoint | None:
+        """A reader's saved state; ``None`` if it is missing, damaged or of another queue: never a reason to skip."""
+        name = _names.checkpoint_name(self.queue, reader)
+        state, exists = load_checkpoint(self.directory, name)
+        if state is not None and state.queue_id == queue_id and state.reader == reader:
+            return state
+        if state is not None and state.queue_id == queue_id and not state.reader:
+            return state  # the default reader's, renamed for the first named one
+        if exists:
+            _log.warning("checkpoint %s is damaged: its reader starts at the earliest item kept", name)
+        return None
+
+    def load_all(self) -> list[Checkpoint]:
+        """The mark and every reader's state, those that are whole: what recovery goes by."""
+        names = [_names.mark_name(self.queue)]
+        names += [_names.checkpoint_name(self.queue, reader) for reader in sorted(self.reader_names())]
+        states = (load_checkpoint(self.directory, name)[0] for name in names)
+        return [state for state in states if state is not None]
+
+    def drop(self, reader: str) -> None:
+        """Forget a reader's place, durably. Its lock file goes too, while it is held: a lock that is waited for is compared with the
+        path after it is had (R25)."""
+        for name in (_names.checkpoint_name(self.queue, reader), _names.reader_lock_name(self.queue, reader)):
+            with contextlib.suppress(FileNotFoundError):
+                self.directory.unlink(name)
+        self.directory.sync()
+
+    def lowest_head_elsewhere(self, own: set[str]) -> int | None:
+        """The lowest durable head of the readers that are not open here; ``None`` if there are none. Under ``guard``."""
+        lowest: int | None = None
+        for reader in self.reader_names() - own:
+            state, _ = load_checkpoint(self.directory, _names.checkpoint_name(self.queue, reader), sync=True)
+            head = 0 if state is None else state.head
+            lowest = head if lowest is None else min(lowest, head)
+        return lowest
+
+    def erase(self) -> None:
+        """Delete every file of this queue and no other; the locks last."""
+        mine = [name for name in self.directory.names() if (_names.parse_owner(name) or ("", False))[0] == self.queue]
+        for name in sorted(mine, key=lambda name: name.endswith(".lock")):
+            with contextlib.suppress(FileNotFoundError):
+                self.directory.unlink(name)
+        self.directory.sync()

@@ -1,0 +1,381 @@
+"""The journal: all segments of a queue, in order. It appends, rotates and retires (it reads by ``_view``); it knows no readers.
+
+Rules:
+1. A single-threaded state machine over the disk interface: no lock, no thread, no clock. What may be called beside an append is said
+   at each method; everything else is for the writer alone.
+2. A record is built before the file is touched (R14); memory changes after the bytes are in place, by one store of ``_at``, and what
+   an exception leaves behind is undone before the next append (R12, R13).
+3. The old segment is synced and closed before the next one takes a record (R7).
+4. A sync that failed ends it: ``refuse`` makes every later append raise (R9).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from zlib import crc32
+
+from kestrelpy import _format as fmt
+from kestrelpy._disk import Buffer, Directory, File
+from kestrelpy._format import FRAME_BYTES, pack_crc, pack_frame
+from kestrelpy._names import archived_name, segment_name
+from kestrelpy._recovery import MARK_EVERY, Recovered
+from kestrelpy._segment import FIRST_GROWTH, Segment, close_segment, create_segment, read_header
+from kestrelpy._view import JournalView
+from kestrelpy.errors import DurabilityUnknown, QueueDiskFull
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MAX_BATCH_BYTES = 1 << 31
+
+
+class Journal(JournalView):
+    """The segments of one queue, open for appending.
+
+    ``exclusive`` is held around what must not run beside a sync of the active file. ``pressure`` is called when so much was
+    written since the last sync that a rotation would have to wait for it.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        queue: str,
+        found: Recovered,
+        *,
+        segment_bytes: int,
+        randomness: Callable[[int], bytes],
+        archive: Directory | None = None,
+        quarantine: bool = False,
+        exclusive: AbstractContextManager[object] | None = None,
+        pressure: Callable[[], object] = lambda: None,
+    ) -> None:
+        super().__init__(directory, queue, quarantine=quarantine)
+        self._queue_id = found.queue_id or randomness(16)
+        self._segment_bytes = segment_bytes
+        self._randomness = randomness
+        self._archive = archive
+        self._exclusive = exclusive or nullcontext()
+        self._pressure = pressure
+        self._last_number = found.last_number
+        self.segments = tuple(found.segments)
+        last = self.segments[-1] if self.segments else None
+        self._base_items = last.header.base_items + last.items if last else 0
+        base_bytes = last.header.base_bytes + last.data_bytes if last else 0
+        self._at = (0, found.tail_id, base_bytes)
+        """Where the last frame ends, the last id given out, the bytes of all items ever put: one store changes all three."""
+        self.missing = found.tail_id - self._base_items
+        """How many ids up to the tail were given out and lost, or passed over: what is there is ``tail_id - missing``."""
+        self.durable_id = found.tail_id
+        self.quarantined = found.quarantined
+        self.archived_count = 0
+        self._file: File | None = None
+        self._segment: Segment | None = None
+        self._buffer: Buffer | None = None
+        self._room = 0  # frames may end up to here; the footer's room is behind it
+        self._limit = 0
+        self._marker = 0
+        self._pressed_at = 0
+        self._last_ms = 0
+        self._unsettled = False
+        self._refusal: Exception | None = None
+
+    # -- figures -----------------------------------------------------------------------------------------------------
+
+    @property
+    def queue_id(self) -> bytes:
+        return self._queue_id
+
+    @property
+    def tail_id(self) -> int:
+        """The last id given out. May be read at any time."""
+        return self._at[1]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all items ever put. May be read at any time."""
+        return self._at[2]
+
+    @property
+    def journal_bytes(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    def append(self, data: bytes, added_ms: int) -> int:
+        """Store one item; its id. In the kernel when this returns: the death of the process does not lose it.
+
+        Raises ``QueueDiskFull`` or another ``OSError`` with nothing stored, ``DurabilityUnknown`` if a rotation's sync failed. The hot
+        path of the library: ``fmt.encode_item``, written out.
+        """
+        offset, tail_id, total_bytes = self._at
+        size = len(data)
+        end = offset + FRAME_BYTES + size
+        if end > self._room or self._unsettled:
+            self._make_room(FRAME_BYTES + size, added_ms)
+            offset = self._at[0]
+            end = offset + FRAME_BYTES + size
+        if added_ms != self._last_ms:
+            self._note_time(added_ms)
+        tail_id += 1
+        frame = pack_frame(size, tail_id, added_ms, tail_id - self.durable_id, self._marker) + data
+        try:
+            self._buffer[offset:end] = pack_crc(crc32(frame)) + frame  # type: ignore[index]  # room means a buffer
+            self._at = (end, tail_id, total_bytes + size)
+        except BaseException:
+            self._unsettled = True
+            raise
+        return tail_id
+
+    def append_frame(self, items: Sequence[bytes], added_ms: int, expires_ms: int | None) -> range:
+        """Store one item that expires, or a batch as one frame; their ids. Guarantees and errors as ``append``."""
+        single = len(items) == 1
+        bound = FRAME_BYTES + 8 + len(items[0]) if single else fmt.batch_bytes(items, len(items))
+        if self._at[0] + bound > self._room or self._unsettled:
+            self._make_room(bound, added_ms)
+        if added_ms != self._last_ms:
+            self._note_time(added_ms)
+        offset, tail_id, total_bytes = self._at
+        first_id = tail_id + 1
+        if single:
+            frame = fmt.encode_item(first_id, items[0], added_ms, expires_ms, self.durable_id, self._marker)
+        else:
+            frame = fmt.encode_batch(first_id, items, added_ms, expires_ms, self.durable_id, self._marker)
+        end = offset + len(frame)
+        try:
+            self._buffer[offset:end] = frame  # type: ignore[index]  # room means a buffer
+            self._at = (end, tail_id + len(items), total_bytes + sum(map(len, items)))
+        except BaseException:
+            self._unsettled = True
+            raise
+        return range(first_id, first_id + len(items))
+
+    def _note_time(self, added_ms: int) -> None:
+        segment = self._segment
+        if segment is not None:
+            segment.min_added_ms = min(segment.min_added_ms or added_ms, added_ms)
+            segment.max_added_ms = max(segment.max_added_ms, added_ms)
+        self._last_ms = added_ms
+
+    def _make_room(self, frame_bytes: int, added_ms: int) -> None:
+        """See to it that ``frame_bytes`` fit behind the last frame: settle, grow, or rotate."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self._unsettled:
+            self._settle()
+        if self._file is not None and self._at[0] + frame_bytes + fmt.FOOTER_BYTES > self._limit:
+            self.rotate()
+        if self._file is None:
+            self._begin(frame_bytes, added_ms)
+        elif self._at[0] + frame_bytes > self._room:
+            self._grow(self._file, self._at[0] + frame_bytes + fmt.FOOTER_BYTES)
+
+    def _settle(self) -> None:
+        """Zero what an interrupted append left behind the last frame."""
+        if self._file is not None and self._buffer is not None:
+            offset = self._at[0]
+            left = self._file.read(offset, self._room + fmt.FOOTER_BYTES - offset).rstrip(b"\0")
+            if left:
+                self._buffer[offset : offset + len(left)] = bytes(len(left))
+        self._unsettled = False
+
+    def _grow(self, file: File, needed: int) -> None:
+        segment = self._segment
+        assert segment is not None
+        step = min(max(segment.size, FIRST_GROWTH), MARK_EVERY)
+        try:
+            self._take_buffer(file, max(needed, min(segment.size + step, self._limit)))
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            with self._no_room():
+                self._take_buffer(file, needed)
+        segment.marks.append((self._at[1] + 1, self._at[0]))
+        if self._at[0] - self._pressed_at >= 4 * MARK_EVERY:
+            self._pressed_at = self._at[0]
+            self._pressure()
+
+    def _take_buffer(self, file: File, size: int) -> None:
+        assert self._segment is not None
+        self._buffer = file.grow(size)
+        self._room = size - fmt.FOOTER_BYTES
+        self._segment.size = size
+
+    @contextlib.contextmanager
+    def _no_room(self):  # type: ignore[no-untyped-def]  # Iterator[None] would need an import for one word
+        try:
+            yield
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise QueueDiskFull(self._directory.path) from error
+            raise
+
+    def _begin(self, frame_bytes: int, added_ms: int) -> None:
+        """Start the next segment (R1, R34)."""
+        _, tail_id, total_bytes = self._at
+        number = self._last_number = max(added_ms, self._last_number + 1)
+        before = self.segments[-1] if self.segments else None
+        header = fmt.SegmentHeader(
+            marker=int.from_bytes(self._randomness(4), "little") | 1 << 31,
+            queue_id=self._queue_id,
+            number=number,
+            first_id=tail_id + 1,
+            base_items=self._base_items,
+            base_bytes=total_bytes,
+            previous_number=before.number if before else 0,
+            previous_last_id=before.last_id if before else 0,
+            previous_end=before.records_end if before else 0,
+        )
+        needed = fmt.HEADER_BYTES + frame_bytes + fmt.FOOTER_BYTES
+        limit = max(self._segment_bytes, needed)
+        size = max(needed, min(FIRST_GROWTH, limit))
+        name = segment_name(self._queue, number)
+        segment = Segment(name, header, tail_id, 0, fmt.HEADER_BYTES, size=size)
+        with self._no_room():
+            file, buffer = create_segment(self._directory, name, header, size)
+        self._file, self._buffer, self._segment = file, buffer, segment
+        self._limit, self._marker = limit, header.marker
+        self._room = size - fmt.FOOTER_BYTES
+        self._pressed_at = self._last_ms = 0
+        self.segments = (*self.segments, segment)
+        self._at = (fmt.HEADER_BYTES, tail_id, total_bytes)
+
+    def rotate(self) -> None:
+        """Close the active segment: synced and with its footer when this returns. The next append begins another.
+
+        Raises ``DurabilityUnknown``; then the journal refuses everything from then on.
+        """
+        file, segment = self._file, self._segment
+        if file is None or segment is None:
+            return
+        if self._unsettled:
+            self._settle()
+        end, tail_id, total_bytes = self._at
+        segment.records_end, segment.last_id = end, tail_id
+        segment.data_bytes = total_bytes - segment.header.base_bytes
+        self._room = 0
+        self._buffer = None
+        with self._exclusive:
+            try:
+                close_segment(file, segment)
+            except OSError as error:
+                raise self.fail(error) from error
+            finally:
+                self._file = self._segment = None
+                file.close()
+        self._base_items += segment.items
+        self.durable_id = tail_id
+
+    # -- durability --------------------------------------------------------------------------------------------------
+
+    def sync_target(self) -> tuple[File | None, int]:
+        """What a sync has to sync, and the id that is durable once it has."""
+        return self._file, self._at[1]
+
+    def is_active(self, file: File) -> bool:
+        """Whether a sync target is still to be synced: a rotation closes a file after syncing it. Under ``exclusive``."""
+        return file is self._file
+
+    def fail(self, cause: OSError) -> DurabilityUnknown:
+        """A sync failed: refuse everything from now on; returns what to raise."""
+        error = DurabilityUnknown(self._directory.path, self.durable_id + 1, self._at[1], cause)
+        self.refuse(error)
+        return error
+
+    def refuse(self, error: Exception) -> None:
+        """Let every later append raise ``error``."""
+        self._refusal = error
+        self._room = 0
+
+    def close(self, *, clean: bool) -> None:
+        """Close the active segment properly, or with ``clean=False`` only its file. Raises ``DurabilityUnknown``."""
+        try:
+            if clean:
+                self.rotate()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the file, as it is."""
+        file, self._file, self._buffer, self._segment = self._file, None, None, None
+        if file is not None:
+            file.close()
+
+    # -- retiring ----------------------------------------------------------------------------------------------------
+
+    def take_retired(self, head: int) -> list[Segment]:
+        """Take the segments out that hold nothing above ``head``, the lowest durable head of all readers (R5).
+
+        The newest segment always stays: it tells the tail.
+        """
+        segments = self.segments
+        count = 0
+        while count < len(segments) - 1 and segments[count].last_id <= head:
+            count += 1
+        self.segments = segments[count:]
+        return list(segments[:count])
+
+    def dispose(self, segment: Segment) -> None:
+        """Delete or archive a retired segment. May be called beside appends; raises ``OSError`` with the file still there."""
+        if self._archive is None:
+            self._directory.unlink(segment.name)
+        elif archive_segment(self._directory, segment.name, self._archive, self._queue, segment.header):
+            self.archived_count += 1
+
+
+def archive_segment(directory: Directory, name: str, archive: Directory, queue: str, header: fmt.SegmentHeader) -> bool:
+    """Move a closed segment into the archive (R6); false if it was there already, and only its twin was removed.
+
+    Never overwrites: a file of that name which is not this segment makes it take a name with the queue's id.
+    """
+    for target in (segment_name(queue, header.number), archived_name(queue, header.number, header.queue_id)):
+        there = _header_of(archive, target)
+        if there == header:
+            directory.unlink(name)
+            directory.sync()
+            return False
+        if there is None and target not in archive.names():
+            break
+    else:
+        raise FileExistsError(errno.EEXIST, "another file has the name of this segment in the archive", target)
+    try:
+        directory.move(name, archive, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _copy(directory, name, archive, target)
+        archive.rename(f"{target}.tmp", target)
+        archive.sync()
+        directory.unlink(name)
+    archive.sync()
+    directory.sync()
+    return True
+
+
+def _header_of(directory: Directory, name: str) -> fmt.SegmentHeader | None:
+    try:
+        file = directory.open(name)
+    except OSError:
+        return None
+    try:
+        return read_header(file, name)
+    finally:
+        file.close()
+
+
+def _copy(directory: Directory, name: str, target: Directory, new: str) -> None:
+    temporary = f"{new}.tmp"
+    with contextlib.suppress(FileNotFoundError):
+        target.unlink(temporary)
+    source = directory.open(name)
+    try:
+        copy = target.create(temporary)
+        try:
+            size = source.size()
+            for offset in range(0, size, MARK_EVERY):
+                copy.write(offset, source.read(offset, MARK_EVERY))
+            copy.sync()
+        finally:
+            copy.close()
+    finally:
+        source.close()

@@ -1,0 +1,316 @@
+"""The readers of a queue, in the process that writes it: opening, taking over, saving, dropping, and what they let retire.
+
+NOTE ON LOCKING: ``_opening`` is held while readers are made, renamed and dropped; it comes before every other lock, and ``close`` of a
+reader does not take it. The folder's ``readers.lock`` is taken after it. ``open`` is replaced as a whole, so that it can be read
+without a lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from kestrelpy import _names
+from kestrelpy._checkpoint import CheckpointFile
+from kestrelpy._disk import Lock
+from kestrelpy._feed import Feed
+from kestrelpy._format import Checkpoint
+from kestrelpy._home import Home
+from kestrelpy._progress import Progress
+from kestrelpy._segment import Segment
+from kestrelpy.config import FullPolicy, ReaderConfig
+from kestrelpy.errors import NoDefaultReader, QueueLocked
+from kestrelpy.reader import Reader, Source
+
+_log = logging.getLogger("kestrelpy")
+
+Start = str | int
+
+
+class Limited(Protocol):
+    """A reader whose limits a put has to respect: open here, or known by its checkpoint."""
+
+    @property
+    def full_name(self) -> str: ...
+
+    @property
+    def config(self) -> ReaderConfig: ...
+
+    @property
+    def items(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+
+class AbsentReader:
+    """A reader that is not open here. Its limits count by its checkpoint, read again when they would refuse a put."""
+
+    def __init__(self, home: Home, feed: Source, name: str, config: ReaderConfig) -> None:
+        self._home = home
+        self._feed = feed
+        self.name = name
+        self.full_name = f"{home.queue}+{name}" if name else home.queue
+        self.config = config
+        self._released = (0, 0)
+        self.refresh()
+
+    def refresh(self) -> None:
+        state = self._home.load(self.name, self._feed.queue_id)
+        self._released = (0, 0) if state is None else (state.released_items, state.released_bytes)
+        if state is None:
+            self._released = self._feed.before(self._feed.first_id)
+
+    @property
+    def items(self) -> int:
+        return self._feed.visible_id - self._feed.missing - self._released[0]
+
+    @property
+    def bytes(self) -> int:
+        return self._feed.visible_bytes - self._released[1]
+
+
+def has_limits(config: ReaderConfig) -> bool:
+    return config.max_items is not None or config.max_bytes is not None
+
+
+def check_start(start: Start) -> None:
+    """Raise ``ValueError`` unless ``start`` is ``"tail"``, ``"earliest"`` or an item id."""
+    if start not in ("tail", "earliest") and (isinstance(start, bool) or not isinstance(start, int) or start < 1):
+        raise ValueError(f"start must be 'tail', 'earliest' or an item id, not {start!r}")
+
+
+class Readership:
+    """All readers of one queue, open here or not."""
+
+    def __init__(
+        self,
+        home: Home,
+        configs: Mapping[str, ReaderConfig],
+        default_config: ReaderConfig,
+        changed: Callable[[], object],
+    ) -> None:
+        self._home = home
+        self._configs = dict(configs)
+        self._default_config = default_config
+        self._changed = changed
+        self._opening = threading.Lock()
+        self._locks: dict[Reader, Lock] = {}
+        self._files: dict[Reader, CheckpointFile] = {}
+        self._undisposed: list[Segment] = []
+        self.feed: Source
+        self.open: dict[str, Reader] = {}
+        self.limited: tuple[Limited, ...] = ()
+
+    def config_for(self, name: str) -> ReaderConfig:
+        return self._configs.get(name, self._default_config)
+
+    def tidy(self) -> None:
+        """When a queue is opened: a default reader's place that named readers have superseded goes (unless it is in use)."""
+        with self._home.guard():
+            names = self._home.reader_names()
+            if "" in names and len(names) > 1 and not self._home.is_owned(""):
+                self._home.drop("")
+        self.update_limits()
+
+    def update_limits(self) -> None:
+        """Work out whose limits puts have to respect."""
+        known = self._home.reader_names() | set(self.open)
+        limited: list[Limited] = []
+        for name in known or {""}:
+            reader = self.open.get(name)
+            config = self.config_for(name)
+            if has_limits(config):
+                limited.append(reader if reader is not None else AbsentReader(self._home, self.feed, name, config))
+        self.limited = tuple(limited)
+        self._changed()
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def reader(self, name: str, start: Start) -> Reader:
+        """The reader of that name, made if need be. Raises as ``JournaledQueue.reader``."""
+        found = self.open.get(name)
+        if found is not None:
+            return found
+        if name:
+            _names.check_name(name)
+        check_start(start)
+        with self._opening:
+            found = self.open.get(name)
+            if found is not None:
+                return found
+            with self._home.guard():
+                reader = self._make(name, start)
+            self.open = {**self.open, reader.name: reader}
+            self.update_limits()
+        self.feed.attach(reader)
+        if reader.config.full_policy is FullPolicy.DROP_OLDEST:
+            self.keep_limits(reader)
+        return reader
+
+    def _make(self, name: str, start: Start) -> Reader:
+        on_disk = self._home.reader_names()
+        named = {other for other in on_disk | set(self.open) if other}
+        if not name and named:
+            raise NoDefaultReader(self._home.queue, tuple(sorted(named)))
+        default = self.open.get("")
+        if name and not named and default is not None:
+            return self._take_over_open(default, name)
+        lock, known = self._home.lock_reader(name)
+        try:
+            if name and not named and not known:
+                inherited = self._inherit_default(name)
+                return self._start(name, lock, inherited or self._beginning(start))
+            state = self._home.load(name, self.feed.queue_id) if name in on_disk else None
+            if state is not None:
+                progress = Progress.load(state)
+                if (
+                    progress.head + 1 < self.feed.first_id
+                ):  # only when quarantine has let the journal open without its beginning
+                    progress = self._beginning("earliest")
+                return self._start(name, lock, progress, state)
+            # A checkpoint that is lost or damaged, and the default reader: begin with the earliest item kept, never skip.
+            lost = known or name in on_disk or not name
+            return self._start(name, lock, self._beginning("earliest" if lost else start))
+        except BaseException:
+            lock.release()
+            raise
+
+    def _beginning(self, start: Start) -> Progress:
+        feed = self.feed
+        visible_id = feed.visible_id
+        if start == "tail":
+            return Progress(visible_id, visible_id - feed.missing, feed.visible_bytes)
+        item_id = feed.first_id if start == "earliest" else max(feed.first_id, min(int(start), visible_id + 1))
+        return Progress(item_id - 1, *feed.before(item_id))
+
+    def _inherit_default(self, name: str) -> Progress | None:
+        """The default reader's place, for the first named reader; ``None`` if another process has that reader open."""
+        try:
+            lock, _ = self._home.lock_reader("")
+        except QueueLocked:
+            return None
+        try:
+            state = self._home.load("", self.feed.queue_id)
+            if state is None:
+                return self._beginning("earliest")
+            directory = self._home.directory
+            directory.rename(
+                _names.checkpoint_name(self._home.queue, ""), _names.checkpoint_name(self._home.queue, name)
+            )
+            directory.sync()
+            return Progress.load(state)
+        finally:
+            lock.release()
+
+    def _take_over_open(self, reader: Reader, name: str) -> Reader:
+        """The default reader is open here: it is the same reader, under its new name (LK-F32)."""
+        lock, _ = self._home.lock_reader(name)
+        try:
+            self._files[reader].rename(_names.checkpoint_name(self._home.queue, name))
+        except BaseException:
+            lock.release()
+            raise
+        old, self._locks[reader] = self._locks[reader], lock
+        reader._rename(name, self.config_for(name))
+        self.open = {other: each for other, each in self.open.items() if each is not reader}
+        old.release()
+        return reader
+
+    def _start(self, name: str, lock: Lock, progress: Progress, hint: Checkpoint | None = None) -> Reader:
+        """Make the reader, and save a new one's place durably: from here on it keeps what it needs (R5)."""
+        reader = Reader(self.feed, name, self.config_for(name), progress)
+        if hint is not None and hint.hint_number:
+            reader._hint = (hint.hint_number, (hint.hint_id, hint.hint_offset))
+        self._files[reader] = CheckpointFile(self._home.directory, _names.checkpoint_name(self._home.queue, name))
+        self._locks[reader] = lock
+        try:
+            reader.checkpoint(durable=True)
+        except BaseException:
+            del self._files[reader], self._locks[reader]
+            raise
+        reader._look_again()
+        return reader
+
+    def keep_limits(self, reader: Reader) -> None:
+        """Drop the oldest items of a reader that may drop them, down to its limits."""
+        reader._drop_oldest()
+
+    # -- saving and leaving ------------------------------------------------------------------------------------------
+
+    def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
+        self._files[reader].save(state, durable=durable)
+
+    def closed(self, reader: Reader) -> None:
+        """A reader has closed: others may own it."""
+        self.feed.detach(reader)
+        lock = self._locks.pop(reader, None)
+        self._files.pop(reader, None)
+        self.open = {name: each for name, each in self.open.items() if each is not reader}
+        if lock is not None:
+            lock.release()
+        self.update_limits()
+
+    def drop(self, name: str) -> None:
+        """Close a reader and forget its place; nothing for one that does not exist. Raises ``QueueLocked``."""
+        with self._opening:
+            reader = self.open.get(name)
+            if reader is not None:
+                reader.close()
+            with self._home.guard():
+                if name in self._home.reader_names():
+                    lock, _ = self._home.lock_reader(name)
+                    try:
+                        self._home.drop(name)
+                    finally:
+                        lock.release()
+            self.update_limits()
+
+    def abandon(self, error: Exception) -> None:
+        """In a forked child."""
+        for reader in self.open.values():
+            reader._abandon(error)
+        for lock in self._locks.values():
+            lock.abandon()
+        self._opening = threading.Lock()
+
+    # -- retiring ----------------------------------------------------------------------------------------------------
+
+    def retire(self, feed: Feed) -> None:
+        """Delete or archive the segments that every reader's durable checkpoint is past (R5). Raises ``OSError``."""
+        journal = feed.journal
+        segments = journal.segments
+        if len(segments) < 2 and not self._undisposed:
+            return
+        first_last_id = segments[0].last_id
+        own = list(self.open.values())
+        for reader in own:
+            if reader.head < first_last_id:
+                return
+            if self._durable_head(reader) < first_last_id:
+                reader.checkpoint(durable=True)
+        with self._home.guard():
+            heads = [self._durable_head(reader) for reader in own]
+            elsewhere = self._home.lowest_head_elsewhere({reader.name for reader in own})
+            if elsewhere is not None:
+                heads.append(elsewhere)
+            if heads:
+                with feed.lock:
+                    self._undisposed += journal.take_retired(min(heads))
+            while self._undisposed:
+                journal.dispose(self._undisposed[0])
+                del self._undisposed[0]
+
+    def _durable_head(self, reader: Reader) -> int:
+        file = self._files.get(reader)
+        return file.durable.head if file is not None and file.durable is not None else 0
+
+    def dispose_stale(self, segments: list[Segment]) -> None:
+        """Segments that came back from a deletion: retire them again, when the next ones are."""
+        self._undisposed += segments
+
+    def waits_for_others(self, feed: Feed) -> bool:
+        """Whether segments are kept that only readers elsewhere may still need: then somebody has to look now and then."""
+        return len(feed.journal.segments) > 1 and bool(self._home.reader_names() - set(self.open))

@@ -1,0 +1,251 @@
+"""Opening a journal: which segments there are, where the last one ends, and what is missing.
+
+Rules:
+1. What is at or below the watermark and not intact is damage: ``CorruptJournal``, or set aside with ``quarantine``. What is above it
+   and not intact is a torn tail: it never counted (R15).
+2. Nothing is destroyed: a torn tail stays in its file behind the recorded end (R19). Only an empty file is removed.
+3. Every step may be cut short by a crash and is repeated by the next opening (R20).
+4. After anything but a clean close the disk is trusted and not the page cache (R10), and the old segment is closed (R11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kestrelpy import _format as fmt
+from kestrelpy._checkpoint import replace_file
+from kestrelpy._disk import Directory, File
+from kestrelpy._names import mark_name, parse_segment
+from kestrelpy._segment import Segment, close_segment, iterate_frames, load_segment, read_header
+from kestrelpy.errors import CorruptJournal
+
+MARK_EVERY = 1 << 20
+"""Bytes between the remembered places of a scanned segment."""
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A journal as it was found."""
+
+    segments: list[Segment] = field(default_factory=list)
+    stale: list[Segment] = field(default_factory=list)
+    """Segments that every reader is past and that came back from a deletion; to be retired again."""
+    queue_id: bytes = b""
+    tail_id: int = 0
+    """The last id that was ever given out, as far as anything shows."""
+    watermark: int = 0
+    quarantined: int = 0
+    last_number: int = 0
+
+
+class Recovery:
+    """One opening of one queue's journal. ``states``: the checkpoints of its readers and its mark, those that are whole."""
+
+    def __init__(self, directory: Directory, queue: str, states: Sequence[fmt.Checkpoint], *, quarantine: bool) -> None:
+        self._directory = directory
+        self._queue = queue
+        self._quarantine = quarantine
+        self._states = states
+        self._heads: list[int] = []
+        self._found = Recovered()
+
+    def run(self) -> Recovered:
+        """Raises ``CorruptJournal``, ``UnsupportedFormat`` and ``OSError``."""
+        found = self._found
+        numbered = sorted(
+            (number, name)
+            for name in self._directory.names()
+            if (number := parse_segment(name, self._queue)) is not None
+        )
+        found.queue_id = self._whose(numbered)
+        for state in self._states:
+            if state.queue_id == found.queue_id:
+                found.tail_id = max(found.tail_id, state.highest_id)
+                found.watermark = max(found.watermark, state.watermark)
+                if not state.flags & fmt.FLAG_MARK:
+                    self._heads.append(state.head)
+        for at, (number, name) in enumerate(numbered):
+            found.last_number = number
+            segment = self._load(number, name, last=at == len(numbered) - 1)
+            if segment is not None:
+                found.segments.append(segment)
+        self._check_chain()
+        self._check_ends()
+        return found
+
+    def _whose(self, numbered: list[tuple[int, str]]) -> bytes:
+        """The queue's id, as its newest segment has it, or its checkpoints if there is none; empty for a new queue."""
+        for _, name in reversed(numbered):
+            file = self._directory.open(name)
+            try:
+                header = read_header(file, self._path(name))
+            finally:
+                file.close()
+            if header is not None:
+                return header.queue_id
+        return next((state.queue_id for state in self._states), b"")
+
+    def _path(self, name: str) -> str:
+        return f"{self._directory.path}/{name}"
+
+    def _damage(self, name: str, offset: int, reason: str, item_id: int | None = None) -> None:
+        if not self._quarantine:
+            raise CorruptJournal(self._path(name), offset, reason, item_id=item_id)
+
+    # -- one segment -------------------------------------------------------------------------------------------------
+
+    def _load(self, number: int, name: str, *, last: bool) -> Segment | None:
+        file = self._directory.open(name, write=last)
+        try:
+            header = read_header(file, self._path(name))
+            if header is None or header.number != number:
+                self._without_header(file, name, last=last)
+                return None
+            found = self._found
+            if header.queue_id != found.queue_id:
+                self._damage(name, 32, "this segment belongs to another queue")
+                return None
+            segment = load_segment(file, self._queue, header)
+            segment.name = name
+            found.watermark = max(found.watermark, header.previous_last_id)
+            found.tail_id = max(found.tail_id, header.first_id - 1)
+            if not segment.closed:
+                if last:
+                    self._close_last(file, segment)
+                else:
+                    self._damage(name, segment.size, "the footer of this closed segment is not intact")
+                    self._scan(file, segment)
+            found.watermark = max(found.watermark, segment.last_id)
+            found.tail_id = max(found.tail_id, segment.last_id)
+            return segment
+        finally:
+            file.close()
+
+    def _without_header(self, file: File, name: str, *, last: bool) -> None:
+        """A crash while the last segment was made leaves a file that is empty or has no valid header, and no frames."""
+        rest = file.read(fmt.HEADER_BYTES, max(file.size() - fmt.HEADER_BYTES, 0))
+        if not last or rest.strip(b"\0"):
+            self._damage(name, 0, "this segment has no valid header")
+        else:
+            self._directory.unlink(name)
+
+    def _scan(self, file: File, segment: Segment) -> tuple[bytes, int]:
+        """Go through the frames of a segment without a footer; returns the bytes behind them and the last id seen there."""
+        end, size = fmt.HEADER_BYTES, file.size()
+        while True:
+            end = self._follow(file, segment, end, size)
+            if segment.closed:
+                return b"", 0
+            left = file.read(end, size - end).rstrip(b"\0")
+            beyond = self._look_beyond(left, segment)
+            if segment.last_id >= self._found.watermark:
+                segment.records_end = end
+                return left, beyond
+            # An item that was on disk is not intact here.
+            missing = segment.last_id + 1
+            self._damage(segment.name, end, f"item {missing} was on disk and is not intact here", missing)
+            next_frame = fmt.find_frame(left, 1, segment.header.marker, missing)
+            if next_frame is None or next_frame[1].footer is not None:
+                self._found.quarantined += self._found.watermark - segment.last_id
+                segment.last_id = self._found.watermark
+                segment.records_end = end
+                return left, beyond
+            self._found.quarantined += next_frame[1].first_id - missing
+            segment.last_id = next_frame[1].first_id - 1
+            end += next_frame[0]
+
+    def _follow(self, file: File, segment: Segment, offset: int, size: int) -> int:
+        """Count the whole frames from ``offset`` on, in the order of their ids; returns where they end."""
+        for at, frame in iterate_frames(file, segment.header.marker, offset, size):
+            if frame.footer is not None:
+                if frame.footer.records_end == at:
+                    segment.apply(frame.footer)
+                break
+            if frame.first_id != segment.last_id + 1:
+                break
+            if not segment.marks or at - segment.marks[-1][1] >= MARK_EVERY:
+                segment.marks.append((frame.first_id, at))
+            added_ms = frame.entries[0][1]
+            segment.min_added_ms = min(segment.min_added_ms or added_ms, added_ms)
+            segment.max_added_ms = max(segment.max_added_ms, added_ms)
+            segment.last_id = frame.last_id
+            segment.data_bytes += sum(len(entry[0]) for entry in frame.entries)
+            self._found.watermark = max(self._found.watermark, frame.watermark)
+            offset = at + frame.size
+        return offset
+
+    def _look_beyond(self, left: bytes, segment: Segment) -> int:
+        """What whole frames behind the last good one say: their watermark may turn a torn tail into damage (R15)."""
+        beyond, at = 0, 0
+        while (hit := fmt.find_frame(left, at, segment.header.marker, segment.last_id + 1)) is not None:
+            at = hit[0] + 1
+            if hit[1].footer is None:
+                beyond = max(beyond, hit[1].last_id)
+                self._found.watermark = max(self._found.watermark, hit[1].watermark)
+        return beyond
+
+    def _close_last(self, file: File, segment: Segment) -> None:
+        """The last segment was not closed: find its end and close it there."""
+        file.sync()
+        file.forget()
+        _, beyond = self._scan(file, segment)
+        found = self._found
+        found.tail_id = max(found.tail_id, segment.last_id, beyond)
+        if found.tail_id > segment.last_id:  # before the footer makes the torn tail unseen: its ids stay used (R17)
+            write_mark(self._directory, self._queue, found, segment.last_id)
+        close_segment(file, segment)
+
+    # -- all of them -------------------------------------------------------------------------------------------------
+
+    def _check_chain(self) -> None:
+        """Each segment must follow the one before. Old ones that nobody needs may have come back from a deletion (R5)."""
+        found = self._found
+        segments = found.segments
+        for at in range(len(segments) - 1, 0, -1):
+            before, after = segments[at - 1], segments[at].header
+            if after.previous_number == before.number and after.previous_last_id == before.last_id:
+                continue
+            if self._heads and min(self._heads) >= after.previous_last_id:
+                found.stale, found.segments = segments[:at], segments[at:]
+                return
+            self._damage(
+                segments[at].name,
+                48,
+                f"the segment before it, up to item {after.previous_last_id}, is not the one found",
+            )
+            found.quarantined += max(0, after.previous_last_id - before.last_id)
+
+    def _check_ends(self) -> None:
+        """No reader may need what is before the first segment, and nothing that was on disk may be behind the last (R16)."""
+        found = self._found
+        if found.segments:
+            first, last_id = found.segments[0].header, found.segments[-1].last_id
+            lowest = min(self._heads, default=first.previous_last_id)
+            if lowest < first.previous_last_id:
+                self._damage(
+                    found.segments[0].name, 48, f"a reader needs item {lowest + 1}; the journal begins behind it"
+                )
+                found.quarantined += first.previous_last_id - lowest
+        else:
+            last_id = 0
+        if found.watermark > last_id:
+            name = found.segments[-1].name if found.segments else f"{self._queue}.*.segment"
+            self._damage(
+                name, 0, f"items up to {found.watermark} were on disk; the journal ends at {last_id}", last_id + 1
+            )
+            found.quarantined += found.watermark - last_id
+
+
+def write_mark(directory: Directory, queue: str, found: Recovered, durable_id: int) -> None:
+    """Save the queue's mark: the last id given out, and the last one known to be on disk."""
+    mark = fmt.Checkpoint(
+        queue_id=found.queue_id,
+        reader="",
+        head=found.tail_id,
+        watermark=durable_id,
+        released_items=0,
+        released_bytes=0,
+        flags=fmt.FLAG_MARK,
+    )
+    replace_file(directory, mark_name(queue), fmt.checkpoint_prefix() + fmt.encode_checkpoint(mark))

@@ -1,0 +1,230 @@
+"""One segment: what is known of the file, making and closing it, and reading its frames.
+
+Rules:
+1. A new segment takes its first frame only after its header and its name are on disk (R1).
+2. A segment is closed by a footer, synced; from then on its bytes never change (R7).
+3. Reading is bounded by what the caller knows of the segment; a frame that should be there and is not raises ``CorruptJournal``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from zlib import crc32
+
+from kestrelpy import _format as fmt
+from kestrelpy._disk import Buffer, Directory, File
+from kestrelpy._names import segment_name
+from kestrelpy.errors import CorruptJournal, UnsupportedFormat
+
+FIRST_GROWTH = 64 << 10
+"""A new segment's size: a queue of a few items stays small on disk."""
+Place: TypeAlias = tuple[int, int]
+"""An id, and the offset of the frame that it is the first id of."""
+
+ITEM_COST = 256
+"""Bytes of memory that an item read costs beside its data, as far as limits are concerned."""
+
+READ_BYTES = 256 << 10
+"""How much one read asks for."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """What is known of one segment. Only the active one, whose footer is not written, changes."""
+
+    name: str
+    header: fmt.SegmentHeader
+    last_id: int
+    data_bytes: int
+    records_end: int
+    min_added_ms: int = 0
+    max_added_ms: int = 0
+    size: int = 0
+    closed: bool = False
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    """Places in it, ``(id, offset)``, rising: where a search may start. May be empty."""
+
+    @property
+    def number(self) -> int:
+        return self.header.number
+
+    @property
+    def first_id(self) -> int:
+        return self.header.first_id
+
+    @property
+    def items(self) -> int:
+        return self.last_id + 1 - self.header.first_id
+
+    def place_before(self, item_id: int) -> tuple[int, int]:
+        """The last known place, ``(id, offset)``, at or before ``item_id``."""
+        at = bisect_right(self.marks, (item_id, 1 << 62))
+        return self.marks[at - 1] if at else (self.first_id, fmt.HEADER_BYTES)
+
+    def as_footer(self) -> fmt.SegmentFooter:
+        return fmt.SegmentFooter(
+            self.first_id,
+            self.last_id,
+            self.items,
+            self.data_bytes,
+            self.min_added_ms,
+            self.max_added_ms,
+            self.records_end,
+        )
+
+    def apply(self, footer: fmt.SegmentFooter) -> None:
+        self.last_id = footer.last_id
+        self.data_bytes = footer.data_bytes
+        self.records_end = footer.records_end
+        self.min_added_ms = footer.min_added_ms
+        self.max_added_ms = footer.max_added_ms
+        self.closed = True
+
+
+def create_segment(directory: Directory, name: str, header: fmt.SegmentHeader, size: int) -> tuple[File, Buffer]:
+    """Make the file of a new segment of ``size`` bytes; on disk, by content and by name, when this returns.
+
+    Raises ``OSError`` with no file left behind, as far as the disk lets itself be cleaned.
+    """
+    file = directory.create(name)
+    try:
+        buffer = file.grow(size)
+        buffer[0 : fmt.HEADER_BYTES] = fmt.encode_header(header)
+        file.sync()
+        directory.sync()
+    except BaseException:
+        file.close()
+        with contextlib.suppress(OSError):  # an empty last segment is harmless: the next open removes it
+            directory.unlink(name)
+        raise
+    return file, buffer
+
+
+def close_segment(file: File, segment: Segment) -> None:
+    """Write the footer behind the frames (and behind what a crash left there), cut what is zero, and sync.
+
+    The room for it was reserved with the segment. Raises ``OSError``; then the segment stays without a footer.
+    """
+    size = file.size()
+    left = file.read(segment.records_end, size - segment.records_end).rstrip(b"\0")
+    at = segment.records_end + len(left)
+    file.truncate(at)
+    file.write(at, fmt.encode_footer(segment.as_footer(), segment.number, segment.header.marker))
+    file.sync()
+    segment.size = at + fmt.FOOTER_BYTES
+    segment.closed = True
+
+
+def read_header(file: File, path: str) -> fmt.SegmentHeader | None:
+    """The header of a segment; ``None`` if there is no valid one.
+
+    Raises ``UnsupportedFormat`` for a segment of a newer version.
+    """
+    data = file.read(0, fmt.HEADER_BYTES)
+    version = fmt.header_version(data)
+    if version is not None and version > fmt.FORMAT_VERSION:
+        raise UnsupportedFormat(path, version, fmt.FORMAT_VERSION)
+    return fmt.decode_header(data)
+
+
+def read_footer(file: File, header: fmt.SegmentHeader) -> fmt.SegmentFooter | None:
+    """The footer at the end of the file, or ``None``: not closed, or damaged."""
+    size = file.size()
+    at = size - fmt.FOOTER_BYTES
+    if at < fmt.HEADER_BYTES:
+        return None
+    footer = fmt.decode_footer(file.read(at, fmt.FOOTER_BYTES), header)
+    return footer if footer is not None and footer.records_end <= at else None
+
+
+def load_segment(file: File, queue: str, header: fmt.SegmentHeader) -> Segment:
+    """What the header and the footer say of a segment; without a footer it is not ``closed`` and empty."""
+    segment = Segment(segment_name(queue, header.number), header, header.first_id - 1, 0, fmt.HEADER_BYTES)
+    segment.size = file.size()
+    footer = read_footer(file, header)
+    if footer is not None:
+        segment.apply(footer)
+    return segment
+
+
+def iterate_frames(file: File, marker: int, offset: int, end: int) -> Iterator[tuple[int, fmt.Frame]]:
+    """The valid frames from ``offset`` on, with their offsets, as long as one stands right behind the other before ``end``."""
+    data, base = b"", offset
+    while offset < end:
+        frame = fmt.decode_frame(data, offset - base, marker)
+        if frame is None:
+            # The block may end inside the frame: read again from here, and a large frame whole.
+            want = min(max(READ_BYTES, _claimed_bytes(file, offset)), end - offset)
+            if base == offset and len(data) >= want:
+                return
+            data, base = file.read(offset, want), offset
+            frame = fmt.decode_frame(data, 0, marker)
+            if frame is None:
+                return
+        yield offset, frame
+        offset += frame.size
+
+
+def _claimed_bytes(file: File, offset: int) -> int:
+    """How long the frame at ``offset`` says it is; whether that is true, its checksum tells."""
+    head = file.read(offset, 8)
+    return fmt.FRAME_BYTES + int.from_bytes(head[4:8], "little") if len(head) == 8 else 0
+
+
+def read_entries(
+    file: File, marker: int, path: str, place: Place, end: int, first_id: int, last_id: int, max_bytes: int
+) -> tuple[dict[int, fmt.Entry], Place]:
+    """Items ``first_id`` to at most ``last_id``, about ``max_bytes`` of memory and at least one, and the place behind them.
+
+    ``place`` is an id and the offset of its frame, at or before ``first_id``; ``end`` is where the frames end. Raises
+    ``CorruptJournal`` with the offset of the frame that is not whole or not the one that is due.
+
+    This is a hot path for a reader with a backlog: a plain item is unpacked here and not by ``decode_frame``.
+    """
+    item_id, offset = place
+    unpack = fmt.unpack_frame
+    entries: dict[int, fmt.Entry] = {}
+    max_bytes = max(max_bytes, 1)
+    want, taken = min(READ_BYTES, max(max_bytes, 4096)), 0
+    while item_id <= last_id and taken < max_bytes:
+        data = file.read(offset, min(want, max(end - offset, 0)))
+        at, size = 0, len(data)
+        while item_id <= last_id and taken < max_bytes and at + fmt.FRAME_BYTES <= size:
+            crc, length, found_id, stamp, _, found = unpack(data, at)
+            body = at + fmt.FRAME_BYTES
+            behind = body + length
+            if behind > size:
+                break
+            if found != marker or found_id != item_id or crc32(data[at + 4 : behind]) != crc:
+                raise CorruptJournal(path, offset + at, f"item {item_id} is not intact here", item_id=item_id)
+            if stamp >> fmt.KIND_SHIFT == fmt.KIND_ITEM:
+                if item_id >= first_id:
+                    entries[item_id] = (data[body:behind], stamp, None)
+                    taken += length + ITEM_COST
+                item_id += 1
+            else:
+                frame = fmt.decode_frame(data, at, marker)
+                if frame is None or frame.kind == fmt.KIND_FOOTER:
+                    raise CorruptJournal(path, offset + at, f"item {item_id} is not intact here", item_id=item_id)
+                for entry in frame.entries:
+                    if first_id <= item_id <= last_id:
+                        entries[item_id] = entry
+                        taken += len(entry[0]) + ITEM_COST
+                    item_id += 1
+            at = behind
+        if not at:
+            want = _larger_want(data, offset, want, end, path, item_id)
+        offset += at
+    return entries, (item_id, offset)
+
+
+def _larger_want(data: bytes, offset: int, want: int, end: int, path: str, item_id: int) -> int:
+    """Nothing fitted into ``want`` bytes: how many it takes, if the segment has as many."""
+    length = int.from_bytes(data[4:8], "little") + fmt.FRAME_BYTES
+    if len(data) < fmt.FRAME_BYTES or length <= want or offset + length > end:
+        raise CorruptJournal(path, offset, f"item {item_id} is not whole here", item_id=item_id)
+    return length

@@ -1,0 +1,63 @@
+"""The shared window: the newest items in memory, for all readers of a queue that keep up.
+
+A put stores its item here once, whatever the number of readers. A reader that falls behind the window reads the journal
+instead, and joins again when it has caught up. Losing any of it loses nothing.
+
+NOTE ON LOCKING: writers of ``entries`` hold the queue's lock, except that readers take out of it under their own; every
+single operation on it is atomic. Everything else here is guarded by the queue's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kestrelpy._format import Entry
+from kestrelpy._segment import ITEM_COST
+
+
+class Window:
+    """Items by id. ``is_open``: whether puts go into it. ``left``: bytes until it has to be looked after."""
+
+    __slots__ = ("capacity", "entries", "is_open", "left")
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.is_open = False
+        self.capacity = 0
+        self.left = 0
+
+    def resize(self, capacity: int) -> None:
+        """Set how many bytes it may hold: the most that one of its readers allows."""
+        self.left += capacity - self.capacity
+        self.capacity = capacity
+
+    def restart(self) -> None:
+        """Empty and open: from the next put on it has every item."""
+        self.entries.clear()
+        self.left = self.capacity
+        self.is_open = True
+
+    def close(self) -> None:
+        """Take no more items; what is in it may still be read."""
+        self.is_open = False
+
+    def trim(self, next_ids: Iterable[int]) -> None:
+        """``left`` has run out: drop what every reader (by its next id) is past, or what holds up the fastest.
+
+        If even the fastest reader is more than half a window behind, the window closes: the journal serves then.
+        """
+        positions = sorted(next_ids)
+        entries = self.entries
+        if positions:
+            self._drop_before(positions[0])
+        used = sum(len(entry[0]) for entry in list(entries.values())) + ITEM_COST * len(entries)
+        if used > self.capacity // 2 and len(positions) > 1:
+            self._drop_before(positions[-1])
+            used = sum(len(entry[0]) for entry in list(entries.values())) + ITEM_COST * len(entries)
+        self.left = self.capacity - used
+        if not positions or used > self.capacity // 2:
+            self.is_open = False
+
+    def _drop_before(self, item_id: int) -> None:
+        for stale in [key for key in list(self.entries) if key < item_id]:
+            self.entries.pop(stale, None)

@@ -1,0 +1,365 @@
+"""A folder of queues from outside: which there are, reading one in another process, scanning and checking one.
+
+``scan`` and ``verify`` take no lock and write nothing; they may run while the writer writes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kestrelpy import _format as fmt
+from kestrelpy import _names
+from kestrelpy._checkpoint import load_checkpoint
+from kestrelpy._detached import Outside
+from kestrelpy._disk import Directory, Disk, File, RealDisk
+from kestrelpy._home import Home
+from kestrelpy._readership import Readership, Start, check_start
+from kestrelpy._segment import Segment, iterate_frames, load_segment, read_header
+from kestrelpy.clock import Clock, SystemClock
+from kestrelpy.config import ReaderConfig
+from kestrelpy.errors import CorruptJournal
+from kestrelpy.item import Record
+from kestrelpy.reader import Reader
+
+__all__ = ["Damage", "VerifyReport", "open_reader", "queue_names", "scan", "verify"]
+
+StrPath = str | os.PathLike[str]
+
+
+def queue_names(directory: StrPath, *, disk: Disk | None = None) -> list[str]:
+    """The names of the queues in ``directory``, sorted. Raises ``OSError``. Cost: O(files)."""
+    folder = (disk or RealDisk()).directory(os.fspath(directory))
+    try:
+        owners = (_names.parse_owner(name) for name in folder.names())
+        return sorted({owner[0] for owner in owners if owner is not None and not owner[1]})
+    finally:
+        folder.close()
+
+
+def open_reader(
+    directory: StrPath,
+    queue: str,
+    reader: str,
+    *,
+    config: ReaderConfig | None = None,
+    start: Start = "tail",
+    poll_interval: float = 0.05,
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+) -> Reader:
+    """Open one reader of a queue that another process writes (or nobody does).
+
+    The reader is owned by this process until its ``close()``. While somebody waits in its line, the files are looked at every
+    ``poll_interval`` seconds at the latest. ``start`` is for a new reader: ``"tail"``, ``"earliest"`` or an item id; the first named
+    one takes over the default reader's place, unless somebody has that open. Items are bytes.
+
+    Raises ``QueueLocked`` if the reader has an owner, ``InvalidName``, ``NoDefaultReader``, ``UnsupportedFormat``, ``ValueError``,
+    ``OSError`` (``FileNotFoundError`` for a folder that is not there).
+    """
+    _names.check_name(queue)
+    if reader:
+        _names.check_name(reader)
+    check_start(start)
+    if not poll_interval > 0:
+        raise ValueError(f"poll_interval must be above 0, not {poll_interval!r}")
+    config = config if config is not None else ReaderConfig()
+    folder = (disk or RealDisk()).directory(os.fspath(directory))
+    outside: Outside | None = None
+    try:
+        readership = Readership(Home(folder, queue), {}, config, _nothing)
+        outside = Outside(folder, queue, clock if clock is not None else SystemClock(), poll_interval, readership)
+        readership.feed = outside
+        return readership.reader(reader, start)
+    except BaseException:
+        if outside is None:
+            folder.close()
+        else:
+            outside.close()
+        raise
+
+
+def _nothing() -> None:
+    """A reader from outside has no puts to consider."""
+
+
+def scan(
+    directory: StrPath,
+    queue: str,
+    *,
+    archive_dir: StrPath | None = None,
+    start_id: int | None = None,
+    stop_id: int | None = None,
+    start_ms: int | None = None,
+    stop_ms: int | None = None,
+    disk: Disk | None = None,
+) -> Iterator[Record]:
+    """Every item in the live and archived segments, in the order of ids, from ``start_id`` and ``start_ms`` to before ``stop_id``
+    and ``stop_ms``.
+
+    Takes no lock and writes nothing. Segments outside the range are not read beyond their header and footer. Raises
+    ``CorruptJournal`` where a closed segment is not intact, ``UnsupportedFormat``, ``OSError``.
+    """
+    _names.check_name(queue)
+    chosen = disk or RealDisk()
+    folders = [chosen.directory(os.fspath(directory))]
+    try:
+        if archive_dir is not None:
+            folders.append(chosen.directory(os.fspath(archive_dir)))
+        counts = _error_counts(folders[0], queue)
+        next_id = 1 if start_id is None else start_id
+        for number, _ in sorted(_numbered(folders, queue).items()):
+            for record in _scan_segment(folders, queue, number, next_id, stop_id, start_ms, stop_ms, counts):
+                yield record
+                next_id = record.id + 1
+    finally:
+        for folder in folders:
+            folder.close()
+
+
+def _numbered(folders: list[Directory], queue: str) -> dict[int, list[tuple[Directory, str]]]:
+    """Where the segments of a queue are, by number; the live one before its archived twin."""
+    found: dict[int, list[tuple[Directory, str]]] = {}
+    for folder in folders:
+        for name in sorted(folder.names(), key=lambda name: (len(name), name)):
+            number = _names.parse_segment(name, queue)
+            if number is not None:
+                found.setdefault(number, []).append((folder, name))
+    return found
+
+
+def _error_counts(folder: Directory, queue: str) -> dict[int, int]:
+    """The highest error count that any reader's checkpoint has for an item."""
+    counts: dict[int, int] = {}
+    for reader in Home(folder, queue).reader_names():
+        state, _ = load_checkpoint(folder, _names.checkpoint_name(queue, reader))
+        for item_id, count in state.error_counts if state is not None else ():
+            counts[item_id] = max(count, counts.get(item_id, 0))
+    return counts
+
+
+def _scan_segment(
+    folders: list[Directory],
+    queue: str,
+    number: int,
+    next_id: int,
+    stop_id: int | None,
+    start_ms: int | None,
+    stop_ms: int | None,
+    counts: dict[int, int],
+) -> Iterator[Record]:
+    opened = _open_segment(folders, queue, number)
+    if opened is None:
+        return  # retired without an archive since the folder was listed
+    file, path, name = opened
+    try:
+        header = read_header(file, path)
+        if header is None:
+            return  # being made in this moment, or what a crash left of that
+        segment = load_segment(file, queue, header)
+        if segment.closed and _outside(segment, next_id, stop_id, start_ms, stop_ms):
+            return
+        for _, frame in _frames(file, segment, path):
+            if stop_id is not None and frame.first_id >= stop_id:
+                return
+            for item_id, (data, added_ms, expires_ms) in enumerate(frame.entries, frame.first_id):
+                wanted = item_id >= next_id and (stop_id is None or item_id < stop_id)
+                if wanted and (start_ms is None or added_ms >= start_ms) and (stop_ms is None or added_ms < stop_ms):
+                    yield Record(item_id, data, added_ms, expires_ms, counts.get(item_id, 0), name)
+    finally:
+        file.close()
+
+
+def _open_segment(folders: list[Directory], queue: str, number: int) -> tuple[File, str, str] | None:
+    """The file of a segment, wherever it is by now."""
+    for folder, name in _numbered(folders, queue).get(number, []):
+        try:
+            return folder.open(name), f"{folder.path}/{name}", name
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def _outside(segment: Segment, next_id: int, stop_id: int | None, start_ms: int | None, stop_ms: int | None) -> bool:
+    return (
+        segment.last_id < next_id
+        or (stop_id is not None and segment.first_id >= stop_id)
+        or (start_ms is not None and segment.max_added_ms < start_ms)
+        or (stop_ms is not None and segment.min_added_ms >= stop_ms)
+    )
+
+
+def _frames(file: File, segment: Segment, path: str) -> Iterator[tuple[int, fmt.Frame]]:
+    """The frames of a segment; of one that is not closed, those that are whole."""
+    end = segment.records_end if segment.closed else file.size()
+    due = segment.first_id
+    at = fmt.HEADER_BYTES
+    for offset, frame in iterate_frames(file, segment.header.marker, at, end):
+        if frame.footer is not None or frame.first_id != due:
+            break
+        yield offset, frame
+        due = frame.last_id + 1
+        at = offset + frame.size
+    if segment.closed and (due != segment.last_id + 1 or at != end):
+        raise CorruptJournal(path, at, f"item {due} is not intact here", item_id=due)
+
+
+# -- checking --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One place that is not as it should be."""
+
+    path: str
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """What ``verify`` found. ``torn_bytes``: left behind by crashes above what was durable; no damage."""
+
+    queue: str
+    segments: int = 0
+    items: int = 0
+    bytes: int = 0
+    first_id: int = 0
+    last_id: int = 0
+    torn_bytes: int = 0
+    readers: tuple[str, ...] = ()
+    damage: tuple[Damage, ...] = ()
+    unknown_files: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.damage
+
+
+def verify(directory: StrPath, queue: str, *, disk: Disk | None = None) -> VerifyReport:
+    """Read every byte of a queue and check it: checksums, order of ids, footers, the chain of segments, checkpoints.
+
+    Read-only and without a lock. Damage is reported, not raised; raises ``OSError``, ``InvalidName`` and ``UnsupportedFormat``.
+    """
+    _names.check_name(queue)
+    folder = (disk or RealDisk()).directory(os.fspath(directory))
+    try:
+        return _Verification(folder, queue).run()
+    finally:
+        folder.close()
+
+
+class _Verification:
+    def __init__(self, folder: Directory, queue: str) -> None:
+        self._folder = folder
+        self._queue = queue
+        self._damage: list[Damage] = []
+        self._items = self._bytes = self._torn = 0
+        self._watermark = 0
+        self._heads: list[int] = []
+
+    def _report(self, name: str, offset: int, reason: str) -> None:
+        self._damage.append(Damage(f"{self._folder.path}/{name}", offset, reason))
+
+    def run(self) -> VerifyReport:
+        readers = tuple(sorted(Home(self._folder, self._queue).reader_names()))
+        self._check_states(readers)
+        numbered = sorted(
+            (number, name)
+            for name in self._folder.names()
+            if (number := _names.parse_segment(name, self._queue)) is not None
+        )
+        segments: list[Segment] = []
+        for at, (_, name) in enumerate(numbered):
+            segment = self._check_segment(name, last=at == len(numbered) - 1)
+            if segment is not None:
+                self._check_follows(segments[-1] if segments else None, segment)
+                segments.append(segment)
+        last_id = segments[-1].last_id if segments else 0
+        if self._watermark > last_id:
+            self._report(
+                numbered[-1][1] if numbered else "", 0, f"items {last_id + 1} to {self._watermark} are missing"
+            )
+        return VerifyReport(
+            queue=self._queue,
+            segments=len(segments),
+            items=self._items,
+            bytes=self._bytes,
+            first_id=segments[0].first_id if segments else 0,
+            last_id=last_id,
+            torn_bytes=self._torn,
+            readers=readers,
+            damage=tuple(self._damage),
+            unknown_files=tuple(
+                sorted(
+                    name
+                    for name in self._folder.names()
+                    if name.startswith((f"{self._queue}.", f"{self._queue}+")) and _names.parse_owner(name) is None
+                )
+            ),
+        )
+
+    def _check_states(self, readers: tuple[str, ...]) -> None:
+        names = [_names.checkpoint_name(self._queue, reader) for reader in readers]
+        for name in [*names, _names.mark_name(self._queue)]:
+            state, exists = load_checkpoint(self._folder, name)
+            if exists and state is None:
+                self._report(name, 0, "no whole state in this checkpoint")
+            elif state is not None:
+                self._watermark = max(self._watermark, state.watermark)
+                if not state.flags & fmt.FLAG_MARK:
+                    self._heads.append(state.head)
+
+    def _check_segment(self, name: str, *, last: bool) -> Segment | None:
+        file = self._folder.open(name)
+        path = f"{self._folder.path}/{name}"
+        try:
+            header = read_header(file, path)
+            if header is None:
+                if not last or file.read(fmt.HEADER_BYTES, file.size()).strip(b"\0"):
+                    self._report(name, 0, "no valid header")
+                return None
+            segment = load_segment(file, self._queue, header)
+            segment.name = name
+            self._watermark = max(self._watermark, header.previous_last_id)
+            if not segment.closed and not last:
+                self._report(name, segment.size, "no valid footer")
+            self._count(file, segment, path)
+            return segment
+        except CorruptJournal as damage:
+            self._report(name, damage.offset, damage.reason)
+            return segment
+        finally:
+            file.close()
+
+    def _count(self, file: File, segment: Segment, path: str) -> None:
+        items = size = 0
+        end = fmt.HEADER_BYTES
+        last_id = segment.first_id - 1
+        for offset, frame in _frames(file, segment, path):
+            items += len(frame.entries)
+            size += sum(len(entry[0]) for entry in frame.entries)
+            self._watermark = max(self._watermark, frame.watermark)
+            end, last_id = offset + frame.size, frame.last_id
+        self._items += items
+        self._bytes += size
+        if not segment.closed:
+            segment.last_id, segment.data_bytes, segment.records_end = last_id, size, end
+        elif (items, size) != (segment.items, segment.data_bytes):
+            self._report(segment.name, segment.records_end, "the footer does not match the frames")
+        behind = segment.size - segment.records_end - (fmt.FOOTER_BYTES if segment.closed else 0)
+        self._torn += len(file.read(segment.records_end, behind).rstrip(b"\0"))
+
+    def _check_follows(self, before: Segment | None, segment: Segment) -> None:
+        header = segment.header
+        if before is None:
+            if self._heads and min(self._heads) < header.previous_last_id:
+                self._report(
+                    segment.name, 48, f"a reader needs item {min(self._heads) + 1}; the journal begins behind it"
+                )
+        elif (header.previous_number, header.previous_last_id) != (before.number, before.last_id) and (
+            not self._heads or min(self._heads) < header.previous_last_id
+        ):
+            self._report(segment.name, 48, "it does not follow the segment before it")

@@ -1,0 +1,17 @@
+"""Disks for tests: in memory, failing on demand, and crashing.
+
+Each stands in for ``kestrelpy``'s own disk behind the same interface. A test of crashes, in short::
+
+    disk = CrashingDisk() disk.before_operation = take_clones     # with disk.after_kill() and
+    disk.power_states(model, limit), at every operation workload(disk)
+"""
+
+from __future__ import annotations
+
+from kestrelpy.testing._choices import Choose
+from kestrelpy.testing._crash import CrashingDisk
+from kestrelpy.testing._failing import OPERATIONS, FailingDisk
+from kestrelpy._memory_disk import MemoryDisk
+from kestrelpy.testing._power import PowerModel
+
+__all__ = ["OPERATIONS", "Choose", "CrashingDisk", "FailingDisk", "MemoryDisk", "PowerModel"]

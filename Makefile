@@ -1,0 +1,60 @@
+# What there is to do here. Each target makes its own environment in .venv first, once; nothing else is needed than a
+# Python 3.11 or newer with its venv module, and a package index that pip can reach.
+#
+#   make demo                 real lines through a durable queue, with SIGKILLs on the way and a proof at the end
+#   make demo INPUT=path      the same with your own file or folder
+#   make test                 the test suite
+#   make test-all             the same with the long runs
+#   make check                formatting, lint, types, the rules of the house
+#   make bench                the benchmarks; ARGS="--only put,cycle --repeats 3" and so on
+#   make clean                remove what these made
+
+PYTHON ?= python3
+VENV ?= .venv
+INPUT ?=
+ARGS ?=
+BIN := $(VENV)/bin
+
+.PHONY: help demo test test-all check bench clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "$(PYTHON) is too old, or is not there: Python 3.11 or newer is needed (make PYTHON=python3.12 ...)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@touch $@ $(VENV)/.installed
+
+demo: $(VENV)/.installed
+	@$(BIN)/python -m kestrelpy demo $(if $(INPUT),--input '$(INPUT)') $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+test-all: $(VENV)/.installed-dev
+	KESTRELPY_LONG=1 $(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_tidy.py
+
+bench: $(VENV)/.installed-bench
+	@$(BIN)/python -m bench $(ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,69 @@
+"""``python -m bench``: run the workloads, print tables, write JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import __doc__ as how
+from bench import measure, report
+from bench.workloads import WORKLOADS
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what ``argv`` asks for; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=how, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--list", action="store_true", help="the workloads and who takes part")
+    parser.add_argument("--only", metavar="NAMES", help="these workloads, with commas in between")
+    parser.add_argument("--json", metavar="FILE", help="write the results there too; - for standard output, no tables")
+    parser.add_argument("--repeats", type=int, default=7, help="rounds that count (7)")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of items (1.0); for a quick look")
+    parser.add_argument("--dir", metavar="DIR", help="put the queues there (default: where temporary files go)")
+    args = parser.parse_args(argv)
+    names = args.only.split(",") if args.only else [workload.name for workload in WORKLOADS]
+    chosen = [workload for workload in WORKLOADS if workload.name in names]
+    if unknown := set(names) - {workload.name for workload in chosen}:
+        parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(one.name for one in WORKLOADS)}")
+    if args.repeats < 1 or args.scale <= 0:
+        parser.error("--repeats and --scale must be above zero")
+    if args.list:
+        for workload in chosen:
+            print(f"{workload.name:<10} {workload.text}")
+            print(f"{'':<10} {', '.join(contender.name for contender in workload.contenders)}")
+        return 0
+    _run(chosen, args)
+    return 0
+
+
+def _run(chosen: list[measure.Workload], args: argparse.Namespace) -> None:
+    results = []
+    with tempfile.TemporaryDirectory(prefix="kestrelpy-bench-", dir=args.dir) as folder:
+        scratch = Path(folder)
+        for workload in chosen:
+            result = measure.run(workload, repeats=args.repeats, scale=args.scale, scratch=scratch, say=_say)
+            _say("")
+            results.append(result)
+            if args.json != "-":
+                print(report.table(result), flush=True)
+        facts = report.as_json(results, repeats=args.repeats, scale=args.scale, scratch=scratch)
+    if args.json == "-":
+        print(json.dumps(facts, indent=1))
+    elif args.json:
+        Path(args.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def _say(text: str) -> None:
+    """What is being done, on a terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

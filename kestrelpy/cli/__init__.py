@@ -1,0 +1,134 @@
+"""The command line: ``kestrelpy``, also ``python -m kestrelpy``.
+
+Rules:
+1. It is built on the public interface of the library; what that cannot say yet is in ``_saved.py`` and nowhere else.
+2. A command is a function ``(args) -> int`` in the module of its group, which also adds its parser.
+3. Exit status: 0 done, 1 nothing there or damage found or refused, 2 wrong use; 130, 141 and 143 after Ctrl-C, a closed
+   pipe and SIGTERM, quietly.
+4. An error is one line on standard error, never a traceback (unless KESTRELPY_TRACEBACK is set).
+5. Only ``put`` makes a queue. No other command creates a file where none was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from kestrelpy.cli import demo, looking, managing, moving
+from kestrelpy.cli._common import CommandError
+from kestrelpy.cli._signals import Interrupted, unwinding
+from kestrelpy.errors import InvalidName, KestrelError, NoDefaultReader
+
+__all__ = ["build_parser", "main"]
+
+DONE, FAILED, WRONG_USE = 0, 1, 2
+
+_EPILOG = """\
+exit status: 0 done; 1 nothing there, or damage found, or refused (the line on standard error says why); 2 wrong use.
+
+  seq 1000 | kestrelpy put /tmp/queues jobs       # a line an item
+  kestrelpy get /tmp/queues jobs --max 3          # committed once they are written
+  kestrelpy get /tmp/queues jobs --follow         # works while another process puts
+  kestrelpy stat /tmp/queues jobs
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for what is wrong, as everything else here."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_USE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; ``args.run`` is the command's function."""
+    parser = _Parser(
+        prog="kestrelpy",
+        description="Durable blocking queues: put, get, look at and check them from a shell.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"kestrelpy {_version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+    demo.add_commands(commands)
+    looking.add_listing_commands(commands)
+    moving.add_commands(commands)
+    looking.add_content_commands(commands)
+    managing.add_commands(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status. ``argv`` is without the program's name; ``None``: the process's own."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        args = managing.bench_arguments(arguments) or build_parser().parse_args(arguments)
+    except SystemExit as done:  # argparse has said what there is to say
+        return done.code if isinstance(done.code, int) else WRONG_USE
+    try:
+        with unwinding():
+            status: int = args.run(args)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return status
+    except BrokenPipeError:
+        _abandon_output()
+        return 128 + signal.SIGPIPE
+    except Interrupted as signalled:
+        return 128 + signalled.number
+    except CommandError as error:
+        return _report(args.command, str(error), error.status)
+    except (InvalidName, NoDefaultReader) as error:
+        return _report(args.command, str(error), WRONG_USE)
+    except OSError as error:
+        _abandon_output()
+        return _report(args.command, _os_error_text(error), FAILED)
+    except KestrelError as error:
+        return _report(args.command, str(error), FAILED)
+    except Exception as error:
+        if os.environ.get("KESTRELPY_TRACEBACK"):
+            raise
+        text = f"this should not happen: {type(error).__name__}: {error} (KESTRELPY_TRACEBACK=1 shows where)"
+        return _report(args.command, text, FAILED)
+
+
+def _report(command: str, text: str, status: int) -> int:
+    line = " ".join(text.split())
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody listens on standard error
+        sys.stderr.write(f"kestrelpy {command}: {line}\n")
+        sys.stderr.flush()
+    return status
+
+
+def _os_error_text(error: OSError) -> str:
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    name = error.filename.decode(errors="replace") if isinstance(error.filename, bytes) else error.filename
+    return f"{name}: {error.strerror}"
+
+
+def _abandon_output() -> None:
+    """Let the interpreter's last flush of standard output go nowhere, if it can go nowhere else."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+    except AttributeError:
+        return  # there is no standard output
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("kestrelpy")
+    except PackageNotFoundError:
+        return "(not installed)"

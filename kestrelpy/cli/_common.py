@@ -1,0 +1,160 @@
+"""What the commands share: their own error, argument types, names of queues, tables."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+from kestrelpy import queue_names
+from kestrelpy.errors import InvalidName
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+
+Start = Literal["tail", "earliest"] | int
+
+
+class CommandError(Exception):
+    """The command cannot be done; ``str`` of it is what the user is told, ``status`` how the process ends."""
+
+    def __init__(self, message: str, *, status: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+# -- argument types --------------------------------------------------------------------------------------------------
+
+
+def positive(text: str) -> int:
+    """A whole number above zero."""
+    number = _number(text, int)
+    if number <= 0:
+        raise argparse.ArgumentTypeError(f"must be above zero, not {text}")
+    return int(number)
+
+
+def item_id(text: str) -> int:
+    """An item's id: a whole number, not negative."""
+    number = _number(text, int)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, not {text}")
+    return int(number)
+
+
+def seconds(text: str) -> float:
+    """A duration in seconds, not negative."""
+    number = _number(text, float)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, not {text}")
+    return float(number)
+
+
+def sync_mode(text: str) -> float | Literal["always", "never"]:
+    """``always``, ``never`` or seconds."""
+    return text if text in ("always", "never") else seconds(text)  # type: ignore[return-value]
+
+
+def start(text: str) -> Start:
+    """``tail``, ``earliest`` or an item's id."""
+    return text if text in ("tail", "earliest") else item_id(text)  # type: ignore[return-value]
+
+
+def instant_ms(text: str) -> int:
+    """Milliseconds since the Unix epoch, or ISO 8601 (UTC unless it says otherwise)."""
+    if text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        message = f"must be milliseconds since the epoch or like 2026-01-31T12:00:00, not {text!r}"
+        raise argparse.ArgumentTypeError(message) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return (moment - _EPOCH) // _MILLISECOND
+
+
+def _number(text: str, kind: type[int] | type[float]) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
+
+
+def add_queue(parser: argparse.ArgumentParser) -> None:
+    """The two arguments that nearly every command begins with."""
+    parser.add_argument("directory", metavar="DIR", help="the folder of the queue")
+    parser.add_argument("queue", metavar="QUEUE", help="the queue's name")
+
+
+# -- what is there ---------------------------------------------------------------------------------------------------
+
+
+def queues_in(directory: str) -> list[str]:
+    """The names of the queues in a folder, sorted; raises ``CommandError`` if there is no such folder."""
+    if not os.path.isdir(directory):
+        raise CommandError(f"{directory}: no such folder")
+    return sorted(queue_names(directory))
+
+
+def require_queue(directory: str, queue: str) -> None:
+    """Raise ``CommandError`` unless the queue exists: commands that look or take never make one."""
+    names = queues_in(directory)
+    if queue in names:
+        return
+    if not queue:
+        raise InvalidName(queue, "a queue's name is not empty")
+    there = f"; there are {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}" if names else ""
+    raise CommandError(f"no queue {queue!r} in {directory}{there}")
+
+
+# -- words and tables ------------------------------------------------------------------------------------------------
+
+
+def iso(instant: int) -> str:
+    """An instant for people: ISO 8601, UTC, milliseconds."""
+    try:
+        moment = _EPOCH + instant * _MILLISECOND
+    except OverflowError:
+        return f"{instant}ms"
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 item``, ``2,000 items``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def binary_size(size: int) -> str:
+    """Bytes for people: ``17 B``, ``1.5 KiB``, ``2.0 GiB``."""
+    if size < 1024:
+        return f"{size} B"
+    value = float(size)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= 1024
+        if value < 1023.95 or unit == "TiB":
+            return f"{value:,.1f} {unit}"
+    raise AssertionError
+
+
+def printable(data: bytes) -> str:
+    """Data on one line: text as it is; what a terminal would act upon, and what is no text, escaped."""
+    text = data.decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def table(rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:
+    """Rows under a heading, in columns; those in ``numbers`` to the right. Ends in a newline."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = (
+            cell.rjust(width) if column in numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,71 @@
+"""Ctrl-C and SIGTERM: both unwind a command as an exception; so readers get closed and no process is left behind.
+
+Between writing items out and committing them a signal is held back (``held``), or what was written would come again.
+It is not held back for long: a write that nobody reads is given up a second later, with nothing of it committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+_PATIENCE_SECONDS = 1.0
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(BaseException):
+    """Signal ``number`` arrived."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _State:
+    holding = False
+    waiting = 0  # the signal that is being held back, or 0
+
+
+def _arrive(number: int, _frame: FrameType | None) -> None:
+    if _State.holding and not _State.waiting:
+        _State.waiting = number
+        signal.setitimer(signal.ITIMER_REAL, _PATIENCE_SECONDS)
+        return
+    raise Interrupted(_take() or number)
+
+
+def _take() -> int:
+    number, _State.waiting = _State.waiting, 0
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return number
+
+
+@contextlib.contextmanager
+def unwinding() -> Iterator[None]:
+    """Turn signals into ``Interrupted``, in the main thread; one that was ignored before stays ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    chosen = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = [(number, signal.signal(number, _arrive)) for number in (*chosen, signal.SIGALRM)]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """A signal that arrives meanwhile takes effect at the end."""
+    _State.holding = True
+    try:
+        yield
+    finally:
+        _State.holding = False
+        waiting = _take() if _State.waiting else 0
+    if waiting:
+        raise Interrupted(waiting)

@@ -1,0 +1,189 @@
+"""Looking at queues without touching them: ``ls``, ``stat``, ``scan``, ``verify``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from kestrelpy import scan, verify
+from kestrelpy.cli import _common, _records, _saved
+from kestrelpy.errors import KestrelError
+
+if TYPE_CHECKING:
+    from kestrelpy.cli._records import Commands
+
+_SHOWN = 20  # out-of-order spans and error counts that stat prints before it says how many more there are
+
+
+def add_listing_commands(commands: Commands) -> None:
+    """Add the parsers of ``ls`` and ``stat``."""
+    ls = commands.add_parser("ls", help="the queues in a folder", description="List the queues in a folder. Read-only.")
+    ls.add_argument("directory", metavar="DIR", help="the folder")
+    ls.add_argument("--json", action="store_true", help="one JSON object a queue")
+    ls.set_defaults(run=run_ls)
+
+    stat = commands.add_parser(
+        "stat",
+        help="one queue and its readers",
+        description="A queue's segments and its readers as of their last checkpoints. Read-only, takes no lock.",
+    )
+    _common.add_queue(stat)
+    stat.add_argument("--reader", metavar="R", help="this reader's saved state in full")
+    stat.add_argument("--json", action="store_true", help="one JSON object")
+    stat.set_defaults(run=run_stat)
+
+
+def add_content_commands(commands: Commands) -> None:
+    """Add the parsers of ``scan`` and ``verify``."""
+    scanner = commands.add_parser(
+        "scan",
+        help="every record that the journal keeps",
+        description="Print the records in the segments that are kept, read or not. Read-only, takes no lock.",
+    )
+    _common.add_queue(scanner)
+    scanner.add_argument("--archive-dir", metavar="DIR", help="read archived segments from there first")
+    scanner.add_argument("--start-id", type=_common.item_id, metavar="ID", help="from this id on")
+    scanner.add_argument("--stop-id", type=_common.item_id, metavar="ID", help="up to before this id")
+    scanner.add_argument(
+        "--start-time", type=_common.instant_ms, metavar="TIME", help="added at this time (ISO or ms) or later"
+    )
+    scanner.add_argument("--stop-time", type=_common.instant_ms, metavar="TIME", help="added before this time")
+    _records.add_format(scanner)
+    scanner.set_defaults(run=run_scan)
+
+    checker = commands.add_parser(
+        "verify",
+        help="check every byte of a queue",
+        description="Check every record, header, footer and checkpoint. Read-only. Status 1 if there is damage.",
+    )
+    _common.add_queue(checker)
+    checker.add_argument("--json", action="store_true", help="the report as one JSON object")
+    checker.set_defaults(run=run_verify)
+
+
+# -- ls --------------------------------------------------------------------------------------------------------------
+
+
+def run_ls(args: argparse.Namespace) -> int:
+    """``kestrelpy ls``."""
+    names = _common.queues_in(args.directory)
+    rows: list[tuple[str, ...]] = [("queue", "unread", "last id", "segments", "size")]
+    status = 0 if names else 1
+    for name in names:
+        try:
+            saved = _saved.look(args.directory, name)
+        except KestrelError as error:
+            status = 1
+            rows.append((name, f"damaged: {error}", "", "", ""))
+            if args.json:
+                print(json.dumps({"name": name, "damaged": str(error)}))
+            continue
+        if args.json:
+            print(json.dumps(dataclasses.asdict(saved)))
+        unread = ", ".join(f"{one.name}: {one.items:,}" if one.name else f"{one.items:,}" for one in saved.readers)
+        size = _common.binary_size(saved.file_bytes)
+        rows.append((name, unread, str(saved.tail_id), str(len(saved.segments)), size))
+    if names and not args.json:
+        sys.stdout.write(_common.table(rows, numbers=(2, 3, 4)))
+    return status
+
+
+# -- stat ------------------------------------------------------------------------------------------------------------
+
+
+def run_stat(args: argparse.Namespace) -> int:
+    """``kestrelpy stat``."""
+    _common.require_queue(args.directory, args.queue)
+    saved = _saved.look(args.directory, args.queue)
+    if args.reader is not None:
+        return _stat_reader(saved, args.reader, as_json=args.json)
+    if args.json:
+        print(json.dumps(dataclasses.asdict(saved)))
+        return 0
+    closed = sum(segment.closed for segment in saved.segments)
+    kept = f"ids {saved.segments[0].first_id} to {saved.tail_id}" if saved.segments else "none"
+    facts = (
+        ("queue", saved.name),
+        ("segments", f"{len(saved.segments)} ({closed} closed), {kept}"),
+        ("on disk", f"{saved.file_bytes:,} bytes ({_common.binary_size(saved.file_bytes)})"),
+        ("ever put", f"{_common.counted(saved.put_items, 'item')}, {_common.counted(saved.put_bytes, 'byte')}"),
+        ("readers", "as of their last checkpoints:"),
+    )
+    sys.stdout.write("".join(f"{name:<10}{text}\n" for name, text in facts))
+    rows = [["reader", "head", "unread", "bytes", "done ahead", "aborted"]]
+    for one in saved.readers:
+        ahead = sum(last - first + 1 for first, last in one.done)
+        counts = (one.head, one.items, one.bytes, ahead, len(one.error_counts))
+        rows.append([one.name or "(default)", *(f"{count:,}" for count in counts)])
+    sys.stdout.write(_common.table(rows, numbers=range(1, 6)))
+    return 0
+
+
+def _stat_reader(saved: _saved.SavedQueue, name: str, *, as_json: bool) -> int:
+    reader = next((one for one in saved.readers if one.name == name), None)
+    if reader is None:
+        raise _common.CommandError(f"queue {saved.name!r} has no reader {name!r}")
+    if as_json:
+        print(json.dumps(dataclasses.asdict(reader)))
+        return 0
+    spans = [f"{first}" if first == last else f"{first}-{last}" for first, last in reader.done]
+    errors = [f"{item}: {count}" for item, count in reader.error_counts]
+    facts = (
+        ("reader", reader.name or "(default)"),
+        ("head", str(reader.head)),
+        ("unread", f"{_common.counted(reader.items, 'item')}, {_common.counted(reader.bytes, 'byte')}"),
+        ("done ahead", _shortened(spans)),
+        ("aborted", _shortened(errors)),
+    )
+    sys.stdout.write("".join(f"{title:<12}{text}\n" for title, text in facts))
+    return 0
+
+
+def _shortened(words: list[str]) -> str:
+    more = f" and {len(words) - _SHOWN:,} more" if len(words) > _SHOWN else ""
+    return ", ".join(words[:_SHOWN]) + more or "none"
+
+
+# -- scan and verify -------------------------------------------------------------------------------------------------
+
+
+def run_scan(args: argparse.Namespace) -> int:
+    """``kestrelpy scan``."""
+    if args.archive_dir is None:
+        _common.require_queue(args.directory, args.queue)
+    records = scan(
+        args.directory,
+        args.queue,
+        archive_dir=args.archive_dir,
+        start_id=args.start_id,
+        stop_id=args.stop_id,
+        start_ms=args.start_time,
+        stop_ms=args.stop_time,
+    )
+    return _records.write(records, args)
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """``kestrelpy verify``."""
+    _common.require_queue(args.directory, args.queue)
+    report = verify(args.directory, args.queue)
+    if args.json:
+        print(json.dumps({"ok": report.ok, **dataclasses.asdict(report)}))
+        return 0 if report.ok else 1
+    readers = ", ".join(name or "(default)" for name in report.readers) or "none"
+    ids = f", ids {report.first_id} to {report.last_id}" if report.items else ""
+    print(f"queue     {report.queue}")
+    print(f"segments  {report.segments:,}")
+    print(f"items     {report.items:,}, {_common.counted(report.bytes, 'byte')}{ids}")
+    print(f"readers   {readers}")
+    if report.torn_bytes:
+        print(f"torn      {_common.counted(report.torn_bytes, 'byte')} that a crash left behind the end; no damage")
+    for name in report.unknown_files:
+        print(f"unknown   {name}")
+    for damage in report.damage:
+        print(f"damage    {damage.path}, offset {damage.offset:,}: {damage.reason}")
+    print("no damage" if report.ok else f"DAMAGED in {_common.counted(len(report.damage), 'place')}")
+    return 0 if report.ok else 1

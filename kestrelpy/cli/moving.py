@@ -1,0 +1,168 @@
+"""Items in and out: ``put``, ``get``, ``peek``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol, cast
+
+from kestrelpy import JournaledQueue, QueueEmpty, open_reader
+from kestrelpy.cli import _common, _framing, _records, _saved, _signals
+from kestrelpy.errors import ItemTooLarge
+
+if TYPE_CHECKING:
+    from kestrelpy.cli._records import Commands
+
+CHUNK_BYTES = 1 << 18
+BATCH_ITEMS, BATCH_BYTES = 1000, 1 << 20
+GET_ITEMS = 256
+
+
+class _Source(Protocol):
+    def read1(self, size: int, /) -> bytes: ...
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the parsers of ``put``, ``get`` and ``peek``."""
+    put = commands.add_parser(
+        "put", help="put items, a line an item", description="Put items; the queue and its folder are made if missing."
+    )
+    _common.add_queue(put)
+    put.add_argument("file", metavar="FILE", nargs="?", default="-", help="where from; - or none: standard input")
+    _framing.add_framing(put)
+    put.add_argument(
+        "--sync", type=_common.sync_mode, default=0.1, metavar="MODE", help="always, never or seconds (0.1)"
+    )
+    put.add_argument("--expires-in", type=_common.seconds, metavar="SECONDS", help="the items expire after that time")
+    put.add_argument("-q", "--quiet", action="store_true", help="say nothing at the end")
+    put.set_defaults(run=run_put)
+
+    get = commands.add_parser(
+        "get",
+        help="take items, commit them when written",
+        description="Take what is there and write it out; items are committed once they are written and flushed. "
+        "Works while another process puts. Status 1 if nothing was there.",
+    )
+    _common.add_queue(get)
+    _add_reader(get)
+    get.add_argument("--follow", action="store_true", help="when nothing is left, wait for more, until interrupted")
+    get.add_argument("--max", type=_common.positive, metavar="N", help="stop after N items")
+    get.add_argument(
+        "--timeout", type=_common.seconds, default=0.0, metavar="SECONDS", help="wait so long for an item (0)"
+    )
+    get.add_argument(
+        "--start",
+        type=_common.start,
+        default="tail",
+        metavar="WHERE",
+        help="where a reader that is new begins: tail (default), earliest, or an item's id; the first named reader "
+        "of a queue takes over the default reader's place instead",
+    )
+    _framing.add_framing(get)
+    get.set_defaults(run=run_get)
+
+    peek = commands.add_parser(
+        "peek",
+        help="show the next items of a reader, take nothing",
+        description="Show what a reader would get next, by its last checkpoint. Read-only, takes no lock.",
+    )
+    _common.add_queue(peek)
+    _add_reader(peek)
+    peek.add_argument("--max", type=_common.positive, default=1, metavar="N", help="how many (1)")
+    _records.add_format(peek)
+    peek.set_defaults(run=run_peek)
+
+
+def _add_reader(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--reader", metavar="R", default="", help="the reader; without it, the queue's default reader")
+
+
+# -- put -------------------------------------------------------------------------------------------------------------
+
+
+def run_put(args: argparse.Namespace) -> int:
+    """``kestrelpy put``."""
+    count, first, last, size = 0, 0, 0, 0
+    with (
+        _input(args.file) as source,
+        JournaledQueue(args.directory, args.queue, sync=args.sync) as queue,
+    ):
+        try:
+            for items in _framing.split(_chunks(source), args.framing, queue.max_item_bytes):
+                for batch in _framing.batches(items, BATCH_ITEMS, BATCH_BYTES):
+                    if len(batch) == 1:  # a batch costs a little more room, and the largest item has none to spare
+                        last = queue.put(batch[0], expires_in=args.expires_in)
+                    else:
+                        last = queue.put_many(batch, expires_in=args.expires_in)[-1]
+                    first = first or last - len(batch) + 1
+                    count += len(batch)
+                    size += sum(map(len, batch))
+        except ItemTooLarge as error:
+            raise _common.CommandError(f"input item {count + 1}: {error}; {_put_so_far(count, last)}") from None
+        if args.sync != "never" and count:
+            queue.sync()
+    if not args.quiet:
+        span = f", ids {first} to {last}" if count else ""
+        print(f"put {_common.counted(count, 'item')}, {_common.counted(size, 'byte')}{span}")
+    return 0
+
+
+def _put_so_far(count: int, last: int) -> str:
+    return (
+        f"the {_common.counted(count, 'item')} before it are in the queue, up to id {last}"
+        if count
+        else "nothing was put"
+    )
+
+
+@contextlib.contextmanager
+def _input(name: str) -> Iterator[_Source]:
+    if name == "-":
+        yield cast(_Source, sys.stdin.buffer)
+    else:
+        with open(name, "rb") as file:
+            yield file
+
+
+def _chunks(source: _Source) -> Iterator[bytes]:
+    """What is there, as it arrives: an item is put as soon as it is whole, however slow the one who writes it."""
+    while chunk := source.read1(CHUNK_BYTES):
+        yield chunk
+
+
+# -- get -------------------------------------------------------------------------------------------------------------
+
+
+def run_get(args: argparse.Namespace) -> int:
+    """``kestrelpy get``."""
+    _common.require_queue(args.directory, args.queue)
+    timeout = None if args.follow else args.timeout
+    left: float = args.max or float("inf")
+    count = 0
+    with contextlib.closing(open_reader(args.directory, args.queue, args.reader, start=args.start)) as reader:
+        while left > 0:
+            try:
+                items = reader.get_many(int(min(left, GET_ITEMS)), max_bytes=BATCH_BYTES, timeout=timeout)
+            except QueueEmpty:
+                break
+            data = _framing.join([item.data for item in items], args.framing)
+            with _signals.held():  # what was written is committed, whatever arrives in between
+                _framing.write_out(data)
+                reader.commit_many(items)
+            count += len(items)
+            left -= len(items)
+    return 0 if count else 1
+
+
+# -- peek ------------------------------------------------------------------------------------------------------------
+
+
+def run_peek(args: argparse.Namespace) -> int:
+    """``kestrelpy peek``."""
+    _common.require_queue(args.directory, args.queue)
+    unread = _saved.unread(args.directory, args.queue, args.reader, now_ms=time.time_ns() // 1_000_000)
+    return _records.write(islice(unread, args.max), args)

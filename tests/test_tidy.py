@@ -1,0 +1,558 @@
+"""The rules of the house, held by a test over the source tree. The tables below are the rules.
+
+1. Imports go down only, in the layers of ``LAYERS``, and not in a circle. What only the type checker imports is free.
+2. Functions fit a screen, modules a sitting.
+3. What is banned outside its module is named in ``BANS``, each with what to use instead.
+4. Every public name is exported and documented.
+5. Links in the documents lead somewhere; the commands in them exist.
+Each check is a function from source text to complaints, and is itself tested on a planted fault.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import shlex
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAX_FUNCTION_LINES = 70
+MAX_MODULE_LINES = 450
+
+LAYERS = {
+    # L0: values
+    "errors": 0,
+    "item": 0,
+    "config": 0,
+    "clock": 0,
+    "codecs": 0,
+    "_lifetime": 0,
+    # L1: bytes to records, names, the disk
+    "_format": 1,
+    "_names": 1,
+    "_disk": 1,
+    # L2: one file each
+    "_segment": 2,
+    "_checkpoint": 2,
+    "_progress": 2,
+    # L3: the waiting line, the journal and what it is made of
+    "_line": 3,
+    "_sync": 3,
+    "_recovery": 3,
+    "_view": 3,
+    "_journal": 3,
+    "_window": 3,
+    "_home": 3,
+    # L4: one reader; queues in memory
+    "memory": 4,
+    "reader": 4,
+    "_blocking": 4,
+    # L5: one writer, many readers
+    "_feed": 5,
+    "_readership": 5,
+    "_detached": 5,
+    "queue": 5,
+    # L6: many queues, other processes
+    "folder": 6,
+    "aio": 6,
+    # L7: built on the public interface alone
+    "cli": 7,
+    "work": 7,
+    "server": 7,
+    "spark": 7,
+    "__main__": 8,
+    "testing": 9,  # nothing above imports it
+}
+PUBLIC_ONLY = 7
+"""From this layer up, private modules of the library are not imported ..."""
+PRIVATE_ALLOWED = {"cli._saved", "testing"}
+"""... except by these: what the command line wants to know and the library does not say yet; and the fakes."""
+
+
+@dataclass(frozen=True)
+class Ban:
+    """A name that only some modules may use: a builtin, or a module's attribute (``os.*``: any)."""
+
+    name: str
+    instead: str
+    allowed_in: tuple[str, ...] = ()
+    exceptions: tuple[str, ...] = ()
+
+
+PROGRAMS = ("cli", "__main__", "testing")
+BANS = (
+    Ban(
+        "os.*",
+        "kestrelpy._disk",
+        ("_disk", *PROGRAMS),
+        ("os.getpid", "os.register_at_fork", "os.fspath", "os.PathLike"),
+    ),
+    Ban("open", "kestrelpy._disk", ("_disk", *PROGRAMS)),
+    Ban("io.*", "kestrelpy._disk", PROGRAMS),
+    Ban("shutil.*", "kestrelpy._disk", PROGRAMS),
+    Ban("pathlib.*", "kestrelpy._disk, and str for paths", PROGRAMS),
+    Ban("mmap.*", "kestrelpy._disk", ("_disk", *PROGRAMS)),
+    Ban("fcntl.*", "Directory.lock of kestrelpy._disk"),
+    Ban("time.*", "the clock that was passed in", ("clock", *PROGRAMS)),
+    Ban("datetime.*", "instants in milliseconds, of the clock that was passed in", PROGRAMS),
+    Ban("random.*", "what was passed in (os.urandom is in kestrelpy._disk)", PROGRAMS),
+    Ban("pickle.*", "a codec that the user passes"),
+    Ban("marshal.*", "kestrelpy._format"),
+    Ban("eval", "code"),
+    Ban("exec", "code"),
+    Ban("print", "logging, or what the function returns", PROGRAMS),
+    Ban("subprocess.*", "nothing: the library starts no process", PROGRAMS),
+    Ban("multiprocessing.*", "nothing: the library starts no process", PROGRAMS),
+)
+LET_BE = {("queue", "os.urandom")}
+"""Uses all the same: where the randomness comes from that the layers below are passed."""
+MAY_SLEEP = {"stress", "crash"}
+"""Folders of tests, beside the unit tests, that may wait for the passing of time."""
+SLEEPERS: dict[str, str] = {}
+"""Unit tests that may do so all the same, and why."""
+
+PUBLIC = {
+    "kestrelpy": (
+        "KestrelError QueueEmpty QueueFull QueueClosed ItemTooLarge InvalidName NoDefaultReader UnknownItem "
+        "QueueLocked ForkedQueue CorruptJournal UnsupportedFormat QueueDiskFull DurabilityUnknown "
+        "BlockingQueue ConcurrentBlockingQueue SimpleBlockingQueue FullPolicy "
+        "JournaledQueue Reader Item ReaderConfig QueueStats ReaderStats "
+        "open_reader scan Record queue_names verify VerifyReport"
+    ),
+    "kestrelpy.codecs": "JSON UTF8",
+    "kestrelpy.testing": "ManualClock MemoryDisk FailingDisk CrashingDisk check_blocking_queue",
+}
+METHODS = {
+    "ConcurrentBlockingQueue": (
+        "put put_nowait put_head get get_nowait get_if get_future aget aput peek flush evict_waiters qsize empty full "
+        "shutdown close"
+    ),
+    "JournaledQueue": (
+        "put put_many put_future aput sync reader drop_reader get get_nowait get_many get_future aget peek commit "
+        "commit_many abort seek checkpoint flush discard_expired evict_waiters stats as_blocking_queue close erase"
+    ),
+    "Reader": (
+        "get get_nowait get_many get_future aget peek commit commit_many abort seek flush discard_expired checkpoint "
+        "evict_waiters close stats"
+    ),
+    "Item": "commit abort",
+}
+
+
+# -- the tree --------------------------------------------------------------------------------------------------------
+
+
+def sources(*folders: str) -> Iterator[tuple[str, str]]:
+    """Path from the root, text: of every module under these folders."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
+
+
+def module_of(path: str) -> str:
+    """``kestrelpy/cli/demo.py``: ``cli.demo``. ``kestrelpy/__init__.py``: empty."""
+    name = path.removeprefix("kestrelpy/").removesuffix(".py").replace("/", ".")
+    return name.removesuffix(".__init__").removesuffix("__init__")
+
+
+def area_of(module: str) -> str:
+    """What the tables know a module by: its first part."""
+    return module.partition(".")[0]
+
+
+def _without_type_checking(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes, but not those that only the type checker sees."""
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        children: list[ast.AST] = list(node.orelse)
+    else:
+        yield node
+        children = list(ast.iter_child_nodes(node))
+    for child in children:
+        yield from _without_type_checking(child)
+
+
+def imported(source: str, known: set[str]) -> dict[str, int]:
+    """The modules of kestrelpy that a source imports at run time, and where. ``""`` is the package itself."""
+    found: dict[str, int] = {}
+    for node in _without_type_checking(ast.parse(source)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name.removeprefix("kestrelpy.") in known else node.module for name in inside]
+        for name in names:
+            if name == "kestrelpy" or name.startswith("kestrelpy."):
+                found.setdefault(name.removeprefix("kestrelpy").removeprefix("."), node.lineno)
+    return found
+
+
+# -- the checks: complaints about sources ----------------------------------------------------------------------------
+
+
+def layer_complaints(path: str, source: str, known: set[str]) -> list[str]:
+    """Imports that go up, or to where this module has no business."""
+    module = module_of(path)
+    if not module:
+        return [
+            f"{path}:{line}: the package must not import kestrelpy.{name}: importing it would cost or pull in too much"
+            for name, line in imported(source, known).items()
+            if LAYERS.get(area_of(name), 0) >= PUBLIC_ONLY
+        ]
+    area = area_of(module)
+    if area not in LAYERS:
+        return [f"{path}: {area} is not in LAYERS of tests/test_tidy.py: say which layer it belongs to"]
+    complaints = []
+    for name, line in imported(source, known).items():
+        other = area_of(name)
+        is_public_face = not name or other in ("errors", "item", "config", "clock", "codecs")
+        if LAYERS.get(other, 0) > LAYERS[area]:
+            complaints.append(f"{path}:{line}: layer {LAYERS[area]} imports {name} of layer {LAYERS.get(other)}")
+        elif not name and LAYERS[area] < PUBLIC_ONLY:
+            complaints.append(f"{path}:{line}: import the module that has it, not the package: that is a cycle")
+        elif (
+            LAYERS[area] >= PUBLIC_ONLY
+            and other not in (area, "cli")
+            and not is_public_face
+            and not {module, area} & PRIVATE_ALLOWED
+        ):
+            complaints.append(f"{path}:{line}: {area} is built on the public interface: import {name}'s from kestrelpy")
+    return complaints
+
+
+def cycles(graph: dict[str, set[str]]) -> list[str]:
+    """Import cycles, one complaint for each that a search in depth runs into."""
+    complaints, done = [], set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        if module in trail:
+            complaints.append(" imports ".join((*trail[trail.index(module) :], module)))
+        elif module not in done:
+            for other in sorted(graph.get(module, ())):
+                visit(other, (*trail, module))
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, ())
+    return complaints
+
+
+def length_complaints(path: str, source: str) -> list[str]:
+    """Functions and modules that are too long."""
+    complaints = []
+    lines = source.count("\n")
+    if lines > MAX_MODULE_LINES:
+        complaints.append(f"{path}: {lines} lines, more than {MAX_MODULE_LINES}")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            size = (node.end_lineno or node.lineno) - node.lineno + 1
+            if size > MAX_FUNCTION_LINES:
+                complaints.append(f"{path}:{node.lineno}: {node.name} has {size} lines, more than {MAX_FUNCTION_LINES}")
+    return complaints
+
+
+def uses(source: str) -> Iterator[tuple[str, int]]:
+    """What a source uses of modules (``os.stat``) and of builtins (``open``), and where."""
+    modules: dict[str, str] = {}
+    tree = list(_without_type_checking(ast.parse(source)))
+    for node in tree:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                modules[alias.asname or alias.name.partition(".")[0]] = alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+    for node in tree:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            yield f"{modules[node.value.id]}.{node.attr}", node.lineno
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id, node.lineno
+
+
+def ban_complaints(path: str, source: str) -> list[str]:
+    """Uses of what is banned here."""
+    module = module_of(path)
+    complaints = []
+    for name, line in uses(source):
+        for ban in BANS:
+            is_meant = name == ban.name or (ban.name.endswith(".*") and name.startswith(ban.name[:-1]))
+            if not is_meant or name in ban.exceptions or (module, name) in LET_BE:
+                continue
+            if area_of(module) not in ban.allowed_in:
+                complaints.append(f"{path}:{line}: {name} is not for this module; use {ban.instead}")
+    return complaints
+
+
+def sleep_complaints(path: str, source: str) -> list[str]:
+    """Unit tests that wait for time to pass."""
+    if set(Path(path).parts) & MAY_SLEEP or path in SLEEPERS:
+        return []
+    return [
+        f"{path}:{line}: no time.sleep in unit tests; use kestrelpy.testing.ManualClock, or an Event"
+        for name, line in uses(source)
+        if name == "time.sleep"
+    ]
+
+
+def heading_anchor(heading: str) -> str:
+    """The anchor that a heading of a Markdown page has."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def prose(text: str) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def link_complaints(path: str, text: str) -> list[str]:
+    """Links of a Markdown page that lead nowhere in this tree."""
+    complaints = []
+    for target in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose(text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (ROOT / path).parent / name if name else ROOT / path
+        if not file.exists():
+            complaints.append(f"{path}: {target} leads nowhere")
+        elif anchor and file.suffix == ".md":
+            anchors = {heading_anchor(h) for h in re.findall(r"^#+ (.*)$", file.read_text("utf-8"), re.MULTILINE)}
+            if anchor not in anchors:
+                complaints.append(f"{path}: {target} names no heading")
+    return complaints
+
+
+def documented_files(text: str) -> set[str]:
+    """Files of the tree that a page mentions in code marks."""
+    return set(re.findall(r"`((?:kestrelpy|tests|docs|bench)/[\w./-]+\.(?:py|md))`", text))
+
+
+def command_complaints(path: str, text: str, targets: set[str], commands: set[str]) -> list[str]:
+    """``make`` and ``kestrelpy`` commands of a page that do not exist."""
+    named = {
+        "make": (targets, r"(?:^|[`$] ?)make ([a-z][\w-]*)"),
+        "kestrelpy": (commands, r"(?:^|[`$|] ?|python -m )kestrelpy ([a-z][\w-]*)"),
+    }
+    return [
+        f"{path}: there is no {program} {command}"
+        for program, (there, pattern) in named.items()
+        for command in re.findall(pattern, text, re.MULTILINE)
+        if command not in there
+    ]
+
+
+def parse_complaints(path: str, text: str) -> list[str]:
+    """``kestrelpy`` command lines in shell blocks that the parser refuses."""
+    from kestrelpy.cli import build_parser
+
+    complaints = []
+    for block in re.findall(r"^```(?:console|sh|bash)\b[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for line in re.findall(r"(?:^|\| ?|\$ )kestrelpy ([^|>&;\n]*)", block, re.MULTILINE):
+            words = shlex.split(line, comments=True)
+            if words[0] == "bench":
+                continue
+            try:
+                build_parser().parse_args(words)
+            except SystemExit as stop:
+                if stop.code:
+                    complaints.append(f"{path}: kestrelpy {line.strip()}: this is refused")
+    return complaints
+
+
+def pages() -> list[tuple[str, str]]:
+    """The documents."""
+    paths = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [(path.relative_to(ROOT).as_posix(), path.read_text("utf-8")) for path in paths if path.exists()]
+
+
+def make_targets() -> set[str]:
+    """The targets of the Makefile."""
+    return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+
+def commands() -> set[str]:
+    """The commands of the command line."""
+    from kestrelpy.cli import build_parser
+
+    actions = build_parser()._subparsers._group_actions  # type: ignore[union-attr]
+    return {name for action in actions for name in (action.choices or ())}
+
+
+# -- the tree is tidy ------------------------------------------------------------------------------------------------
+
+
+def _fail_with(complaints: list[str]) -> None:
+    if complaints:
+        pytest.fail("\n" + "\n".join(complaints), pytrace=False)
+
+
+def test_imports_go_down_only() -> None:
+    found = list(sources("kestrelpy"))
+    known = {module_of(path) for path, _ in found}
+    _fail_with([one for path, source in found for one in layer_complaints(path, source, known)])
+
+
+def test_there_is_no_import_cycle() -> None:
+    found = list(sources("kestrelpy"))
+    known = {module_of(path) for path, _ in found}
+    graph = {module_of(path): set(imported(source, known)) - {"", module_of(path)} for path, source in found}
+    _fail_with(cycles(graph))
+
+
+def test_functions_and_modules_are_short() -> None:
+    _fail_with([one for path, source in sources("kestrelpy", "bench") for one in length_complaints(path, source)])
+
+
+def test_nothing_is_used_outside_its_module() -> None:
+    _fail_with([one for path, source in sources("kestrelpy") for one in ban_complaints(path, source)])
+
+
+def test_unit_tests_do_not_sleep() -> None:
+    _fail_with([one for path, source in sources("tests") for one in sleep_complaints(path, source)])
+
+
+def test_every_module_says_what_it_is() -> None:
+    found = sources("kestrelpy", "bench", "tests")
+    _fail_with(
+        [f"{path}: no docstring" for path, text in found if text.strip() and not ast.get_docstring(ast.parse(text))]
+    )
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_exported_and_documented(name: str) -> None:
+    module = importlib.import_module(name)
+    complaints = []
+    for public in PUBLIC[name].split():
+        if public not in getattr(module, "__all__", ()):
+            complaints.append(f"{name} does not export {public}")
+        elif not _documentation(module, public):
+            complaints.append(f"{name}.{public} has no docstring")
+    missing = [extra for extra in getattr(module, "__all__", ()) if not hasattr(module, extra)]
+    complaints += [f"{name} exports {extra} and does not have it" for extra in missing]
+    _fail_with(complaints)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_public_methods_are_there_and_documented(name: str) -> None:
+    made = getattr(importlib.import_module("kestrelpy"), name)
+    complaints = []
+    for method in METHODS[name].split():
+        if not callable(getattr(made, method, None)):
+            complaints.append(f"{name} has no {method}")
+        elif not inspect.getdoc(getattr(made, method)):
+            complaints.append(f"{name}.{method} has no docstring")
+    _fail_with(complaints)
+
+
+def _documentation(module: types.ModuleType, name: str) -> str | None:
+    made = getattr(module, name)
+    is_of_its_own = inspect.isclass(made) or inspect.isfunction(made)
+    return made.__doc__ if is_of_its_own else inspect.getdoc(made)
+
+
+def test_links_are_alive() -> None:
+    _fail_with([one for path, text in pages() for one in link_complaints(path, text)])
+
+
+def test_files_that_pages_mention_exist() -> None:
+    found = [(path, name) for path, text in pages() for name in documented_files(text)]
+    _fail_with([f"{path}: there is no {name}" for path, name in sorted(found) if not (ROOT / name).exists()])
+
+
+def test_documented_commands_exist() -> None:
+    targets, there = make_targets(), commands()
+    _fail_with([one for path, text in pages() for one in command_complaints(path, text, targets, there)])
+    _fail_with([one for path, text in pages() for one in parse_complaints(path, text)])
+
+
+# -- the checks see what they are for --------------------------------------------------------------------------------
+
+KNOWN = {"", "errors", "_disk", "_journal", "queue", "cli", "cli._saved", "testing"}
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("kestrelpy/_journal.py", "from kestrelpy.queue import JournaledQueue\n"),
+        ("kestrelpy/_journal.py", "from kestrelpy import queue\n"),
+        ("kestrelpy/_journal.py", "def late():\n    import kestrelpy.queue\n"),
+        ("kestrelpy/queue.py", "from kestrelpy import JournaledQueue\n"),
+        ("kestrelpy/queue.py", "from kestrelpy.testing import ManualClock\n"),
+        ("kestrelpy/cli/demo.py", "from kestrelpy import _disk\n"),
+        ("kestrelpy/nobody.py", ""),
+        ("kestrelpy/__init__.py", "from kestrelpy.cli import main\n"),
+    ],
+)
+def test_an_import_that_goes_up_is_seen(path: str, source: str) -> None:
+    assert layer_complaints(path, source, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("kestrelpy/queue.py", "from kestrelpy import _journal\nfrom kestrelpy.errors import QueueEmpty\n"),
+        ("kestrelpy/_disk.py", "if TYPE_CHECKING:\n    from kestrelpy.queue import JournaledQueue\n"),
+        ("kestrelpy/cli/demo.py", "from kestrelpy import JournaledQueue\nfrom kestrelpy.cli import _saved\n"),
+        ("kestrelpy/cli/_saved.py", "from kestrelpy import _disk\n"),
+        ("kestrelpy/__init__.py", "from kestrelpy.queue import JournaledQueue\n"),
+    ],
+)
+def test_an_import_that_goes_down_is_fine(path: str, source: str) -> None:
+    assert not layer_complaints(path, source, KNOWN)
+
+
+def test_a_cycle_is_seen() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a imports b imports c imports a"]
+    assert not cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+
+
+def test_long_ones_are_seen() -> None:
+    long_function = "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES
+    assert "f has 71 lines" in length_complaints("x.py", long_function)[0]
+    assert "451 lines" in length_complaints("x.py", "pass\n" * 451)[0]
+    assert not length_complaints("x.py", "def f():\n" + "    pass\n" * (MAX_FUNCTION_LINES - 1))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nos.stat('x')\n",
+        "from os import stat\n",
+        "import os as system\nsystem.unlink('x')\n",
+        "open('x')\n",
+        "import time\ntime.time()\n",
+        "from time import monotonic\n",
+        "import pickle\npickle.loads(b'')\n",
+        "import mmap\nmmap.mmap(-1, 1)\n",
+    ],
+)
+def test_banned_uses_are_seen(source: str) -> None:
+    assert ban_complaints("kestrelpy/_journal.py", source)
+
+
+def test_what_is_allowed_is_allowed() -> None:
+    assert not ban_complaints("kestrelpy/_disk.py", "import os\nos.stat('x')\nopen('x')\n")
+    assert not ban_complaints("kestrelpy/queue.py", "import os\nos.getpid()\nself.open('x')\n")
+    assert not ban_complaints("kestrelpy/clock.py", "import time\ntime.monotonic()\n")
+
+
+def test_a_sleeping_test_is_seen() -> None:
+    assert sleep_complaints("tests/test_x.py", "import time\ntime.sleep(1)\n")
+    assert not sleep_complaints("tests/stress/test_x.py", "import time\ntime.sleep(1)\n")
+
+
+def test_dead_links_and_commands_are_seen() -> None:
+    assert link_complaints("docs/x.md", "see [there](nowhere.md)")
+    assert not link_complaints("docs/x.md", "see [there](https://example.org/) and [format](format.md)")
+    assert link_complaints("docs/x.md", "see [there](format.md#no-such-heading)")
+    assert not link_complaints("docs/x.md", "see [there](format.md#what-it-costs)")
+    assert command_complaints("x.md", "run `make coffee`", {"demo"}, set())
+    assert command_complaints("x.md", "$ kestrelpy brew x", set(), {"put"})
+    assert not command_complaints("x.md", "you can make do, and `kestrelpy put d q`", set(), {"put"})
+    assert parse_complaints("x.md", "```sh\nkestrelpy get d q --no-such-option\n```\n")
+    assert not parse_complaints("x.md", "```console\n$ seq 3 | kestrelpy put d q  # three\n```\n")

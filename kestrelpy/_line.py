@@ -17,7 +17,6 @@ import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kestrelpy.errors import QueueEmpty
@@ -47,16 +46,15 @@ class Waiter:
     does nothing.
     """
 
-    __slots__ = ("entered", "order", "peeks", "timer")
+    peeks = False  # wants to see the item and leave it where it is
+    entered = 0.0  # monotonic seconds
+    order = 0  # of the item it was handed, among all that were; memory queues put items back by it
+    timer: Timer | None = None
 
-    def __init__(self) -> None:
-        self.peeks = False  # wants to see the item and leave it where it is
-        self.entered = 0.0  # monotonic seconds
-        self.order = 0  # of the item it was handed, among all that were; memory queues put items back by it
-        self.timer: Timer | None = None
+    may_refuse = False
 
     def claim(self) -> bool:
-        """Called by whoever removes it from the line: does it still want an item?"""
+        """Called by whoever removes it from the line: does it still want an item? True unless ``may_refuse``."""
         return True
 
     def give(self, item: Any) -> None:
@@ -75,21 +73,18 @@ class _Sleeper(Waiter):
     """One that is woken, and fetches its item after that; or is gone by then (``abandon``), and the item goes back.
 
     ``give`` stores the item, then reads ``_abandoned``; ``abandon`` does the reverse, so that at least one side sees
-    the other. Popping ``_due`` is the right to dispose of the item, so that exactly one of them does.
+    the other. Popping ``_right`` is the right to send the item back, so that exactly one of them does.
     """
 
-    __slots__ = ("_abandoned", "_due", "_error", "_item", "_owner")
-
-    def __init__(self, owner: Waiting[Any] | None) -> None:
-        super().__init__()
-        self._owner = owner
-        self._item: Any = _NOTHING
-        self._error: BaseException | None = None
-        self._abandoned = False
-        self._due = [None]
+    _item: Any = _NOTHING
+    _error: BaseException | None = None
+    _abandoned = False
+    _owner: Waiting[Any] | None  # where the item goes back to
+    _right: list[None] | None = None
 
     def give(self, item: Any) -> None:
-        self.stop_timer()
+        if self.timer is not None:
+            self.timer.cancel()
         self._item = item
         if self._abandoned or not self._wake():
             self._send_back()
@@ -103,22 +98,24 @@ class _Sleeper(Waiter):
         """What it was completed with. Call it once, after it was woken."""
         if self._error is not None:
             raise self._error
-        self._due.pop()
         return self._item
 
     def abandon(self) -> None:
         """It will not call ``result()``: what it was given, or is about to be given, goes back to its old place."""
+        if self._right is None:
+            self._right = [None]
         self._abandoned = True
         if self._item is not _NOTHING:
             self._send_back()
 
     def _send_back(self) -> None:
-        try:
-            self._due.pop()
-        except IndexError:  # it was fetched, or is back already
+        if self._right is None or self._owner is None:
             return
-        if self._owner is not None:
-            self._owner._give_back(self, self._item)
+        try:
+            self._right.pop()
+        except IndexError:  # the other side was faster
+            return
+        self._owner._give_back(self, self._item)
 
     def _wake(self) -> bool:
         """False if there is nobody left to be woken."""
@@ -128,10 +125,8 @@ class _Sleeper(Waiter):
 class ThreadWaiter(_Sleeper):
     """A thread, asleep on a lock of its own."""
 
-    __slots__ = ("_asleep",)
-
     def __init__(self, owner: Waiting[Any] | None = None) -> None:
-        super().__init__(owner)
+        self._owner = owner
         self._asleep = threading.Lock()
         self._asleep.acquire()
 
@@ -140,18 +135,19 @@ class ThreadWaiter(_Sleeper):
         return self._asleep.acquire(True, -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
     def _wake(self) -> bool:
-        with suppress(RuntimeError):  # it is awake: this is a repetition
+        try:
             self._asleep.release()
+        except RuntimeError:
+            return True  # it is awake: this is a repetition
         return True
 
 
 class FutureWaiter(Waiter):
     """A ``concurrent.futures.Future`` that somebody holds."""
 
-    __slots__ = ("future",)
+    may_refuse = True
 
     def __init__(self) -> None:
-        super().__init__()
         self.future: Future[Any] = Future()
 
     def claim(self) -> bool:
@@ -174,10 +170,11 @@ class FutureWaiter(Waiter):
 class TaskWaiter(_Sleeper):
     """An asyncio task; woken from any thread through its loop."""
 
-    __slots__ = ("_loop", "future")
+    may_refuse = True
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: Waiting[Any]) -> None:
-        super().__init__(owner)
+        self._owner = owner
+        self._right = [None]  # now: also a closed loop sends items back
         self._loop = loop
         self.future: asyncio.Future[None] = loop.create_future()
 
@@ -219,13 +216,13 @@ class Line:
         return True
 
     def head(self) -> Waiter | None:
-        """The longest-waiting one, which stays."""
+        """The longest-waiting one, which stays in line."""
         return next(iter(self.waiters), None)
 
     def first(self) -> Waiter | None:
         """Take out the longest-waiting one that still wants an item."""
-        while (waiter := self.head()) is not None:
-            wanted = waiter.claim()
+        while (waiter := next(iter(self.waiters), None)) is not None:
+            wanted = not waiter.may_refuse or waiter.claim()
             try:
                 del self.waiters[waiter]
             except KeyError:  # it left while it was asked: a finaliser may run at any time

@@ -3,7 +3,7 @@
 Rules:
 1. What is at or below the watermark and not intact is damage: ``CorruptJournal``, or set aside with ``quarantine``. What is above it
    and not intact is a torn tail: it never counted (R15).
-2. Nothing is destroyed: a torn tail stays in its file behind the recorded end (R19). Only an empty file is removed.
+2. Nothing is destroyed: a torn tail stays in its file behind the recorded end, or is kept aside (R19). Only an empty file is removed.
 3. Every step may be cut short by a crash and is repeated by the next opening (R20).
 4. After anything but a clean close the disk is trusted and not the page cache (R10), and the old segment is closed (R11).
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from kestrelpy import _format as fmt
 from kestrelpy._checkpoint import replace_file
 from kestrelpy._disk import Directory, File
-from kestrelpy._names import mark_name, parse_segment
+from kestrelpy._names import mark_name, parse_segment, quarantine_name
 from kestrelpy._segment import Segment, close_segment, iterate_frames, load_segment, read_header
 from kestrelpy.errors import CorruptJournal
 
@@ -100,7 +100,7 @@ class Recovery:
         try:
             header = read_header(file, self._path(name))
             if header is None or header.number != number:
-                self._without_header(file, name, last=last)
+                self._without_header(file, name, number, last=last)
                 return None
             found = self._found
             if header.queue_id != found.queue_id:
@@ -122,11 +122,17 @@ class Recovery:
         finally:
             file.close()
 
-    def _without_header(self, file: File, name: str, *, last: bool) -> None:
-        """A crash while the last segment was made leaves a file that is empty or has no valid header, and no frames."""
-        rest = file.read(fmt.HEADER_BYTES, max(file.size() - fmt.HEADER_BYTES, 0))
-        if not last or rest.strip(b"\0"):
+    def _without_header(self, file: File, name: str, number: int, *, last: bool) -> None:
+        """A crash while the last segment was made leaves a file without a valid header: it has taken no frame yet (R1).
+
+        What its room holds then is zeros, or whatever the disk had there: that is kept aside. Frames mean that a header was there.
+        """
+        rest = file.read(fmt.HEADER_BYTES, max(file.size() - fmt.HEADER_BYTES, 0)).rstrip(b"\0")
+        marker = int.from_bytes(rest[fmt.MARKER_OFFSET : fmt.FRAME_BYTES], "little")
+        if not last or fmt.decode_frame(rest, 0, marker) is not None:
             self._damage(name, 0, "this segment has no valid header")
+        elif rest:
+            self._directory.rename(name, quarantine_name(self._queue, number, 0))
         else:
             self._directory.unlink(name)
 

@@ -105,15 +105,15 @@ def create_segment(directory: Directory, name: str, header: fmt.SegmentHeader, s
 
 
 def close_segment(file: File, segment: Segment) -> None:
-    """Write the footer behind the frames (and behind what a crash left there), cut what is zero, and sync.
+    """Write the footer behind the frames (and behind what a crash left there), cut what is zero behind it, and sync.
 
-    The room for it was reserved with the segment. Raises ``OSError``; then the segment stays without a footer.
+    The room for it was reserved with the segment, and is given back only after it is written. Raises ``OSError``; then the segment
+    stays without a footer.
     """
-    size = file.size()
-    left = file.read(segment.records_end, size - segment.records_end).rstrip(b"\0")
+    left = file.read(segment.records_end, max(file.size() - segment.records_end, 0)).rstrip(b"\0")
     at = segment.records_end + len(left)
-    file.truncate(at)
     file.write(at, fmt.encode_footer(segment.as_footer(), segment.number, segment.header.marker))
+    file.truncate(at + fmt.FOOTER_BYTES)
     file.sync()
     segment.size = at + fmt.FOOTER_BYTES
     segment.closed = True

@@ -4,7 +4,8 @@ Rules:
 1. First come, first served: an item goes to the consumer who has waited longest, room to the producer who has. A get
    or a put that comes later does not pass them.
 2. An item is in the queue, or with one consumer, or on its way between the two on the stack of one thread, which puts
-   it back if it fails. ``_move`` is how it changes its place.
+   it back if it fails. ``for x in map(f, repeat(a)): break`` is ``x = f(a)`` with no place in it for an interrupt,
+   which would find the item taken and ``x`` not set.
 3. Nobody is completed, no callback runs and no item is freed while the lock is held. The predicate of ``get_if`` is run
    under it, as part of the take.
 4. Whoever has held the lock settles after releasing it (``_settle``): others may have counted on that.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import repeat
 from operator import itemgetter
@@ -36,11 +37,7 @@ __all__ = ["BlockingQueue", "ConcurrentBlockingQueue", "SimpleBlockingQueue"]
 
 T = TypeVar("T")
 
-_Served = list[tuple[Callable[[Any], None], Any]]
-"""Whom to complete, once the lock is released: ``give`` or ``fail`` of a waiter, and with what."""
-
-_AT_ONCE = (False,)
-"""The arguments of a ``Lock.acquire`` that does not wait."""
+_NOTHING: Any = object()
 
 
 @runtime_checkable
@@ -117,18 +114,6 @@ class BlockingQueue(Protocol[T]):
         """The same as ``shutdown(immediate=True)``."""
 
 
-def _move(source: deque[Any], target: deque[Any]) -> bool:
-    """Move the head of ``source`` to the tail of ``target``; false if there is none.
-
-    It is one call of C, so that no interrupt, finaliser or other thread finds the item in neither or in both.
-    """
-    try:
-        target.extend(map(deque.popleft, (source,)))
-    except IndexError:
-        return False
-    return True
-
-
 class SimpleBlockingQueue(Waiting[T]):
     """A blocking queue with everything under one lock: the plain reference for ``ConcurrentBlockingQueue``.
 
@@ -165,6 +150,10 @@ class SimpleBlockingQueue(Waiting[T]):
         self._producers = Line()  # guarded by self._lock
         self._reserved = 0  # guarded by self._lock: places promised to tasks in aput that have not filled them yet
         self._settling = False  # guarded by self._lock
+        # Endless iterators; each step is a call (rule 2).
+        self._attempts = map(self._lock.acquire, repeat(False))  # to get the lock without waiting for it
+        self._heads: Iterator[Any] = map(deque.popleft, repeat(self._items))  # guarded by self._lock
+        self._returned_heads: Iterator[Any] = map(deque.popleft, repeat(self._returned))  # guarded by self._lock
 
     # -- putting -----------------------------------------------------------------------------------------------------
 
@@ -361,12 +350,14 @@ class SimpleBlockingQueue(Waiting[T]):
     def _enter(self, waiter: Waiter) -> None:
         try:
             with self._lock:
-                if not self._has_items():
-                    self._check_open_locked()
+                if self._closed and not self._has_items():
+                    raise self._nothing()
                 self._line.add(waiter)
                 self._changed_locked()
         finally:
             self._settle()
+        if self._closed:
+            self._turn_away()
 
     def _leave(self, waiter: Waiter) -> bool:
         try:
@@ -405,91 +396,91 @@ class SimpleBlockingQueue(Waiting[T]):
 
         Never waits for the lock: if somebody has it, that one will look again after releasing it.
         """
+        consumers, producers = self._line.waiters, self._producers.waiters
+        waiter: Waiter | None = None
+        entry: Any = _NOTHING
         try:
-            while self._is_unsettled() and self._settle_one():
-                pass
+            while (consumers and (self._items or self._returned)) or (producers and self._has_room()):
+                held = serving = False
+                waiter, entry = None, _NOTHING
+                try:
+                    for held in self._attempts:  # noqa: B007 - rule 2
+                        break
+                    if not held or self._settling:  # the latter in a finaliser that interrupts this
+                        return
+                    self._settling = serving = True
+                    if self._returned or not (consumers and self._items):
+                        waiter, entry = self._serve_others_locked()
+                    else:
+                        for entry in self._heads:  # noqa: B007 - rule 2
+                            break
+                        waiter = self._line.first()
+                        if waiter is not None:
+                            self._last_order = waiter.order = self._last_order + 1
+                    self._changed_locked()
+                except IndexError:  # a get that was under way took the item
+                    continue
+                finally:
+                    if serving:
+                        self._settling = False
+                    try:
+                        if waiter is None and entry is not _NOTHING:  # nobody wants it any more, or an interrupt
+                            self._items.appendleft(entry)
+                    finally:
+                        if held:
+                            self._lock.release()
+                if waiter is not None:
+                    waiter.give(entry)
         except BaseException:  # an interrupt, or a future's callback: others may count on this thread to go on
+            if waiter is not None:
+                waiter.give(entry)  # if for the second time, that does nothing
             self._settle()
             raise
 
-    def _is_unsettled(self) -> bool:
-        if self._line and (self._items or self._returned or self._closed):
-            return True
-        return bool(self._producers) and (self._closed or self._has_room())
-
-    def _settle_one(self) -> bool:
-        """Serve one consumer or producer; false if the lock is not free."""
-        held: list[bool] = []
-        served: _Served = []
-        try:
-            # One call of C, so that no interrupt falls between getting the lock and knowing about it.
-            held.extend(map(self._lock.acquire, _AT_ONCE))
-            return held[0] and self._serve_locked(served)
-        finally:
-            try:
-                if held and held[0]:
-                    self._lock.release()
-            finally:
-                for complete, result in served:
-                    try:
-                        complete(result)
-                    except BaseException:  # an interrupt, perhaps before it was completed; twice does no harm
-                        complete(result)
-                        raise
-
-    def _serve_locked(self, served: _Served) -> bool:
-        """Take one that can be served out of its line, into ``served``; false within another call of this."""
-        if self._settling:
-            return False  # this is a finaliser or a signal handler, and the call below it goes on
-        self._settling = True
-        try:
-            if self._producers and (self._closed or self._has_room()):
-                self._serve_producer_locked(served)
-            elif self._line and self._has_items():
-                self._serve_consumer_locked(served)
-            elif self._line and self._closed:
-                waiter = self._line.first()
-                if waiter is not None:
-                    served.append((waiter.fail, QueueClosed("the queue was shut down")))
-        finally:
-            self._settling = False
-            self._changed_locked()
-        return True
-
-    def _serve_consumer_locked(self, served: _Served) -> None:
-        source: deque[Any] = self._returned or self._items
-        moving: deque[Any] = deque()
-        waiter = None
-        try:
-            if _move(source, moving):
-                waiter = self._line.first()
-        finally:
-            if waiter is None:  # nobody wants it any more, or an interrupt
-                source.extendleft(map(deque.popleft, (moving,) * len(moving)))
-        if waiter is None:
-            return
-        if source is self._returned:
-            waiter.order, item = moving[0]
-        else:
-            waiter.order, item = self._last_order + 1, moving[0]
-            self._last_order = waiter.order
-        served.append((waiter.give, item))
-
-    def _serve_producer_locked(self, served: _Served) -> None:
+    def _serve_others_locked(self) -> tuple[Waiter | None, Any]:
+        """The less common part: a consumer who gets a returned item, or a producer who gets room."""
+        if self._line.waiters and self._returned:
+            return self._serve_returned_locked()
         waiter = self._producers.head()
-        if waiter is None:
-            return
-        if self._closed:
-            if self._producers.remove(waiter):
-                served.append((waiter.fail, QueueClosed("the queue was shut down")))
-            return
-        if isinstance(waiter, _Producer):
-            _move(waiter.parcel, self._items)  # before it leaves: whoever left has been served
+        if waiter is None or not self._has_room():
+            return None, _NOTHING
         wanted = waiter.claim()
-        if self._producers.remove(waiter) and wanted:
-            if not isinstance(waiter, _Producer):
-                self._reserved += 1
-            served.append((waiter.give, None))
+        if isinstance(waiter, _Producer) and waiter.parcel:
+            self._items.extend(map(deque.popleft, (waiter.parcel,)))  # before it leaves: whoever left was served
+        if not self._producers.remove(waiter) or not wanted:
+            return None, _NOTHING
+        if not isinstance(waiter, _Producer):
+            self._reserved += 1
+        return waiter, None
+
+    def _serve_returned_locked(self) -> tuple[Waiter | None, Any]:
+        waiter, entry = None, _NOTHING
+        try:
+            for entry in self._returned_heads:  # noqa: B007 - rule 2
+                break
+            waiter = self._line.first()
+        finally:
+            if waiter is None and entry is not _NOTHING:
+                self._returned.appendleft(entry)
+        if waiter is None:
+            return None, _NOTHING
+        waiter.order, item = entry
+        return waiter, item
+
+    def _turn_away(self) -> None:
+        """The queue is closed: tell whoever is in line and cannot be served. Nobody enters any more, so this ends."""
+        while self._line.waiters or self._producers.waiters:
+            self._settle()
+            gone: list[Waiter] = []
+            try:
+                with self._lock:
+                    gone += self._producers.drain()
+                    if self._settling or not self._has_items():
+                        gone += self._line.drain()
+                    self._changed_locked()
+            finally:
+                self._settle()
+                fail_all(gone, self._nothing)
 
     def _changed_locked(self) -> None:
         """The line, the returned items, the limit or the end of the queue changed. For the subclass."""
@@ -527,6 +518,7 @@ class SimpleBlockingQueue(Waiting[T]):
                 self._changed_locked()
         finally:
             self._settle()
+        self._turn_away()
         del gone  # not before the lock was released: finalisers of the items may run now
 
     def close(self) -> None:
@@ -585,7 +577,8 @@ class SimpleBlockingQueue(Waiting[T]):
         """Raise ``AssertionError`` if an invariant does not hold. For tests, while no other thread uses the queue."""
         orders = [order for order, _ in self._returned]
         assert not self._settling
-        assert not self._is_unsettled()
+        assert not (self._line and self._has_items())
+        assert not (self._producers and self._has_room())
         assert not (self._closed and (self._line or self._producers))
         assert not (self._producers and self._maxsize <= 0)
         assert orders == sorted(set(orders))
@@ -626,7 +619,9 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
         try:
             self._items.append(item)
             if self._busy:
-                self._look_again(item)
+                if self._closed:
+                    self._take_back(item)
+                self._settle()
         except BaseException:  # an interrupt: no consumer may sleep while an item is there
             self._settle()
             raise
@@ -639,7 +634,9 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
         try:
             self._items.appendleft(item)
             if self._busy:
-                self._look_again(item)
+                if self._closed:
+                    self._take_back(item)
+                self._settle()
         except BaseException:
             self._settle()
             raise
@@ -648,41 +645,29 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
         """As in the base class; takes no lock while there are items and nobody waits."""
         if block and timeout is not None:
             check_timeout(timeout)
-        if not self._busy:
-            try:
-                return self._items.popleft()
-            except IndexError:
-                pass
-        return super().get(block, timeout)
+        if self._busy:
+            return super().get(block, timeout)
+        try:
+            return self._items.popleft()
+        except IndexError:
+            if not block or timeout == 0:
+                raise QueueEmpty("nothing is there") from None
+        return self._wait(timeout)
 
     def peek(self) -> T:
         """As in the base class; takes no lock while nobody waits."""
         return super().peek() if self._busy else self._head()
 
-    def _look_again(self, item: T) -> None:
-        """``item`` was stored, and there is something to look after."""
-        if self._closed and self._take_back(item):
-            raise QueueClosed("the queue was shut down")
-        self._settle()
-
-    def _take_back(self, item: T) -> bool:
-        """Undo a put that was under way when the queue was shut down; false if the item has found a consumer."""
+    def _take_back(self, item: T) -> None:
+        """Undo a put that was under way when the queue was shut down, unless the item has found a consumer. O(n)."""
         behind: deque[T] = deque()
-        try:
-            with self._lock:
-                try:
-                    while self._items:
-                        last = self._items.pop()
-                        if last is item:
-                            return True
-                        behind.appendleft(last)
-                finally:
-                    self._items.extend(behind)
-        except IndexError:  # a get that was under way as well took the last one
-            pass
-        finally:
-            self._settle()
-        return False
+        with self._lock, suppress(IndexError):  # a get that was under way as well may take the last one
+            try:
+                while (last := self._items.pop()) is not item:
+                    behind.appendleft(last)
+            finally:
+                self._items.extend(behind)
+            raise QueueClosed("the queue was shut down")
 
     def _take_if_locked(self, predicate: Callable[[T], object]) -> T:
         self._busy = True  # from here on other gets wait for the lock
@@ -692,14 +677,11 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
             self._changed_locked()
 
     def _changed_locked(self) -> None:
-        self._busy = self._needs_care()
-
-    def _needs_care(self) -> bool:
-        return bool(self._line or self._returned or self._closed or self._maxsize > 0)
+        self._busy = bool(self._line.waiters or self._returned or self._closed or self._maxsize > 0)
 
     def _check(self) -> None:
         super()._check()
-        assert self._busy == self._needs_care()
+        assert self._busy == bool(self._line or self._returned or self._closed or self._maxsize > 0)
 
 
 class _Producer(ThreadWaiter):

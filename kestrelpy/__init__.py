@@ -1,7 +1,8 @@
 """Durable blocking queues inside your process: nothing lost, at the speed of doing nothing.
 
-``ConcurrentBlockingQueue`` and ``SimpleBlockingQueue`` live in memory; ``JournaledQueue`` survives whatever its machine does to it;
-``open_reader`` reads one from another process; ``scan`` and ``verify`` look at one without touching it.
+``ConcurrentBlockingQueue`` and ``SimpleBlockingQueue`` live in memory; ``JournaledQueue`` survives whatever its
+machine does to it; ``open_reader`` reads one from another process; ``scan`` and ``verify`` look at one without
+touching it.
 """
 
 from __future__ import annotations

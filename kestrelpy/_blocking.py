@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class JournaledBlockingQueue:
     """A ``BlockingQueue`` over the default reader of a journaled queue; made by ``JournaledQueue.as_blocking_queue``.
 
-    A get commits at once: an item that was got and not yet worked on is not delivered again, but for the commits since the last
-    checkpoint after a crash. Values go through the queue's codec. Thread-safe.
+    A get commits at once: an item that was got and not yet worked on is not delivered again, but for the commits
+    since the last checkpoint after a crash. Values go through the queue's codec. Thread-safe.
     """
 
     def __init__(self, queue: JournaledQueue) -> None:

@@ -2,7 +2,8 @@
 
 Rules:
 1. States are appended; the last whole one counts. Nothing that was durable is ever overwritten in place.
-2. When a file has grown, or is not known to be whole, it is replaced: temporary file, sync, rename, directory sync (R3).
+2. When a file has grown, or is not known to be whole, it is replaced: temporary file, sync, rename, directory sync
+   (R3).
 3. A state that names an id is saved only after the journal is synced up to it (R4): the caller sees to that.
 """
 
@@ -20,7 +21,9 @@ REPLACE_BYTES = 64 << 10
 
 
 def replace_file(directory: Directory, name: str, data: bytes) -> None:
-    """Make ``name`` hold ``data``, atomically; durable when this returns. Raises ``OSError`` with the old file in place."""
+    """Make ``name`` hold ``data``, atomically; durable when this returns. Raises ``OSError`` with the old file in
+    place.
+    """
     temporary = temporary_name(name)
     with contextlib.suppress(FileNotFoundError):
         directory.unlink(temporary)
@@ -37,7 +40,8 @@ def replace_file(directory: Directory, name: str, data: bytes) -> None:
 def load_checkpoint(directory: Directory, name: str, *, sync: bool = False) -> tuple[fmt.Checkpoint | None, bool]:
     """The last whole state in the file, and whether the file is there.
 
-    With ``sync``, what is returned is durable: for deciding what may be retired. Raises ``OSError`` and ``UnsupportedFormat``.
+    With ``sync``, what is returned is durable: for deciding what may be retired. Raises ``OSError`` and
+    ``UnsupportedFormat``.
     """
     try:
         file = directory.open(name)

@@ -1,12 +1,13 @@
 """A reader in another process than the writer: it reads segments and writes its own checkpoint, nothing else.
 
 Rules:
-1. What is seen ends at the first frame that is not whole: the writer may be in the middle of it, or may have died there. A footer
-   says which, in time.
-2. Nobody wakes this process: while somebody waits in line, the files are looked at again, soon at first and then more seldom.
+1. What is seen ends at the first frame that is not whole: the writer may be in the middle of it, or may have died
+   there. A footer says which, in time.
+2. Nobody wakes this process: while somebody waits in line, the files are looked at again, soon at first and then more
+   seldom.
 
-NOTE ON LOCKING: ``_looking`` guards the view while it follows the writer; a reader's lock may be held when it is asked for, and
-nothing is asked for while it is held.
+NOTE ON LOCKING: ``_looking`` guards the view while it follows the writer; a reader's lock may be held when it is
+asked for, and nothing is asked for while it is held.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import Any
+from typing import Any, cast
 
 from kestrelpy import _format as fmt
 from kestrelpy._disk import Directory, File
@@ -24,11 +25,13 @@ from kestrelpy._names import parse_segment
 from kestrelpy._readership import Readership
 from kestrelpy._recovery import MARK_EVERY
 from kestrelpy._segment import Place, Segment, iterate_frames, load_segment, read_footer, read_header
+from kestrelpy._source import Take
+from kestrelpy._taking import Taking
 from kestrelpy._view import Block, JournalView
 from kestrelpy.clock import Clock
 from kestrelpy.config import FullPolicy
 from kestrelpy.errors import ForkedQueue, KestrelError, QueueClosed
-from kestrelpy.reader import Reader, Take
+from kestrelpy.reader import Reader
 
 _log = logging.getLogger("kestrelpy")
 
@@ -143,7 +146,7 @@ class Outside:
     ) -> None:
         self.name = queue
         self.clock = clock
-        self.waiting: dict[Reader, None] = {}
+        self.waiting: dict[Taking, None] = {}
         self._directory = directory
         self._poll_interval = poll_interval
         self._readership = readership
@@ -196,11 +199,11 @@ class Outside:
     def hint(self, item_id: int) -> tuple[int, Place]:
         return self._view.hint(item_id)
 
-    def window(self, reader: Reader) -> Take | None:  # noqa: ARG002 - there is none to share
+    def window(self, reader: Taking) -> Take | None:  # noqa: ARG002 - there is none to share
         return None
 
-    def attach(self, reader: Reader) -> None:
-        self._reader = reader
+    def attach(self, reader: Taking) -> None:
+        self._reader = cast(Reader, reader)
 
     def detach(self, reader: Reader) -> None:
         """Nothing is shared."""
@@ -219,8 +222,8 @@ class Outside:
 
     # -- looking again -----------------------------------------------------------------------------------------------
 
-    def polls(self, reader: Reader) -> None:
-        self._reader = reader
+    def polls(self, reader: Taking) -> None:
+        self._reader = cast(Reader, reader)
         if not self._polling:
             self._polling = True
             self._poll_in(FIRST_POLL)
@@ -244,8 +247,8 @@ class Outside:
         if self._reader is not None:
             self._reader._break(KestrelError(f"the maintenance thread died: {cause!r}"))
 
-    def moved(self, reader: Reader) -> None:
-        self._reader = reader
+    def moved(self, reader: Taking) -> None:
+        self._reader = cast(Reader, reader)
         if not self._maintenance_armed:
             self._maintenance_armed = True
             self.clock.call_later(CHECKPOINT_INTERVAL, self._maintain, on_lost=self._lost)

@@ -2,9 +2,9 @@
 
 Journal, shared window, and the line between what is written and what may be seen.
 
-NOTE ON LOCKING: ``lock`` is the queue's (Q in docs/locking.md). It guards ``attached``, ``pending`` and the opening of the window.
-``visible_id`` is stored after everything it stands for is in place, and read without a lock. A method that takes a reader's lock as
-well says so.
+NOTE ON LOCKING: ``lock`` is the queue's (Q in docs/locking.md). It guards ``attached``, ``pending`` and the opening
+of the window. ``visible_id`` is stored after everything it stands for is in place, and read without a lock. A method
+that takes a reader's lock as well says so.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import Any
 from kestrelpy._format import Checkpoint, Entry
 from kestrelpy._journal import Journal
 from kestrelpy._segment import ITEM_COST, Place
+from kestrelpy._source import Take
+from kestrelpy._taking import BLOCK_BYTES, Taking
 from kestrelpy._view import Block
 from kestrelpy._window import Window
 from kestrelpy.clock import Clock
 from kestrelpy.config import Codec
-from kestrelpy.reader import BLOCK_BYTES, Reader, Take
+from kestrelpy.reader import Reader
 
 
 class Feed:
@@ -35,7 +37,7 @@ class Feed:
         *,
         make_durable: Callable[[int], None],
         save: Callable[[Reader, Checkpoint, bool], None],
-        moved: Callable[[Reader | None], None],
+        moved: Callable[[Taking | None], None],
         closed_reader: Callable[[Reader], None],
     ) -> None:
         self.name = name
@@ -44,8 +46,8 @@ class Feed:
         self.journal = journal
         self.shared = Window()
         self.visible_id = journal.tail_id
-        self.waiting: dict[Reader, None] = {}
-        self.attached: dict[Reader, None] = {}  # guarded by self.lock: who shares the window
+        self.waiting: dict[Taking, None] = {}
+        self.attached: dict[Taking, None] = {}  # guarded by self.lock: who shares the window
         self.pending: list[tuple[int, Entry]] = []  # guarded by self.lock: written, not durable, not to be seen yet
         self._pending_bytes = 0
         self._codec = codec
@@ -95,18 +97,18 @@ class Feed:
     def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
         self._save(reader, state, durable)
 
-    def moved(self, reader: Reader) -> None:
+    def moved(self, reader: Taking) -> None:
         self._moved(reader)
 
     def closed_reader(self, reader: Reader) -> None:
         self._closed_reader(reader)
 
-    def polls(self, reader: Reader) -> None:
+    def polls(self, reader: Taking) -> None:
         """Nothing to do: producers of this process wake the line."""
 
     # -- the window --------------------------------------------------------------------------------------------------
 
-    def window(self, reader: Reader) -> Take | None:
+    def window(self, reader: Taking) -> Take | None:
         entries = self.shared.entries
         if reader in self.attached and reader._progress.next_id in entries:
             return self._take()
@@ -117,8 +119,10 @@ class Feed:
         entries = self.shared.entries
         return entries.pop if len(self.attached) == 1 else entries.get
 
-    def attach(self, reader: Reader) -> None:
-        """Takes both locks. If the reader is not more than one block behind, what it lacks is read while nothing can be put."""
+    def attach(self, reader: Taking) -> None:
+        """Takes both locks. If the reader is not more than one block behind, what it lacks is read while nothing can
+        be put.
+        """
         with self.lock:
             with reader._lock:
                 if reader._broken is not None or not self._catch_up_locked(reader):
@@ -130,7 +134,7 @@ class Feed:
             self._resize_locked()
             self._share_out_locked()
 
-    def _catch_up_locked(self, reader: Reader) -> bool:
+    def _catch_up_locked(self, reader: Taking) -> bool:
         ahead = reader._ahead
         held_id = max(ahead, default=reader._progress.next_id - 1)
         if held_id < self.visible_id:

@@ -1,6 +1,7 @@
 """A queue's place in a folder: its locks, its readers' checkpoints, what is left over, what may be retired.
 
-Used by the process that writes the queue and by those that read it from outside; neither knows the other but through these files.
+Used by the process that writes the queue and by those that read it from outside; neither knows the other but through
+these files.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class Home:
         self.queue = queue
 
     def lock(self) -> Lock:
-        """Lock the queue for writing. Raises ``QueueLocked``, ``InvalidName`` for a name that differs only in case (R23)."""
+        """Lock the queue for writing. Raises ``QueueLocked``, ``InvalidName`` for a name that differs only in case
+        (R23).
+        """
         name = _names.lock_name(self.queue)
         lock = self.directory.lock(name)
         if name not in self.directory.names():
@@ -92,15 +95,17 @@ class Home:
         return [state for state in states if state is not None]
 
     def drop(self, reader: str) -> None:
-        """Forget a reader's place, durably. Its lock file goes too, while it is held: a lock that is waited for is compared with the
-        path after it is had (R25)."""
+        """Forget a reader's place, durably. Its lock file goes too, while it is held: a lock that is waited for is
+        compared with the path after it is had (R25)."""
         for name in (_names.checkpoint_name(self.queue, reader), _names.reader_lock_name(self.queue, reader)):
             with contextlib.suppress(FileNotFoundError):
                 self.directory.unlink(name)
         self.directory.sync()
 
     def lowest_head_elsewhere(self, own: set[str]) -> int | None:
-        """The lowest durable head of the readers that are not open here; ``None`` if there are none. Under ``guard``."""
+        """The lowest durable head of the readers that are not open here; ``None`` if there are none. Under
+        ``guard``.
+        """
         lowest: int | None = None
         for reader in self.reader_names() - own:
             state, _ = load_checkpoint(self.directory, _names.checkpoint_name(self.queue, reader), sync=True)

@@ -1,10 +1,11 @@
-"""The journal: all segments of a queue, in order. It appends, rotates and retires (it reads by ``_view``); it knows no readers.
+"""The journal: all segments of a queue, in order. It appends, rotates and retires (it reads by ``_view``); it knows
+no readers.
 
 Rules:
-1. A single-threaded state machine over the disk interface: no lock, no thread, no clock. What may be called beside an append is said
-   at each method; everything else is for the writer alone.
-2. A record is built before the file is touched (R14); memory changes after the bytes are in place, by one store of ``_at``, and what
-   an exception leaves behind is undone before the next append (R12, R13).
+1. A single-threaded state machine over the disk interface: no lock, no thread, no clock. What may be called beside an
+   append is said at each method; everything else is for the writer alone.
+2. A record is built before the file is touched (R14); memory changes after the bytes are in place, by one store of
+   ``_at``, and what an exception leaves behind is undone before the next append (R12, R13).
 3. The old segment is synced and closed before the next one takes a record (R7).
 4. A sync that failed ends it: ``refuse`` makes every later append raise (R9).
 """
@@ -33,8 +34,8 @@ MAX_BATCH_BYTES = 1 << 31
 class Journal(JournalView):
     """The segments of one queue, open for appending.
 
-    ``exclusive`` is held around what must not run beside a sync of the active file. ``pressure`` is called when so much was
-    written since the last sync that a rotation would have to wait for it.
+    ``exclusive`` is held around what must not run beside a sync of the active file. ``pressure`` is called when so
+    much was written since the last sync that a rotation would have to wait for it.
     """
 
     def __init__(
@@ -63,9 +64,13 @@ class Journal(JournalView):
         self._base_items = last.header.base_items + last.items if last else 0
         base_bytes = last.header.base_bytes + last.data_bytes if last else 0
         self._at = (0, found.tail_id, base_bytes)
-        """Where the last frame ends, the last id given out, the bytes of all items ever put: one store changes all three."""
+        """Where the last frame ends, the last id given out, the bytes of all items ever put: one store changes all
+        three.
+        """
         self.missing = found.tail_id - self._base_items
-        """How many ids up to the tail were given out and lost, or passed over: what is there is ``tail_id - missing``."""
+        """How many ids up to the tail were given out and lost, or passed over: what is there is ``tail_id -
+        missing``.
+        """
         self.durable_id = found.tail_id
         self.quarantined = found.quarantined
         self.archived_count = 0
@@ -105,8 +110,8 @@ class Journal(JournalView):
     def append(self, data: bytes, added_ms: int) -> int:
         """Store one item; its id. In the kernel when this returns: the death of the process does not lose it.
 
-        Raises ``QueueDiskFull`` or another ``OSError`` with nothing stored, ``DurabilityUnknown`` if a rotation's sync failed. The hot
-        path of the library: ``fmt.encode_item``, written out.
+        Raises ``QueueDiskFull`` or another ``OSError`` with nothing stored, ``DurabilityUnknown`` if a rotation's
+        sync failed. The hot path of the library: ``fmt.encode_item``, written out.
         """
         offset, tail_id, total_bytes = self._at
         size = len(data)
@@ -273,7 +278,9 @@ class Journal(JournalView):
         return self._file, self._at[1]
 
     def is_active(self, file: File) -> bool:
-        """Whether a sync target is still to be synced: a rotation closes a file after syncing it. Under ``exclusive``."""
+        """Whether a sync target is still to be synced: a rotation closes a file after syncing it. Under
+        ``exclusive``.
+        """
         return file is self._file
 
     def fail(self, cause: OSError) -> DurabilityUnknown:
@@ -316,7 +323,9 @@ class Journal(JournalView):
         return list(segments[:count])
 
     def dispose(self, segment: Segment) -> None:
-        """Delete or archive a retired segment. May be called beside appends; raises ``OSError`` with the file still there."""
+        """Delete or archive a retired segment. May be called beside appends; raises ``OSError`` with the file still
+        there.
+        """
         if self._archive is None:
             self._directory.unlink(segment.name)
         elif archive_segment(self._directory, segment.name, self._archive, self._queue, segment.header):

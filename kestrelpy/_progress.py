@@ -1,7 +1,8 @@
 """How far one reader is: which ids are done, which comes next, what is counted as released.
 
-A plain state machine without locks, files or clocks. Ids up to ``head`` are done; above it single ids are in ``done`` and runs of
-them in ``spans``. Ids that were never there (lost tails, damage) are done from the start; only what was there counts as released.
+A plain state machine without locks, files or clocks. Ids up to ``head`` are done; above it single ids are in ``done``
+and runs of them in ``spans``. Ids that were never there (lost tails, damage) are done from the start; only what was
+there counts as released.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class Progress:
                 return
 
     def skip_done(self) -> bool:
-        """Move ``next_id`` behind a run of done ids that it is in; true if it moved. For ids that a checkpoint says are done."""
+        """Move ``next_id`` behind a run of done ids that it is in; true if it moved. For ids that a checkpoint says
+        are done.
+        """
         at = self.spans.bisect_right(self.next_id) - 1
         if at >= 0:
             last: int = self.spans.peekitem(at)[1]

@@ -1,8 +1,9 @@
-"""The readers of a queue, in the process that writes it: opening, taking over, saving, dropping, and what they let retire.
+"""The readers of a queue, in the process that writes it: opening, taking over, saving, dropping, and what they let
+retire.
 
-NOTE ON LOCKING: ``_opening`` is held while readers are made, renamed and dropped; it comes before every other lock, and ``close`` of a
-reader does not take it. The folder's ``readers.lock`` is taken after it. ``open`` is replaced as a whole, so that it can be read
-without a lock.
+NOTE ON LOCKING: ``_opening`` is held while readers are made, renamed and dropped; it comes before every other lock,
+and ``close`` of a reader does not take it. The folder's ``readers.lock`` is taken after it. ``open`` is replaced as a
+whole, so that it can be read without a lock.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from kestrelpy._format import Checkpoint
 from kestrelpy._home import Home
 from kestrelpy._progress import Progress
 from kestrelpy._segment import Segment
+from kestrelpy._source import Source
 from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import NoDefaultReader, QueueLocked
-from kestrelpy.reader import Reader, Source
+from kestrelpy.reader import Reader
 
 _log = logging.getLogger("kestrelpy")
 
@@ -108,7 +110,9 @@ class Readership:
         return self._configs.get(name, self._default_config)
 
     def tidy(self) -> None:
-        """When a queue is opened: a default reader's place that named readers have superseded goes (unless it is in use)."""
+        """When a queue is opened: a default reader's place that named readers have superseded goes (unless it is in
+        use).
+        """
         with self._home.guard():
             names = self._home.reader_names()
             if "" in names and len(names) > 1 and not self._home.is_owned(""):
@@ -171,7 +175,8 @@ class Readership:
                 ):  # only when quarantine has let the journal open without its beginning
                     progress = self._beginning("earliest")
                 return self._start(name, lock, progress, state)
-            # A checkpoint that is lost or damaged, and the default reader: begin with the earliest item kept, never skip.
+            # A checkpoint that is lost or damaged, and the default reader: begin with the earliest item kept, never
+            # skip.
             lost = known or name in on_disk or not name
             return self._start(name, lock, self._beginning("earliest" if lost else start))
         except BaseException:
@@ -312,5 +317,7 @@ class Readership:
         self._undisposed += segments
 
     def waits_for_others(self, feed: Feed) -> bool:
-        """Whether segments are kept that only readers elsewhere may still need: then somebody has to look now and then."""
+        """Whether segments are kept that only readers elsewhere may still need: then somebody has to look now and
+        then.
+        """
         return len(feed.journal.segments) > 1 and bool(self._home.reader_names() - set(self.open))

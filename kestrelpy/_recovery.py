@@ -1,11 +1,13 @@
 """Opening a journal: which segments there are, where the last one ends, and what is missing.
 
 Rules:
-1. What is at or below the watermark and not intact is damage: ``CorruptJournal``, or set aside with ``quarantine``. What is above it
-   and not intact is a torn tail: it never counted (R15).
-2. Nothing is destroyed: a torn tail stays in its file behind the recorded end, or is kept aside (R19). Only an empty file is removed.
+1. What is at or below the watermark and not intact is damage: ``CorruptJournal``, or set aside with ``quarantine``.
+   What is above it and not intact is a torn tail: it never counted (R15).
+2. Nothing is destroyed: a torn tail stays in its file behind the recorded end, or is kept aside (R19). Only an empty
+   file is removed.
 3. Every step may be cut short by a crash and is repeated by the next opening (R20).
-4. After anything but a clean close the disk is trusted and not the page cache (R10), and the old segment is closed (R11).
+4. After anything but a clean close the disk is trusted and not the page cache (R10), and the old segment is closed
+   (R11).
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Recovered:
 
 
 class Recovery:
-    """One opening of one queue's journal. ``states``: the checkpoints of its readers and its mark, those that are whole."""
+    """One opening of one queue's journal. ``states``: the checkpoints of its readers and its mark, those that are
+    whole.
+    """
 
     def __init__(self, directory: Directory, queue: str, states: Sequence[fmt.Checkpoint], *, quarantine: bool) -> None:
         self._directory = directory
@@ -125,7 +129,8 @@ class Recovery:
     def _without_header(self, file: File, name: str, number: int, *, last: bool) -> None:
         """A crash while the last segment was made leaves a file without a valid header: it has taken no frame yet (R1).
 
-        What its room holds then is zeros, or whatever the disk had there: that is kept aside. Frames mean that a header was there.
+        What its room holds then is zeros, or whatever the disk had there: that is kept aside. Frames mean that a
+        header was there.
         """
         rest = file.read(fmt.HEADER_BYTES, max(file.size() - fmt.HEADER_BYTES, 0)).rstrip(b"\0")
         marker = int.from_bytes(rest[fmt.MARKER_OFFSET : fmt.FRAME_BYTES], "little")
@@ -137,7 +142,9 @@ class Recovery:
             self._directory.unlink(name)
 
     def _scan(self, file: File, segment: Segment) -> tuple[bytes, int]:
-        """Go through the frames of a segment without a footer; returns the bytes behind them and the last id seen there."""
+        """Go through the frames of a segment without a footer; returns the bytes behind them and the last id seen
+        there.
+        """
         end, size = fmt.HEADER_BYTES, file.size()
         while True:
             end = self._follow(file, segment, end, size)
@@ -205,7 +212,9 @@ class Recovery:
     # -- all of them -------------------------------------------------------------------------------------------------
 
     def _check_chain(self) -> None:
-        """Each segment must follow the one before. Old ones that nobody needs may have come back from a deletion (R5)."""
+        """Each segment must follow the one before. Old ones that nobody needs may have come back from a deletion
+        (R5).
+        """
         found = self._found
         segments = found.segments
         for at in range(len(segments) - 1, 0, -1):
@@ -223,7 +232,9 @@ class Recovery:
             found.quarantined += max(0, after.previous_last_id - before.last_id)
 
     def _check_ends(self) -> None:
-        """No reader may need what is before the first segment, and nothing that was on disk may be behind the last (R16)."""
+        """No reader may need what is before the first segment, and nothing that was on disk may be behind the last
+        (R16).
+        """
         found = self._found
         if found.segments:
             first, last_id = found.segments[0].header, found.segments[-1].last_id

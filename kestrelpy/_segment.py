@@ -3,7 +3,8 @@
 Rules:
 1. A new segment takes its first frame only after its header and its name are on disk (R1).
 2. A segment is closed by a footer, synced; from then on its bytes never change (R7).
-3. Reading is bounded by what the caller knows of the segment; a frame that should be there and is not raises ``CorruptJournal``.
+3. Reading is bounded by what the caller knows of the segment; a frame that should be there and is not raises
+   ``CorruptJournal``.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ def create_segment(directory: Directory, name: str, header: fmt.SegmentHeader, s
 def close_segment(file: File, segment: Segment) -> None:
     """Write the footer behind the frames (and behind what a crash left there), cut what is zero behind it, and sync.
 
-    The room for it was reserved with the segment, and is given back only after it is written. Raises ``OSError``; then the segment
-    stays without a footer.
+    The room for it was reserved with the segment, and is given back only after it is written. Raises ``OSError``;
+    then the segment stays without a footer.
     """
     left = file.read(segment.records_end, max(file.size() - segment.records_end, 0)).rstrip(b"\0")
     at = segment.records_end + len(left)
@@ -152,7 +153,9 @@ def load_segment(file: File, queue: str, header: fmt.SegmentHeader) -> Segment:
 
 
 def iterate_frames(file: File, marker: int, offset: int, end: int) -> Iterator[tuple[int, fmt.Frame]]:
-    """The valid frames from ``offset`` on, with their offsets, as long as one stands right behind the other before ``end``."""
+    """The valid frames from ``offset`` on, with their offsets, as long as one stands right behind the other before
+    ``end``.
+    """
     data, base = b"", offset
     while offset < end:
         frame = fmt.decode_frame(data, offset - base, marker)
@@ -178,7 +181,8 @@ def _claimed_bytes(file: File, offset: int) -> int:
 def read_entries(
     file: File, marker: int, path: str, place: Place, end: int, first_id: int, last_id: int, max_bytes: int
 ) -> tuple[dict[int, fmt.Entry], Place]:
-    """Items ``first_id`` to at most ``last_id``, about ``max_bytes`` of memory and at least one, and the place behind them.
+    """Items ``first_id`` to at most ``last_id``, about ``max_bytes`` of memory and at least one, and the place behind
+    them.
 
     ``place`` is an id and the offset of its frame, at or before ``first_id``; ``end`` is where the frames end. Raises
     ``CorruptJournal`` with the offset of the frame that is not whole or not the one that is due.

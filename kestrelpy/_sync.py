@@ -1,10 +1,11 @@
 """Group commit: many producers wait for durability, few syncs.
 
-One thread at a time syncs, the leader; whoever comes meanwhile leaves a ticket and sleeps. After its sync the leader completes
-every ticket that it covered, each with one wake-up, and hands the lead to the first thread that is left. Nobody queues on a
-lock to find out that its item is on disk already (rule R33).
+One thread at a time syncs, the leader; whoever comes meanwhile leaves a ticket and sleeps. After its sync the leader
+completes every ticket that it covered, each with one wake-up, and hands the lead to the first thread that is left.
+Nobody queues on a lock to find out that its item is on disk already (rule R33).
 
-NOTE ON LOCKING: ``_lock`` guards the tickets and is a leaf. It is not held during a sync or while a ticket is completed.
+NOTE ON LOCKING: ``_lock`` guards the tickets and is a leaf. It is not held during a sync or while a ticket is
+completed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _DONE, _LEAD = "done", "lead"
 class GroupCommit:
     """Tickets for ids that are to become durable.
 
-    ``sync_once`` syncs and returns the highest id then on disk; what it raises reaches every ticket. ``schedule`` arranges for
-    ``run`` to be called soon on another thread: for tickets that have no thread of their own.
+    ``sync_once`` syncs and returns the highest id then on disk; what it raises reaches every ticket. ``schedule``
+    arranges for ``run`` to be called soon on another thread: for tickets that have no thread of their own.
     """
 
     def __init__(self, sync_once: Callable[[], int], schedule: Callable[[], object]) -> None:

@@ -1,6 +1,7 @@
 """Reading a journal: its segments as one sequence of items.
 
-Used by the journal's writer and by a reader in another process alike. Nothing here writes, but for bytes that quarantine keeps aside.
+Used by the journal's writer and by a reader in another process alike. Nothing here writes, but for bytes that
+quarantine keeps aside.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from kestrelpy.errors import CorruptJournal
 
 
 class Block(NamedTuple):
-    """What one read of the journal brought: items by id, the next id, where its frame is, and what had to be passed over."""
+    """What one read of the journal brought: items by id, the next id, where its frame is, and what had to be passed
+    over.
+    """
 
     entries: dict[int, fmt.Entry]
     next_id: int
@@ -36,7 +39,9 @@ class JournalView:
         self._aside: set[tuple[int, int]] = set()
         self.quarantined = 0
         self.missing = 0
-        """How many ids up to the tail were given out and lost, or passed over: what is there is ``tail_id - missing``."""
+        """How many ids up to the tail were given out and lost, or passed over: what is there is ``tail_id -
+        missing``.
+        """
         self.segments: tuple[Segment, ...] = ()
         """Oldest first; replaced as a whole, never changed: reading it needs no lock."""
 
@@ -64,8 +69,8 @@ class JournalView:
     def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, Place] | None = None) -> Block:
         """Items from ``item_id`` to at most ``last_id``, which must have been put before the call.
 
-        About ``max_bytes``, from one segment. May be called beside appends, from any thread. Raises ``CorruptJournal``; in quarantine
-        mode the bytes are kept aside instead and the items passed over.
+        About ``max_bytes``, from one segment. May be called beside appends, from any thread. Raises
+        ``CorruptJournal``; in quarantine mode the bytes are kept aside instead and the items passed over.
         """
         segments = self.segments
         segment = self._holding(item_id, segments)

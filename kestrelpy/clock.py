@@ -1,10 +1,10 @@
 """Time as a parameter: a wall clock for what is stored, a monotonic one for deadlines, and calls at a later time.
 
-``SystemClock`` runs its calls on the one maintenance thread of the process, started at the first call and shared by every
-queue. ``kestrelpy.testing.ManualClock`` runs them from ``advance()``.
+``SystemClock`` runs its calls on the one maintenance thread of the process, started at the first call and shared by
+every queue. ``kestrelpy.testing.ManualClock`` runs them from ``advance()``.
 
-NOTE ON LOCKING: ``_Timers._lock`` guards the heap and is never held while a callback runs. It is a leaf of the lock order
-(docs/locking.md): a timer may be made or cancelled with any other lock held.
+NOTE ON LOCKING: ``_Timers._lock`` guards the heap and is never held while a callback runs. It is a leaf of the lock
+order (docs/locking.md): a timer may be made or cancelled with any other lock held.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Codecs for ``JournaledQueue(codec=...)``: how values become the bytes of an item and come back. Nothing here unpickles."""
+"""Codecs for ``JournaledQueue(codec=...)``: how values become the bytes of an item and come back. Nothing here
+unpickles.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ __all__ = ["JSON", "UTF8"]
 
 
 class _Json:
-    """Values of JSON, as compact UTF-8 text. Raises ``TypeError`` for other values, ``ValueError`` for bytes that are no JSON."""
+    """Values of JSON, as compact UTF-8 text. Raises ``TypeError`` for other values, ``ValueError`` for bytes that are
+    no JSON.
+    """
 
     def encode(self, value: Any) -> bytes:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")

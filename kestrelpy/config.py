@@ -41,9 +41,9 @@ class Codec(Protocol):
 class ReaderConfig:
     """The limits and hooks of one reader.
 
-    ``max_items`` and ``max_bytes`` limit what is unread or open, by ``full_policy``. An item expires at the earlier of its
-    own expiry and ``added + max_age`` seconds. ``memory_bytes`` bounds what the reader keeps in memory (data plus a
-    fixed cost per item); the rest waits in the journal. ``max_idle`` seconds of emptiness make
+    ``max_items`` and ``max_bytes`` limit what is unread or open, by ``full_policy``. An item expires at the earlier
+    of its own expiry and ``added + max_age`` seconds. ``memory_bytes`` bounds what the reader keeps in memory (data
+    plus a fixed cost per item); the rest waits in the journal. ``max_idle`` seconds of emptiness make
     ``Reader.idle_expired`` true. ``max_expire_sweep`` limits one ``discard_expired()`` call.
 
     Hooks run outside every lock; one that raises is logged and counted (``ReaderStats.hook_errors``) and loses nothing:

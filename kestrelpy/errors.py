@@ -30,7 +30,7 @@ if sys.version_info >= (3, 13):
     from queue import ShutDown as _ShutDown
 else:
 
-    class _ShutDown(Exception):  # noqa: N818 - stands in for queue.ShutDown
+    class _ShutDown(Exception):
         """The base of ``QueueClosed`` where the standard library has none."""
 
 

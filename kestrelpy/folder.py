@@ -51,12 +51,13 @@ def open_reader(
 ) -> Reader:
     """Open one reader of a queue that another process writes (or nobody does).
 
-    The reader is owned by this process until its ``close()``. While somebody waits in its line, the files are looked at every
-    ``poll_interval`` seconds at the latest. ``start`` is for a new reader: ``"tail"``, ``"earliest"`` or an item id; the first named
-    one takes over the default reader's place, unless somebody has that open. Items are bytes.
+    The reader is owned by this process until its ``close()``. While somebody waits in its line, the files are looked
+    at every ``poll_interval`` seconds at the latest. ``start`` is for a new reader: ``"tail"``, ``"earliest"`` or an
+    item id; the first named one takes over the default reader's place, unless somebody has that open. Items are
+    bytes.
 
-    Raises ``QueueLocked`` if the reader has an owner, ``InvalidName``, ``NoDefaultReader``, ``UnsupportedFormat``, ``ValueError``,
-    ``OSError`` (``FileNotFoundError`` for a folder that is not there).
+    Raises ``QueueLocked`` if the reader has an owner, ``InvalidName``, ``NoDefaultReader``, ``UnsupportedFormat``,
+    ``ValueError``, ``OSError`` (``FileNotFoundError`` for a folder that is not there).
     """
     _names.check_name(queue)
     if reader:
@@ -95,8 +96,8 @@ def scan(
     stop_ms: int | None = None,
     disk: Disk | None = None,
 ) -> Iterator[Record]:
-    """Every item in the live and archived segments, in the order of ids, from ``start_id`` and ``start_ms`` to before ``stop_id``
-    and ``stop_ms``.
+    """Every item in the live and archived segments, in the order of ids, from ``start_id`` and ``start_ms`` to before
+    ``stop_id`` and ``stop_ms``.
 
     Takes no lock and writes nothing. Segments outside the range are not read beyond their header and footer. Raises
     ``CorruptJournal`` where a closed segment is not intact, ``UnsupportedFormat``, ``OSError``.
@@ -241,7 +242,8 @@ class VerifyReport:
 def verify(directory: StrPath, queue: str, *, disk: Disk | None = None) -> VerifyReport:
     """Read every byte of a queue and check it: checksums, order of ids, footers, the chain of segments, checkpoints.
 
-    Read-only and without a lock. Damage is reported, not raised; raises ``OSError``, ``InvalidName`` and ``UnsupportedFormat``.
+    Read-only and without a lock. Damage is reported, not raised; raises ``OSError``, ``InvalidName`` and
+    ``UnsupportedFormat``.
     """
     _names.check_name(queue)
     folder = (disk or RealDisk()).directory(os.fspath(directory))

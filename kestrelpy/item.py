@@ -25,8 +25,8 @@ class Item:
     """One item as one reader got it: an open read until it is committed or aborted.
 
     ``id`` (dense, from 1), ``data`` (bytes), ``added_ms`` and ``expires_ms`` (milliseconds since the Unix epoch, or
-    ``None``), ``error_count`` (how often it was aborted). As a context manager it commits at the end of the block, aborts
-    if the block raises, and does nothing if the block already did either.
+    ``None``), ``error_count`` (how often it was aborted). As a context manager it commits at the end of the block,
+    aborts if the block raises, and does nothing if the block already did either.
     """
 
     __slots__ = ("_owner", "added_ms", "data", "error_count", "expires_ms", "id")

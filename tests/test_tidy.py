@@ -38,6 +38,7 @@ LAYERS = {
     "_format": 1,
     "_names": 1,
     "_disk": 1,
+    "_memory_disk": 1,
     # L2: one file each
     "_segment": 2,
     "_checkpoint": 2,
@@ -52,10 +53,14 @@ LAYERS = {
     "_home": 3,
     # L4: one reader; queues in memory
     "memory": 4,
+    "_source": 4,
+    "_taking": 4,
     "reader": 4,
+    "_options": 4,
     "_blocking": 4,
     # L5: one writer, many readers
     "_feed": 5,
+    "_writing": 5,
     "_readership": 5,
     "_detached": 5,
     "queue": 5,

@@ -1,0 +1,44 @@
+"""The options of a queue and of a put, checked: what is out of range is refused before anything is touched."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kestrelpy._format import SEGMENT_OVERHEAD
+from kestrelpy._journal import MAX_BATCH_BYTES
+
+_MIN_SEGMENT_BYTES = 4096
+
+
+def check_sync(sync: float | Literal["always", "never"]) -> float | None:
+    """Seconds between syncs: 0 for always, ``None`` for never."""
+    if sync == "always":
+        return 0.0
+    if sync == "never":
+        return None
+    if isinstance(sync, bool) or not isinstance(sync, int | float) or not sync >= 0:
+        raise ValueError(f"sync must be 'always', 'never' or seconds, not {sync!r}")
+    return float(sync)
+
+
+def check_sizes(segment_bytes: int, max_item_bytes: int | None) -> int:
+    if segment_bytes < _MIN_SEGMENT_BYTES or segment_bytes > MAX_BATCH_BYTES:
+        raise ValueError(f"segment_bytes must be {_MIN_SEGMENT_BYTES:,} to {MAX_BATCH_BYTES:,}, not {segment_bytes!r}")
+    largest = segment_bytes - SEGMENT_OVERHEAD
+    if max_item_bytes is None:
+        return largest
+    if not 0 < max_item_bytes <= largest:
+        raise ValueError(f"max_item_bytes must be 1 to {largest:,} with these segments, not {max_item_bytes!r}")
+    return max_item_bytes
+
+
+def expiry(added_ms: int, expires_in: float | None, expires_at_ms: int | None) -> int | None:
+    if expires_in is None:
+        if expires_at_ms is not None and not 0 <= expires_at_ms < 1 << 63:
+            raise ValueError(f"expires_at_ms must be milliseconds since 1970, not {expires_at_ms!r}")
+        return expires_at_ms
+    if expires_at_ms is not None:
+        raise ValueError("an item expires expires_in seconds from now or at expires_at_ms, not both")
+    if not expires_in >= 0:
+        raise ValueError(f"expires_in must not be negative, not {expires_in!r}")
+    return added_ms + int(expires_in * 1000)

@@ -1,0 +1,84 @@
+"""What a reader needs of where its items come from: the interface between readers and the two kinds of source.
+
+``_feed.Feed`` is the source in the process that writes the queue, ``_detached.Outside`` the one in any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kestrelpy._format import Checkpoint, Entry
+from kestrelpy._segment import Place
+from kestrelpy._view import Block
+
+if TYPE_CHECKING:
+    from kestrelpy._taking import Taking
+    from kestrelpy.clock import Clock
+    from kestrelpy.reader import Reader
+
+Take = Callable[[int, None], Entry | None]
+"""How to take an item out of memory by its id: ``None`` if it is not there."""
+
+
+class Source(Protocol):
+    """Where a reader's items come from: a queue in this process, or the files of one that another process writes."""
+
+    name: str
+    clock: Clock
+    waiting: dict[Taking, None]
+    """The readers with somebody in line: whom a producer has to look after."""
+
+    @property
+    def visible_id(self) -> int:
+        """The last id that readers may see."""
+
+    @property
+    def missing(self) -> int:
+        """How many ids up to ``visible_id`` have no item."""
+
+    @property
+    def visible_bytes(self) -> int:
+        """Bytes of all items ever put, up to ``visible_id``."""
+
+    @property
+    def first_id(self) -> int:
+        """The earliest id that is kept."""
+
+    @property
+    def queue_id(self) -> bytes: ...
+
+    @property
+    def durable_id(self) -> int: ...
+
+    def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, Place] | None) -> Block: ...
+
+    def before(self, item_id: int) -> tuple[int, int]: ...
+
+    def find_time(self, time_ms: int, last_id: int) -> int: ...
+
+    def hint(self, item_id: int) -> tuple[int, Place]: ...
+
+    def window(self, reader: Taking) -> Take | None:
+        """How to take from the shared window, if the reader's next item is or will be in it. Called under its lock."""
+
+    def attach(self, reader: Taking) -> None:
+        """The reader has read all there is: let it share the window. Called without its lock."""
+
+    def detach(self, reader: Reader) -> None:
+        """The reader is closed. Called without its lock."""
+
+    def make_durable(self, item_id: int) -> None:
+        """Return when ``item_id`` is on disk (R4)."""
+
+    def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None: ...
+
+    def moved(self, reader: Taking) -> None:
+        """Something was released: see to a checkpoint before long, and to producers who wait for room."""
+
+    def polls(self, reader: Taking) -> None:
+        """Somebody is in line now: a source that nobody wakes has to look by itself."""
+
+    def decode(self, data: bytes) -> Any: ...
+
+    def closed_reader(self, reader: Reader) -> None: ...

@@ -1,0 +1,372 @@
+"""Putting: the writing half of a ``JournaledQueue``, from a put to the disk.
+
+NOTE ON LOCKING: ``_lock`` (Q in docs/locking.md) guards the journal's appends, the feed and ``_room``. A sync runs
+without it, under ``_syncing``. Readers' locks come after it. ``_state``, why the queue can't be used, is one store,
+read without a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from kestrelpy._feed import Feed
+from kestrelpy._format import Entry
+from kestrelpy._journal import MAX_BATCH_BYTES, Journal
+from kestrelpy._line import FutureWaiter, Line, ThreadWaiter, check_timeout
+from kestrelpy._options import expiry
+from kestrelpy._readership import AbsentReader, Limited, Readership
+from kestrelpy._segment import ITEM_COST
+from kestrelpy._sync import GroupCommit
+from kestrelpy.clock import Clock
+from kestrelpy.config import Codec, FullPolicy
+from kestrelpy.errors import (
+    DurabilityUnknown,
+    ForkedQueue,
+    ItemTooLarge,
+    QueueClosed,
+    QueueFull,
+)
+from kestrelpy.reader import Reader
+
+if TYPE_CHECKING:
+    pass
+
+_log = logging.getLogger("kestrelpy")
+_NO_LIMIT = 1 << 62
+
+
+class Writing:
+    """What puts need; ``JournaledQueue`` sets it up."""
+
+    name: str
+    directory: str
+    max_item_bytes: int
+    _state: Exception | None
+    _plain: bool
+    _codec: Codec | None
+    _clock: Clock
+    _time_ns: Callable[[], int]
+    _sync_seconds: float | None
+    _sync_armed: bool
+    _lock: threading.Lock
+    _syncing: threading.Lock
+    _room: Line
+    _journal: Journal
+    _append: Callable[[bytes, int], int]
+    _feed: Feed
+    _commit: GroupCommit
+    _readership: Readership
+
+    def _choose_path(self) -> None:
+        """Whether a put may take the short way: nothing but journal and window to see to."""
+        self._plain = (
+            self._state is None and self._codec is None and self._sync_seconds != 0 and not self._readership.limited
+        )
+
+    def put(
+        self,
+        data: Any,
+        *,
+        expires_in: float | None = None,
+        expires_at_ms: int | None = None,
+        timeout: float | None = 0,
+    ) -> int:
+        """Add one item for every reader; returns its id.
+
+        When it returns, the item survives the death of the process; with ``sync="always"`` a power cut too. ``data``:
+        ``bytes``, ``bytearray`` or ``memoryview``, or any value with a codec. It expires ``expires_in`` seconds from
+        now or at ``expires_at_ms``. Where a reader's policy is ``BLOCK``, waits for room up to ``timeout`` seconds.
+
+        Raises ``QueueFull``, ``ItemTooLarge``, ``QueueDiskFull`` (in each case nothing was stored),
+        ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``, ``TypeError``, ``ValueError``.
+        """
+        if not self._plain or type(data) is not bytes or expires_in is not None or expires_at_ms is not None:
+            return self._put_slowly([data], expires_in, expires_at_ms, timeout)[0]
+        size = len(data)
+        if size > self.max_item_bytes:
+            raise ItemTooLarge(size, self.max_item_bytes)
+        feed = self._feed
+        try:
+            with self._lock:
+                added_ms = self._time_ns() // 1_000_000
+                item_id = self._append(data, added_ms)
+                window = feed.shared
+                if window.is_open:
+                    window.entries[item_id] = (data, added_ms, None)
+                    window.left -= size + ITEM_COST
+                    if window.left < 0:
+                        feed.trim_locked()
+                feed.visible_id = item_id
+                if not self._sync_armed:
+                    self._arm_sync()
+        except DurabilityUnknown as error:
+            self._fail(error)
+            raise
+        if feed.waiting:
+            feed.wake()
+        return item_id
+
+    def put_many(
+        self,
+        items: Iterable[Any],
+        *,
+        expires_in: float | None = None,
+        expires_at_ms: int | None = None,
+        timeout: float | None = 0,
+    ) -> range:
+        """Add several items as one record: all or nothing, also across a crash. Returns their ids; of nothing, an
+        empty range.
+
+        One write, one sync. Guarantees and errors as ``put``.
+        """
+        values = list(items)
+        if not values:
+            self._check_usable()
+            return range(0)
+        ids = self._put_slowly(values, expires_in, expires_at_ms, timeout)
+        return range(ids[0], ids[-1] + 1)
+
+    def _put_slowly(
+        self, values: list[Any], expires_in: float | None, expires_at_ms: int | None, timeout: float | None
+    ) -> range:
+        ids = self._store(values, expires_in, expires_at_ms, timeout)
+        if self._sync_seconds == 0:
+            self._commit.wait(ids[-1])
+        return ids
+
+    def _put_waiting(self, value: Any, timeout: float | None) -> int:
+        """``put`` that waits for room whatever the reader's policy: for the blocking-queue face."""
+        ids = self._store([value], None, None, timeout, patient=True)
+        if self._sync_seconds == 0:
+            self._commit.wait(ids[-1])
+        return ids[0]
+
+    def _store(
+        self,
+        values: list[Any],
+        expires_in: float | None,
+        expires_at_ms: int | None,
+        timeout: float | None,
+        *,
+        patient: bool = False,
+    ) -> range:
+        """Everything of a put but waiting for the disk. ``patient``: wait for room whatever the policy."""
+        check_timeout(timeout)
+        items = self._encode(values)
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        while True:
+            try:
+                with self._making_room(items) as refusing:
+                    if refusing is None:
+                        ids = self._append_locked(items, expires_in, expires_at_ms)
+                        break
+            except DurabilityUnknown as error:
+                self._fail(error)
+                raise
+            self._await_room(refusing, items, deadline, patient=patient)
+        for reader in self._readership.limited:
+            if reader.config.full_policy is FullPolicy.DROP_OLDEST and isinstance(reader, Reader):
+                reader._drop_oldest()
+        if self._feed.waiting:
+            self._feed.wake()
+        return ids
+
+    def _encode(self, values: list[Any]) -> list[bytes]:
+        items: list[bytes] = []
+        for value in values:
+            data = value if self._codec is None else self._codec.encode(value)
+            if not isinstance(data, bytes | bytearray | memoryview):
+                raise TypeError(f"an item must be bytes, bytearray or memoryview, not {type(data).__name__}")
+            data = bytes(data)
+            if len(data) > self.max_item_bytes:
+                raise ItemTooLarge(len(data), self.max_item_bytes)
+            items.append(data)
+        if len(items) > 1 and (size := sum(map(len, items)) + 4 * len(items)) > MAX_BATCH_BYTES:
+            raise ItemTooLarge(size, MAX_BATCH_BYTES)
+        return items
+
+    @contextlib.contextmanager
+    def _making_room(self, items: list[bytes]) -> Iterator[Limited | None]:
+        """Under the lock: the reader that refuses these items, if one does."""
+        for reader in self._readership.limited:  # expired items do not count; their hooks run outside the lock
+            if isinstance(reader, Reader) and self._is_refused(reader, items):
+                reader.discard_expired(_NO_LIMIT)
+        with self._lock:
+            self._check_usable()
+            yield next((reader for reader in self._readership.limited if self._is_refused(reader, items)), None)
+
+    def _is_refused(self, reader: Limited, items: list[bytes]) -> bool:
+        config = reader.config
+        if config.full_policy is FullPolicy.DROP_OLDEST:
+            return False
+        if isinstance(reader, AbsentReader) and not self._fits(reader, items):
+            reader.refresh()
+        return not self._fits(reader, items)
+
+    def _fits(self, reader: Limited, items: list[bytes]) -> bool:
+        """Items are limited to the last one; bytes may be overshot by one put, as anything else would keep a large
+        item out.
+        """
+        config, waiting = reader.config, len(self._feed.pending)
+        return (config.max_items is None or reader.items + waiting + len(items) <= config.max_items) and (
+            config.max_bytes is None or reader.bytes < config.max_bytes
+        )
+
+    def _append_locked(self, items: list[bytes], expires_in: float | None, expires_at_ms: int | None) -> range:
+        added_ms = self._time_ns() // 1_000_000
+        expires_ms = expiry(added_ms, expires_in, expires_at_ms)
+        if len(items) == 1 and expires_ms is None:
+            first_id = self._append(items[0], added_ms)
+            ids = range(first_id, first_id + 1)
+        else:
+            ids = self._journal.append_frame(items, added_ms, expires_ms)
+        entries: list[Entry] = [(data, added_ms, expires_ms) for data in items]
+        if self._sync_seconds == 0:
+            self._feed.hold_locked(ids[0], entries)
+        else:
+            self._feed.show_locked(ids[0], entries)
+        if not self._sync_armed:
+            self._arm_sync()
+        return ids
+
+    def _await_room(self, refusing: Limited, items: list[bytes], deadline: float | None, *, patient: bool) -> None:
+        """Wait until a reader may have room, or raise ``QueueFull``."""
+        left = None if deadline is None else deadline - self._clock.monotonic()
+        waits = patient or refusing.config.full_policy is FullPolicy.BLOCK
+        if not waits or (left is not None and left <= 0):
+            raise QueueFull(f"reader {refusing.full_name!r} is full", reader=refusing.full_name)
+        waiter = ThreadWaiter()
+        with self._lock:
+            self._check_usable()
+            self._room.add(waiter)
+        try:
+            if not self._is_refused(refusing, items):
+                return  # registered, then looked again
+            if isinstance(refusing, AbsentReader):  # nobody here is told when it moves
+                left = 0.05 if left is None else min(left, 0.05)
+            if waiter.wait(left):
+                waiter.result()
+        finally:
+            with self._lock:
+                self._room.remove(waiter)
+
+    def put_future(
+        self,
+        data: Any,
+        *,
+        expires_in: float | None = None,
+        expires_at_ms: int | None = None,
+        timeout: float | None = 0,
+    ) -> Future[int]:
+        """As ``put``, without waiting for the disk: the future completes with the id when the item is there under the
+        sync policy.
+
+        With ``sync="never"`` it is complete at once. Raises what ``put`` raises before anything is stored; the future
+        fails with ``DurabilityUnknown``.
+        """
+        item_id = self._store([data], expires_in, expires_at_ms, timeout)[0]
+        ticket = FutureWaiter()
+        if self._sync_seconds is None:
+            ticket.claim()
+            ticket.give(item_id)
+        else:
+            self._commit.add(item_id, ticket, soon=self._sync_seconds == 0)
+        future: Future[int] = ticket.future
+        return future
+
+    async def aput(
+        self,
+        data: Any,
+        *,
+        expires_in: float | None = None,
+        expires_at_ms: int | None = None,
+        timeout: float | None = 0,
+    ) -> int:
+        """``put`` for asyncio: waits for room and for the disk without blocking the loop. The item stays put if it is
+        cancelled.
+        """
+        import asyncio  # here and not above: who does not use it must not pay for it
+
+        if timeout == 0:
+            future = self.put_future(data, expires_in=expires_in, expires_at_ms=expires_at_ms)
+            return await asyncio.wrap_future(future)
+        return await asyncio.to_thread(
+            self.put, data, expires_in=expires_in, expires_at_ms=expires_at_ms, timeout=timeout
+        )
+
+    # -- durability ----------------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Return when everything put before is on disk, in every mode. Raises ``DurabilityUnknown``."""
+        self._check_usable()
+        self._commit.wait(self._journal.tail_id)
+
+    def _sync_once(self) -> int:
+        """One sync of the active segment, without the queue's lock (R33)."""
+        with self._lock:
+            if self._state is not None:
+                raise self._state
+            file, tail_id = self._journal.sync_target()
+        failure: DurabilityUnknown | None = None
+        if file is not None:
+            with self._syncing:
+                if self._journal.is_active(file):
+                    try:
+                        file.sync()
+                    except OSError as cause:
+                        failure = self._journal.fail(cause)
+                        failure.__cause__ = cause
+        if failure is not None:
+            self._fail(failure)
+            raise failure
+        with self._lock:
+            if self._state is not None:
+                raise self._state
+            self._journal.durable_id = max(self._journal.durable_id, tail_id)
+            self._feed.show_durable_locked(tail_id)
+        if self._feed.waiting:
+            self._feed.wake()
+        return tail_id
+
+    def _arm_sync(self) -> None:
+        """The first put since the last sync: see to the next one."""
+        self._sync_armed = True
+        if self._sync_seconds:
+            self._clock.call_later(self._sync_seconds, self._background_sync, on_lost=self._maintenance_lost)
+
+    def _sync_soon(self) -> None:
+        self._clock.call_later(0, self._background_sync, on_lost=self._maintenance_lost)
+
+    def _background_sync(self) -> None:
+        if self._sync_seconds:
+            self._sync_armed = False  # before the look: a put from here on arms the next one
+        with contextlib.suppress(DurabilityUnknown, QueueClosed, ForkedQueue):  # told at the next call
+            self._commit.run()
+
+    def _fail(self, error: DurabilityUnknown) -> None:
+        """A sync failed: the queue is failed until it is reopened (R9). Called with no lock held."""
+        with self._lock:
+            if self._state is not None:
+                return
+            self._state = error
+            self._plain = False
+            self._journal.refuse(error)
+            waiting = self._room.drain()
+        for waiter in waiting:
+            waiter.fail(error)
+        self._commit.fail(error)
+        for reader in self._readership.open.values():
+            reader._break(error)
+
+    def _maintenance_lost(self, _cause: BaseException) -> None:
+        """The maintenance thread died (R30): nobody would sync any more."""
+        self._fail(DurabilityUnknown(self.directory, self._journal.durable_id + 1, self._journal.tail_id))
+
+    def _check_usable(self) -> None:
+        if self._state is not None:
+            raise self._state

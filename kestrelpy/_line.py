@@ -86,8 +86,10 @@ class _Sleeper(Waiter):
         if self.timer is not None:
             self.timer.cancel()
         self._item = item
-        if self._abandoned or not self._wake():
+        if self._abandoned:
             self._send_back()
+        else:
+            self._wake()
 
     def fail(self, error: BaseException) -> None:
         self.stop_timer()
@@ -117,8 +119,7 @@ class _Sleeper(Waiter):
             return
         self._owner._give_back(self, self._item)
 
-    def _wake(self) -> bool:
-        """False if there is nobody left to be woken."""
+    def _wake(self) -> None:
         raise NotImplementedError
 
 
@@ -134,12 +135,11 @@ class ThreadWaiter(_Sleeper):
         """Sleep until completed, or for ``timeout`` seconds; true if completed."""
         return self._asleep.acquire(True, -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
-    def _wake(self) -> bool:
+    def _wake(self) -> None:
         try:
             self._asleep.release()
-        except RuntimeError:
-            return True  # it is awake: this is a repetition
-        return True
+        except RuntimeError:  # it is awake: this is a repetition
+            return
 
 
 class FutureWaiter(Waiter):
@@ -181,12 +181,12 @@ class TaskWaiter(_Sleeper):
     def claim(self) -> bool:
         return not self._loop.is_closed()
 
-    def _wake(self) -> bool:
+    def _wake(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._arrive)
         except RuntimeError:  # the loop was closed meanwhile and will run nothing more
-            return False
-        return True
+            if self._item is not _NOTHING:
+                self._send_back()
 
     def _arrive(self) -> None:
         if not self.future.done():

@@ -104,7 +104,13 @@ class Readership:
         self._undisposed: list[Segment] = []
         self.feed: Source
         self.open: dict[str, Reader] = {}
+        self.alone: Reader | None = None
+        """The default reader, if it is open here: what a queue's own ``get`` and ``commit`` go to."""
         self.limited: tuple[Limited, ...] = ()
+
+    def _set_open(self, readers: dict[str, Reader]) -> None:
+        self.open = readers
+        self.alone = readers.get("")
 
     def config_for(self, name: str) -> ReaderConfig:
         return self._configs.get(name, self._default_config)
@@ -147,7 +153,7 @@ class Readership:
                 return found
             with self._home.guard():
                 reader = self._make(name, start)
-            self.open = {**self.open, reader.name: reader}
+            self._set_open({**self.open, reader.name: reader})
             self.update_limits()
         self.feed.attach(reader)
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
@@ -220,7 +226,7 @@ class Readership:
             raise
         old, self._locks[reader] = self._locks[reader], lock
         reader._rename(name, self.config_for(name))
-        self.open = {other: each for other, each in self.open.items() if each is not reader}
+        self._set_open({other: each for other, each in self.open.items() if each is not reader})
         old.release()
         return reader
 
@@ -253,7 +259,7 @@ class Readership:
         self.feed.detach(reader)
         lock = self._locks.pop(reader, None)
         self._files.pop(reader, None)
-        self.open = {name: each for name, each in self.open.items() if each is not reader}
+        self._set_open({name: each for name, each in self.open.items() if each is not reader})
         if lock is not None:
             lock.release()
         self.update_limits()

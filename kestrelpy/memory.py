@@ -11,7 +11,7 @@ Rules:
 4. Whoever has held the lock settles after releasing it (``_settle``): others may have counted on that.
 
 Atomic operations relied upon, in CPython with the GIL and without: ``deque.append``, ``popleft``, ``pop``, ``len`` and
-truth of a container, the load and the store of an attribute; ``list.pop``.
+truth of a container, ``list.pop``, the load and the store of an attribute, one step of an iterator of rule 2.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class SimpleBlockingQueue(Waiting[T]):
     # -- putting -----------------------------------------------------------------------------------------------------
 
     def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
-        """Add ``item`` at the tail; if a consumer waits, the first in line has it when this returns.
+        """Add ``item`` at the tail; if consumers wait, it is handed straight to the first in line.
 
         At the limit it goes by the queue's policy: ``BLOCK`` waits for room in line with other producers, for up to
         ``timeout`` seconds (``None``: for ever; not at all without ``block``), then raises ``QueueFull``; ``REFUSE``
@@ -237,11 +237,12 @@ class SimpleBlockingQueue(Waiting[T]):
                     self._check_open_locked()
                     if self._full_policy is FullPolicy.DROP_OLDEST:
                         self._make_room_locked(gone)
-                    if not self._has_room() or self._settling:
-                        raise QueueFull(f"the queue holds its {self._maxsize} items")
-                    if not self._producers:
+                    room = self._has_room()
+                    if room and not self._producers:
                         self._items.append(item)
                         return
+                    if not room or self._settling:
+                        raise QueueFull(f"the queue holds its {self._maxsize} items")
             finally:
                 self._settle()  # if there are both room and producers in line, these come first
 
@@ -353,7 +354,6 @@ class SimpleBlockingQueue(Waiting[T]):
                 if self._closed and not self._has_items():
                     raise self._nothing()
                 self._line.add(waiter)
-                self._changed_locked()
         finally:
             self._settle()
         if self._closed:
@@ -362,11 +362,9 @@ class SimpleBlockingQueue(Waiting[T]):
     def _leave(self, waiter: Waiter) -> bool:
         try:
             with self._lock:
-                left = self._line.remove(waiter)
-                self._changed_locked()
+                return self._line.remove(waiter)
         finally:
             self._settle()
-        return left
 
     def _give_back(self, waiter: Waiter, item: T) -> None:
         try:
@@ -379,14 +377,15 @@ class SimpleBlockingQueue(Waiting[T]):
 
     def evict_waiters(self) -> int:
         """Every consumer that waits now gets ``QueueEmpty``; returns how many there were. Producers stay in line."""
+        gone: list[Waiter] = []
+        count = 0
         try:
             with self._lock:
-                gone = self._line.drain()
-                self._changed_locked()
+                gone += self._line.drain()
+                count = len(gone)
         finally:
+            fail_all(gone, lambda: QueueEmpty("the waiters were evicted"))
             self._settle()
-        count = len(gone)
-        fail_all(gone, lambda: QueueEmpty("the waiters were evicted"))
         return count
 
     # -- settling: serving whoever can be served ---------------------------------------------------------------------
@@ -411,13 +410,13 @@ class SimpleBlockingQueue(Waiting[T]):
                     self._settling = serving = True
                     if self._returned or not (consumers and self._items):
                         waiter, entry = self._serve_others_locked()
+                        self._changed_locked()
                     else:
                         for entry in self._heads:  # noqa: B007 - rule 2
                             break
                         waiter = self._line.first()
                         if waiter is not None:
                             self._last_order = waiter.order = self._last_order + 1
-                    self._changed_locked()
                 except IndexError:  # a get that was under way took the item
                     continue
                 finally:
@@ -468,22 +467,19 @@ class SimpleBlockingQueue(Waiting[T]):
         return waiter, item
 
     def _turn_away(self) -> None:
-        """The queue is closed: tell whoever is in line and cannot be served. Nobody enters any more, so this ends."""
-        while self._line.waiters or self._producers.waiters:
+        """The queue is closed: serve consumers in line while there are items, and tell the others."""
+        while self._line.waiters:
             self._settle()
             gone: list[Waiter] = []
             try:
                 with self._lock:
-                    gone += self._producers.drain()
                     if self._settling or not self._has_items():
                         gone += self._line.drain()
-                    self._changed_locked()
             finally:
-                self._settle()
                 fail_all(gone, self._nothing)
 
     def _changed_locked(self) -> None:
-        """The line, the returned items, the limit or the end of the queue changed. For the subclass."""
+        """Whether there are returned items, a limit or an end of the queue changed. For the subclass."""
 
     # -- the whole queue ---------------------------------------------------------------------------------------------
 
@@ -510,16 +506,18 @@ class SimpleBlockingQueue(Waiting[T]):
         With ``immediate`` the items are dropped. Wakes whoever waits in vain, consumers and producers, with
         ``QueueClosed``. Idempotent.
         """
+        producers: list[Waiter] = []
         try:
             with self._lock:
                 self._closed = True
                 self._discards = self._discards or immediate
-                gone = self._take_all_locked() if immediate else None
+                producers += self._producers.drain()
+                dropped = self._take_all_locked() if immediate else None
                 self._changed_locked()
         finally:
-            self._settle()
-        self._turn_away()
-        del gone  # not before the lock was released: finalisers of the items may run now
+            fail_all(producers, self._nothing)
+            self._turn_away()
+        del dropped  # not earlier: the lock was held
 
     def close(self) -> None:
         """The same as ``shutdown(immediate=True)``."""
@@ -532,7 +530,7 @@ class SimpleBlockingQueue(Waiting[T]):
 
     @property
     def maxsize(self) -> int:
-        """The limit; 0 or less means none. It may be set, while nobody else uses the queue; what is queued stays."""
+        """The limit; 0 or less means none. It may be changed while nobody else uses the queue; what is queued stays."""
         return self._maxsize
 
     @maxsize.setter
@@ -598,16 +596,18 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
 
     NOTE ON LOCKING: with a limit, ``_lock`` guards everything, as in the base class. Without one, puts append to
     ``_items`` and gets take from it without the lock while ``_busy`` is false, and the lock guards the rest.
-    ``_busy`` is true as long as the line, returned items, a limit or a shutdown have to be looked after. A put
-    appends, then reads ``_busy``; whoever makes it true looks at the items after that; so one of them sees the other.
-    A get that read ``_busy`` just before it became true still takes the head: it came first.
+    ``_busy`` is the line of consumers itself, and so true while there are any, or ``True`` while a limit, a shutdown
+    or returned items have to be looked after. A put appends, then reads ``_busy``; whoever makes it true looks at the
+    items after that; so one of them sees the other. A get that read ``_busy`` just before it became true still takes
+    the head: it came first.
     """
 
     def __init__(
         self, maxsize: int = 0, *, full_policy: FullPolicy = FullPolicy.BLOCK, clock: Clock | None = None
     ) -> None:
         super().__init__(maxsize, full_policy=full_policy, clock=clock)
-        self._busy = maxsize > 0  # changed with self._lock held, read without
+        self._busy: object = None  # changed with self._lock held, read without
+        self._changed_locked()
 
     def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
         """As in the base class; without a limit it never waits."""
@@ -647,11 +647,13 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
             check_timeout(timeout)
         if self._busy:
             return super().get(block, timeout)
-        try:
-            return self._items.popleft()
-        except IndexError:
-            if not block or timeout == 0:
-                raise QueueEmpty("nothing is there") from None
+        if self._items:
+            try:
+                return self._items.popleft()
+            except IndexError:  # another get was faster
+                pass
+        if not block or timeout == 0:
+            raise QueueEmpty("nothing is there")
         return self._wait(timeout)
 
     def peek(self) -> T:
@@ -677,17 +679,15 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
             self._changed_locked()
 
     def _changed_locked(self) -> None:
-        self._busy = bool(self._line.waiters or self._returned or self._closed or self._maxsize > 0)
+        self._busy = True if self._returned or self._closed or self._maxsize > 0 else self._line.waiters
 
     def _check(self) -> None:
         super()._check()
-        assert self._busy == bool(self._line or self._returned or self._closed or self._maxsize > 0)
+        assert bool(self._busy) == bool(self._line or self._returned or self._closed or self._maxsize > 0)
 
 
 class _Producer(ThreadWaiter):
     """A thread that waits for room, with its item. Whoever makes room puts the item in for it."""
-
-    __slots__ = ("parcel",)
 
     def __init__(self, room: _Room, item: Any) -> None:
         super().__init__(room)

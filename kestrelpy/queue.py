@@ -198,48 +198,47 @@ class JournaledQueue(Writing):
         """The readers open here, by name."""
         return MappingProxyType(self._readership.open)
 
-    def _default(self) -> Reader:
-        return self._readership.open.get("") or self.reader()
-
     def get(self, block: bool = True, timeout: float | None = None) -> Item:
         """``get`` of the default reader."""
-        return self._default().get(block, timeout)
+        reader = self._readership.alone
+        return (reader if reader is not None else self.reader()).get(block, timeout)
 
     def get_nowait(self) -> Item:
         """``get_nowait`` of the default reader."""
-        return self._default().get(False)
+        return self.reader().get(False)
 
     def get_many(self, max_items: int, *, max_bytes: int | None = None, timeout: float | None = None) -> list[Item]:
         """``get_many`` of the default reader."""
-        return self._default().get_many(max_items, max_bytes=max_bytes, timeout=timeout)
+        return self.reader().get_many(max_items, max_bytes=max_bytes, timeout=timeout)
 
     def get_future(self, timeout: float | None = None) -> Future[Item]:
         """``get_future`` of the default reader."""
-        return self._default().get_future(timeout)
+        return self.reader().get_future(timeout)
 
     async def aget(self, timeout: float | None = None) -> Item:
         """``aget`` of the default reader."""
-        return await self._default().aget(timeout)
+        return await self.reader().aget(timeout)
 
     def peek(self, timeout: float | None = 0) -> Item:
         """``peek`` of the default reader."""
-        return self._default().peek(timeout)
+        return self.reader().peek(timeout)
 
     def commit(self, item_or_id: Item | int) -> None:
         """``commit`` of the default reader."""
-        self._default().commit(item_or_id)
+        reader = self._readership.alone
+        (reader if reader is not None else self.reader()).commit(item_or_id)
 
     def commit_many(self, items: Iterable[Item | int]) -> None:
         """``commit_many`` of the default reader."""
-        self._default().commit_many(items)
+        self.reader().commit_many(items)
 
     def abort(self, item_or_id: Item | int) -> None:
         """``abort`` of the default reader."""
-        self._default().abort(item_or_id)
+        self.reader().abort(item_or_id)
 
     def seek(self, item_id: int | None = None, *, time_ms: int | None = None) -> None:
         """``seek`` of the default reader."""
-        self._default().seek(item_id, time_ms=time_ms)
+        self.reader().seek(item_id, time_ms=time_ms)
 
     # -- all readers ----------------------------------------------------------------------------------------------
 

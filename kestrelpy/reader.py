@@ -146,21 +146,24 @@ class Reader(Taking):
         Raises ``UnknownItem`` if it is not an open read of this reader.
         """
         with self._lock:
+            opened = self._open
             if type(item_or_id) is int:
-                found = self._open.pop(item_or_id, None)
-                if found is None:
-                    raise self._unknown(item_or_id)
-                item = found
+                item_id = item_or_id
+                item = opened.pop(item_id, None)
+                if item is None:
+                    raise self._unknown(item_id)
             else:
                 item = item_or_id  # type: ignore[assignment]  # mypy does not narrow by type() is
-                if self._open.get(item.id) is not item:
-                    raise self._unknown(item.id)
-                del self._open[item.id]
+                item_id = item.id  # type: ignore[union-attr]
+                found = opened.pop(item_id, None)
+                if found is not item:
+                    if found is not None:
+                        opened[item_id] = found
+                    raise self._unknown(item_id)
             # Progress.release, written out: this is a hot path.
             progress = self._progress
-            item_id = item.id
             progress.released_items += 1
-            progress.released_bytes += len(item.data)
+            progress.released_bytes += len(item.data)  # type: ignore[union-attr]
             if item_id == progress.head + 1:
                 progress.head = item_id
                 if progress.done or progress.spans:

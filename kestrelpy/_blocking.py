@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy._line import check_timeout
@@ -11,6 +10,8 @@ from kestrelpy.errors import QueueClosed, QueueEmpty, QueueFull
 from kestrelpy.item import Item
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from kestrelpy.queue import JournaledQueue
     from kestrelpy.reader import Reader
 
@@ -82,6 +83,8 @@ class JournaledBlockingQueue:
 
     def get_future(self, timeout: float | None = None) -> Future[Any]:
         """A future of the next item, committed when it is delivered. ``cancel()`` loses no item."""
+        from concurrent.futures import Future  # here and not above: who does not use it must not pay for it
+
         inner = self._reader.get_future(timeout)
         outer: Future[Any] = Future()
 

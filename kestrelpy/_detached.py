@@ -12,12 +12,12 @@ asked for, and nothing is asked for while it is held.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from typing import Any, cast
 
 from kestrelpy import _format as fmt
+from kestrelpy import _log
 from kestrelpy._disk import Directory, File
 from kestrelpy._format import Checkpoint
 from kestrelpy._lifetime import forget, remember
@@ -32,8 +32,6 @@ from kestrelpy.clock import Clock
 from kestrelpy.config import FullPolicy
 from kestrelpy.errors import ForkedQueue, KestrelError, QueueClosed
 from kestrelpy.reader import Reader
-
-_log = logging.getLogger("kestrelpy")
 
 FIRST_POLL = 0.0005
 CHECKPOINT_INTERVAL = 1.0
@@ -265,7 +263,7 @@ class Outside:
             try:
                 reader.checkpoint(durable=True)
             except (OSError, QueueClosed):
-                _log.warning("a checkpoint of %s failed and will be tried again", reader.full_name, exc_info=True)
+                _log.warning("a checkpoint of %s failed and will be tried again", reader.full_name, error=True)
                 self.moved(reader)
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -273,8 +271,10 @@ class Outside:
     def closed_reader(self, reader: Reader) -> None:
         """The reader has closed, and with it all that was opened for it."""
         forget(self)
-        self._readership.closed(reader)
-        self._let_go()
+        try:
+            self._readership.release(reader)
+        finally:
+            self._let_go()
 
     def _let_go(self) -> None:
         with self._looking:

@@ -7,16 +7,13 @@ these files.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 
-from kestrelpy import _names
+from kestrelpy import _log, _names
 from kestrelpy._checkpoint import load_checkpoint
 from kestrelpy._disk import Directory, Lock
 from kestrelpy._format import Checkpoint
 from kestrelpy.errors import InvalidName, QueueLocked
-
-_log = logging.getLogger("kestrelpy")
 
 
 class Home:
@@ -32,9 +29,12 @@ class Home:
         """
         name = _names.lock_name(self.queue)
         lock = self.directory.lock(name)
-        if name not in self.directory.names():
+        try:
+            if name not in self.directory.names():
+                raise InvalidName(self.queue, "another queue here has this name but for upper and lower case")
+        except BaseException:
             lock.release()
-            raise InvalidName(self.queue, "another queue here has this name but for upper and lower case")
+            raise
         return lock
 
     def remove_leftovers(self) -> None:

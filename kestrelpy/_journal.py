@@ -71,7 +71,7 @@ class Journal(JournalView):
         """How many ids up to the tail were given out and lost, or passed over: what is there is ``tail_id -
         missing``.
         """
-        self.durable_id = found.tail_id
+        self.durable_id = last.last_id if last else 0  # not the tail: what a crash has lost is not on disk
         self.quarantined = found.quarantined
         self.archived_count = 0
         self._file: File | None = None
@@ -262,6 +262,8 @@ class Journal(JournalView):
         self._buffer = None
         with self._exclusive:
             try:
+                if self.durable_id < tail_id:
+                    file.sync()  # before the footer, which says that all in front of it is on disk
                 close_segment(file, segment)
             except OSError as error:
                 raise self.fail(error) from error
@@ -275,7 +277,7 @@ class Journal(JournalView):
 
     def sync_target(self) -> tuple[File | None, int]:
         """What a sync has to sync, and the id that is durable once it has."""
-        return self._file, self._at[1]
+        return self._file, self.durable_id if self._file is None else self._at[1]
 
     def is_active(self, file: File) -> bool:
         """Whether a sync target is still to be synced: a rotation closes a file after syncing it. Under

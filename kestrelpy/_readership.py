@@ -8,7 +8,6 @@ whole, so that it can be read without a lock.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -25,8 +24,6 @@ from kestrelpy._source import Source
 from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import NoDefaultReader, QueueLocked
 from kestrelpy.reader import Reader
-
-_log = logging.getLogger("kestrelpy")
 
 Start = str | int
 
@@ -170,7 +167,7 @@ class Readership:
             return self._take_over_open(default, name)
         lock, known = self._home.lock_reader(name)
         try:
-            if name and not named and not known:
+            if name and not named and (not known or "" in on_disk):  # known: a crash in the middle of taking over
                 inherited = self._inherit_default(name)
                 return self._start(name, lock, inherited or self._beginning(start))
             state = self._home.load(name, self.feed.queue_id) if name in on_disk else None
@@ -255,14 +252,20 @@ class Readership:
         self._files[reader].save(state, durable=durable)
 
     def closed(self, reader: Reader) -> None:
-        """A reader has closed: others may own it."""
-        self.feed.detach(reader)
-        lock = self._locks.pop(reader, None)
-        self._files.pop(reader, None)
-        self._set_open({name: each for name, each in self.open.items() if each is not reader})
-        if lock is not None:
-            lock.release()
+        """A reader has closed: others may own it, and its limits count by its checkpoint."""
+        self.release(reader)
         self.update_limits()
+
+    def release(self, reader: Reader) -> None:
+        """Give up the ownership of a reader that is closed."""
+        lock = self._locks.pop(reader, None)
+        try:
+            self.feed.detach(reader)
+            self._files.pop(reader, None)
+            self._set_open({name: each for name, each in self.open.items() if each is not reader})
+        finally:
+            if lock is not None:
+                lock.release()
 
     def drop(self, name: str) -> None:
         """Close a reader and forget its place; nothing for one that does not exist. Raises ``QueueLocked``."""

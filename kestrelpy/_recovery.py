@@ -102,6 +102,9 @@ class Recovery:
     def _load(self, number: int, name: str, *, last: bool) -> Segment | None:
         file = self._directory.open(name, write=last)
         try:
+            if last:  # what was written there, a footer too, may be in the page cache alone (R10)
+                file.sync()
+                file.forget()
             header = read_header(file, self._path(name))
             if header is None or header.number != number:
                 self._without_header(file, name, number, last=last)
@@ -200,8 +203,6 @@ class Recovery:
 
     def _close_last(self, file: File, segment: Segment) -> None:
         """The last segment was not closed: find its end and close it there."""
-        file.sync()
-        file.forget()
         _, beyond = self._scan(file, segment)
         found = self._found
         found.tail_id = max(found.tail_id, segment.last_id, beyond)

@@ -32,6 +32,9 @@ ITEM_COST = 256
 READ_BYTES = 256 << 10
 """How much one read asks for."""
 
+WORST_GROWTH = 9
+"""How many times larger than its bytes a block may be in memory: one of empty items, 32 bytes each."""
+
 
 @dataclass(slots=True)
 class Segment:
@@ -108,8 +111,8 @@ def create_segment(directory: Directory, name: str, header: fmt.SegmentHeader, s
 def close_segment(file: File, segment: Segment) -> None:
     """Write the footer behind the frames (and behind what a crash left there), cut what is zero behind it, and sync.
 
-    The room for it was reserved with the segment, and is given back only after it is written. Raises ``OSError``;
-    then the segment stays without a footer.
+    The frames must be on disk already: a power cut may keep the footer alone. The room for it was reserved with the
+    segment, and is given back only after it is written. Raises ``OSError``; then the segment stays without a footer.
     """
     left = file.read(segment.records_end, max(file.size() - segment.records_end, 0)).rstrip(b"\0")
     at = segment.records_end + len(left)
@@ -181,47 +184,44 @@ def _claimed_bytes(file: File, offset: int) -> int:
 def read_entries(
     file: File, marker: int, path: str, place: Place, end: int, first_id: int, last_id: int, max_bytes: int
 ) -> tuple[dict[int, fmt.Entry], Place]:
-    """Items ``first_id`` to at most ``last_id``, about ``max_bytes`` of memory and at least one, and the place behind
-    them.
+    """Items ``first_id`` to at most ``last_id``, those of one block and at least one, and the place behind them.
 
-    ``place`` is an id and the offset of its frame, at or before ``first_id``; ``end`` is where the frames end. Raises
-    ``CorruptJournal`` with the offset of the frame that is not whole or not the one that is due.
+    ``place`` is an id and the offset of its frame, at or before ``first_id``; ``end`` is where the frames end. They
+    take about ``max_bytes`` of memory at most. Raises ``CorruptJournal`` with the offset of the frame that is not whole
+    or not the one that is due.
 
     This is a hot path for a reader with a backlog: a plain item is unpacked here and not by ``decode_frame``.
     """
     item_id, offset = place
-    unpack = fmt.unpack_frame
+    unpack, frame_bytes, shortest_other = fmt.unpack_frame, fmt.FRAME_BYTES, fmt.KIND_EXPIRES << fmt.KIND_SHIFT
     entries: dict[int, fmt.Entry] = {}
-    max_bytes = max(max_bytes, 1)
-    want, taken = min(READ_BYTES, max(max_bytes, 4096)), 0
-    while item_id <= last_id and taken < max_bytes:
+    want = block = min(READ_BYTES, max(max_bytes // WORST_GROWTH, 4096))
+    while not entries and item_id <= last_id:
         data = file.read(offset, min(want, max(end - offset, 0)))
         at, size = 0, len(data)
-        while item_id <= last_id and taken < max_bytes and at + fmt.FRAME_BYTES <= size:
+        while at + frame_bytes <= size:
             crc, length, found_id, stamp, _, found = unpack(data, at)
-            body = at + fmt.FRAME_BYTES
-            behind = body + length
+            behind = at + frame_bytes + length
             if behind > size:
                 break
-            if found != marker or found_id != item_id or crc32(data[at + 4 : behind]) != crc:
+            if found_id != item_id or found != marker or crc32(data[at + 4 : behind]) != crc:
                 raise CorruptJournal(path, offset + at, f"item {item_id} is not intact here", item_id=item_id)
-            if stamp >> fmt.KIND_SHIFT == fmt.KIND_ITEM:
+            if stamp < shortest_other:
                 if item_id >= first_id:
-                    entries[item_id] = (data[body:behind], stamp, None)
-                    taken += length + ITEM_COST
+                    entries[item_id] = (data[at + frame_bytes : behind], stamp, None)
                 item_id += 1
             else:
                 frame = fmt.decode_frame(data, at, marker)
-                if frame is None or frame.kind == fmt.KIND_FOOTER:
+                if frame is None or frame.footer is not None:
                     raise CorruptJournal(path, offset + at, f"item {item_id} is not intact here", item_id=item_id)
-                for entry in frame.entries:
-                    if first_id <= item_id <= last_id:
+                for item_id, entry in enumerate(frame.entries, item_id):  # noqa: B020 - goes on from where it is
+                    if item_id >= first_id:
                         entries[item_id] = entry
-                        taken += len(entry[0]) + ITEM_COST
-                    item_id += 1
+                item_id += 1
             at = behind
-        if not at:
-            want = _larger_want(data, offset, want, end, path, item_id)
+            if item_id > last_id:
+                break
+        want = block if at else _larger_want(data, offset, want, end, path, item_id)
         offset += at
     return entries, (item_id, offset)
 

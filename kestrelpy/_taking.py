@@ -14,13 +14,13 @@ queue's lock is asked for.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from sortedcontainers import SortedDict
 
+from kestrelpy import _log
 from kestrelpy._format import Entry
 from kestrelpy._line import Line, Waiter, Waiting
 from kestrelpy._progress import Progress
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 20
 """How much memory one read of the journal may fill, if ``memory_bytes`` allows it."""
-
-_log = logging.getLogger("kestrelpy")
 
 
 class Taking(Waiting[Item]):

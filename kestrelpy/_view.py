@@ -75,7 +75,7 @@ class JournalView:
         segments = self.segments
         segment = self._holding(item_id, segments)
         if segment is None or (segment is not segments[-1] and item_id > segment.last_id):
-            following = next((other for other in segments if other.first_id >= item_id and other is not segment), None)
+            following = next((other for other in segments if self._may_hold_from(item_id, other)), None)
             if following is None or following.first_id > last_id:
                 return Block({}, last_id + 1, 0, (0, 0), 0)
             segment, item_id = following, following.first_id
@@ -101,6 +101,10 @@ class JournalView:
                 return self._read_around(file, segment, damage, item_id, last_id, end)
         finally:
             file.close()
+
+    def _may_hold_from(self, item_id: int, segment: Segment) -> bool:
+        """Whether a segment begins at ``item_id`` or later. A crash may leave several empty ones, one behind the other."""
+        return segment.first_id >= item_id and (segment.items > 0 or not segment.closed)
 
     def _read_around(
         self, file: File, segment: Segment, damage: CorruptJournal, first_id: int, last_id: int, end: int

@@ -8,10 +8,8 @@ read without a lock.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy._feed import Feed
@@ -34,9 +32,8 @@ from kestrelpy.errors import (
 from kestrelpy.reader import Reader
 
 if TYPE_CHECKING:
-    pass
+    from concurrent.futures import Future
 
-_log = logging.getLogger("kestrelpy")
 _NO_LIMIT = 1 << 62
 
 
@@ -245,6 +242,8 @@ class Writing:
             self._check_usable()
             self._room.add(waiter)
         try:
+            if isinstance(refusing, Reader):
+                refusing._quiet = False  # its next commit tells us
             if not self._is_refused(refusing, items):
                 return  # registered, then looked again
             if isinstance(refusing, AbsentReader):  # nobody here is told when it moves
@@ -347,6 +346,8 @@ class Writing:
             self._sync_armed = False  # before the look: a put from here on arms the next one
         with contextlib.suppress(DurabilityUnknown, QueueClosed, ForkedQueue):  # told at the next call
             self._commit.run()
+            if self._sync_seconds and not self._sync_armed and self._journal.tail_id > self._commit.durable_id:
+                self._arm_sync()  # put while that sync, or another thread's, was under way
 
     def _fail(self, error: DurabilityUnknown) -> None:
         """A sync failed: the queue is failed until it is reopened (R9). Called with no lock held."""

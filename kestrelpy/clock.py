@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock", "Timer"]
+from kestrelpy import _log
 
-_log = logging.getLogger("kestrelpy")
+__all__ = ["Clock", "SystemClock", "Timer"]
 
 
 class Timer:

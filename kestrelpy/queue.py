@@ -7,15 +7,14 @@ NOTE ON LOCKING: as in ``_writing``. The folder's ``readers.lock`` may be asked 
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from kestrelpy import _names
+from kestrelpy import _log, _names
 from kestrelpy._disk import Directory, Disk, Lock, RealDisk
 from kestrelpy._feed import Feed
 from kestrelpy._home import Home
@@ -37,11 +36,12 @@ from kestrelpy.item import Item
 from kestrelpy.reader import Reader
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from kestrelpy.memory import BlockingQueue
 
 __all__ = ["JournaledQueue"]
 
-_log = logging.getLogger("kestrelpy")
 _NO_READERS: Mapping[str, ReaderConfig] = MappingProxyType({})
 
 
@@ -297,12 +297,12 @@ class JournaledQueue(Writing):
                     reader.checkpoint(durable=self._sync_seconds is not None)
                 except (OSError, QueueClosed):
                     again = True
-                    _log.warning("a checkpoint of %s failed and will be tried again", reader.full_name, exc_info=True)
+                    _log.warning("a checkpoint of %s failed and will be tried again", reader.full_name, error=True)
         try:
             self._readership.retire(self._feed)
         except (OSError, QueueClosed):
             again = True
-            _log.warning("retiring segments of %s failed and will be tried again", self.name, exc_info=True)
+            _log.warning("retiring segments of %s failed and will be tried again", self.name, error=True)
         if again or self._readership.waits_for_others(self._feed):
             self._moved(None)
 
@@ -345,15 +345,17 @@ class JournaledQueue(Writing):
             write_mark(self._home.directory, self.name, mark, self._journal.durable_id)
 
     def _let_go(self, closed: Exception) -> None:
-        self._commit.fail(closed)
-        for reader in list(self._readership.open.values()):
-            reader._break(closed)
-            self._readership.closed(reader)
-        self._journal.abandon()
-        if self._archive is not None:
-            self._archive.close()
-        self._writer_lock.release()
-        self._home.directory.close()
+        """Wake everybody and release everything, whatever raises on the way."""
+        with contextlib.ExitStack() as rest:
+            rest.callback(self._home.directory.close)
+            rest.callback(self._writer_lock.release)
+            if self._archive is not None:
+                rest.callback(self._archive.close)
+            rest.callback(self._journal.abandon)
+            for reader in self._readership.open.values():
+                rest.callback(self._readership.release, reader)
+                rest.callback(reader._break, closed)
+            self._commit.fail(closed)
 
     def erase(self) -> None:
         """Close the queue and delete its files, and no others. Raises ``OSError``."""

@@ -16,7 +16,7 @@ from kestrelpy._line import check_timeout
 from kestrelpy._segment import ITEM_COST
 from kestrelpy._taking import Taking
 from kestrelpy.config import FullPolicy, ReaderConfig, ReaderStats
-from kestrelpy.errors import QueueClosed, QueueEmpty, UnknownItem
+from kestrelpy.errors import CorruptJournal, QueueClosed, QueueEmpty, UnknownItem
 from kestrelpy.item import Item
 
 __all__ = ["Reader"]
@@ -370,9 +370,12 @@ class Reader(Taking):
 
     @property
     def age(self) -> float:
-        """Seconds since the next deliverable item was put; 0 if there is none."""
+        """Seconds since the next deliverable item was put; 0 if there is none, or if it can't be read."""
         with self._lock:
-            found = None if self._broken is not None else self._peek_locked()
+            try:
+                found = None if self._broken is not None else self._peek_locked()
+            except (CorruptJournal, OSError):  # a get says so; a figure need not
+                found = None
         return 0.0 if found is None else max(0.0, self._clock.time_ns() / 1e9 - found[1][1] / 1e3)
 
     @property

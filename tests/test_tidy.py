@@ -34,6 +34,7 @@ LAYERS = {
     "clock": 0,
     "codecs": 0,
     "_lifetime": 0,
+    "_log": 0,
     # L1: bytes to records, names, the disk
     "_format": 1,
     "_names": 1,

@@ -26,6 +26,7 @@ from kestrelpy.errors import (
     UnsupportedFormat,
 )
 from kestrelpy.folder import Damage, VerifyReport, open_reader, queue_names, scan, verify
+from kestrelpy.inspection import QueueInspection, SavedReader, SegmentInfo, inspect
 from kestrelpy.item import Item, Record
 from kestrelpy.memory import BlockingQueue, ConcurrentBlockingQueue, SimpleBlockingQueue
 from kestrelpy.queue import JournaledQueue
@@ -53,17 +54,21 @@ __all__ = [
     "QueueDiskFull",
     "QueueEmpty",
     "QueueFull",
+    "QueueInspection",
     "QueueLocked",
     "QueueStats",
     "Reader",
     "ReaderConfig",
     "ReaderStats",
     "Record",
+    "SavedReader",
+    "SegmentInfo",
     "SimpleBlockingQueue",
     "SystemClock",
     "UnknownItem",
     "UnsupportedFormat",
     "VerifyReport",
+    "inspect",
     "open_reader",
     "queue_names",
     "scan",

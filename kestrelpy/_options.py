@@ -1,9 +1,10 @@
-"""The options of a queue and of a put, checked: what is out of range is refused before anything is touched."""
+"""The options of a queue and of a put: what is out of range is refused before anything is touched."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from kestrelpy._disk import Directory, Disk, RealDisk
 from kestrelpy._format import SEGMENT_OVERHEAD
 from kestrelpy._journal import MAX_BATCH_BYTES
 
@@ -42,3 +43,11 @@ def expiry(added_ms: int, expires_in: float | None, expires_at_ms: int | None) -
     if not expires_in >= 0:
         raise ValueError(f"expires_in must not be negative, not {expires_in!r}")
     return added_ms + int(expires_in * 1000)
+
+
+def open_directory(disk: Disk | None, path: str, journaled: bool) -> Directory:
+    if not journaled:
+        from kestrelpy._memory_disk import MemoryDisk  # here and not above: few need it
+
+        return MemoryDisk().directory(path, create=True)
+    return (disk or RealDisk()).directory(path, create=True)

@@ -181,6 +181,21 @@ def _claimed_bytes(file: File, offset: int) -> int:
     return fmt.FRAME_BYTES + int.from_bytes(head[4:8], "little") if len(head) == 8 else 0
 
 
+def frames_of(file: File, segment: Segment, path: str) -> Iterator[tuple[int, fmt.Frame]]:
+    """The frames of a segment; of one that is not closed, those that are whole."""
+    end = segment.records_end if segment.closed else file.size()
+    due = segment.first_id
+    at = fmt.HEADER_BYTES
+    for offset, frame in iterate_frames(file, segment.header.marker, at, end):
+        if frame.footer is not None or frame.first_id != due:
+            break
+        yield offset, frame
+        due = frame.last_id + 1
+        at = offset + frame.size
+    if segment.closed and (due != segment.last_id + 1 or at != end):
+        raise CorruptJournal(path, at, f"item {due} is not intact here", item_id=due)
+
+
 def read_entries(
     file: File, marker: int, path: str, place: Place, end: int, first_id: int, last_id: int, max_bytes: int
 ) -> tuple[dict[int, fmt.Entry], Place]:

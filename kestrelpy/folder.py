@@ -16,7 +16,7 @@ from kestrelpy._detached import Outside
 from kestrelpy._disk import Directory, Disk, File, RealDisk
 from kestrelpy._home import Home
 from kestrelpy._readership import Readership, Start, check_start
-from kestrelpy._segment import Segment, iterate_frames, load_segment, read_header
+from kestrelpy._segment import Segment, frames_of, load_segment, read_header
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import ReaderConfig
 from kestrelpy.errors import CorruptJournal
@@ -108,10 +108,10 @@ def scan(
     try:
         if archive_dir is not None:
             folders.append(chosen.directory(os.fspath(archive_dir)))
-        counts = _error_counts(folders[0], queue)
+        counts, queue_id = _error_counts(folders[0], queue), _queue_id(folders[0], queue)
         next_id = 1 if start_id is None else start_id
         for number, _ in sorted(_numbered(folders, queue).items()):
-            for record in _scan_segment(folders, queue, number, next_id, stop_id, start_ms, stop_ms, counts):
+            for record in _scan_segment(folders, queue, number, queue_id, next_id, stop_id, start_ms, stop_ms, counts):
                 yield record
                 next_id = record.id + 1
     finally:
@@ -144,24 +144,22 @@ def _scan_segment(
     folders: list[Directory],
     queue: str,
     number: int,
+    queue_id: bytes | None,
     next_id: int,
     stop_id: int | None,
     start_ms: int | None,
     stop_ms: int | None,
     counts: dict[int, int],
 ) -> Iterator[Record]:
-    opened = _open_segment(folders, queue, number)
+    opened = _open_segment(folders, queue, number, queue_id)
     if opened is None:
-        return  # retired without an archive since the folder was listed
-    file, path, name = opened
+        return  # retired without an archive since the folder was listed, or being made in this moment
+    file, path, name, header = opened
     try:
-        header = read_header(file, path)
-        if header is None:
-            return  # being made in this moment, or what a crash left of that
         segment = load_segment(file, queue, header)
         if segment.closed and _outside(segment, next_id, stop_id, start_ms, stop_ms):
             return
-        for _, frame in _frames(file, segment, path):
+        for _, frame in frames_of(file, segment, path):
             if stop_id is not None and frame.first_id >= stop_id:
                 return
             for item_id, (data, added_ms, expires_ms) in enumerate(frame.entries, frame.first_id):
@@ -172,13 +170,34 @@ def _scan_segment(
         file.close()
 
 
-def _open_segment(folders: list[Directory], queue: str, number: int) -> tuple[File, str, str] | None:
-    """The file of a segment, wherever it is by now."""
+def _open_segment(
+    folders: list[Directory], queue: str, number: int, queue_id: bytes | None
+) -> tuple[File, str, str, fmt.SegmentHeader] | None:
+    """The file of a segment, wherever it is by now. In an archive another queue's may have the plain name."""
     for folder, name in _numbered(folders, queue).get(number, []):
+        path = f"{folder.path}/{name}"
         try:
-            return folder.open(name), f"{folder.path}/{name}", name
+            file = folder.open(name)
         except FileNotFoundError:
             continue
+        try:
+            header = read_header(file, path)
+        except BaseException:
+            file.close()
+            raise
+        if header is not None and queue_id in (None, header.queue_id):
+            return file, path, name, header
+        file.close()
+    return None
+
+
+def _queue_id(folder: Directory, queue: str) -> bytes | None:
+    """The id of the queue that lives in ``folder``, as its newest segment has it; ``None`` if it has none there."""
+    for number in sorted(_numbered([folder], queue), reverse=True):
+        opened = _open_segment([folder], queue, number, None)
+        if opened is not None:
+            opened[0].close()
+            return opened[3].queue_id
     return None
 
 
@@ -189,21 +208,6 @@ def _outside(segment: Segment, next_id: int, stop_id: int | None, start_ms: int 
         or (start_ms is not None and segment.max_added_ms < start_ms)
         or (stop_ms is not None and segment.min_added_ms >= stop_ms)
     )
-
-
-def _frames(file: File, segment: Segment, path: str) -> Iterator[tuple[int, fmt.Frame]]:
-    """The frames of a segment; of one that is not closed, those that are whole."""
-    end = segment.records_end if segment.closed else file.size()
-    due = segment.first_id
-    at = fmt.HEADER_BYTES
-    for offset, frame in iterate_frames(file, segment.header.marker, at, end):
-        if frame.footer is not None or frame.first_id != due:
-            break
-        yield offset, frame
-        due = frame.last_id + 1
-        at = offset + frame.size
-    if segment.closed and (due != segment.last_id + 1 or at != end):
-        raise CorruptJournal(path, at, f"item {due} is not intact here", item_id=due)
 
 
 # -- checking --------------------------------------------------------------------------------------------------------
@@ -340,7 +344,7 @@ class _Verification:
         items = size = 0
         end = fmt.HEADER_BYTES
         last_id = segment.first_id - 1
-        for offset, frame in _frames(file, segment, path):
+        for offset, frame in frames_of(file, segment, path):
             items += len(frame.entries)
             size += sum(len(entry[0]) for entry in frame.entries)
             self._watermark = max(self._watermark, frame.watermark)

@@ -15,13 +15,13 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from kestrelpy import _log, _names
-from kestrelpy._disk import Directory, Disk, Lock, RealDisk
+from kestrelpy._disk import Disk, Lock, RealDisk
 from kestrelpy._feed import Feed
 from kestrelpy._home import Home
 from kestrelpy._journal import Journal
 from kestrelpy._lifetime import forget, remember, warn_unclosed
 from kestrelpy._line import Line
-from kestrelpy._options import check_sizes, check_sync
+from kestrelpy._options import check_sizes, check_sync, open_directory
 from kestrelpy._readership import Readership, Start
 from kestrelpy._recovery import Recovered, Recovery, write_mark
 from kestrelpy._sync import GroupCommit
@@ -104,7 +104,7 @@ class JournaledQueue(Writing):
         self._sync_armed = self._maintenance_armed = False
         self._put_count = self._put_bytes = 0  # guarded by self._lock; plain puts are counted by their ids
         self._readership = Readership(
-            Home(_open_directory(disk, self.directory, journaled), name),
+            Home(open_directory(disk, self.directory, journaled), name),
             readers,
             default_reader if default_reader is not None else ReaderConfig(),
             self._choose_path,
@@ -444,11 +444,3 @@ class JournaledQueue(Writing):
             assert ids == sorted(ids)
         for reader in self._readership.open.values():
             reader._check()
-
-
-def _open_directory(disk: Disk | None, path: str, journaled: bool) -> Directory:
-    if not journaled:
-        from kestrelpy._memory_disk import MemoryDisk
-
-        return MemoryDisk().directory(path, create=True)
-    return (disk or RealDisk()).directory(path, create=True)

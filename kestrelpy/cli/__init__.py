@@ -1,7 +1,7 @@
 """The command line: ``kestrelpy``, also ``python -m kestrelpy``.
 
 Rules:
-1. It is built on the public interface of the library; what that cannot say yet is in ``_saved.py`` and nowhere else.
+1. It is built on the public interface of the library.
 2. A command is a function ``(args) -> int`` in the module of its group, which also adds its parser.
 3. Exit status: 0 done, 1 nothing there or damage found or refused, 2 wrong use; 130, 141 and 143 after Ctrl-C, a closed
    pipe and SIGTERM, quietly.

@@ -8,8 +8,9 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+import kestrelpy
 from kestrelpy import scan, verify
-from kestrelpy.cli import _common, _records, _saved
+from kestrelpy.cli import _common, _records
 from kestrelpy.errors import KestrelError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def run_ls(args: argparse.Namespace) -> int:
     status = 0 if names else 1
     for name in names:
         try:
-            saved = _saved.look(args.directory, name)
+            saved = kestrelpy.inspect(args.directory, name)
         except KestrelError as error:
             status = 1
             rows.append((name, f"damaged: {error}", "", "", ""))
@@ -97,7 +98,7 @@ def run_ls(args: argparse.Namespace) -> int:
 def run_stat(args: argparse.Namespace) -> int:
     """``kestrelpy stat``."""
     _common.require_queue(args.directory, args.queue)
-    saved = _saved.look(args.directory, args.queue)
+    saved = kestrelpy.inspect(args.directory, args.queue)
     if args.reader is not None:
         return _stat_reader(saved, args.reader, as_json=args.json)
     if args.json:
@@ -122,7 +123,7 @@ def run_stat(args: argparse.Namespace) -> int:
     return 0
 
 
-def _stat_reader(saved: _saved.SavedQueue, name: str, *, as_json: bool) -> int:
+def _stat_reader(saved: kestrelpy.QueueInspection, name: str, *, as_json: bool) -> int:
     reader = next((one for one in saved.readers if one.name == name), None)
     if reader is None:
         raise _common.CommandError(f"queue {saved.name!r} has no reader {name!r}")

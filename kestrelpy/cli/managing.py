@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import kestrelpy
 from kestrelpy import JournaledQueue
-from kestrelpy.cli import _common, _saved
+from kestrelpy.cli import _common
 
 if TYPE_CHECKING:
     from kestrelpy.cli._records import Commands
@@ -47,7 +47,7 @@ def bench_arguments(arguments: list[str]) -> argparse.Namespace | None:
 def run_drop_reader(args: argparse.Namespace) -> int:
     """``kestrelpy drop-reader``."""
     _common.require_queue(args.directory, args.queue)
-    names = [reader.name for reader in _saved.look(args.directory, args.queue).readers]
+    names = [reader.name for reader in kestrelpy.inspect(args.directory, args.queue).readers]
     if args.reader not in names:
         there = ", ".join(name for name in names if name)
         raise _common.CommandError(

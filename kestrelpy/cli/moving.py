@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol, cast
 
 from kestrelpy import JournaledQueue, QueueEmpty, open_reader
-from kestrelpy.cli import _common, _framing, _records, _saved, _signals
+from kestrelpy.cli import _common, _framing, _records, _signals, _unread
 from kestrelpy.errors import ItemTooLarge
 
 if TYPE_CHECKING:
@@ -164,5 +164,5 @@ def run_get(args: argparse.Namespace) -> int:
 def run_peek(args: argparse.Namespace) -> int:
     """``kestrelpy peek``."""
     _common.require_queue(args.directory, args.queue)
-    unread = _saved.unread(args.directory, args.queue, args.reader, now_ms=time.time_ns() // 1_000_000)
+    unread = _unread.unread(args.directory, args.queue, args.reader, now_ms=time.time_ns() // 1_000_000)
     return _records.write(islice(unread, args.max), args)

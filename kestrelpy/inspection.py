@@ -1,0 +1,167 @@
+"""What the files of a queue say, without opening it: segments, and readers by their last checkpoints.
+
+Read-only and without a lock; it may be called beside a live writer.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from kestrelpy import _names
+from kestrelpy._checkpoint import load_checkpoint
+from kestrelpy._disk import Directory, Disk, RealDisk
+from kestrelpy._format import Checkpoint
+from kestrelpy._segment import Segment, frames_of, load_segment, read_header
+from kestrelpy.errors import CorruptJournal
+
+__all__ = ["QueueInspection", "SavedReader", "SegmentInfo", "inspect"]
+
+_TRIES = 5  # a live writer may retire a file between the listing and the look
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """One segment. ``file_bytes``: its apparent size. Of one that is not closed, ``items`` counts what is whole."""
+
+    name: str
+    number: int
+    first_id: int
+    last_id: int
+    items: int
+    data_bytes: int
+    file_bytes: int
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SavedReader:
+    """A reader as of its last checkpoint. ``items`` and ``bytes``: what was not done by then, open reads included.
+
+    ``done``: spans of ids done above ``head``. ``error_counts``: id and how often it was aborted.
+    """
+
+    name: str
+    head: int
+    items: int
+    bytes: int
+    done: tuple[tuple[int, int], ...]
+    error_counts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInspection:
+    """A queue by its files. ``put_items``, ``put_bytes``: what was ever put; ``file_bytes``: the apparent size of all."""
+
+    name: str
+    segments: tuple[SegmentInfo, ...]
+    readers: tuple[SavedReader, ...]
+    tail_id: int
+    put_items: int
+    put_bytes: int
+    file_bytes: int
+
+
+def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None = None) -> QueueInspection:
+    """What the files of ``queue`` in ``directory`` say now; of a queue that is not there, nothing in every field.
+
+    Raises ``CorruptJournal`` for a segment without its header, ``UnsupportedFormat``, ``InvalidName``, ``OSError``. Cost:
+    O(segments), and the frames of a segment that is not closed.
+    """
+    _names.check_name(queue)
+    folder = (disk or RealDisk(allow_network=True)).directory(os.fspath(directory))
+    try:
+        for _ in range(_TRIES - 1):
+            try:
+                return _look(folder, queue)
+            except FileNotFoundError:
+                continue
+        return _look(folder, queue)
+    finally:
+        folder.close()
+
+
+def _look(folder: Directory, queue: str) -> QueueInspection:
+    names = [name for name in folder.names() if (owner := _names.parse_owner(name)) and owner[0] == queue]
+    # Checkpoints before segments: what they name must then still be there or further on.
+    states = [
+        state
+        for name in names
+        if _names.parse_checkpoint(name, queue) is not None and (state := load_checkpoint(folder, name)[0]) is not None
+    ]
+    numbered = sorted((number, name) for name in names if (number := _names.parse_segment(name, queue)) is not None)
+    segments = [
+        segment
+        for at, (_, name) in enumerate(numbered)
+        if (segment := _segment(folder, queue, name, last=at == len(numbered) - 1)) is not None
+    ]
+    put_items = segments[-1].header.base_items + segments[-1].items if segments else 0
+    put_bytes = segments[-1].header.base_bytes + segments[-1].data_bytes if segments else 0
+    return QueueInspection(
+        name=queue,
+        segments=tuple(_info(segment) for segment in segments),
+        readers=tuple(sorted(_readers(states, segments, put_items, put_bytes), key=lambda reader: reader.name)),
+        tail_id=max((segment.last_id for segment in segments), default=0),
+        put_items=put_items,
+        put_bytes=put_bytes,
+        file_bytes=sum(_size(folder, name) for name in names),
+    )
+
+
+def _readers(states: list[Checkpoint], segments: list[Segment], put_items: int, put_bytes: int) -> list[SavedReader]:
+    if not states and segments:  # nobody has saved a place yet: the default reader, at the beginning
+        kept = sum(segment.items for segment in segments), sum(segment.data_bytes for segment in segments)
+        return [SavedReader("", segments[0].first_id - 1, *kept, (), ())]
+    return [
+        SavedReader(
+            state.reader,
+            state.head,
+            max(0, put_items - state.released_items),
+            max(0, put_bytes - state.released_bytes),
+            state.done,
+            state.error_counts,
+        )
+        for state in states
+    ]
+
+
+def _segment(folder: Directory, queue: str, name: str, *, last: bool) -> Segment | None:
+    """A segment, counted if it is not closed; ``None`` for a last one that is being made, or never was."""
+    file = folder.open(name)
+    path = f"{folder.path}/{name}"
+    try:
+        header = read_header(file, path)
+        if header is None:
+            if last:
+                return None
+            raise CorruptJournal(path, 0, "this segment has no valid header")
+        segment = load_segment(file, queue, header)
+        segment.name = name
+        if not segment.closed:
+            for offset, frame in frames_of(file, segment, path):
+                segment.last_id, segment.records_end = frame.last_id, offset + frame.size
+                segment.data_bytes += sum(len(entry[0]) for entry in frame.entries)
+        return segment
+    finally:
+        file.close()
+
+
+def _info(segment: Segment) -> SegmentInfo:
+    return SegmentInfo(
+        segment.name,
+        segment.number,
+        segment.first_id,
+        segment.last_id,
+        segment.items,
+        segment.data_bytes,
+        segment.size,
+        segment.closed,
+    )
+
+
+def _size(folder: Directory, name: str) -> int:
+    file = folder.open(name)
+    try:
+        return file.size()
+    finally:
+        file.close()

@@ -23,25 +23,26 @@ class Home:
         self.directory = directory
         self.queue = queue
 
-    def lock(self) -> Lock:
-        """Lock the queue for writing. Raises ``QueueLocked``, ``InvalidName`` for a name that differs only in case
-        (R23).
+    def lock(self) -> tuple[Lock, list[str]]:
+        """Lock the queue for writing; also what is in the folder then, for the rest of an opening to go by.
+
+        Raises ``QueueLocked``, ``InvalidName`` for a name that differs from another only in case (R23).
         """
         name = _names.lock_name(self.queue)
         lock = self.directory.lock(name)
         try:
-            if name not in self.directory.names():
+            names = self.directory.names()
+            if name not in names:
                 raise InvalidName(self.queue, "another queue here has this name but for upper and lower case")
         except BaseException:
             lock.release()
             raise
-        return lock
+        return lock, names
 
-    def remove_leftovers(self) -> None:
+    def remove_leftovers(self, names: list[str]) -> None:
         """Remove temporary files of this queue, by exact pattern (R8). Under the queue's lock."""
-        for name in self.directory.names():
-            owner = _names.parse_owner(name)
-            if owner == (self.queue, True):
+        for name in names:
+            if name.endswith(".tmp") and _names.parse_owner(name) == (self.queue, True):
                 self.directory.unlink(name)
 
     @contextlib.contextmanager
@@ -55,16 +56,25 @@ class Home:
 
     # -- readers -----------------------------------------------------------------------------------------------------
 
-    def reader_names(self) -> set[str]:
+    def reader_names(self, names: list[str] | None = None) -> set[str]:
         """The readers that have a place, by their checkpoints; the default reader's name is empty."""
-        names = (_names.parse_checkpoint(name, self.queue) for name in self.directory.names())
-        return {name for name in names if name is not None}
+        names = self.directory.names() if names is None else names
+        prefix = f"{self.queue}+"
+        readers = (_names.parse_checkpoint(name, self.queue) for name in names if name.startswith(prefix))
+        return {name for name in readers if name is not None}
 
     def lock_reader(self, reader: str) -> tuple[Lock, bool]:
         """Own a reader; and whether it was owned before, ever. Raises ``QueueLocked``."""
         name = _names.reader_lock_name(self.queue, reader)
-        known = name in self.directory.names()
+        known = self._exists(name)
         return self.directory.lock(name), known
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self.directory.open(name).close()
+        except FileNotFoundError:
+            return False
+        return True
 
     def is_owned(self, reader: str) -> bool:
         """Whether somebody has the reader open."""
@@ -87,11 +97,11 @@ class Home:
             _log.warning("checkpoint %s is damaged: its reader starts at the earliest item kept", name)
         return None
 
-    def load_all(self) -> list[Checkpoint]:
+    def load_all(self, names: list[str]) -> list[Checkpoint]:
         """The mark and every reader's state, those that are whole: what recovery goes by."""
-        names = [_names.mark_name(self.queue)]
-        names += [_names.checkpoint_name(self.queue, reader) for reader in sorted(self.reader_names())]
-        states = (load_checkpoint(self.directory, name)[0] for name in names)
+        files = [_names.mark_name(self.queue)]
+        files += [_names.checkpoint_name(self.queue, reader) for reader in sorted(self.reader_names(names))]
+        states = (load_checkpoint(self.directory, name)[0] for name in files)
         return [state for state in states if state is not None]
 
     def drop(self, reader: str) -> None:

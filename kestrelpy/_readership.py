@@ -112,25 +112,25 @@ class Readership:
     def config_for(self, name: str) -> ReaderConfig:
         return self._configs.get(name, self._default_config)
 
-    def tidy(self) -> None:
+    def tidy(self, names: set[str]) -> None:
         """When a queue is opened: a default reader's place that named readers have superseded goes (unless it is in
-        use).
+        use). ``names``: the readers that have a place.
         """
-        with self._home.guard():
-            names = self._home.reader_names()
-            if "" in names and len(names) > 1 and not self._home.is_owned(""):
-                self._home.drop("")
+        if "" in names and len(names) > 1:
+            with self._home.guard():
+                if not self._home.is_owned(""):
+                    self._home.drop("")
         self.update_limits()
 
     def update_limits(self) -> None:
         """Work out whose limits puts have to respect."""
-        known = self._home.reader_names() | set(self.open)
         limited: list[Limited] = []
-        for name in known or {""}:
-            reader = self.open.get(name)
-            config = self.config_for(name)
-            if has_limits(config):
-                limited.append(reader if reader is not None else AbsentReader(self._home, self.feed, name, config))
+        if any(map(has_limits, (self._default_config, *self._configs.values()))):
+            for name in self._home.reader_names() | set(self.open) or {""}:
+                reader = self.open.get(name)
+                config = self.config_for(name)
+                if has_limits(config):
+                    limited.append(reader if reader is not None else AbsentReader(self._home, self.feed, name, config))
         self.limited = tuple(limited)
         self._changed()
 

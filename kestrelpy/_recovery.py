@@ -12,7 +12,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kestrelpy import _format as fmt
@@ -54,13 +54,14 @@ class Recovery:
         self._heads: list[int] = []
         self._found = Recovered()
 
-    def run(self) -> Recovered:
-        """Raises ``CorruptJournal``, ``UnsupportedFormat`` and ``OSError``."""
+    def run(self, names: Iterable[str]) -> Recovered:
+        """``names``: what is in the directory. Raises ``CorruptJournal``, ``UnsupportedFormat`` and ``OSError``."""
         found = self._found
+        prefix = f"{self._queue}."
         numbered = sorted(
             (number, name)
-            for name in self._directory.names()
-            if (number := parse_segment(name, self._queue)) is not None
+            for name in names
+            if name.startswith(prefix) and (number := parse_segment(name, self._queue)) is not None
         )
         found.queue_id = self._whose(numbered)
         for state in self._states:

@@ -118,11 +118,11 @@ class JournaledQueue(Writing):
         archive = None
         writer_lock: Lock | None = None
         try:
-            writer_lock = home.lock()
-            home.remove_leftovers()
+            writer_lock, names = home.lock()
+            home.remove_leftovers(names)
             if archive_dir is not None:
                 archive = (disk or RealDisk()).directory(os.fspath(archive_dir), create=True)
-            found = Recovery(home.directory, self.name, home.load_all(), quarantine=quarantine).run()
+            found = Recovery(home.directory, self.name, home.load_all(names), quarantine=quarantine).run(names)
             journal = Journal(
                 home.directory,
                 self.name,
@@ -136,7 +136,7 @@ class JournaledQueue(Writing):
             )
             self._set_up(journal, found)
             self._state = None
-            self._readership.tidy()
+            self._readership.tidy(home.reader_names(names))
         except BaseException as error:
             self._state = error if isinstance(error, Exception) else QueueClosed("opening was interrupted")
             if writer_lock is not None:

@@ -14,6 +14,7 @@ NOTE ON LOCKING: a ``Line`` has no lock of its own. Its owner's lock guards ever
 from __future__ import annotations
 
 import threading
+import weakref
 from abc import abstractmethod
 from collections import OrderedDict
 from concurrent.futures import Future
@@ -99,7 +100,10 @@ class _Sleeper(Waiter):
     def result(self) -> Any:
         """What it was completed with. Call it once, after it was woken."""
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                self._error = None  # its traceback refers to this waiter: no reference cycle
         return self._item
 
     def abandon(self) -> None:
@@ -134,6 +138,16 @@ class ThreadWaiter(_Sleeper):
     def wait(self, timeout: float | None) -> bool:
         """Sleep until completed, or for ``timeout`` seconds; true if completed."""
         return self._asleep.acquire(True, -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+
+    def give(self, item: Any) -> None:
+        self._item = item  # as in the base class, in fewer calls: this is what a thread's wake-up takes
+        if self._abandoned:
+            self._send_back()
+            return
+        try:
+            self._asleep.release()
+        except RuntimeError:
+            return
 
     def _wake(self) -> None:
         try:
@@ -233,9 +247,18 @@ class Line:
 
     def drain(self) -> list[Waiter]:
         """Take out everybody who still wants an item."""
-        gone = []
-        while (waiter := self.first()) is not None:
-            gone.append(waiter)
+        gone: list[Waiter] = []
+        try:
+            while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "except"
+                waiter = self.first()
+                if waiter is None:
+                    break
+                gone.append(waiter)
+        except BaseException:
+            for waiter in reversed(gone):
+                self.waiters[waiter] = None
+                self.waiters.move_to_end(waiter, last=False)
+            raise
         return gone
 
 
@@ -247,7 +270,9 @@ def fail_all(waiters: list[Waiter], make_error: Callable[[], BaseException]) -> 
 
 def _fail_from_the_end(waiters: list[Waiter], make_error: Callable[[], BaseException]) -> None:
     try:
-        while waiters:
+        while True:  # as in drain()
+            if not waiters:
+                break
             waiters[-1].fail(make_error())
             del waiters[-1]
     except BaseException:  # an interrupt: the others must not wait for ever
@@ -322,7 +347,8 @@ class Waiting(Generic[T]):
         else:
             future.set_result(item)
             return future
-        future.add_done_callback(lambda done: self._cancelled(waiter) if done.cancelled() else None)
+        reference = weakref.ref(waiter)  # the line holds it; if the future did, through this, that would be a cycle
+        future.add_done_callback(lambda done: self._cancelled(reference()) if done.cancelled() else None)
         self._enter_until(waiter, timeout)
         return future
 
@@ -378,7 +404,9 @@ class Waiting(Generic[T]):
         if not self._leave(waiter):
             waiter.abandon()
 
-    def _cancelled(self, waiter: FutureWaiter) -> None:
+    def _cancelled(self, waiter: FutureWaiter | None) -> None:
+        if waiter is None:
+            return
         waiter.stop_timer()
         if self._leave(waiter):
             waiter.claim()  # which tells those who wait for the future with concurrent.futures.wait

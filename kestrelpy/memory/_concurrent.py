@@ -1,0 +1,119 @@
+"""The fast blocking queue: no lock unless somebody waits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from kestrelpy._line import check_timeout
+from kestrelpy.clock import Clock
+from kestrelpy.config import FullPolicy
+from kestrelpy.errors import QueueClosed, QueueEmpty
+from kestrelpy.memory._simple import SimpleBlockingQueue
+
+T = TypeVar("T")
+
+
+class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
+    """A blocking queue that is fast: without a limit, its puts and gets take no lock unless somebody waits.
+
+    It does what ``SimpleBlockingQueue`` does, call by call, and documents only what differs. Where there is no limit,
+    no producer ever waits: not for a consumer, and not for another producer that is handing items over; the first to
+    get there does it for both. A put or a get that need not wait costs little more than the call of a Python
+    function.
+
+    NOTE ON LOCKING: with a limit, ``_lock`` guards everything, as in the base class. Without one, puts append to
+    ``_items`` and gets take from it without the lock while ``_busy`` is false, and the lock guards the rest.
+    ``_busy`` is the line of consumers itself, and so true while there are any, or ``True`` while a limit, a shutdown
+    or returned items have to be looked after. A put appends, then reads ``_busy``; whoever makes it true looks at the
+    items after that; so one of them sees the other. A get that read ``_busy`` just before it became true still takes
+    the head: it came first.
+    """
+
+    def __init__(
+        self, maxsize: int = 0, *, full_policy: FullPolicy = FullPolicy.BLOCK, clock: Clock | None = None
+    ) -> None:
+        super().__init__(maxsize, full_policy=full_policy, clock=clock)
+        self._busy: object = None  # changed with self._lock held, read without
+        self._changed_locked()
+
+    def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
+        """As in the base class; without a limit it never waits."""
+        if block and timeout is not None:
+            check_timeout(timeout)
+        if self._busy and (self._maxsize > 0 or self._closed):
+            super().put(item, block, timeout)
+            return
+        try:
+            self._items.append(item)
+            if self._busy:
+                if self._closed:
+                    self._take_back(item)
+                self._settle()
+        except BaseException:  # an interrupt: no consumer may sleep while an item is there
+            self._settle()
+            raise
+
+    def put_head(self, item: T) -> None:
+        """As in the base class; without a limit it never waits."""
+        if self._busy and (self._returned or self._maxsize > 0 or self._closed):
+            super().put_head(item)
+            return
+        try:
+            self._items.appendleft(item)
+            if self._busy:
+                if self._closed:
+                    self._take_back(item)
+                self._settle()
+        except BaseException:
+            self._settle()
+            raise
+
+    def get(self, block: bool = True, timeout: float | None = None) -> T:
+        """As in the base class; takes no lock while there are items and nobody waits."""
+        if block and timeout is not None:
+            check_timeout(timeout)
+        if self._busy:
+            return super().get(block, timeout)
+        if self._items:
+            try:
+                return self._items.popleft()
+            except IndexError:  # another get was faster
+                pass
+        if not block or timeout == 0:
+            raise QueueEmpty("nothing is there")
+        return self._wait(timeout)
+
+    def peek(self) -> T:
+        """As in the base class; takes no lock while nobody waits."""
+        return super().peek() if self._busy else self._head()
+
+    def _take_back(self, item: T) -> None:
+        """Undo a put that was under way when the queue was shut down, unless the item has found a consumer. O(n)."""
+        behind: deque[T] = deque()
+        with self._lock, suppress(IndexError):  # a get that was under way as well may take the last one
+            try:
+                while True:  # and no condition: see Line.drain
+                    last = self._items.pop()
+                    if last is item:
+                        break
+                    behind.appendleft(last)
+            finally:
+                self._items.extend(behind)
+            raise QueueClosed("the queue was shut down")
+
+    def _take_if_locked(self, predicate: Callable[[T], object]) -> T:
+        self._busy = True  # from here on other gets wait for the lock
+        try:
+            return super()._take_if_locked(predicate)
+        finally:
+            self._changed_locked()
+
+    def _changed_locked(self) -> None:
+        self._busy = True if self._returned or self._closed or self._maxsize > 0 else self._line.waiters
+
+    def _check(self) -> None:
+        super()._check()
+        assert bool(self._busy) == bool(self._line or self._returned or self._closed or self._maxsize > 0)

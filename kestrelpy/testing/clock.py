@@ -1,0 +1,103 @@
+"""A clock that stands still until it is told to go on.
+
+NOTE ON LOCKING: ``_lock`` guards the time and the heap of timers. It is a leaf, as in ``kestrelpy.clock``, and is not
+held while a callback runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import threading
+from collections.abc import Callable
+
+from kestrelpy.clock import Timer
+
+__all__ = ["ManualClock"]
+
+_SECOND = 1_000_000_000
+
+
+class ManualClock:
+    """A ``Clock`` for tests: both its clocks stand still, and ``advance()`` runs the timers that fall due.
+
+    The wall clock starts at ``now_ms``, the monotonic clock at 0. Thread-safe. Durations are rounded to nanoseconds, so
+    that ten advances of 0.1 reach a timer of 1.0 exactly.
+
+    >>> clock = ManualClock(now_ms=1_000)
+    >>> timer = clock.call_later(5, lambda: print("due"))
+    >>> clock.advance(4.5)
+    >>> clock.advance(0.5)
+    due
+    >>> clock.time_ns(), clock.monotonic()
+    (6000000000, 5.0)
+    """
+
+    def __init__(self, now_ms: int = 0) -> None:
+        self._lock = threading.Lock()
+        self._start_ns = now_ms * 1_000_000  # guarded by self._lock: the wall clock when the monotonic one was 0
+        self._elapsed_ns = 0  # guarded by self._lock
+        self._heap: list[tuple[float, int, Timer]] = []  # guarded by self._lock
+        self._order = itertools.count()
+
+    def time_ns(self) -> int:
+        """Nanoseconds since the Unix epoch by this clock."""
+        return self._start_ns + self._elapsed_ns
+
+    def monotonic(self) -> float:
+        """Seconds by which this clock was advanced so far."""
+        return self._elapsed_ns / _SECOND
+
+    def call_later(
+        self,
+        seconds: float,
+        callback: Callable[[], object],
+        *,
+        on_lost: Callable[[BaseException], object] | None = None,
+    ) -> Timer:
+        """Call ``callback`` once, from the ``advance()`` that reaches this moment plus ``seconds``, that one included.
+
+        ``on_lost`` is never called: nothing here can die.
+        """
+        with self._lock:
+            due_ns = self._elapsed_ns + (round(seconds * _SECOND) if math.isfinite(seconds) else seconds)
+            timer = Timer(due_ns / _SECOND, callback, on_lost)
+            heapq.heappush(self._heap, (due_ns, next(self._order), timer))
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        """Let ``seconds`` pass: run what falls due, by deadline and then by age, each at its own moment.
+
+        Timers that a callback makes run too if they fall due. If a callback raises, the time stops there: what it
+        raised is raised, and another ``advance()`` goes on. Raises ``ValueError`` for a negative duration.
+        """
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"'seconds' must be finite and not negative, not {seconds!r}")
+        until_ns = self._elapsed_ns + round(seconds * _SECOND)
+        while (timer := self._next(until_ns)) is not None:
+            callback = timer.callback
+            timer.cancel()  # what it refers to must not live on with the caller's reference to it
+            callback()
+
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock forward by ``seconds``, or back if negative, as an operator may. No timer notices."""
+        with self._lock:
+            self._start_ns += round(seconds * _SECOND)
+
+    @property
+    def timer_count(self) -> int:
+        """How many timers are set and neither cancelled nor run. O(n)."""
+        with self._lock:
+            return sum(not timer.cancelled for _, _, timer in self._heap)
+
+    def _next(self, until_ns: int) -> Timer | None:
+        """Go to the next deadline, or to ``until_ns`` if none is left before that; the timer to be run there."""
+        with self._lock:
+            while self._heap and self._heap[0][0] <= until_ns:
+                due_ns, _, timer = heapq.heappop(self._heap)
+                if not timer.cancelled:
+                    self._elapsed_ns = max(self._elapsed_ns, int(due_ns))
+                    return timer
+            self._elapsed_ns = max(self._elapsed_ns, until_ns)
+            return None

@@ -39,9 +39,12 @@ class JournaledBlockingQueue:
         """Add at the tail; waits for room, whatever the reader's policy. Raises ``QueueFull``, ``QueueClosed``."""
         if block:
             check_timeout(timeout)
+        self._check_open()
+        self._queue._put_waiting(item, timeout if block else 0, self._check_open)
+
+    def _check_open(self) -> None:
         if self._shut:
             raise QueueClosed("this queue is shut down")
-        self._queue._put_waiting(item, timeout if block else 0)
 
     def put_nowait(self, item: Any) -> None:
         """``put(item, block=False)``."""
@@ -55,8 +58,10 @@ class JournaledBlockingQueue:
         """``put`` for asyncio."""
         import asyncio
 
+        check_timeout(timeout)
+        self._check_open()
         try:
-            self._queue._put_waiting(item, 0)
+            self._queue._put_waiting(item, 0, self._check_open)
         except QueueFull:
             await asyncio.to_thread(self.put, item, True, timeout)
 
@@ -85,8 +90,14 @@ class JournaledBlockingQueue:
         """A future of the next item, committed when it is delivered. ``cancel()`` loses no item."""
         from concurrent.futures import Future  # here and not above: who does not use it must not pay for it
 
-        inner = self._reader.get_future(timeout)
         outer: Future[Any] = Future()
+        if self._shut:
+            try:
+                outer.set_result(self.get(False))
+            except QueueClosed as error:
+                outer.set_exception(error)
+            return outer
+        inner = self._reader.get_future(timeout)
 
         def arrive(done: Future[Item]) -> None:
             if done.cancelled():
@@ -165,6 +176,7 @@ class JournaledBlockingQueue:
             self._queue.close()
         else:
             self._reader._dismiss(QueueClosed("this queue is shut down"))
+            self._queue._moved(None)  # producers that wait for room look again, and see it
 
     def close(self) -> None:
         """``shutdown(immediate=True)``: closes the journaled queue. Idempotent."""

@@ -125,10 +125,12 @@ class FollowingView(JournalView):
             self._file.sync()
             self.durable_id = max(self.durable_id, tail_id)
 
-    def forget_through(self, head: int) -> None:
-        """Segments that this reader is past may be gone."""
-        keep = [segment for segment in self.segments[:-1] if segment.last_id > head]
-        self.segments = (*keep, *self.segments[-1:])
+    def forget_gone(self) -> None:
+        """Segments that every reader was past may have been retired since."""
+        there = set(self._directory.names())
+        gone = [at for at, segment in enumerate(self.segments[:-1]) if segment.name not in there]
+        if gone:
+            self.segments = self.segments[gone[-1] + 1 :]
 
     def close(self) -> None:
         if self._file is not None:
@@ -175,6 +177,9 @@ class Outside:
 
     @property
     def first_id(self) -> int:
+        """The earliest id that is kept, looked up anew."""
+        with self._looking:
+            self._view.forget_gone()
         return self._view.first_id
 
     @property
@@ -216,7 +221,7 @@ class Outside:
     def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
         self._readership.save(reader, state, durable)
         with self._looking:
-            self._view.forget_through(state.head)
+            self._view.forget_gone()
 
     # -- looking again -----------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from kestrelpy._view import Block
 from kestrelpy._window import Window
 from kestrelpy.clock import Clock
 from kestrelpy.config import Codec
+from kestrelpy.errors import CorruptJournal
 from kestrelpy.reader import Reader
 
 
@@ -140,7 +141,10 @@ class Feed:
         if held_id < self.visible_id:
             if reader in self.attached and self.shared.is_open and held_id + 1 in self.shared.entries:
                 return True
-            block = self.journal.read(held_id + 1, self.visible_id, BLOCK_BYTES, reader._hint)
+            try:
+                block = self.journal.read(held_id + 1, self.visible_id, BLOCK_BYTES, reader._hint)
+            except CorruptJournal:
+                return False  # whoever gets that item is told
             if block.next_id <= self.visible_id or len(block.entries) != self.visible_id - held_id:
                 return False  # too far behind, or with gaps: it goes on reading by itself
             ahead.update(block.entries)

@@ -40,10 +40,22 @@ class Home:
         return lock, names
 
     def remove_leftovers(self, names: list[str]) -> None:
-        """Remove temporary files of this queue, by exact pattern (R8). Under the queue's lock."""
+        """Remove temporary files of this queue, by exact pattern (R8). Under the queue's lock.
+
+        A reader that another process has open may be saving its place in this moment: its file is left to it.
+        """
         for name in names:
             if name.endswith(".tmp") and _names.parse_owner(name) == (self.queue, True):
-                self.directory.unlink(name)
+                reader = _names.parse_checkpoint(name.removesuffix(".tmp"), self.queue)
+                if reader is None:
+                    self.directory.unlink(name)
+                    continue
+                with self.guard(), contextlib.suppress(FileNotFoundError, QueueLocked):
+                    lock, _ = self.lock_reader(reader)  # nobody asks for it meanwhile: that is done under the guard
+                    try:
+                        self.directory.unlink(name)
+                    finally:
+                        lock.release()
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:

@@ -128,7 +128,7 @@ class Journal(JournalView):
             self._buffer[offset:end] = pack_crc(crc32(frame)) + frame  # type: ignore[index]  # room means a buffer
             self._at = (end, tail_id, total_bytes + size)
         except BaseException:
-            self._unsettled = True
+            self._undo()
             raise
         return tail_id
 
@@ -151,7 +151,7 @@ class Journal(JournalView):
             self._buffer[offset:end] = frame  # type: ignore[index]  # room means a buffer
             self._at = (end, tail_id + len(items), total_bytes + sum(map(len, items)))
         except BaseException:
-            self._unsettled = True
+            self._undo()
             raise
         return range(first_id, first_id + len(items))
 
@@ -174,6 +174,12 @@ class Journal(JournalView):
             self._begin(frame_bytes, added_ms)
         elif self._at[0] + frame_bytes > self._room:
             self._grow(self._file, self._at[0] + frame_bytes + fmt.FOOTER_BYTES)
+
+    def _undo(self) -> None:
+        """An append was cut short. What is there of it may be a whole frame, if its data ends in zeros: it goes at once."""
+        self._unsettled = True
+        with contextlib.suppress(OSError):
+            self._settle()
 
     def _settle(self) -> None:
         """Zero what an interrupted append left behind the last frame."""
@@ -258,7 +264,7 @@ class Journal(JournalView):
         end, tail_id, total_bytes = self._at
         segment.records_end, segment.last_id = end, tail_id
         segment.data_bytes = total_bytes - segment.header.base_bytes
-        self._room = 0
+        self._room = self._limit = 0  # after an interrupt in here the next append begins with this once more
         self._buffer = None
         with self._exclusive:
             try:
@@ -266,12 +272,11 @@ class Journal(JournalView):
                     file.sync()  # before the footer, which says that all in front of it is on disk
                 close_segment(file, segment)
             except OSError as error:
+                self.abandon()
                 raise self.fail(error) from error
-            finally:
-                self._file = self._segment = None
-                file.close()
-        self._base_items += segment.items
-        self.durable_id = tail_id
+            self._base_items = segment.header.base_items + segment.items
+            self.durable_id = tail_id
+            self.abandon()
 
     # -- durability --------------------------------------------------------------------------------------------------
 

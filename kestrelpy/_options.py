@@ -9,6 +9,7 @@ from kestrelpy._format import SEGMENT_OVERHEAD
 from kestrelpy._journal import MAX_BATCH_BYTES
 
 _MIN_SEGMENT_BYTES = 4096
+_LAST_MS = (1 << 63) - 1
 
 
 def check_sync(sync: float | Literal["always", "never"]) -> float | None:
@@ -34,15 +35,19 @@ def check_sizes(segment_bytes: int, max_item_bytes: int | None) -> int:
 
 
 def expiry(added_ms: int, expires_in: float | None, expires_at_ms: int | None) -> int | None:
-    if expires_in is None:
-        if expires_at_ms is not None and not 0 <= expires_at_ms < 1 << 63:
-            raise ValueError(f"expires_at_ms must be milliseconds since 1970, not {expires_at_ms!r}")
-        return expires_at_ms
-    if expires_at_ms is not None:
-        raise ValueError("an item expires expires_in seconds from now or at expires_at_ms, not both")
-    if not expires_in >= 0:
-        raise ValueError(f"expires_in must not be negative, not {expires_in!r}")
-    return added_ms + int(expires_in * 1000)
+    if expires_in is None and expires_at_ms is None:
+        return None
+    if expires_in is not None:
+        if expires_at_ms is not None:
+            raise ValueError("an item expires expires_in seconds from now or at expires_at_ms, not both")
+        if not 0 <= expires_in < _LAST_MS // 1000:
+            raise ValueError(f"expires_in must be seconds from now and not negative, not {expires_in!r}")
+        expires_at_ms = added_ms + int(expires_in * 1000)
+    if not isinstance(expires_at_ms, int):
+        raise TypeError(f"expires_at_ms must be an int, not {type(expires_at_ms).__name__}")
+    if not 0 <= expires_at_ms <= _LAST_MS:
+        raise ValueError(f"expires_at_ms must be milliseconds since 1970, not {expires_at_ms!r}")
+    return expires_at_ms
 
 
 def open_directory(disk: Disk | None, path: str, journaled: bool) -> Directory:

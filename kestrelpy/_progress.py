@@ -60,6 +60,19 @@ class Progress:
         else:
             self.spans[first_id] = last_id
 
+    def skip_to(self, item_id: int) -> bool:
+        """Go on at ``item_id``; what is before it and not done is done from now on. Whether something behind is
+        done.
+        """
+        while self.next_id < item_id:
+            if not self.skip_done():
+                at = self.spans.bisect_left(self.next_id)
+                stop = self.spans.peekitem(at)[0] if at < len(self.spans) else item_id
+                first_id, self.next_id = self.next_id, min(stop, item_id)
+                self.pass_over(first_id, self.next_id - 1)
+        self.next_id = max(self.next_id, self.head + 1)
+        return self.next_id > item_id or bool(self.spans and self.spans.peekitem(-1)[0] >= item_id)
+
     def absorb(self) -> None:
         """Move the head over everything done right behind it."""
         done, spans = self.done, self.spans

@@ -72,11 +72,12 @@ class Recovery:
                     self._heads.append(state.head)
         for at, (number, name) in enumerate(numbered):
             found.last_number = number
-            segment = self._load(number, name, last=at == len(numbered) - 1)
+            segment = self._load(number, name, numbered[at + 1 :])
             if segment is not None:
                 found.segments.append(segment)
         self._check_chain()
         self._check_ends()
+        found.tail_id = max(found.tail_id, found.watermark)
         return found
 
     def _whose(self, numbered: list[tuple[int, str]]) -> bytes:
@@ -100,7 +101,8 @@ class Recovery:
 
     # -- one segment -------------------------------------------------------------------------------------------------
 
-    def _load(self, number: int, name: str, *, last: bool) -> Segment | None:
+    def _load(self, number: int, name: str, later: list[tuple[int, str]]) -> Segment | None:
+        last = not later
         file = self._directory.open(name, write=last)
         try:
             if last:  # what was written there, a footer too, may be in the page cache alone (R10)
@@ -123,7 +125,7 @@ class Recovery:
                     self._close_last(file, segment)
                 else:
                     self._damage(name, segment.size, "the footer of this closed segment is not intact")
-                    self._scan(file, segment)
+                    self._scan(file, segment, self._end_before(later))
             found.watermark = max(found.watermark, segment.last_id)
             found.tail_id = max(found.tail_id, segment.last_id)
             return segment
@@ -145,9 +147,21 @@ class Recovery:
         else:
             self._directory.unlink(name)
 
-    def _scan(self, file: File, segment: Segment) -> tuple[bytes, int]:
+    def _end_before(self, later: list[tuple[int, str]]) -> int | None:
+        """The last id in front of the segments named, as the first whole header among them has it."""
+        for _, name in later:
+            file = self._directory.open(name)
+            try:
+                header = read_header(file, self._path(name))
+            finally:
+                file.close()
+            if header is not None and header.queue_id == self._found.queue_id:
+                return header.previous_last_id
+        return None
+
+    def _scan(self, file: File, segment: Segment, end_id: int | None = None) -> tuple[bytes, int]:
         """Go through the frames of a segment without a footer; returns the bytes behind them and the last id seen
-        there.
+        there. ``end_id``: where it must have ended, if there are later ones.
         """
         end, size = fmt.HEADER_BYTES, file.size()
         while True:
@@ -156,7 +170,8 @@ class Recovery:
                 return b"", 0
             left = file.read(end, size - end).rstrip(b"\0")
             beyond = self._look_beyond(left, segment)
-            if segment.last_id >= self._found.watermark:
+            durable_id = self._found.watermark if end_id is None else end_id
+            if segment.last_id >= durable_id:
                 segment.records_end = end
                 return left, beyond
             # An item that was on disk is not intact here.
@@ -164,8 +179,8 @@ class Recovery:
             self._damage(segment.name, end, f"item {missing} was on disk and is not intact here", missing)
             next_frame = fmt.find_frame(left, 1, segment.header.marker, missing)
             if next_frame is None or next_frame[1].footer is not None:
-                self._found.quarantined += self._found.watermark - segment.last_id
-                segment.last_id = self._found.watermark
+                self._found.quarantined += durable_id - segment.last_id
+                segment.last_id = durable_id
                 segment.records_end = end
                 return left, beyond
             self._found.quarantined += next_frame[1].first_id - missing

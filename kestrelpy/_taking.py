@@ -129,14 +129,26 @@ class Taking(Waiting[Item]):
         block = source.read(progress.next_id, visible_id, min(BLOCK_BYTES, self.config.memory_bytes), self._hint)
         first_id = next(iter(block.entries), block.next_id)
         if first_id > progress.next_id:  # ids that no item has, or whose items were damaged and set aside
-            progress.pass_over(progress.next_id, first_id - 1)
-            progress.released_items += block.lost_items
-            progress.next_id = max(first_id, progress.head + 1)
+            self._pass_over_locked(first_id)
         self._ahead = block.entries
         self._read_ahead_locked()
         self._hint = (block.number, block.place) if block.number else None
         self._wants_window = block.next_id > visible_id
         return bool(block.entries) or first_id <= visible_id
+
+    def _pass_over_locked(self, item_id: int) -> None:
+        """What is not done before ``item_id`` and not in memory is lost, or was never there."""
+        progress, source = self._progress, self._source
+        items, size = source.before(progress.next_id)
+        items_then, size_then = source.before(item_id)
+        if not progress.skip_to(item_id):
+            kept = [*self._open.values(), *self._settling.values()]
+            progress.released_items = items_then - len(kept) - len(self._returned)
+            progress.released_bytes = size_then - sum(len(item.data) for item in kept)
+            progress.released_bytes -= sum(len(entry[0]) for entry in self._returned.values())
+        else:
+            progress.released_items += items_then - items
+            progress.released_bytes += size_then - size
 
     def _read_ahead_locked(self) -> None:
         self._take = self._ahead.pop

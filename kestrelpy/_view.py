@@ -26,7 +26,6 @@ class Block(NamedTuple):
     next_id: int
     number: int
     place: Place
-    lost_items: int
 
 
 class JournalView:
@@ -77,30 +76,57 @@ class JournalView:
         if segment is None or (segment is not segments[-1] and item_id > segment.last_id):
             following = next((other for other in segments if self._may_hold_from(item_id, other)), None)
             if following is None or following.first_id > last_id:
-                return Block({}, last_id + 1, 0, (0, 0), 0)
+                return Block({}, last_id + 1, 0, (0, 0))
             segment, item_id = following, following.first_id
         if segment is not segments[-1] or segment.closed:
             if item_id > segment.last_id:
-                return Block({}, last_id + 1, 0, (0, 0), 0)
+                return Block({}, last_id + 1, 0, (0, 0))
             last_id = min(last_id, segment.last_id)
-        place = segment.place_before(item_id)
-        if hint is not None and hint[0] == segment.number and place[0] <= hint[1][0] <= item_id:
-            place = hint[1]
+        places = [segment.place_before(item_id)]
+        if hint is not None and hint[0] == segment.number and places[0][0] <= hint[1][0] <= item_id:
+            places.append(hint[1])
         file = self._directory.open(segment.name)
         try:
-            end = segment.records_end if segment.closed else file.size()
-            path = f"{self._directory.path}/{segment.name}"
-            try:
-                entries, behind = read_entries(
-                    file, segment.header.marker, path, place, end, item_id, last_id, max_bytes
-                )
-                return Block(entries, behind[0], segment.number, behind, 0)
-            except CorruptJournal as damage:
-                if not self._quarantine:
-                    raise
-                return self._read_around(file, segment, damage, item_id, last_id, end)
+            return self._read_block(file, segment, places, item_id, last_id, max_bytes)
         finally:
             file.close()
+
+    def _read_block(
+        self, file: File, segment: Segment, places: list[Place], item_id: int, last_id: int, max_bytes: int
+    ) -> Block:
+        """Items from the last of ``places`` on; if no frame of its id is there after all, from the one before."""
+        end = segment.records_end if segment.closed else file.size()
+        marker, path = segment.header.marker, f"{self._directory.path}/{segment.name}"
+        place = places.pop()
+        while True:
+            try:
+                entries, behind = read_entries(file, marker, path, place, end, item_id, last_id, max_bytes)
+                return Block(entries, behind[0], segment.number, behind)
+            except CorruptJournal as damage:
+                bad_id = damage.item_id or item_id
+                if places and damage.offset == place[1]:
+                    place = places.pop()
+                elif bad_id > item_id:
+                    last_id = bad_id - 1  # first what is in front of it
+                elif self._quarantine:
+                    return self._read_around(file, segment, damage, item_id, last_id, end)
+                else:
+                    behind_it = None if bad_id == item_id else self._place_behind(file, segment, damage, bad_id, end)
+                    if behind_it is None or behind_it[0] > item_id:
+                        raise
+                    place = behind_it
+
+    def _place_behind(
+        self, file: File, segment: Segment, damage: CorruptJournal, bad_id: int, end: int
+    ) -> Place | None:
+        """Where the first whole frame behind the damage is."""
+        rest = file.read(damage.offset, end - damage.offset)
+        after = fmt.find_frame(rest, 1, segment.header.marker, bad_id + 1)
+        if after is None or after[1].footer is not None:
+            return None
+        place = (after[1].first_id, damage.offset + after[0])
+        segment.marks = sorted({*segment.marks, place})
+        return place
 
     def _may_hold_from(self, item_id: int, segment: Segment) -> bool:
         """Whether a segment begins at ``item_id`` or later. A crash may leave several empty ones, one behind the other."""
@@ -109,23 +135,13 @@ class JournalView:
     def _read_around(
         self, file: File, segment: Segment, damage: CorruptJournal, first_id: int, last_id: int, end: int
     ) -> Block:
-        """Take what is whole before the damage; if that is nothing, pass over exactly the bad frames."""
+        """Pass over exactly the bad frames, the first of which is due at ``first_id`` or before."""
         bad_id = damage.item_id or first_id
-        if bad_id > first_id:
-            place = segment.place_before(first_id)
-            path = damage.path
-            marker = segment.header.marker
-            entries, behind = read_entries(file, marker, path, place, end, first_id, bad_id - 1, 1 << 62)
-            return Block(entries, behind[0], segment.number, behind, 0)
-        rest = file.read(damage.offset, end - damage.offset)
-        after = fmt.find_frame(rest, 1, segment.header.marker, bad_id + 1)
-        resume_id = last_id + 1 if after is None or after[1].footer else after[1].first_id
-        length = len(rest) if after is None else after[0]
-        self._keep_aside(segment, damage.offset, rest[:length], resume_id - bad_id)
-        place = (resume_id, damage.offset + length)
-        if after is not None and not after[1].footer:
-            segment.marks = sorted({*segment.marks, place})
-        return Block({}, resume_id, segment.number, place, max(0, resume_id - first_id))
+        behind = self._place_behind(file, segment, damage, bad_id, end)
+        resume_id, resume_at = behind if behind is not None else (last_id + 1, end)
+        rest = file.read(damage.offset, resume_at - damage.offset)
+        self._keep_aside(segment, damage.offset, rest, resume_id - bad_id)
+        return Block({}, resume_id, segment.number, (resume_id, resume_at))
 
     def _keep_aside(self, segment: Segment, offset: int, data: bytes, items: int) -> None:
         if (segment.number, offset) in self._aside:
@@ -154,7 +170,10 @@ class JournalView:
         return segments[low - 1] if low else None
 
     def before(self, item_id: int) -> tuple[int, int]:
-        """How many items, and bytes of items, were ever put before ``item_id``. Reads the frames of one segment."""
+        """How many items, and bytes of items, were ever put before ``item_id``. Reads the frames of one segment.
+
+        Exact, and told around damage too: the bytes of what is not intact count at its first item.
+        """
         segments, tail_id, total_bytes = self.segments, self.tail_id, self.total_bytes
         if item_id > tail_id:
             return tail_id - self.missing, total_bytes
@@ -162,14 +181,49 @@ class JournalView:
         if segment is None:
             header = segments[0].header
             return header.base_items, header.base_bytes
-        items, size = segment.header.base_items, segment.header.base_bytes
-        next_id, hint = segment.first_id, None
-        while next_id < item_id:
-            block = self.read(next_id, item_id - 1, MARK_EVERY, hint)
-            items += len(block.entries)
-            size += sum(len(entry[0]) for entry in block.entries.values())
-            next_id, hint = block.next_id, (block.number, block.place)
-        return items, size
+        header, following = segment.header, segments[segments.index(segment) + 1 :]
+        last_id, data_bytes = segment.last_id, segment.data_bytes
+        if not following and not segment.closed:
+            last_id, data_bytes = tail_id, total_bytes - header.base_bytes
+        items = header.base_items + item_id - header.first_id
+        if item_id > last_id:  # lost with a segment that is missing, or never given out
+            ever = following[0].header.base_items if following else tail_id - self.missing
+            return min(items, ever), header.base_bytes + data_bytes
+        try:
+            sizes = self._sizes(segment, item_id - 1)
+        except CorruptJournal:
+            intact = self._sizes(segment, last_id, around=True)
+            sizes = {found_id: size for found_id, size in intact.items() if found_id < item_id}
+            sizes[0] = data_bytes - sum(intact.values())
+        return items, header.base_bytes + sum(sizes.values())
+
+    def _sizes(self, segment: Segment, last_id: int, *, around: bool = False) -> dict[int, int]:
+        """The sizes of a segment's items up to ``last_id``; with ``around`` those that are intact."""
+        sizes: dict[int, int] = {}
+        place = (segment.first_id, fmt.HEADER_BYTES)
+        marker, path = segment.header.marker, f"{self._directory.path}/{segment.name}"
+        file = self._directory.open(segment.name)
+        try:
+            end, stop = segment.records_end if segment.closed else file.size(), last_id
+            while place[0] <= last_id:
+                try:
+                    entries, place = read_entries(file, marker, path, place, end, place[0], stop, MARK_EVERY)
+                    sizes.update((key, len(entry[0])) for key, entry in entries.items() if key <= last_id)
+                    stop = last_id
+                except CorruptJournal as damage:
+                    bad_id = damage.item_id or place[0]
+                    if not around:
+                        raise
+                    if bad_id > place[0]:
+                        stop = bad_id - 1  # first what is in front of it
+                        continue
+                    behind = self._place_behind(file, segment, damage, bad_id, end)
+                    if behind is None:
+                        break
+                    place, stop = behind, last_id
+        finally:
+            file.close()
+        return sizes
 
     def find_time(self, time_ms: int, last_id: int) -> int:
         """The first id up to ``last_id`` that was added at ``time_ms`` or later; ``last_id + 1`` if there is none."""

@@ -20,7 +20,7 @@ from kestrelpy._options import expiry
 from kestrelpy._readership import AbsentReader, Limited, Readership
 from kestrelpy._segment import ITEM_COST
 from kestrelpy._sync import GroupCommit
-from kestrelpy.clock import Clock
+from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import Codec, FullPolicy
 from kestrelpy.errors import (
     DurabilityUnknown,
@@ -82,7 +82,13 @@ class Writing:
         Raises ``QueueFull``, ``ItemTooLarge``, ``QueueDiskFull`` (in each case nothing was stored),
         ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``, ``TypeError``, ``ValueError``.
         """
-        if not self._plain or type(data) is not bytes or expires_in is not None or expires_at_ms is not None:
+        if (
+            not self._plain
+            or type(data) is not bytes
+            or expires_in is not None
+            or expires_at_ms is not None
+            or timeout  # not only to be waited for: it may be no timeout at all
+        ):
             return self._put_slowly([data], expires_in, expires_at_ms, timeout)[0]
         size = len(data)
         if size > self.max_item_bytes:
@@ -136,9 +142,11 @@ class Writing:
             self._commit.wait(ids[-1])
         return ids
 
-    def _put_waiting(self, value: Any, timeout: float | None) -> int:
-        """``put`` that waits for room whatever the reader's policy: for the blocking-queue face."""
-        ids = self._store([value], None, None, timeout, patient=True)
+    def _put_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> int:
+        """``put`` that waits for room whatever the reader's policy, as long as ``check`` does not raise: for the
+        blocking-queue face.
+        """
+        ids = self._store([value], None, None, timeout, patient=check)
         if self._sync_seconds == 0:
             self._commit.wait(ids[-1])
         return ids[0]
@@ -150,12 +158,14 @@ class Writing:
         expires_at_ms: int | None,
         timeout: float | None,
         *,
-        patient: bool = False,
+        patient: Callable[[], object] | None = None,
     ) -> range:
-        """Everything of a put but waiting for the disk. ``patient``: wait for room whatever the policy."""
+        """Everything of a put but waiting for the disk. ``patient``: wait for room whatever the policy, until it
+        raises.
+        """
         check_timeout(timeout)
         items = self._encode(values)
-        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        deadline = None if timeout is None else SystemClock.monotonic() + timeout
         while True:
             try:
                 with self._making_room(items) as refusing:
@@ -165,13 +175,19 @@ class Writing:
             except DurabilityUnknown as error:
                 self._fail(error)
                 raise
-            self._await_room(refusing, items, deadline, patient=patient)
-        for reader in self._readership.limited:
-            if reader.config.full_policy is FullPolicy.DROP_OLDEST and isinstance(reader, Reader):
-                reader._drop_oldest()
+            self._await_room(refusing, items, deadline, patient)
+        self._keep_limits()
         if self._feed.waiting:
             self._feed.wake()
         return ids
+
+    def _keep_limits(self) -> None:
+        """After items have become visible: let the readers that may drop their oldest ones do so. Called with no lock
+        held.
+        """
+        for reader in self._readership.limited:
+            if reader.config.full_policy is FullPolicy.DROP_OLDEST and isinstance(reader, Reader):
+                reader._drop_oldest()
 
     def _encode(self, values: list[Any]) -> list[bytes]:
         items: list[bytes] = []
@@ -231,10 +247,12 @@ class Writing:
             self._arm_sync()
         return ids
 
-    def _await_room(self, refusing: Limited, items: list[bytes], deadline: float | None, *, patient: bool) -> None:
+    def _await_room(
+        self, refusing: Limited, items: list[bytes], deadline: float | None, patient: Callable[[], object] | None
+    ) -> None:
         """Wait until a reader may have room, or raise ``QueueFull``."""
-        left = None if deadline is None else deadline - self._clock.monotonic()
-        waits = patient or refusing.config.full_policy is FullPolicy.BLOCK
+        left = None if deadline is None else deadline - SystemClock.monotonic()
+        waits = patient is not None or refusing.config.full_policy is FullPolicy.BLOCK
         if not waits or (left is not None and left <= 0):
             raise QueueFull(f"reader {refusing.full_name!r} is full", reader=refusing.full_name)
         waiter = ThreadWaiter()
@@ -244,12 +262,16 @@ class Writing:
         try:
             if isinstance(refusing, Reader):
                 refusing._quiet = False  # its next commit tells us
+            if patient is not None:
+                patient()
             if not self._is_refused(refusing, items):
                 return  # registered, then looked again
             if isinstance(refusing, AbsentReader):  # nobody here is told when it moves
                 left = 0.05 if left is None else min(left, 0.05)
             if waiter.wait(left):
                 waiter.result()
+                if patient is not None:
+                    patient()
         finally:
             with self._lock:
                 self._room.remove(waiter)
@@ -328,6 +350,7 @@ class Writing:
                 raise self._state
             self._journal.durable_id = max(self._journal.durable_id, tail_id)
             self._feed.show_durable_locked(tail_id)
+        self._keep_limits()
         if self._feed.waiting:
             self._feed.wake()
         return tail_id

@@ -39,7 +39,7 @@ class Reader(Taking):
         on disk.
         """
         with self._lock:
-            if self._plain:
+            if self._plain and (timeout is None or timeout >= 0 or not block):
                 progress = self._progress
                 item_id = progress.next_id
                 entry = self._take(item_id, None)

@@ -8,10 +8,10 @@ Each stands in for ``kestrelpy``'s own disk behind the same interface. A test of
 
 from __future__ import annotations
 
+from kestrelpy._memory_disk import MemoryDisk
 from kestrelpy.testing._choices import Choose
 from kestrelpy.testing._crash import CrashingDisk
 from kestrelpy.testing._failing import OPERATIONS, FailingDisk
-from kestrelpy._memory_disk import MemoryDisk
 from kestrelpy.testing._power import PowerModel
 
 __all__ = ["OPERATIONS", "Choose", "CrashingDisk", "FailingDisk", "MemoryDisk", "PowerModel"]

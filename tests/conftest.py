@@ -1,0 +1,206 @@
+"""What the tests of the modules share: a clock that stands still, a folder, queues that are closed at the end, a
+disk with a gate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kestrelpy import JournaledQueue
+from kestrelpy._disk import RealDisk
+from kestrelpy.testing import ManualClock
+
+START_MS = 1_700_000_000_000
+PATIENCE = 20.0
+"""Seconds after which something that must happen is taken not to happen. Nothing waits that long but a failing test."""
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands at ``START_MS`` until it is advanced."""
+    return ManualClock(START_MS)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the queues of a test are; not there yet."""
+    return tmp_path / "queues"
+
+
+@pytest.fixture
+def open_queue(folder: Path, clock: ManualClock) -> Iterator[Callable[..., JournaledQueue]]:
+    """``open_queue(**options)``: the queue ``jobs`` in ``folder``, on the manual clock; closed at the end of the
+    test.
+    """
+    opened: list[JournaledQueue] = []
+
+    def open_one(name: str = "jobs", **options: Any) -> JournaledQueue:
+        options.setdefault("clock", clock)
+        opened.append(JournaledQueue(folder, name, **options))
+        return opened[-1]
+
+    yield open_one
+    for queue in opened:
+        with contextlib.suppress(Exception):
+            queue.close()
+
+
+@pytest.fixture
+def killed(folder: Path, clock: ManualClock) -> Callable[..., None]:
+    """``killed(work, **options)``: the files that ``work(queue)`` leaves behind when its process dies right after
+    it.
+    """
+
+    def run(work: Callable[[JournaledQueue], object], name: str = "jobs", **options: Any) -> None:
+        options.setdefault("clock", clock)
+        queue = JournaledQueue(folder, name, **options)
+        work(queue)
+        let_die(queue)
+
+    return run
+
+
+def let_die(queue: JournaledQueue) -> None:
+    """Leave a queue as the death of its process would: nothing is written any more, descriptors and locks are gone."""
+    files = {path: path.read_bytes() for path in Path(queue.directory).iterdir()}
+    with contextlib.suppress(Exception):
+        queue.close()
+    for path in Path(queue.directory).iterdir():
+        if path not in files:
+            path.unlink()
+    for path, data in files.items():
+        if not path.exists() or path.read_bytes() != data:
+            path.write_bytes(data)
+
+
+class GatedDisk:
+    """A disk whose file syncs wait while its gate is shut. ``syncs`` counts them; ``started`` is released by each."""
+
+    def __init__(self, inner: Any = None) -> None:
+        self.inner = inner if inner is not None else RealDisk()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.started = threading.Semaphore(0)
+        self.syncs = 0
+        self.error: OSError | None = None
+
+    def directory(self, path: str, *, create: bool = False) -> Any:
+        return _GatedDirectory(self, self.inner.directory(path, create=create))
+
+
+class _GatedDirectory:
+    def __init__(self, disk: GatedDisk, inner: Any) -> None:
+        self.disk, self.inner = disk, inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def open(self, name: str, *, write: bool = False) -> Any:
+        return _GatedFile(self.disk, self.inner.open(name, write=write))
+
+    def create(self, name: str) -> Any:
+        return _GatedFile(self.disk, self.inner.create(name))
+
+
+class _GatedFile:
+    def __init__(self, disk: GatedDisk, inner: Any) -> None:
+        self.disk, self.inner = disk, inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def sync(self) -> None:
+        disk = self.disk
+        disk.syncs += 1
+        disk.started.release()
+        assert disk.gate.wait(PATIENCE)
+        if disk.error is not None:
+            raise disk.error
+        self.inner.sync()
+
+
+@pytest.fixture
+def gated_disk() -> Iterator[GatedDisk]:
+    """The real disk behind a gate."""
+    disk = GatedDisk()
+    yield disk
+    disk.gate.set()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., threading.Thread]]:
+    """``start(work, *arguments)`` on a thread of its own; all of them must have ended, without an error, when the
+    test has.
+    """
+    threads: list[threading.Thread] = []
+    errors: list[BaseException] = []
+
+    def run(work: Callable[..., object], *arguments: object) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work(*arguments)
+            except BaseException as error:
+                errors.append(error)
+
+        threads.append(threading.Thread(target=guarded, daemon=True))
+        threads[-1].start()
+        return threads[-1]
+
+    yield run
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not errors
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for ``condition`` to be true: for what another thread is about to do, and for nothing else."""
+    event = threading.Event()
+    for _ in range(int(PATIENCE * 1000)):
+        if condition():
+            return
+        event.wait(0.001)
+    raise AssertionError("it did not happen")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., str]:
+    """``script(source, *arguments)``: run it in another Python; what it printed. It must end by itself, well."""
+
+    def run(source: str, *arguments: object, status: int = 0) -> str:
+        command = [sys.executable, "-W", "error", "-c", textwrap.dedent(source), *map(str, arguments)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parent.parent
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    return run
+
+
+def drain(source: Any) -> list[bytes]:
+    """The data of all items there are, each committed."""
+    found = []
+    while (items := take_all(source)) != []:
+        found += [item.data for item in items]
+        source.commit_many(items)
+    return found
+
+
+def take_all(source: Any) -> list[Any]:
+    """Open reads of all items there are."""
+    try:
+        return list(source.get_many(1000, timeout=0))
+    except Exception as error:
+        if type(error).__name__ != "QueueEmpty":
+            raise
+        return []

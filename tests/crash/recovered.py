@@ -1,0 +1,289 @@
+"""Opening what a crash has left, reading all of it, and holding it against the promise.
+
+The numbers in the messages are those of the invariants: (1) what was promised and not committed is delivered, byte-equal; (2) nothing
+saved as committed is; (3) nothing that was never put; (4) rising ids; (5) no hole; (6) recovering twice gives the same; (7) new ids
+never collide; (8) a second crash keeps all this; (9) no foreign file is touched; (10) opening never raises for legal states;
+(11) damage is never silent; (12) error counts survive; (13) items and bytes are exact.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+
+from dataclasses import dataclass, field
+
+from promise import READERS, BrokenPromise, Promise
+
+from kestrelpy import CorruptJournal, Item, JournaledQueue, KestrelError, QueueEmpty, Reader, ReaderConfig, scan
+from kestrelpy import _format as fmt
+from kestrelpy._disk import Directory, Disk
+from kestrelpy._lifetime import forget
+from kestrelpy._names import parse_checkpoint, parse_segment
+from kestrelpy._segment import iterate_frames, load_segment, read_header
+from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
+from kestrelpy.testing._choices import Leaning
+
+MODELS = (PowerModel.PREFIX, PowerModel.EXT4, PowerModel.ANY)
+FOREIGN = {"other.notes": b"not ours", "jobs.0000000000001.segment.old": b"not quite ours", "jobs2.lock": b""}
+CONFIG = ReaderConfig(memory_bytes=2048)
+Seen = dict[str, dict[int, bytes]]
+opened: weakref.WeakSet[JournaledQueue] = weakref.WeakSet()
+
+
+@dataclass
+class Setting:
+    """How the workload's queue is opened."""
+
+    sync: float | str
+    archive: bool
+    segment_bytes: int
+
+    def open(self, disk: Disk, now_ms: int) -> tuple[JournaledQueue, ManualClock]:
+        clock = ManualClock(now_ms)
+        queue = JournaledQueue(
+            "/data",
+            "jobs",
+            sync=self.sync,  # type: ignore[arg-type]
+            segment_bytes=self.segment_bytes,
+            archive_dir="/archive" if self.archive else None,
+            default_reader=CONFIG,
+            clock=clock,
+            disk=disk,
+        )
+        opened.add(queue)
+        return queue, clock
+
+    def existing(self, disk: Disk) -> dict[int, bytes]:
+        """Every item in live and archived segments."""
+        archive = "/archive" if self.archive else None
+        return {record.id: record.data for record in scan("/data", "jobs", archive_dir=archive, disk=disk)}
+
+
+def vanish(queue: JournaledQueue, disk: CrashingDisk, *detached: Reader) -> None:
+    """The death of the processes: no call is made, nothing is written."""
+    disk.kill()
+    forget(queue)
+    queue._abandon()
+    for reader in detached:
+        outside = reader._source
+        forget(outside)  # type: ignore[arg-type]
+        outside._abandon()  # type: ignore[attr-defined]
+
+
+def abandon_all() -> None:
+    """Let go of every queue that a broken promise has left open."""
+    for queue in list(opened):
+        if not queue.closed:
+            forget(queue)
+            queue._abandon()
+    opened.clear()
+
+
+def read_all(reader: Reader) -> list[Item]:
+    items: list[Item] = []
+    try:
+        while True:
+            items += reader.get_many(100, timeout=0)
+    except QueueEmpty:
+        return items
+
+
+@dataclass
+class Recovered:
+    """What one recovery brought."""
+
+    seen: Seen = field(default_factory=dict)
+    errors: dict[str, dict[int, int]] = field(default_factory=dict)
+    heads: dict[str, int] = field(default_factory=dict)
+    tail_id: int = 0
+
+
+def drain(setting: Setting, disk: CrashingDisk, promise: Promise, *, power: bool) -> Recovered:
+    """Recover, read everything, check it, and go away without a word: nothing is committed. Leaves the disk recovered."""
+    try:
+        queue, _ = setting.open(disk, promise.now_ms)
+        found = Recovered()
+        for name in READERS:
+            reader = queue.reader(name, start="earliest")
+            found.heads[name] = reader.head
+            items = read_all(reader)
+            found.seen[name] = {item.id: item.data for item in items}
+            found.errors[name] = {item.id: item.error_count for item in items if item.error_count}
+            if [item.id for item in items] != sorted(found.seen[name]):
+                raise BrokenPromise(f"(4) {name}: ids do not rise: {[item.id for item in items]}")
+            size = sum(len(item.data) for item in items)
+            if (reader.items, reader.bytes) != (len(items), size):
+                raise BrokenPromise(f"(13) {name}: counts {reader.items}, {reader.bytes} bytes; got {len(items)}, {size}")
+            check_reader(name, items, promise, power=power)
+        found.tail_id = queue.stats().tail_id
+        queue._check()
+    except (KestrelError, OSError) as error:
+        raise BrokenPromise(f"(10) opening or draining raised {error!r}") from error
+    vanish(queue, disk)
+    return found
+
+
+def check_reader(name: str, items: list[Item], promise: Promise, *, power: bool) -> None:
+    """Invariants 1, 2, 3 and 5."""
+    reader, known = promise.readers[name], promise.known()
+    place = reader.power if power else reader.kill
+    seen = {item.id: item.data for item in items}
+    if again := place.surely & seen.keys():
+        raise BrokenPromise(f"(2) {name}: items {sorted(again)} were committed and saved, and come again")
+    for item in items:
+        put = known.get(item.id)
+        if put is None or put.data != item.data or put.expires_ms != item.expires_ms:
+            raise BrokenPromise(f"(3) {name}: item {item.id} was never put: {item.data[:20]!r}")
+        if put.is_expired(promise.now_ms):
+            raise BrokenPromise(f"(3) {name}: item {item.id} has expired and comes")
+        if item.error_count < place.errors.get(item.id, 0):
+            raise BrokenPromise(f"(12) {name}: item {item.id} has error_count {item.error_count}")
+    started = len(seen.keys() & set(range(promise.tail_id + 1, promise.tail_id + len(promise.in_flight) + 1)))
+    if started not in (0, len(promise.in_flight)):
+        raise BrokenPromise(f"(1) {name}: of a batch of {len(promise.in_flight)} there are {started}")
+    if place.maybe is None:
+        return
+    kept_id, last_id = promise.kept_id(power=power), max(seen, default=0)
+    for item_id, put in promise.acknowledged.items():
+        if item_id in seen or item_id in place.maybe or put.is_expired(promise.now_ms):
+            continue
+        if item_id <= kept_id:
+            raise BrokenPromise(f"(1) {name}: item {item_id} was promised and is not there; {sorted(seen)}")
+        if item_id < last_id:
+            raise BrokenPromise(f"(5) {name}: item {item_id} is missing before {last_id}")
+
+
+def check(setting: Setting, disk: CrashingDisk, promise: Promise, choose: random.Random, *, power: bool) -> None:
+    """All that holds for a disk after a crash."""
+    found = drain(setting, disk, promise, power=power)
+    if choose.random() < 0.5:
+        again = drain(setting, disk, promise, power=power)
+        if again.seen != found.seen:
+            raise BrokenPromise(f"(6) a second recovery gives {again.seen.keys()}, not {found.seen.keys()}")
+    if setting.archive or choose.random() < 0.2:
+        check_existing(setting, disk, promise, power=power)
+    try:
+        go_on(setting, disk, promise, found, choose)
+    except (KestrelError, OSError) as error:
+        raise BrokenPromise(f"(8) two more puts, and then: {error!r}") from error
+    folder = disk.directory("/data")
+    for name, content in FOREIGN.items():
+        if name not in folder.names() or folder.open(name).read(0, 100) != content:
+            raise BrokenPromise(f"(9) the file {name} is not ours and was touched")
+
+
+def check_existing(setting: Setting, disk: CrashingDisk, promise: Promise, *, power: bool) -> None:
+    """What ``scan`` sees: nothing but what was put; with an archive, all that was promised."""
+    existing, known = setting.existing(disk), promise.known()
+    for item_id, data in existing.items():
+        if item_id not in known or known[item_id].data != data:
+            raise BrokenPromise(f"(3) item {item_id} in the journal was never put: {data[:20]!r}")
+    if setting.archive:
+        kept_id = promise.kept_id(power=power)
+        lost = sorted(item_id for item_id in promise.acknowledged if item_id <= kept_id and item_id not in existing)
+        if lost:
+            raise BrokenPromise(f"(1) items {lost} are neither in the journal nor in the archive")
+
+
+def go_on(
+    setting: Setting, disk: CrashingDisk, promise: Promise, before: Recovered, choose: random.Random
+) -> None:
+    """Life goes on: two more items, an end of one kind or another, and everything is there, with ids of its own."""
+    queue, _ = setting.open(disk, promise.now_ms)
+    new = {queue.put(data): data for data in (b"one more", b"and another")}
+    for name in READERS:
+        if min(new) <= max(before.heads[name], before.tail_id, *before.seen[name], 0):
+            raise BrokenPromise(f"(7) new ids {sorted(new)} were in use: {before.heads}, {before.tail_id}")
+    end = choose.choice(("close", "kill", *MODELS))
+    if end == "close":
+        queue.close()
+    elif end == "kill":
+        vanish(queue, disk)
+    else:
+        queue.sync()
+        vanish(queue, disk)
+        disk = disk.after_power_cut(Leaning(choose), end)  # type: ignore[arg-type]
+    queue, _ = setting.open(disk, promise.now_ms)
+    for name in READERS:
+        after = {item.id: item.data for item in read_all(queue.reader(name, start="earliest"))}
+        if after != {**before.seen[name], **new}:
+            raise BrokenPromise(f"(8) {name}: after two more puts and {end} there are {sorted(after)}")
+    queue.close()
+
+
+# -- what is not a crash ---------------------------------------------------------------------------------------------
+
+
+def lose_checkpoint(disk: CrashingDisk, choose: random.Random) -> None:
+    """One reader's checkpoint is damaged, or gone."""
+    folder = disk.directory("/data")
+    there = sorted(name for name in folder.names() if parse_checkpoint(name, "jobs") is not None)
+    if there:
+        name = choose.choice(there)
+        if choose.random() < 0.5:
+            folder.unlink(name)
+        else:
+            file = folder.open(name, write=True)
+            file.write(20, b"\xff" * 60)
+    disk.kill()
+
+
+def damage_a_record(disk: CrashingDisk, choose: random.Random) -> bool:
+    """Flip one bit of one frame that something else on the disk shows to have been durable; false if there is none."""
+    folder = disk.directory("/data")
+    found: list[tuple[str, int, int]] = []
+    for name in _segment_names(folder):
+        found += _durable_frames(folder, name)
+    if not found:
+        return False
+    name, offset, size = choose.choice(found)
+    file = folder.open(name, write=True)
+    at = offset + choose.randrange(size)
+    file.write(at, bytes([file.read(at, 1)[0] ^ (1 << choose.randrange(8))]))
+    disk.kill()
+    return True
+
+
+def _segment_names(folder: Directory) -> list[str]:
+    return sorted(name for name in folder.names() if parse_segment(name, "jobs") is not None)
+
+
+def _durable_frames(folder: Directory, name: str) -> list[tuple[str, int, int]]:
+    """The frames of a segment that its footer covers, or whose ids the watermark of a later frame covers."""
+    file = folder.open(name)
+    header = read_header(file, name)
+    if header is None:
+        return []
+    segment = load_segment(file, "jobs", header)
+    frames = [
+        (offset, frame)
+        for offset, frame in iterate_frames(file, header.marker, fmt.HEADER_BYTES, file.size())
+        if frame.footer is None
+    ]
+    if segment.closed:
+        return [(name, offset, frame.size) for offset, frame in frames]
+    return [
+        (name, offset, frame.size)
+        for at, (offset, frame) in enumerate(frames)
+        if any(later.watermark >= frame.last_id for _, later in frames[at + 1 :])
+    ]
+
+
+def check_damaged(setting: Setting, disk: CrashingDisk, promise: Promise) -> None:
+    """(11) Something durable is damaged: that is said, or nothing that was promised is missing."""
+    try:
+        queue, _ = setting.open(disk, promise.now_ms)
+    except CorruptJournal:
+        return
+    try:
+        for name in READERS:
+            items = read_all(queue.reader(name, start="earliest"))
+            check_reader(name, items, promise, power=False)
+    except CorruptJournal:
+        pass
+    except BrokenPromise as broken:
+        raise BrokenPromise(f"(11) damage is not reported: {broken}") from broken
+    vanish(queue, disk)
+
+

@@ -1,0 +1,34 @@
+"""The explorer catches each planted fault within a few hundred states, and says which promise is broken."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+from explorer import Explorer
+from planted import FAULTS, Fault
+from promise import BrokenPromise
+
+STATES = 3_000
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> object:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_caught(fault: Fault) -> None:
+    explorer = Explorer(1, STATES, **fault.options)
+    with fault.plant(), pytest.raises(BrokenPromise) as caught:
+        explorer.run()
+    found = re.search(r"\(\d+\)", str(caught.value))
+    assert found is not None, caught.value
+    assert found[0] in fault.invariants.split(), caught.value
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(FAULTS) >= 20

@@ -1,0 +1,180 @@
+"""Faults that the explorer found, each as small as it gets."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+from recovered import read_all, vanish
+
+from kestrelpy import JournaledQueue, open_reader
+from kestrelpy._format import FRAME_BYTES
+from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
+from kestrelpy.testing._choices import Corner
+
+
+def open_queue(disk: CrashingDisk, *, segment_bytes: int = 1 << 20) -> JournaledQueue:
+    return JournaledQueue(
+        "/data", "jobs", sync="never", segment_bytes=segment_bytes, clock=ManualClock(1_000), disk=disk
+    )
+
+
+def all_lost(disk: CrashingDisk) -> CrashingDisk:
+    """The power goes, and nothing is left but what was synced."""
+    return disk.after_power_cut(Corner(last=False), PowerModel.PREFIX)
+
+
+def crashes_during(disk: CrashingDisk, work: Callable[[], object]) -> list[tuple[str, CrashingDisk]]:
+    """What a kill before each operation of ``work`` leaves, with the operation."""
+    found: list[tuple[str, CrashingDisk]] = []
+    disk.before_operation = lambda: found.append((disk.next_operation[0], disk.after_kill()))
+    work()
+    disk.before_operation = None
+    return found
+
+
+def lose_frame(disk: CrashingDisk, name: str, data: bytes) -> None:
+    """A power cut has lost a block: zeros where the first frame with ``data`` was."""
+    file = disk.directory("/data").open(name, write=True)
+    end = file.read(0, file.size()).index(data) + len(data)
+    file.write(end - len(data) - FRAME_BYTES, bytes(FRAME_BYTES + len(data)))
+    disk.kill()
+
+
+def contents(disk: CrashingDisk) -> dict[int, bytes]:
+    queue = open_queue(disk)
+    items = {item.id: item.data for item in read_all(queue.reader())}
+    queue.close()
+    return items
+
+
+def test_a_footer_that_a_kill_left_unsynced_is_synced_before_it_is_believed() -> None:
+    disk = CrashingDisk()
+    queue = open_queue(disk)
+    queue.put(b"first")
+    for _, killed in crashes_during(disk, queue.close):
+        reopened = open_queue(killed)
+        reopened.put(b"second")
+        reopened.sync()
+        vanish(reopened, killed)
+        assert contents(all_lost(killed)) == {1: b"first", 2: b"second"}
+
+
+def test_no_footer_is_on_disk_before_the_frames_in_front_of_it() -> None:
+    disk = CrashingDisk()
+    queue = open_queue(disk)
+    for data in (b"a" * 3000, b"b" * 3000, b"c" * 3000):
+        queue.put(data)
+    states = 0
+    for _, killed in crashes_during(disk, queue.close):
+        for model in (PowerModel.EXT4, PowerModel.ANY):
+            for state in killed.power_states(model, 40):
+                found = contents(state)
+                assert list(found) == [1, 2, 3][: len(found)]
+                states += 1
+    assert states > 100
+
+
+def test_lost_ids_are_not_taken_for_durable_ones() -> None:
+    disk = CrashingDisk()
+    queue = open_queue(disk)
+    queue.put(b"kept")
+    queue.sync()
+    for _ in range(3):
+        queue.put(b"lost")
+    vanish(queue, disk)
+    lose_frame(disk, "jobs.0000000001000.segment", b"lost")
+    for _ in range(2):  # the second opening believed a checkpoint of the first, that items up to 4 were on disk
+        queue = open_queue(disk)
+        assert [item.id for item in read_all(queue.reader())] == [1]
+        queue.sync()
+        queue.checkpoint(durable=True)
+        vanish(queue, disk)
+    queue = open_queue(disk)
+    assert queue.put(b"new") == 5
+    queue.close()
+    assert contents(disk) == {1: b"kept", 5: b"new"}
+
+
+def test_empty_segments_in_a_row_do_not_hide_what_follows() -> None:
+    disk = CrashingDisk()
+    queue = open_queue(disk)
+    queue.put(b"lost")
+    vanish(queue, disk)
+    disk = all_lost(disk)
+    queue = open_queue(disk)
+    for _ in range(3):
+        queue.put(b"lost")
+    vanish(queue, disk)
+    lose_frame(disk, "jobs.0000000001001.segment", b"lost")
+    queue = open_queue(disk)  # two segments without an item, and ids that were given out and are lost
+    reader = queue.reader()
+    item_id = queue.put(b"there")
+    assert item_id == 4
+    assert [item.id for item in read_all(reader)] == [item_id]
+    queue.close()
+    assert contents(disk) == {item_id: b"there"}
+
+
+def test_a_crash_while_a_named_reader_takes_over_does_not_set_it_back() -> None:
+    disk = CrashingDisk()
+    queue = open_queue(disk)
+    queue.put(b"done")
+    queue.put(b"next")
+    queue.get().commit()
+    queue.checkpoint()
+    for _, killed in crashes_during(disk, lambda: queue.reader("audit")):
+        reopened = open_queue(killed)
+        assert [item.data for item in read_all(reopened.reader("audit"))] == [b"next"]
+        reopened.close()
+    queue.close()
+
+
+def test_a_seek_into_a_batch_counts_its_items_exactly() -> None:
+    with open_queue(CrashingDisk()) as queue:
+        reader = queue.reader()
+        queue.put_many([b"a", b"bb", b"ccc"])
+        queue.put_many([b"dddd", b"eeeee"])
+        for item_id, items, size in ((1, 5, 15), (2, 4, 14), (3, 3, 12), (4, 2, 9), (5, 1, 5), (6, 0, 0)):
+            reader.seek(item_id)
+            assert (reader.items, reader.bytes) == (items, size)
+            assert [item.id for item in read_all(reader)] == list(range(item_id, 6))
+
+
+def test_a_reader_elsewhere_may_save_its_place_while_the_queue_is_opened() -> None:
+    disk = CrashingDisk()
+    with open_queue(disk) as queue:
+        queue.reader("inside")
+        queue.put(b"an item")
+    failing = FailingDisk(disk)
+    outside = open_reader("/data", "jobs", "outside", start="earliest", clock=ManualClock(), disk=failing)
+    outside.get_nowait().commit()
+    failing.arm(errno.EIO, kinds={"write"})
+    with pytest.raises(OSError, match="Input/output error"):
+        outside.checkpoint()
+    opened = 0
+
+    def open_meanwhile() -> None:
+        nonlocal opened
+        if disk.next_operation == ("rename", "jobs+outside.checkpoint.tmp"):
+            disk.before_operation = None
+            open_queue(disk).close()
+            opened += 1
+
+    disk.before_operation = open_meanwhile
+    outside.checkpoint()  # writes a new file, as it does not know what the last one holds
+    assert opened == 1
+    outside.close()
+
+
+def test_a_put_that_failed_is_gone_at_once() -> None:
+    disk = CrashingDisk()
+    failing = FailingDisk(disk, mapped=False)
+    queue = JournaledQueue("/data", "jobs", sync="never", clock=ManualClock(), disk=failing)
+    queue.put(b"stored")
+    failing.arm(errno.ENOSPC, kinds={"store"}, short_bytes=-1)
+    with pytest.raises(OSError, match="No space"):
+        queue.put(b"refused" + bytes(10))  # all but its last byte is stored, and that is zero anyway
+    vanish(queue, disk)
+    assert contents(disk) == {1: b"stored"}

@@ -1,0 +1,319 @@
+"""A seeded run of everything that a program does with a queue, deaths included, and the promises that come of it."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from promise import READERS, Promise, Put
+from recovered import CONFIG, FOREIGN, MODELS, Setting, drain, read_all, vanish
+
+from kestrelpy import DurabilityUnknown, Item, JournaledQueue, QueueEmpty, Reader, open_reader
+from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock
+from kestrelpy.testing._choices import Leaning
+
+PAYLOADS = (0, 1, 40, 200, 900, 3500)
+SMALL_SEGMENTS, LARGER_SEGMENTS = 4096, 24_000
+
+
+@dataclass(frozen=True)
+class Style:
+    """What a workload leans to. The probabilities are of the workload as a whole, the weights of its steps."""
+
+    steps: int = 25
+    segment_bytes: tuple[int, ...] = (SMALL_SEGMENTS, SMALL_SEGMENTS, LARGER_SEGMENTS)
+    payloads: tuple[int, ...] = PAYLOADS
+    archive: float = 0.3
+    other_mount: float = 0.5
+    detached: float = 0.25
+    failing: float = 0.15
+    starts_with_default: float = 0.2
+    deaths: int = 1
+    """Weight of a kill or a power cut in the middle."""
+    commits: int = 7
+    aborts: int = 2
+    checkpoints: int = 3
+    expiring: float = 0.2
+    """How likely a put has an expiry."""
+
+
+class Workload:
+    """One run, on a disk of its own. ``watch`` is called before each operation on the disk."""
+
+    def __init__(self, seed: int, sync: float | str, style: Style, watch: Callable[[], None]) -> None:
+        self.random = choose = random.Random(seed)
+        self.style = style
+        self.setting = Setting(sync, choose.random() < style.archive, choose.choice(style.segment_bytes))
+        self.watch = watch
+        other_mount = choose.random() < style.other_mount
+        self.disk = CrashingDisk(mounts=["/archive"] if other_mount else [])
+        self.fails = choose.random() < style.failing
+        self.promise = Promise(now_ms=1_000_000)
+        self.readers: dict[str, Reader] = {}
+        self.detached: Reader | None = None
+        self.open_reads: dict[str, list[Item]] = {}
+        self.starts_with_default = choose.random() < style.starts_with_default
+        self.queue: JournaledQueue
+        self.clock: ManualClock
+        self.failing: FailingDisk
+
+    def run(self) -> None:
+        self._plant_foreign_files()
+        self._use(self.disk)
+        self._open()
+        actions: list[tuple[int, Callable[[], None]]] = [
+            (8, self._put),
+            (3, self._put_many),
+            (8, self._get),
+            (self.style.commits, self._commit),
+            (self.style.aborts, self._abort),
+            (self.style.checkpoints, self._checkpoint),
+            (2, self._sync),
+            (2, self._wait),
+            (1, self._reopen),
+            (1, self._drop_or_make),
+            (1, self._seek),
+            (self.style.deaths, self._die),
+            (2 if self.fails else 0, self._arm),
+        ]
+        weights = [weight for weight, _ in actions]
+        for _ in range(self.style.steps):
+            self._do(self.random.choices([action for _, action in actions], weights)[0])
+        self.failing.disarm()
+        self._do(self._close)
+
+    def snapshot(self) -> Promise:
+        """What is promised at this moment, in the middle of an operation."""
+        promise = self.promise.copy()
+        promise.failed |= self.failing.failures > 0
+        promise.now_ms = self.clock.time_ns() // 1_000_000
+        return promise
+
+    def _do(self, action: Callable[[], None]) -> None:
+        """Failures are in the plan: a sync that failed ends the queue, any other error ends only what it struck."""
+        try:
+            action()
+        except DurabilityUnknown:
+            if not self.failing.failures:
+                raise
+            self._fail_over()
+        except OSError:
+            if not self.failing.failures:
+                raise
+            self.promise.in_flight = []  # nothing of it is stored
+
+    # -- the disk ----------------------------------------------------------------------------------------------------
+
+    def _plant_foreign_files(self) -> None:
+        folder = self.disk.directory("/data", create=True)
+        for name, content in FOREIGN.items():
+            file = folder.create(name)
+            file.write(0, content)
+            file.sync()
+            file.close()
+        folder.sync()
+        folder.close()
+
+    def _use(self, disk: CrashingDisk) -> None:
+        self.disk = disk
+        self.failing = FailingDisk(disk)
+        self.clock = ManualClock(self.promise.now_ms)
+        disk.before_operation = self.watch
+
+    def _arm(self) -> None:
+        """The next sync of a file, or one soon after, fails. (A folder whose sync fails ends a real file system.)"""
+        self.failing.arm(errno.EIO, at=self.random.randrange(1, 4), kinds={"sync"})
+
+    # -- opening and the end -----------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Open the queue, and its readers, which are on disk then."""
+        self.promise.now_ms = self.clock.time_ns() // 1_000_000
+        self.queue, self.clock = self.setting.open(self.failing, self.promise.now_ms)
+        self.readers = {}
+        self.open_reads = {name: [] for name in READERS}
+        if self.starts_with_default and not self.promise.readers["left"].exists:
+            self.readers["left"] = self.queue.reader()
+            self._settled("left")
+        else:
+            self.starts_with_default = False
+            for name in READERS:
+                promise = self.promise.readers[name]
+                if promise.exists or not self.promise.tail_id:
+                    self._make_reader(name, "earliest")
+        self.promise.reopened(self.queue.stats().tail_id)
+
+    def _make_reader(self, name: str, start: str) -> None:
+        if name == "right" and self.readers and self.random.random() < self.style.detached:
+            self.detached = self.readers[name] = open_reader(
+                "/data", "jobs", name, config=CONFIG, start=start, clock=self.clock, disk=self.failing
+            )
+        else:
+            self.readers[name] = self.queue.reader(name, start=start)
+        self._settled(name)
+
+    def _settled(self, name: str) -> None:
+        """A reader was opened: what it is done with is known by its head, or as it was saved."""
+        reader = self.promise.readers[name]
+        reader.settle(reader.done | set(range(1, self.readers[name].head + 1)))
+
+    def _close(self) -> None:
+        self._close_detached()
+        self.queue.close()
+        self.promise.durable_id = self.promise.tail_id
+        for name in self.readers:
+            self.promise.readers[name].save(durable=self.readers[name] is not self.detached)
+        self.detached = None
+
+    def _close_detached(self) -> None:
+        if self.detached is not None:
+            self.detached.close()
+            self.promise.readers["right"].save(durable=False)
+
+    def _reopen(self) -> None:
+        self._close()
+        self._open()
+
+    def _die(self) -> None:
+        """All processes die, or the power goes; what is found then is how it is."""
+        self._vanish()
+        power = self.random.random() < 0.5
+        if power:
+            self._use(self.disk.after_power_cut(Leaning(self.random), self.random.choice(MODELS)))
+        self._recover(power=power)
+
+    def _vanish(self) -> None:
+        self.disk.before_operation = None
+        self.promise.now_ms = self.clock.time_ns() // 1_000_000
+        vanish(self.queue, self.disk, *([self.detached] if self.detached else []))
+        self.detached = None
+
+    def _recover(self, *, power: bool) -> None:
+        self.promise.failed |= self.failing.failures > 0
+        probe = self.disk.after_kill()
+        found = drain(self.setting, probe, self.promise, power=power)
+        existing = set(self.setting.existing(probe))
+        self.promise.adopt(found.seen, found.errors, existing, power=power)
+        self._use(self.disk)
+        self._open()
+
+    def _fail_over(self) -> None:
+        """A sync has failed: the queue is of no use, and what was not durable is in doubt."""
+        self.failing.disarm()
+        self.promise.failed = True
+        if self.random.random() < 0.5:
+            self._close_failed()
+        self._vanish()
+        self._recover(power=False)
+
+    def _close_failed(self) -> None:
+        try:
+            self._close_detached()
+            self.queue.close()
+        except OSError:
+            return
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def _put(self) -> None:
+        self._store(1, lambda items, expires_in: self.queue.put(items[0], expires_in=expires_in))
+
+    def _put_many(self) -> None:
+        count = self.random.randrange(2, 6)
+        self._store(count, lambda items, expires_in: self.queue.put_many(items, expires_in=expires_in))
+
+    def _store(self, count: int, put: Callable[[list[bytes], float | None], object]) -> None:
+        items = [self.random.randbytes(self.random.choice(self.style.payloads)) for _ in range(count)]
+        expires_in = self.random.choice((0.1, 1.0, 600.0)) if self.random.random() < self.style.expiring else None
+        now_ms = self.clock.time_ns() // 1_000_000
+        expires_ms = None if expires_in is None else now_ms + int(expires_in * 1000)
+        promise = self.promise
+        promise.in_flight = [Put(data, expires_ms) for data in items]
+        put(items, expires_in)
+        promise.acknowledge(range(promise.tail_id + 1, promise.tail_id + count + 1))
+        if self.setting.sync == "always":
+            promise.durable_id = promise.tail_id
+
+    def _sync(self) -> None:
+        self.queue.sync()
+        self.promise.durable_id = self.promise.tail_id
+
+    def _wait(self) -> None:
+        """Time passes: background syncs, checkpoints and retirement happen, items expire."""
+        failures = self.failing.failures
+        self.clock.advance(self.random.choice((0.2, 1.5)))
+        if self.setting.sync == 0.1 and failures == self.failing.failures:
+            self.queue.sync()  # raises if the background sync failed before
+            self.promise.durable_id = self.promise.tail_id
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _reader(self) -> str:
+        return self.random.choice(list(self.readers))
+
+    def _get(self) -> None:
+        name = self._reader()
+        try:
+            self.open_reads[name] += self.readers[name].get_many(self.random.randrange(1, 5), timeout=0)
+        except QueueEmpty:
+            return
+
+    def _commit(self) -> None:
+        name = self._reader()
+        opened = self.open_reads[name]
+        if self.random.random() < 0.3:
+            opened += read_all(self.readers[name])
+        if opened:
+            count = self.random.choice((1, len(opened), self.random.randint(1, len(opened))))
+            chosen = [opened.pop(self.random.randrange(len(opened))) for _ in range(count)]
+            self.promise.readers[name].commit({item.id for item in chosen})
+            self.readers[name].commit_many(chosen)
+
+    def _abort(self) -> None:
+        name = self._reader()
+        opened = self.open_reads[name]
+        if opened:
+            item = opened.pop(self.random.randrange(len(opened)))
+            errors = self.promise.readers[name].errors
+            errors[item.id] = errors.get(item.id, 0) + 1
+            self.readers[name].abort(item)
+
+    def _checkpoint(self) -> None:
+        if self.random.random() < 0.6:
+            name, durable = self._reader(), self.random.random() < 0.6
+            self.readers[name].checkpoint(durable)
+            self.promise.readers[name].save(durable=durable)
+        if self.random.random() < 0.6:
+            durable = self.random.random() < 0.5
+            self.queue.checkpoint(durable)
+            for name, reader in self.readers.items():
+                if reader is not self.detached:
+                    self.promise.readers[name].save(durable=durable)
+
+    def _seek(self) -> None:
+        name = self._reader()
+        target = self.random.randrange(1, self.promise.tail_id + 2)
+        promise = self.promise.readers[name]
+        promise.move(set(range(1, target)))
+        self.open_reads[name] = []
+        self.readers[name].seek(target)
+        promise.move(set(range(1, self.readers[name].head + 1)))
+        promise.save(durable=False)
+
+    def _drop_or_make(self) -> None:
+        """The second reader goes, or comes; the default one gets a name."""
+        if self.starts_with_default:
+            self.starts_with_default = False
+            self.readers["left"] = self.queue.reader("left")  # the same reader: nothing is saved by it
+        elif "right" not in self.readers:
+            self._make_reader("right", self.random.choice(("earliest", "tail")))
+        else:
+            self.promise.readers["right"].forget()
+            self.open_reads["right"] = []
+            if self.detached is not None:
+                self.detached.close()
+                self.detached = None
+            del self.readers["right"]
+            self.queue.drop_reader("right")

@@ -1,0 +1,188 @@
+"""The blocking-queue face of a journaled queue. What it shares with the other queues is in the conformance suite."""
+
+from __future__ import annotations
+
+import asyncio
+import queue as standard
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import until
+
+from kestrelpy import JournaledQueue, QueueClosed, QueueEmpty, QueueFull, ReaderConfig
+from kestrelpy.codecs import JSON
+from kestrelpy.testing import ManualClock
+
+Open = Callable[..., JournaledQueue]
+
+
+# LK-F47: commits at the get; put_head and get_if are not offered.
+def test_lk_f47_a_get_commits(open_queue: Open) -> None:
+    with open_queue() as journaled:
+        face = journaled.as_blocking_queue()
+        face.put(b"1")
+        face.put_nowait(b"2")
+        assert (face.qsize(), len(face), face.empty(), face.full()) == (2, 2, False, False)
+        assert face.peek() == b"1"
+        assert face.get() == b"1"
+        assert journaled.reader().head == 1
+        assert journaled.reader().open_items == 0
+        for call in (lambda: face.put_head(b"x"), lambda: face.get_if(bool)):
+            with pytest.raises(NotImplementedError):
+                call()
+        assert face.get_nowait() == b"2"
+        for call in (face.get_nowait, face.peek, lambda: face.get(timeout=0.001)):
+            with pytest.raises(standard.Empty):
+                call()
+    with open_queue() as journaled:
+        assert journaled.reader().items == 0
+
+
+def test_values_go_through_the_codec(open_queue: Open) -> None:
+    face = open_queue(codec=JSON).as_blocking_queue()
+    face.put({"a": 1})
+    face.put([2])
+    assert face.peek() == {"a": 1}
+    assert face.get() == {"a": 1}
+    assert face.get_future().result(0) == [2]
+
+
+def test_qsize_counts_unread_items(open_queue: Open) -> None:
+    journaled = open_queue()
+    face = journaled.as_blocking_queue()
+    journaled.put_many([b"1", b"2", b"3"])
+    item = journaled.get_nowait()
+    assert face.qsize() == 2
+    item.abort()
+    assert face.qsize() == 3
+    assert repr(face) == "<JournaledBlockingQueue jobs: 3 items, 0 waiters>"
+
+
+def test_put_waits_for_room_whatever_the_policy(open_queue: Open, start: Any) -> None:
+    journaled = open_queue(default_reader=ReaderConfig(max_items=1))  # REFUSE
+    face = journaled.as_blocking_queue()
+    assert face.maxsize == 1
+    face.put(b"1")
+    assert face.full()
+    for call in (lambda: face.put_nowait(b"2"), lambda: face.put(b"2", False)):
+        with pytest.raises(QueueFull):
+            call()
+    start(face.put, b"2")
+    until(lambda: len(journaled._room) == 1)
+    assert face.get() == b"1"
+    until(lambda: face.qsize() == 1)
+    assert face.get() == b"2"
+
+
+def test_aput_and_aget(open_queue: Open) -> None:
+    async def work() -> None:
+        journaled = open_queue(default_reader=ReaderConfig(max_items=1))
+        face = journaled.as_blocking_queue()
+        await face.aput(b"1")
+        task = asyncio.ensure_future(face.aput(b"2", timeout=20))
+        while not journaled._room:
+            await asyncio.sleep(0)
+        assert await face.aget() == b"1"
+        await task
+        assert await face.aget() == b"2"
+        with pytest.raises(QueueEmpty):
+            await face.aget(0)
+        waiting = asyncio.ensure_future(face.aget())
+        while not face.waiter_count:
+            await asyncio.sleep(0)
+        journaled.put(b"3")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert face.get_nowait() == b"3", "a cancelled aget loses no item"
+
+    asyncio.run(work())
+
+
+def test_futures(open_queue: Open, clock: ManualClock) -> None:
+    journaled = open_queue()
+    face = journaled.as_blocking_queue()
+    cancelled, kept, late = face.get_future(), face.get_future(), face.get_future(1)
+    assert cancelled.cancel()
+    assert face.waiter_count == 2
+    journaled.put(b"1")
+    assert kept.result(0) == b"1"
+    assert (journaled.reader().head, journaled.reader().open_items) == (1, 0)
+    clock.advance(1)
+    assert isinstance(late.exception(0), QueueEmpty)
+    waiting = face.get_future()
+    assert face.evict_waiters() == 1
+    assert isinstance(waiting.exception(0), QueueEmpty)
+
+
+def test_flush_and_dropped_count(open_queue: Open) -> None:
+    journaled = open_queue()
+    face = journaled.as_blocking_queue()
+    for _ in range(3):
+        face.put(b"x")
+    assert face.flush() == 3
+    assert face.empty()
+    assert face.dropped_count == 0
+
+
+def test_shutdown_refuses_puts_and_lets_gets_go_on(open_queue: Open, start: Any) -> None:
+    journaled = open_queue()
+    face = journaled.as_blocking_queue()
+    waiting = face.get_future()
+    face.put(b"1")
+    assert waiting.result(0) == b"1"
+    waiting = face.get_future()
+    journaled.reader()
+    face.shutdown()
+    face.shutdown()
+    assert isinstance(waiting.exception(0), QueueClosed)
+    for call in (lambda: face.put(b"x"), lambda: face.put_nowait(b"x")):
+        with pytest.raises(QueueClosed):
+            call()
+    journaled.put(b"2")
+    assert face.get() == b"2"
+    for call in (face.get, face.get_nowait, lambda: asyncio.run(face.aget())):
+        with pytest.raises(QueueClosed):
+            call()
+    assert not journaled.closed
+
+
+def test_shutdown_wakes_puts_and_refuses_every_way_in(open_queue: Open, start: Any) -> None:
+    journaled = open_queue(default_reader=ReaderConfig(max_items=1))
+    face = journaled.as_blocking_queue()
+    face.put(b"1")
+
+    def put() -> None:
+        with pytest.raises(QueueClosed):
+            face.put(b"2")
+
+    thread = start(put)
+    until(lambda: len(journaled._room) == 1)
+    face.shutdown()
+    thread.join(5)
+    assert not thread.is_alive()
+    with pytest.raises(QueueClosed):
+        asyncio.run(face.aput(b"2"))
+    assert face.get() == b"1"
+    with pytest.raises(QueueClosed):
+        face.get_future().result(0)
+
+
+def test_close_closes_the_queue_and_keeps_the_items(open_queue: Open) -> None:
+    journaled = open_queue()
+    face = journaled.as_blocking_queue()
+    face.put(b"1")
+    waiting = [face.get_future(), face.get_future()]
+    assert waiting[0].result(0) == b"1"
+    face.put(b"2")
+    assert waiting[1].result(0) == b"2"
+    face.put(b"3")
+    face.close()
+    face.close()
+    assert journaled.closed
+    for call in (face.get, lambda: face.put(b"x"), face.get_nowait):
+        with pytest.raises(QueueClosed):
+            call()
+    with open_queue() as again:
+        assert again.get_nowait().data == b"3"

@@ -1,0 +1,160 @@
+"""A reader's saved state on disk: appended, replaced, and never a reason to skip."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from kestrelpy import UnsupportedFormat
+from kestrelpy import _format as fmt
+from kestrelpy._checkpoint import REPLACE_BYTES, CheckpointFile, load_checkpoint, replace_file
+from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk
+
+NAME = "jobs+a.checkpoint"
+
+
+def state(head: int, **more: object) -> fmt.Checkpoint:
+    return fmt.Checkpoint(b"q" * 16, "a", head, head, head, head * 10, **more)  # type: ignore[arg-type]
+
+
+def test_the_last_state_saved_is_the_one_loaded() -> None:
+    directory = MemoryDisk().directory("/q", create=True)
+    assert load_checkpoint(directory, NAME) == (None, False)
+    file = CheckpointFile(directory, NAME)
+    for head in range(20):
+        file.save(state(head), durable=head % 3 == 0)
+        assert load_checkpoint(directory, NAME) == (state(head), True)
+    assert file.durable == state(18)
+    assert directory.names() == [NAME]
+
+
+# LK-F89, R3: a new file is whole and durable before it has the name.
+def test_lk_f89_the_first_save_replaces_and_is_durable() -> None:
+    disk = FailingDisk(MemoryDisk())
+    directory = disk.directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    file.save(state(1), durable=False)
+    assert file.durable == state(1)
+    assert (disk.counts["create"], disk.counts["sync"], disk.counts["rename"], disk.counts["sync_directory"]) == (
+        1,
+        1,
+        1,
+        1,
+    )
+    file.save(state(2), durable=True)
+    assert (disk.counts["create"], disk.counts["sync"], disk.counts["rename"]) == (1, 2, 1), "appended"
+    file.save(state(3), durable=False)
+    assert disk.counts["sync"] == 2
+
+
+def test_a_grown_file_is_replaced_by_one_state() -> None:
+    disk = FailingDisk(MemoryDisk())
+    directory = disk.directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    largest = 0
+    for head in range(2000):
+        file.save(state(head), durable=False)
+        largest = max(largest, directory.open(NAME).size())
+    assert disk.counts["rename"] > 1
+    assert largest <= REPLACE_BYTES
+    assert load_checkpoint(directory, NAME)[0] == state(1999)
+
+
+def test_a_large_state_does_not_replace_the_file_every_time() -> None:
+    disk = FailingDisk(MemoryDisk())
+    directory = disk.directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    large = state(1, done=tuple((n, n) for n in range(3, 12_003, 2)))
+    for _ in range(8):
+        file.save(large, durable=False)
+    assert 2 <= disk.counts["rename"] <= 4
+
+
+def test_a_save_that_fails_leaves_the_last_state_and_the_next_begins_anew() -> None:
+    inner = MemoryDisk()
+    counting = FailingDisk(inner)
+    file = CheckpointFile(counting.directory("/q", create=True), NAME)
+    file.save(state(1), durable=True)
+    before = counting.operations
+    file.save(state(2), durable=True)
+    for at in range(1, counting.operations - before + 1):
+        for short in (0, 5):
+            disk = FailingDisk(MemoryDisk())
+            directory = disk.directory("/q", create=True)
+            file = CheckpointFile(directory, NAME)
+            file.save(state(1), durable=True)
+            disk.arm(errno.EIO, at=at, short_bytes=short)
+            with pytest.raises(OSError, match="Input/output"):
+                file.save(state(2), durable=True)
+            disk.disarm()
+            assert load_checkpoint(directory, NAME)[0] in (state(1), state(2))
+            file.save(state(3), durable=True)
+            assert load_checkpoint(directory, NAME) == (state(3), True)
+            assert file.durable == state(3)
+
+
+@pytest.mark.parametrize("data", [b"", b"K", bytes(100), b"garbage" * 20, fmt.checkpoint_prefix()])
+def test_garbage_is_no_state(data: bytes) -> None:
+    """logstash #8218, #12554; Kafka 16541: a zero-byte file, zeros, garbage."""
+    directory = MemoryDisk().directory("/q", create=True)
+    directory.create(NAME).write(0, data)
+    assert load_checkpoint(directory, NAME) == (None, True)
+
+
+def test_a_newer_version_is_unsupported() -> None:
+    directory = MemoryDisk().directory("/q", create=True)
+    directory.create(NAME).write(0, fmt.CHECKPOINT_MAGIC + b"\3\0" + bytes(6))
+    with pytest.raises(UnsupportedFormat) as caught:
+        load_checkpoint(directory, NAME)
+    assert (caught.value.path, caught.value.version, caught.value.supported) == (f"/q/{NAME}", 3, 1)
+
+
+def test_a_torn_append_leaves_the_state_before() -> None:
+    directory = MemoryDisk().directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    file.save(state(1), durable=True)
+    size = directory.open(NAME).size()
+    file.save(state(2), durable=True)
+    for end in range(size, directory.open(NAME).size()):
+        directory.open(NAME, write=True).truncate(end)
+        assert load_checkpoint(directory, NAME) == (state(1), True)
+        file = CheckpointFile(directory, NAME)
+        file.save(state(1), durable=True)
+        file.save(state(2), durable=True)
+
+
+def test_replace_file_is_atomic_at_every_kill() -> None:
+    """R3: at every operation, a process that dies leaves the old file or the new one."""
+    disk = CrashingDisk()
+    directory = disk.directory("/q", create=True)
+    replace_file(directory, "f", b"old")
+    seen = set()
+
+    def look(*_: object) -> None:
+        clone = disk.after_kill()
+        seen.add(clone.directory("/q").open("f").read(0, 9))
+
+    disk.before_operation = look
+    replace_file(directory, "f", b"new!")
+    look()
+    assert seen == {b"old", b"new!"}
+    assert directory.names() == ["f"]
+
+
+def test_a_left_over_temporary_file_is_in_nobodys_way() -> None:
+    directory = MemoryDisk().directory("/q", create=True)
+    directory.create("f.tmp").write(0, b"left over, and longer")
+    replace_file(directory, "f", b"new")
+    assert directory.open("f").read(0, 99) == b"new"
+    assert directory.names() == ["f"]
+
+
+def test_rename_takes_the_state_along() -> None:
+    directory = MemoryDisk().directory("/q", create=True)
+    file = CheckpointFile(directory, "jobs+.checkpoint")
+    file.save(state(1), durable=True)
+    file.rename(NAME)
+    file.save(state(2), durable=True)
+    assert directory.names() == [NAME]
+    assert load_checkpoint(directory, NAME) == (state(2), True)

@@ -1,0 +1,430 @@
+"""Readers in other processes: they follow the writer's files, own their place, and keep what they need."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import drain, let_die, take_all, until
+
+from kestrelpy import (
+    CorruptJournal,
+    FullPolicy,
+    InvalidName,
+    JournaledQueue,
+    NoDefaultReader,
+    QueueClosed,
+    QueueEmpty,
+    QueueFull,
+    QueueLocked,
+    Reader,
+    ReaderConfig,
+    UnknownItem,
+    open_reader,
+)
+from kestrelpy.testing import ManualClock
+
+Open = Callable[..., JournaledQueue]
+
+
+@pytest.fixture
+def outside(folder: Path, clock: ManualClock) -> Iterator[Callable[..., Reader]]:
+    """``outside(reader, **options)``: a reader opened by the files alone, as another process would."""
+    opened: list[Reader] = []
+
+    def open_one(reader: str = "far", **options: Any) -> Reader:
+        options.setdefault("clock", clock)
+        opened.append(open_reader(folder, "jobs", reader, **options))
+        return opened[-1]
+
+    yield open_one
+    for reader in opened:
+        reader.close()
+
+
+def test_it_sees_what_is_put_as_it_is_put(open_queue: Open, outside: Any) -> None:
+    queue = open_queue()
+    far = outside()
+    assert (far.items, far.full_name) == (0, "jobs+far")
+    queue.put(b"1")
+    assert far.items == 1
+    item = far.get_nowait()
+    assert (item.id, item.data, item.value) == (1, b"1", b"1")
+    item.commit()
+    queue.put_many([b"2", b"3"], expires_in=60)
+    assert [item.data for item in take_all(far)] == [b"2", b"3"]
+    assert (far.items, far.open_items, far.bytes) == (2, 2, 2)
+    with pytest.raises(QueueEmpty):
+        far.get_nowait()
+    far._check()
+
+
+def test_it_follows_a_rotation_a_clean_close_and_the_next_life(open_queue: Open, outside: Any) -> None:
+    data = [b"%02d" % n * 300 for n in range(60)]
+    queue = open_queue(segment_bytes=4096)
+    far = outside()
+    seen = []
+    for n, each in enumerate(data):
+        if n in (20, 40):
+            queue.close()
+            seen += drain(far)
+            queue = open_queue(segment_bytes=4096)
+        queue.put(each)
+        if n % 7 == 0:
+            seen += drain(far)
+    seen += drain(far)
+    assert seen == data
+    assert (far.head, far.items, far.bytes) == (60, 0, 0)
+
+
+def test_it_follows_a_killed_writer_and_its_successor(open_queue: Open, outside: Any, folder: Path) -> None:
+    queue = open_queue(sync="never")
+    far = outside()
+    queue.put_many([b"1", b"2"])
+    queue.put(b"torn")
+    let_die(queue)
+    (path,) = folder.glob("*.segment")
+    path.write_bytes(path.read_bytes().rstrip(b"\0")[:-1])
+    assert drain(far) == [b"1", b"2"]
+    with pytest.raises(QueueEmpty):
+        far.get_nowait()
+    with open_queue() as queue:
+        new_id = queue.put(b"new")
+        assert new_id >= 3
+        items = take_all(far)
+        assert [(item.id, item.data) for item in items] == [(new_id, b"new")]
+        far.commit(new_id)
+        assert (far.head, far.items) == (new_id, 0)
+
+
+def test_waiting_polls_soon_at_first_and_more_seldom_then(open_queue: Open, outside: Any, clock: ManualClock) -> None:
+    queue = open_queue()
+    far = outside(poll_interval=0.5)
+    futures = [far.get_future(), far.get_future(30)]
+    clock.advance(3)
+    assert not futures[0].done()
+    queue.put(b"1")
+    clock.advance(0.5)
+    assert futures[0].result(0).data == b"1"
+    assert not futures[1].done()
+    clock.advance(30)
+    assert isinstance(futures[1].exception(0), QueueEmpty)
+    assert far.waiter_count == 0
+    again = far.get_future()
+    queue.put(b"2")
+    clock.advance(0.5)
+    assert again.result(0).data == b"2"
+
+
+def test_threads_and_tasks_wait_too(open_queue: Open, folder: Path, start: Any) -> None:
+    queue = open_queue()
+    with_real_clock = open_reader(folder, "jobs", "far", poll_interval=0.002)
+    found: list[bytes] = []
+    thread = start(lambda: found.append(with_real_clock.get(timeout=20).data))
+    until(lambda: with_real_clock.waiter_count == 1)
+    queue.put(b"1")
+    thread.join(20)
+    assert found == [b"1"]
+
+    async def wait() -> bytes:
+        task = asyncio.ensure_future(with_real_clock.aget(20))
+        while not with_real_clock.waiter_count:
+            await asyncio.sleep(0)
+        queue.put(b"2")
+        return (await task).data
+
+    assert asyncio.run(wait()) == b"2"
+    with_real_clock.close()
+
+
+def test_its_place_is_kept(open_queue: Open, outside: Any) -> None:
+    queue = open_queue()
+    far = outside()
+    queue.put_many([b"1", b"2", b"3", b"4"])
+    items = take_all(far)
+    items[0].commit()
+    items[2].commit()
+    items[3].abort()
+    far.close()
+    with pytest.raises(QueueClosed):
+        items[1].commit()
+    again = outside()
+    assert [(item.id, item.error_count) for item in take_all(again)] == [(2, 0), (4, 1)]
+    assert (again.items, again.bytes) == (2, 2)
+    again.commit_many([2, 4])
+    again.close()
+    # ... and the same place from inside
+    assert queue.reader("far").items == 0
+
+
+# R5 across processes: the writer keeps what a reader elsewhere has not durably done.
+def test_the_writer_keeps_what_it_needs(open_queue: Open, outside: Any) -> None:
+    queue = open_queue(segment_bytes=4096)
+    near = queue.reader("near")
+    far = outside()
+    for n in range(30):
+        queue.put(b"%02d" % n * 300)
+    drain(near)
+    queue.checkpoint()
+    kept = queue.stats().segments
+    assert kept > 4
+    far.commit_many(far.get_many(15))
+    queue.checkpoint()
+    assert queue.stats().segments == kept, "it has not saved its place yet"
+    far.checkpoint(durable=True)
+    queue.checkpoint()
+    assert 1 < queue.stats().segments < kept
+    assert len(drain(far)) == 15
+    far.close()
+    queue.checkpoint()
+    assert queue.stats().segments == 1
+
+
+def test_its_own_maintenance_saves_its_place(open_queue: Open, outside: Any, clock: ManualClock) -> None:
+    queue = open_queue(segment_bytes=4096)
+    far = outside()
+    for n in range(30):
+        queue.put(b"%02d" % n * 300)
+    drain(far)
+    clock.advance(1.1)
+    clock.advance(1.1)
+    assert queue.stats().segments <= 1 or (queue.checkpoint(), queue.stats().segments)[1] == 1
+
+
+# -- owners ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_reader_has_one_owner(open_queue: Open, outside: Any) -> None:
+    queue = open_queue()
+    far = outside()
+    for attempt in (lambda: outside(), lambda: queue.reader("far"), lambda: queue.drop_reader("far")):
+        with pytest.raises(QueueLocked) as caught:
+            attempt()
+        assert caught.value.pid == os.getpid()
+    queue.reader("near")
+    with pytest.raises(QueueLocked):
+        outside("near")
+    far.close()
+    assert queue.reader("far").name == "far"
+
+
+def test_two_processes_own_two_readers(open_queue: Open, folder: Path, script: Any) -> None:
+    queue = open_queue()
+    near = queue.reader("near")
+    queue.put_many([b"1", b"2", b"3"])
+    told = script(
+        """
+        import sys
+        from kestrelpy import QueueLocked, open_reader
+        with_own = open_reader(sys.argv[1], "jobs", "far", start="earliest")
+        for _ in range(3):
+            with with_own.get(timeout=10) as item:
+                print(item.data.decode(), end=" ")
+        with_own.close()
+        try:
+            open_reader(sys.argv[1], "jobs", "near")
+        except QueueLocked as error:
+            print(error.pid == int(sys.argv[2]))
+        """,
+        folder,
+        os.getpid(),
+    )
+    assert told == "1 2 3 True"
+    assert len(drain(near)) == 3
+
+
+# LK-F32 from outside: the first named reader takes over, unless somebody has the default one open.
+def test_the_first_named_reader_takes_over_from_outside(open_queue: Open, outside: Any) -> None:
+    with open_queue() as queue:
+        queue.put_many([b"1", b"2"])
+        queue.get_nowait().commit()
+    far = outside(start="tail")
+    assert [item.id for item in take_all(far)] == [2]
+    with open_queue() as queue, pytest.raises(NoDefaultReader):
+        queue.reader()
+
+
+def test_a_default_reader_in_use_stays(open_queue: Open, outside: Any) -> None:
+    queue = open_queue()
+    default = queue.reader()
+    queue.put_many([b"1", b"2"])
+    far = outside()
+    assert far.items == 0
+    queue.put(b"3")
+    assert len(drain(default)) == 3
+    assert drain(far) == [b"3"]
+
+
+def test_the_default_reader_from_outside(open_queue: Open, outside: Any, folder: Path) -> None:
+    queue = open_queue()
+    queue.put(b"1")
+    far = outside("")
+    assert far.full_name == "jobs"
+    assert drain(far) == [b"1"]
+    far.close()
+    queue.reader("named")
+    with pytest.raises(NoDefaultReader):
+        outside("")
+
+
+@pytest.mark.parametrize(("where", "expected"), [("tail", 0), ("earliest", 3), (2, 2), (99, 0)])
+def test_start(where: Any, expected: int, open_queue: Open, outside: Any) -> None:
+    queue = open_queue()
+    queue.reader("near")
+    queue.put_many([b"1", b"2", b"3"])
+    assert outside(start=where).items == expected
+
+
+# -- its limits, in and against the writer ---------------------------------------------------------------------------
+
+
+def test_a_writer_configured_with_its_limits_respects_them(open_queue: Open, outside: Any) -> None:
+    queue = open_queue(readers={"far": ReaderConfig(max_items=2)})
+    queue.reader("near")
+    far = outside()
+    far.close()
+    far = outside()
+    queue.drop_reader("near")
+    queue.reader("near")
+    queue.put_many([b"1", b"2"])
+    with pytest.raises(QueueFull) as caught:
+        queue.put(b"3")
+    assert caught.value.reader == "jobs+far"
+    drain(far)
+    far.checkpoint()
+    assert queue.put(b"3") == 3
+
+
+def test_drop_oldest_from_outside(open_queue: Open, outside: Any, clock: ManualClock) -> None:
+    queue = open_queue()
+    far = outside(config=ReaderConfig(max_items=2, full_policy=FullPolicy.DROP_OLDEST))
+    queue.put_many([b"1", b"2", b"3", b"4"])
+    far.get_nowait().commit()
+    clock.advance(1.1)
+    assert far.items == 2
+    assert drain(far) == [b"3", b"4"]
+    assert far.stats().discarded == 1
+
+
+def test_expiry_seek_and_flush_from_outside(open_queue: Open, outside: Any, clock: ManualClock) -> None:
+    queue = open_queue(segment_bytes=4096)
+    seen: list[bytes] = []
+    far = outside(config=ReaderConfig(on_expired=lambda item: seen.append(item.data)))
+    for n in range(20):
+        queue.put(b"%02d" % n * 300, expires_in=1 if n < 2 else None)
+    clock.advance(1)
+    held = far.get_nowait()
+    assert held.id == 3
+    assert len(seen) == 2
+    far.seek(18)
+    with pytest.raises(UnknownItem):
+        held.commit()
+    assert [item.id for item in take_all(far)] == [18, 19, 20]
+    far.seek(5)
+    assert far.flush() == 16
+    assert far.items == 0
+    far.seek(time_ms=0)
+    assert far.items == 20
+    far._check()
+
+
+# -- trouble ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_wrong_is_said_and_nothing_stays_open(folder: Path, open_queue: Open, tmp_path: Path) -> None:
+    open_queue()
+    before = len(os.listdir("/proc/self/fd"))
+    for call, error in (
+        (lambda: open_reader(tmp_path / "no", "jobs", "a"), FileNotFoundError),
+        (lambda: open_reader(folder, "a/b", "a"), InvalidName),
+        (lambda: open_reader(folder, "jobs", "a/b"), InvalidName),
+        (lambda: open_reader(folder, "jobs", "a", start="now"), ValueError),
+        (lambda: open_reader(folder, "jobs", "a", poll_interval=0), ValueError),
+    ):
+        with pytest.raises(error):
+            call()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not list(folder.glob("jobs+*"))
+
+
+def test_damage_is_raised_where_it_is(open_queue: Open, outside: Any, folder: Path) -> None:
+    with open_queue() as queue:
+        queue.reader("near")
+        queue.put_many([b"1"])
+        queue.put(b"2" * 50)
+        queue.put(b"3")
+    (path,) = folder.glob("*.segment")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"2" * 50)] ^= 1
+    path.write_bytes(data)
+    far = outside(start="earliest")
+    assert far.get_nowait().id == 1, "what is in front of the damage is delivered"
+    for _ in range(2):
+        with pytest.raises(CorruptJournal) as caught:
+            far.get_nowait()
+        assert caught.value.item_id == 2
+        assert caught.value.path == str(path)
+    assert (far.head, far.items) == (0, 3)
+
+
+def test_a_queue_that_is_not_there_yet(folder: Path, open_queue: Open, outside: Any) -> None:
+    folder.mkdir()
+    far = outside()
+    with pytest.raises(QueueEmpty):
+        far.get_nowait()
+    with open_queue() as queue:
+        queue.put(b"1")
+        assert far.get_nowait().data == b"1"
+        far.commit(1)
+        far.checkpoint(durable=True)
+    far.close()
+    assert outside().items == 0
+
+
+WRITER = """
+    import sys
+    from kestrelpy import JournaledQueue
+    queue = JournaledQueue(sys.argv[1], "jobs", sync="never", segment_bytes=65536)
+    print("ready", flush=True)
+    number = 0
+    while True:
+        number += 1
+        queue.put(b"%d" % number * 3)
+        if number == 2000:
+            print("2000", flush=True)
+"""
+
+
+def test_a_writer_killed_in_mid_flow_leaves_a_prefix(folder: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent) as writer:
+        assert writer.stdout is not None
+        try:
+            assert writer.stdout.readline() == b"ready\n"
+            far = open_reader(folder, "jobs", "far", poll_interval=0.002, start="earliest")
+            seen = 0
+            for _ in range(500):
+                seen += 1
+                assert far.get(timeout=20).data == b"%d" % seen * 3
+            assert writer.stdout.readline() == b"2000\n"
+        finally:
+            writer.send_signal(signal.SIGKILL)
+    while items := take_all(far):
+        for item in items:
+            seen += 1
+            assert (item.id, item.data) == (seen, b"%d" % seen * 3)
+    assert seen >= 2000, "acknowledged puts survive the death of the process"
+    far.commit_many(range(1, seen + 1))
+    with JournaledQueue(folder, "jobs") as queue:
+        new_id = queue.put(b"new")
+        assert new_id > seen
+        assert far.get(timeout=20).data == b"new"
+    far.close()

@@ -1,0 +1,284 @@
+"""The format: bytes to records and back, and nothing accepted that was not written so."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kestrelpy import _format as fmt
+
+U32, U63 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 63) - 1)
+IDS = st.integers(1, (1 << 63) - 1)
+MARKERS = st.integers(1, (1 << 32) - 1)
+TIMES = st.integers(0, fmt.ADDED_MASK)
+EXPIRY = st.none() | U63
+HEADERS = st.builds(
+    fmt.SegmentHeader, MARKERS, st.binary(min_size=16, max_size=16), U63, IDS, U63, U63, U63, U63, U63
+)  # fmt: skip
+MARKER = 0x11223344
+
+
+@given(HEADERS)
+def test_header_round_trip(header: fmt.SegmentHeader) -> None:
+    data = fmt.encode_header(header)
+    assert len(data) == fmt.HEADER_BYTES == 96
+    assert fmt.decode_header(data) == header
+    assert fmt.decode_header(data + b"more") == header
+    assert fmt.header_version(data) == fmt.FORMAT_VERSION == 1
+
+
+def test_every_flipped_bit_of_a_header_is_seen() -> None:
+    data = fmt.encode_header(fmt.SegmentHeader(MARKER, b"q" * 16, 7, 1, 0, 0, 0, 0, 0))
+    for bit in range(len(data) * 8):
+        assert fmt.decode_header(flipped(data, bit)) is None
+    for size in range(len(data)):
+        assert fmt.decode_header(data[:size]) is None
+
+
+def test_a_header_without_a_marker_or_with_id_0_is_none() -> None:
+    assert fmt.decode_header(fmt.encode_header(fmt.SegmentHeader(0, b"q" * 16, 7, 1, 0, 0, 0, 0, 0))) is None
+    assert fmt.decode_header(fmt.encode_header(fmt.SegmentHeader(MARKER, b"q" * 16, 7, 0, 0, 0, 0, 0, 0))) is None
+
+
+def test_header_version_is_read_before_anything_else() -> None:
+    assert fmt.header_version(fmt.SEGMENT_MAGIC + b"\x02\x01") == 0x102
+    assert fmt.header_version(b"") is None
+    assert fmt.header_version(b"KSTRLSEH\x01\x00") is None
+    assert fmt.header_version(fmt.SEGMENT_MAGIC + b"\x01") is None
+
+
+@given(item_id=IDS, data=st.binary(), added_ms=TIMES, expires_ms=EXPIRY, behind=st.integers(0, 100), marker=MARKERS)
+def test_item_round_trip(
+    item_id: int, data: bytes, added_ms: int, expires_ms: int | None, behind: int, marker: int
+) -> None:
+    durable_id = max(item_id - behind, 0)
+    frame = fmt.encode_item(item_id, data, added_ms, expires_ms, durable_id, marker)
+    found = fmt.decode_frame(b"xyz" + frame + b"tail", 3, marker)
+    assert found is not None
+    assert (found.first_id, found.last_id, found.watermark, found.size) == (item_id, item_id, durable_id, len(frame))
+    assert found.entries == ((data, added_ms, expires_ms),)
+    assert fmt.decode_frame(frame, 0, marker ^ 1) is None
+
+
+@given(
+    first_id=st.integers(1, 1 << 62), items=st.lists(st.binary(max_size=40), min_size=1, max_size=20), added_ms=TIMES,
+    expires_ms=EXPIRY, marker=MARKERS
+)  # fmt: skip
+def test_batch_round_trip(
+    first_id: int, items: list[bytes], added_ms: int, expires_ms: int | None, marker: int
+) -> None:
+    frame = fmt.encode_batch(first_id, items, added_ms, expires_ms, first_id - 1, marker)
+    found = fmt.decode_frame(frame, 0, marker)
+    assert found is not None
+    assert (found.first_id, found.last_id) == (first_id, first_id + len(items) - 1)
+    assert list(found.entries) == [(data, added_ms, expires_ms) for data in items]
+    assert len(frame) <= fmt.batch_bytes(items, len(items))
+
+
+def test_documented_example() -> None:
+    """The bytes that docs/format.md shows, built here by hand."""
+    text = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
+    shown = re.search(r"```hex example=item\n(.*?)```", text, re.DOTALL)
+    assert shown is not None
+    frame = bytes.fromhex(shown[1])
+    assert fmt.encode_item(100, b"hello", 255, None, 99, MARKER) == frame
+    assert frame[:4] == crc32(frame[4:]).to_bytes(4, "little")
+    assert frame[4:8] == len(b"hello").to_bytes(4, "little")
+    assert frame[8:16] == (100).to_bytes(8, "little")
+    assert frame[16:22] == (255).to_bytes(6, "little")
+    assert frame[22:24] == bytes(2)
+    assert frame[24:28] == (1).to_bytes(4, "little")
+    assert frame[28:32] == MARKER.to_bytes(4, "little")
+    assert frame[32:] == b"hello"
+
+
+FRAMES = {
+    "item": fmt.encode_item(3, b"hello", 255, None, 2, MARKER),
+    "expiring": fmt.encode_item(3, b"hello", 255, 999, 2, MARKER),
+    "batch": fmt.encode_batch(3, [b"a", b"", b"ccc"], 255, None, 2, MARKER),
+    "expiring batch": fmt.encode_batch(3, [b"a", b"", b"ccc"], 255, 999, 2, MARKER),
+    "footer": fmt.encode_footer(fmt.SegmentFooter(1, 5, 5, 40, 10, 20, 300), 7, MARKER),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_every_flipped_bit_and_every_cut_of_a_frame_is_seen(kind: str) -> None:
+    frame = FRAMES[kind]
+    assert fmt.decode_frame(frame, 0, MARKER) is not None
+    for bit in range(len(frame) * 8):
+        assert fmt.decode_frame(flipped(frame, bit), 0, MARKER) is None
+    for size in range(len(frame)):
+        assert fmt.decode_frame(frame[:size], 0, MARKER) is None
+
+
+def test_zeros_are_never_a_frame() -> None:
+    assert fmt.decode_frame(bytes(4096), 0, MARKER) is None
+    assert fmt.decode_frame(bytes(4096), -1, MARKER) is None
+    assert fmt.decode_frame(bytes(4096), 4096, MARKER) is None
+
+
+def sealed(length: int, item_id: int, kind: int, lag: int, body: bytes) -> bytes:
+    """A frame with a good checksum, whatever it says."""
+    frame = fmt.pack_frame(length, item_id, kind << fmt.KIND_SHIFT, lag, MARKER) + body
+    return fmt.pack_crc(crc32(frame)) + frame
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        sealed(1, 0, fmt.KIND_ITEM, 0, b"x"),  # id 0
+        sealed(1, 5, fmt.KIND_ITEM, 6, b"x"),  # a watermark below 0
+        sealed(1, 5, 4, 0, b"x"),  # an unknown kind
+        sealed(1, 5, 16, 0, b"x"),
+        sealed(7, 5, fmt.KIND_EXPIRES, 0, b"x" * 7),  # no room for the expiry
+        sealed(3, 5, fmt.KIND_BATCH, 0, b"x" * 3),  # no room for the count
+        sealed(4, 5, fmt.KIND_BATCH, 0, bytes(4)),  # a batch of nothing
+        sealed(4, 5, fmt.KIND_BATCH, 0, b"\xff" * 4),  # a table larger than the frame
+        sealed(8, 5, fmt.KIND_BATCH, 0, b"\1\0\0\0\1\0\0\0"),  # an item that is not there
+        sealed(9, 5, fmt.KIND_BATCH, 0, b"\1\0\0\0\0\0\0\0x"),  # bytes that belong to no item
+        sealed(63, 5, fmt.KIND_FOOTER, 0, b"x" * 63),
+        sealed(64, 5, fmt.KIND_FOOTER, 0, b"x" * 64),
+    ],
+)
+def test_a_good_checksum_is_not_enough(frame: bytes) -> None:
+    """R21: every length and every field is checked against what is there."""
+    assert fmt.decode_frame(frame, 0, MARKER) is None
+
+
+@given(st.binary(max_size=200), st.integers(-5, 250))
+def test_decoders_take_any_bytes(data: bytes, offset: int) -> None:
+    assert fmt.decode_frame(data, offset, MARKER) is None
+    assert fmt.decode_header(data) is None
+    assert fmt.decode_checkpoints(fmt.checkpoint_prefix() + data)[0] is None
+    assert fmt.find_frame(data, 0, MARKER, 1) is None
+
+
+@given(st.binary(max_size=80), st.sampled_from(sorted(FRAMES)), st.binary(max_size=20))
+def test_find_frame_finds_the_first_one(before: bytes, kind: str, after: bytes) -> None:
+    found = fmt.find_frame(before + FRAMES[kind] + after, 0, MARKER, 1)
+    assert found is not None
+    assert found[0] == len(before)
+    assert found[1].size == len(FRAMES[kind])
+    assert fmt.find_frame(before + FRAMES[kind][:-1], 0, MARKER, 1) is None
+
+
+def test_find_frame_looks_from_the_id_on() -> None:
+    data = FRAMES["item"] + fmt.encode_item(4, b"next", 255, None, 2, MARKER)
+    assert fmt.find_frame(data, 0, MARKER, 3)[0] == 0  # type: ignore[index]
+    assert fmt.find_frame(data, 0, MARKER, 4)[0] == len(FRAMES["item"])  # type: ignore[index]
+    assert fmt.find_frame(data, 1, MARKER, 3)[0] == len(FRAMES["item"])  # type: ignore[index]
+    assert fmt.find_frame(data, 0, MARKER, 5) is None
+
+
+def test_a_payload_that_imitates_a_frame_is_none_without_the_marker() -> None:
+    imitation = fmt.encode_item(4, b"forged", 255, None, 2, MARKER ^ 0xFFFF)
+    data = fmt.encode_item(3, imitation, 255, None, 2, MARKER)
+    assert fmt.find_frame(data, 1, MARKER, 1) is None
+
+
+def test_footer_belongs_to_its_header() -> None:
+    header = fmt.SegmentHeader(MARKER, b"q" * 16, 7, 1, 0, 0, 0, 0, 0)
+    footer = fmt.SegmentFooter(1, 5, 5, 40, 10, 20, 300)
+    data = fmt.encode_footer(footer, 7, MARKER)
+    assert len(data) == fmt.FOOTER_BYTES == 96
+    assert fmt.decode_footer(data, header) == footer
+    assert fmt.decode_footer(data + b"\0", header) is None
+    assert fmt.decode_footer(data, fmt.SegmentHeader(MARKER, b"q" * 16, 7, 2, 0, 0, 0, 0, 0)) is None
+    assert fmt.decode_footer(data, fmt.SegmentHeader(MARKER + 1, b"q" * 16, 7, 1, 0, 0, 0, 0, 0)) is None
+    assert fmt.decode_footer(FRAMES["item"], header) is None
+    early = fmt.encode_footer(fmt.SegmentFooter(1, 5, 5, 40, 10, 20, 95), 7, MARKER)
+    assert fmt.decode_footer(early, header) is None
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def checkpoints(draw: Any) -> fmt.Checkpoint:
+    head = draw(st.integers(0, 1 << 40))
+    steps = draw(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), max_size=6))
+    spans, at = [], head
+    for gap, length in steps:
+        spans.append((at + gap, at + gap + length))
+        at += gap + length
+    return fmt.Checkpoint(
+        queue_id=draw(st.binary(min_size=16, max_size=16)),
+        reader=draw(st.from_regex(r"\A[a-z_-]{0,100}\Z")),
+        head=head,
+        watermark=draw(U63),
+        released_items=draw(U63),
+        released_bytes=draw(U63),
+        hint_number=draw(U63),
+        hint_offset=draw(U63),
+        hint_id=draw(U63),
+        flags=draw(st.integers(0, 1)),
+        done=tuple(spans),
+        error_counts=tuple(draw(st.lists(st.tuples(U63, U32), max_size=5))),
+    )
+
+
+@given(st.lists(checkpoints(), min_size=1, max_size=3))
+def test_checkpoint_round_trip_the_last_whole_one_counts(states: list[fmt.Checkpoint]) -> None:
+    data = fmt.checkpoint_prefix() + b"".join(map(fmt.encode_checkpoint, states))
+    assert fmt.decode_checkpoints(data) == (states[-1], len(data))
+    whole = len(data) - len(fmt.encode_checkpoint(states[-1]))
+    expected = states[-2] if len(states) > 1 else None
+    assert fmt.decode_checkpoints(data[:-1]) == (expected, whole)
+
+
+def test_every_flipped_bit_and_every_cut_of_a_checkpoint_is_seen() -> None:
+    """R3, and the repaired Kafka and logstash faults: a damaged state never counts as another one."""
+    first = fmt.Checkpoint(b"q" * 16, "audit", 5, 9, 5, 50)
+    second = fmt.Checkpoint(b"q" * 16, "audit", 7, 9, 7, 70, done=((9, 12),), error_counts=((8, 3),))
+    kept = fmt.checkpoint_prefix() + fmt.encode_checkpoint(first)
+    data = kept + fmt.encode_checkpoint(second)
+    for bit in range(len(kept) * 8, len(data) * 8):
+        assert fmt.decode_checkpoints(flipped(data, bit)) == (first, len(kept))
+    for size in range(len(kept), len(data)):
+        assert fmt.decode_checkpoints(data[:size]) == (first, len(kept))
+
+
+def test_checkpoint_version() -> None:
+    assert fmt.checkpoint_version(fmt.checkpoint_prefix()) == 1
+    assert fmt.checkpoint_version(fmt.checkpoint_prefix()[:15]) is None
+    assert fmt.checkpoint_version(bytes(16)) is None
+    assert fmt.checkpoint_version(fmt.CHECKPOINT_MAGIC + b"\2\0" + bytes(6)) == 2
+
+
+@pytest.mark.parametrize("spans", [((5, 5),), ((9, 8),), ((7, 9), (9, 10)), ((9, 10), (7, 7))])
+def test_spans_that_do_not_rise_are_no_checkpoint(spans: tuple[tuple[int, int], ...]) -> None:
+    data = fmt.checkpoint_prefix() + fmt.encode_checkpoint(fmt.Checkpoint(b"q" * 16, "", 5, 5, 5, 5, done=spans))
+    assert fmt.decode_checkpoints(data)[0] is None
+
+
+def test_highest_id_is_the_last_one_done() -> None:
+    assert fmt.Checkpoint(b"q" * 16, "", 5, 5, 5, 5).highest_id == 5
+    assert fmt.Checkpoint(b"q" * 16, "", 5, 5, 5, 5, done=((7, 7), (9, 12))).highest_id == 12
+
+
+def test_lengths_in_a_checkpoint_are_bounded_by_the_file() -> None:
+    """R21, nsq #471: a length that claims more than there is, with a good checksum, is refused and nothing is
+    allocated.
+    """
+    body = bytearray(fmt.encode_checkpoint(fmt.Checkpoint(b"q" * 16, "", 5, 5, 5, 5))[8:])
+    generator = random.Random(1)
+    for _ in range(200):
+        forged = bytearray(body)
+        for at in range(len(body) - 12, len(body)):  # flags, name bytes, spans, error counts
+            forged[at] = generator.choice([0, 1, 0x7F, 0xFF])
+        data = crc32(forged, len(forged)).to_bytes(4, "little") + len(forged).to_bytes(4, "little") + bytes(forged)
+        state, _ = fmt.decode_checkpoints(fmt.checkpoint_prefix() + data)
+        assert state is None or forged[-10:] == bytes(10)
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)

@@ -1,0 +1,316 @@
+"""The journal core, as a single-threaded state machine over the disk interface: append, rotate, retire, and an
+interrupt anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+from typing import Any
+
+import pytest
+
+from kestrelpy import DurabilityUnknown, QueueDiskFull
+from kestrelpy import _format as fmt
+from kestrelpy._journal import Journal, archive_segment
+from kestrelpy._recovery import Recovered, Recovery
+from kestrelpy._segment import read_header
+from kestrelpy.testing import FailingDisk, MemoryDisk
+
+
+def randomness() -> Any:
+    counter = itertools.count(1)
+    return lambda size: next(counter).to_bytes(size, "little")
+
+
+def journal(disk: Any, **options: Any) -> Journal:
+    directory = disk.directory("/q", create=True)
+    found = Recovery(directory, "jobs", (), quarantine=False).run(directory.names())
+    options.setdefault("segment_bytes", 4096)
+    return Journal(directory, "jobs", found, randomness=options.pop("randomness", randomness()), **options)
+
+
+def everything(each: Journal) -> dict[int, fmt.Entry]:
+    found: dict[int, fmt.Entry] = {}
+    next_id, hint = each.first_id, None
+    while next_id <= each.tail_id:
+        block = each.read(next_id, each.tail_id, 10_000, hint)
+        found |= block.entries
+        next_id, hint = block.next_id, (block.number, block.place)
+    return found
+
+
+def test_append_and_read_back() -> None:
+    each = journal(MemoryDisk())
+    assert (each.tail_id, each.first_id, each.segments, each.journal_bytes) == (0, 1, (), 0)
+    assert each.append(b"a", 100) == 1
+    assert each.append_frame([b"b"], 101, 999) == range(2, 3)
+    assert each.append_frame([b"c", b""], 102, None) == range(3, 5)
+    assert everything(each) == {1: (b"a", 100, None), 2: (b"b", 101, 999), 3: (b"c", 102, None), 4: (b"", 102, None)}
+    assert (each.tail_id, each.total_bytes, each.missing) == (4, 3, 0)
+    assert each.before(4) == (3, 3)
+    assert each.before(99) == (4, 3)
+    assert each.find_time(102, 4) == 3
+    assert each.find_time(103, 4) == 5
+
+
+# R34: file numbers are max(now_ms, last + 1).
+def test_r34_numbers_rise_whatever_the_clock_says() -> None:
+    each = journal(MemoryDisk())
+    for added_ms in (1000, 1000, 500, 5000):
+        each.append(bytes(3000), added_ms)
+    assert [segment.number for segment in each.segments] == [1000, 1001, 1002, 5000]
+
+
+# R7, R11: each header names its predecessor and where that ended.
+def test_segments_are_chained() -> None:
+    disk = MemoryDisk()
+    each = journal(disk)
+    for n in range(12):
+        each.append(b"%02d" % n * 500, 1000 + n)
+    for before, after in itertools.pairwise(each.segments):
+        assert before.closed
+        assert after.header.previous_number == before.number
+        assert after.header.previous_last_id == before.last_id == after.first_id - 1
+        assert after.header.previous_end == before.records_end
+        assert after.header.base_items == before.header.base_items + before.items
+        assert after.header.base_bytes == before.header.base_bytes + before.data_bytes
+    assert len({segment.header.marker for segment in each.segments}) == len(each.segments)
+    assert len({segment.header.queue_id for segment in each.segments}) == 1
+    each.close(clean=True)
+    again = journal(disk)
+    assert everything(again) == everything(each)
+    assert again.append(b"next", 1) == 13
+
+
+def test_frames_carry_the_watermark() -> None:
+    disk = MemoryDisk()
+    each = journal(disk)
+    each.append(b"a", 1)
+    each.append(b"b", 1)
+    each.durable_id = 1
+    each.append(b"c", 1)
+    directory = disk.directory("/q")
+    data = directory.open(each.segments[0].name).read(0, 4096)
+    frame = fmt.decode_frame(data, fmt.HEADER_BYTES + 2 * 33, each.segments[0].header.marker)
+    assert frame is not None
+    assert (frame.first_id, frame.watermark) == (3, 1)
+
+
+# R12: an error leaves nothing partial behind; LK-B25: and takes no id.
+@pytest.mark.parametrize("kind", ["create", "grow", "sync", "sync_directory"])
+def test_lk_b25_an_append_that_fails_takes_no_id(kind: str) -> None:
+    disk = FailingDisk(MemoryDisk())
+    each = journal(disk)
+    disk.arm(errno.ENOSPC, kinds={kind})
+    with pytest.raises(QueueDiskFull):
+        each.append(b"a", 1)
+    assert (each.tail_id, each.total_bytes, each.segments) == (0, 0, ())
+    assert each.append(b"b", 1) == 1
+    assert everything(each) == {1: (b"b", 1, None)}
+
+
+def test_other_errors_come_through_as_they_are() -> None:
+    disk = FailingDisk(MemoryDisk())
+    each = journal(disk)
+    disk.arm(errno.EMFILE, kinds={"create"})
+    with pytest.raises(OSError, match="Too many") as caught:
+        each.append(b"a", 1)
+    assert not isinstance(caught.value, QueueDiskFull)
+    assert each.append(b"a", 1) == 1
+
+
+def test_room_is_found_byte_by_byte_when_a_large_step_does_not_fit() -> None:
+    disk = FailingDisk(MemoryDisk())
+    each = journal(disk, segment_bytes=1 << 20)
+    for _ in range(60):
+        each.append(bytes(1000), 1)
+    disk.arm(errno.ENOSPC, kinds={"grow"})
+    for _ in range(20):
+        each.append(bytes(1000), 1)
+    assert disk.failures == 1, "it asked again for no more than it needed"
+    assert len(everything(each)) == 80
+
+
+# R12, R13: a store that failed half-way is undone before the next one.
+@pytest.mark.parametrize("short", [0, 1, 10, 31, 40, -1])
+@pytest.mark.parametrize("batch", [False, True])
+def test_r12_a_short_store_is_undone(short: int, batch: bool) -> None:
+    disk = FailingDisk(MemoryDisk(), mapped=False)
+    each = journal(disk)
+    each.append(b"first", 1)
+    disk.arm(errno.EIO, kinds={"store"}, short_bytes=short)
+    torn = (lambda: each.append_frame([b"torn" * 9] * 2, 1, None)) if batch else (lambda: each.append(b"torn" * 20, 1))
+    with pytest.raises(OSError, match="Input/output"):
+        torn()
+    assert each.tail_id == 1
+    assert each.append(b"second", 1) == 2
+    assert everything(each) == {1: (b"first", 1, None), 2: (b"second", 1, None)}
+    disk.inner.kill()
+    again = journal(disk.inner)
+    assert everything(again) == everything_of(disk.inner) == {1: (b"first", 1, None), 2: (b"second", 1, None)}
+
+
+def everything_of(disk: Any) -> dict[int, fmt.Entry]:
+    return everything(journal(disk))
+
+
+def test_chronicle_793_dirty_bytes_past_a_failed_write() -> None:
+    """Bytes of a failed write that nobody overwrote must not be taken for a record later."""
+    disk = FailingDisk(MemoryDisk(), mapped=False)
+    each = journal(disk)
+    each.append(b"first", 1)
+    disk.arm(errno.EIO, kinds={"store"}, short_bytes=-1)
+    with pytest.raises(OSError, match="Input/output"):
+        each.append(b"x" * 500, 1)
+    each.append(b"y", 1)
+    each.close(clean=True)
+    data = disk.inner.directory("/q").open(each.segments[0].name).read(0, 9999)
+    assert b"xx" not in data
+    assert list(everything_of(disk.inner)) == [1, 2]
+
+
+# R13: an interrupt at any operation leaves file and memory of one mind.
+def test_r13_an_interrupt_at_any_store_leaves_file_and_memory_of_one_mind() -> None:
+    class Interrupting(FailingDisk):
+        armed_at = 0
+
+        def due(self, kind: str, path: str = "") -> OSError | None:
+            if self.armed_at:
+                self.armed_at -= 1
+                if not self.armed_at:
+                    raise KeyboardInterrupt
+            return super().due(kind, path)
+
+    for at in range(1, 12):
+        disk = Interrupting(MemoryDisk(), mapped=False)
+        each = journal(disk)
+        each.append(b"x" * 2000, 1)
+        disk.armed_at = at
+        acknowledged = {1: b"x" * 2000}
+        for n in range(4):
+            data = b"%d" % n * 2500
+            with contextlib.suppress(KeyboardInterrupt, OSError, DurabilityUnknown):
+                acknowledged[each.append(data, 1)] = data
+        if each._refusal is None:
+            found = everything(each)
+            assert {item_id: entry[0] for item_id, entry in found.items()} == acknowledged
+        disk.armed_at = 0
+        disk.inner.kill()
+        found = everything_of(disk.inner)
+        assert {item_id: found[item_id][0] for item_id in acknowledged} == acknowledged
+
+
+# R9: a sync that failed at a rotation refuses everything from then on.
+def test_r9_a_rotation_whose_sync_fails_ends_it() -> None:
+    disk = FailingDisk(MemoryDisk())
+    each = journal(disk)
+    each.append(bytes(3000), 1)
+    disk.arm(errno.EIO, kinds={"sync"})
+    with pytest.raises(DurabilityUnknown) as caught:
+        each.append(bytes(3000), 1)
+    assert (caught.value.first_id, caught.value.last_id) == (1, 1)
+    for _ in range(2):
+        with pytest.raises(DurabilityUnknown):
+            each.append(b"x", 1)
+    each.close(clean=False)
+    disk.inner.kill()
+    assert list(everything_of(disk.inner)) == [1]
+
+
+def test_r32_a_rotation_out_of_descriptors_leaves_a_working_journal() -> None:
+    disk = FailingDisk(MemoryDisk())
+    each = journal(disk)
+    each.append(bytes(3000), 1)
+    disk.arm(errno.EMFILE, kinds={"create"})
+    with pytest.raises(OSError, match="Too many"):
+        each.append(bytes(3000), 1)
+    assert each.append(bytes(3000), 1) == 2
+    assert list(everything(each)) == [1, 2]
+
+
+# R5: only what every head is past, and never the newest.
+def test_retired_segments_are_taken_from_the_front() -> None:
+    each = journal(MemoryDisk())
+    for _ in range(6):
+        each.append(bytes(3000), 1)
+    assert each.take_retired(0) == []
+    assert [segment.last_id for segment in each.take_retired(2)] == [1, 2]
+    assert each.first_id == 3
+    assert [segment.last_id for segment in each.take_retired(99)] == [3, 4, 5]
+    assert len(each.segments) == 1
+
+
+# R6, LK-B14: the archive.
+@pytest.mark.parametrize("mounts", [(), ("/archive",)], ids=["same file system", "another one"])
+def test_lk_b14_archive_segment(mounts: tuple[str, ...]) -> None:
+    disk = MemoryDisk(mounts=mounts)
+    each = journal(disk, archive=disk.directory("/archive", create=True))
+    for _ in range(4):
+        each.append(bytes(3000), 1)
+    directory, archive = disk.directory("/q"), disk.directory("/archive")
+    retired = each.take_retired(3)
+    contents = {segment.name: directory.open(segment.name).read(0, 9999) for segment in retired}
+    for segment in retired:
+        each.dispose(segment)
+    assert {name: archive.open(name).read(0, 9999) for name in archive.names()} == contents
+    assert not contents.keys() & set(directory.names())
+    assert each.archived_count == 3
+    # Its twin, come back from a deletion, is removed and not moved over it.
+    name = retired[0].name
+    directory.create(name).write(0, contents[name])
+    assert archive_segment(directory, name, archive, "jobs", retired[0].header) is False
+    assert name not in directory.names()
+
+
+def test_an_archive_never_overwrites() -> None:
+    disk = MemoryDisk()
+    archive = disk.directory("/archive", create=True)
+    each = journal(disk, archive=archive)
+    for _ in range(2):
+        each.append(bytes(3000), 1)
+    (segment,) = each.take_retired(1)
+    archive.create(segment.name).write(0, b"foreign")
+    long_name = segment.name.replace(".segment", f".{segment.header.queue_id[:4].hex()}.segment")
+    archive.create(long_name).write(0, b"foreign too")
+    with pytest.raises(FileExistsError):
+        each.dispose(segment)
+    assert archive.open(segment.name).read(0, 99) == b"foreign"
+    assert segment.name in disk.directory("/q").names()
+    archive.unlink(long_name)
+    each.dispose(segment)
+    assert read_header(archive.open(long_name), "x") == segment.header
+
+
+@pytest.mark.parametrize("at", range(1, 20))
+def test_an_archive_across_file_systems_interrupted_anywhere_keeps_a_whole_copy(at: int) -> None:
+    disk = FailingDisk(MemoryDisk(mounts=["/archive"]))
+    archive = disk.directory("/archive", create=True)
+    each = journal(disk, archive=archive)
+    for _ in range(2):
+        each.append(bytes(3000), 1)
+    (segment,) = each.take_retired(1)
+    directory = disk.inner.directory("/q")
+    whole = directory.open(segment.name).read(0, 9999)
+    disk.arm(errno.EIO, at=at)
+    with contextlib.suppress(OSError):
+        each.dispose(segment)
+    disk.disarm()
+    places = [directory, disk.inner.directory("/archive")]
+    assert any(segment.name in place.names() and place.open(segment.name).read(0, 9999) == whole for place in places)
+    if segment.name in directory.names():
+        each.dispose(segment)
+    assert disk.inner.directory("/archive").open(segment.name).read(0, 9999) == whole
+    assert segment.name not in directory.names()
+
+
+def test_a_new_journal_takes_its_queue_id_from_what_was_found() -> None:
+    directory = MemoryDisk().directory("/q", create=True)
+    each = Journal(
+        directory, "jobs", Recovered(queue_id=b"z" * 16, tail_id=41), segment_bytes=4096, randomness=randomness()
+    )
+    assert each.queue_id == b"z" * 16
+    assert each.append(b"x", 1) == 42
+    assert each.missing == 41
+    assert each.before(42) == (0, 0)

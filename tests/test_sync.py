@@ -1,0 +1,180 @@
+"""Group commit: who waits is told once, by as few syncs as will do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import until
+
+from kestrelpy._line import FutureWaiter
+from kestrelpy._sync import GroupCommit
+
+
+class Disk:
+    """``sync`` waits at a gate, and returns the highest id written when it began."""
+
+    def __init__(self) -> None:
+        self.written = 0
+        self.count = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Semaphore(0)
+        self.error: Exception | None = None
+        self.scheduled: list[None] = []
+        self.commit = GroupCommit(self.sync, lambda: self.scheduled.append(None))
+
+    def sync(self) -> int:
+        seen = self.written
+        self.count += 1
+        self.entered.release()
+        assert self.gate.wait(20)
+        if self.error is not None:
+            raise self.error
+        return seen
+
+
+def test_one_waiter_syncs_once() -> None:
+    disk = Disk()
+    disk.written = 5
+    disk.commit.wait(3)
+    assert (disk.count, disk.commit.durable_id, disk.commit.sync_count) == (1, 5, 1)
+    disk.commit.wait(5)
+    assert disk.count == 1, "it was covered"
+
+
+def test_the_followers_of_a_leader_share_the_next_sync(start: Callable[..., threading.Thread]) -> None:
+    disk = Disk()
+    disk.gate.clear()
+    disk.written = 1
+    threads = [start(disk.commit.wait, 1)]
+    assert disk.entered.acquire(timeout=20)
+    disk.written = 11
+    threads += [start(disk.commit.wait, item_id) for item_id in range(2, 12)]
+    until(lambda: len(disk.commit._tickets) == 10)
+    disk.gate.set()
+    for thread in threads:
+        thread.join(20)
+    assert disk.count == 2
+    assert disk.commit.durable_id == 11
+    assert not disk.commit._tickets
+    assert not disk.commit._syncing
+
+
+def test_an_error_reaches_the_leader_and_everybody_behind_it(start: Callable[..., threading.Thread]) -> None:
+    disk = Disk()
+    disk.gate.clear()
+    disk.written = 1
+    disk.error = OSError(5, "bad")
+    heard: list[BaseException] = []
+
+    def wait(item_id: int) -> None:
+        with pytest.raises(OSError, match="bad") as caught:
+            disk.commit.wait(item_id)
+        heard.append(caught.value)
+
+    threads = [start(wait, 1)]
+    assert disk.entered.acquire(timeout=20)
+    threads += [start(wait, 2) for _ in range(3)]
+    ticket = FutureWaiter()
+    disk.commit.add(2, ticket, soon=False)
+    until(lambda: len(disk.commit._tickets) == 4)
+    disk.gate.set()
+    for thread in threads:
+        thread.join(20)
+    assert heard == [disk.error] * 4
+    assert ticket.future.exception(0) is disk.error
+    # R9: it stays failed, whatever the disk says now
+    disk.error = None
+    with pytest.raises(OSError, match="bad"):
+        disk.commit.wait(9)
+    late = FutureWaiter()
+    disk.commit.add(9, late, soon=True)
+    assert isinstance(late.future.exception(0), OSError)
+    disk.commit.run()
+    assert disk.count == 1
+
+
+def test_tickets_without_a_thread_are_completed_by_whoever_syncs() -> None:
+    disk = Disk()
+    disk.written = 3
+    tickets = [FutureWaiter() for _ in range(4)]
+    for item_id, ticket in enumerate(tickets, 1):
+        disk.commit.add(item_id, ticket, soon=False)
+    assert disk.scheduled == []
+    disk.commit.run()
+    assert [ticket.future.done() for ticket in tickets] == [True, True, True, False]
+    assert [ticket.future.result(0) for ticket in tickets[:3]] == [1, 2, 3]
+    assert disk.scheduled == [None], "somebody has to sync for the one that is left"
+    done = FutureWaiter()
+    disk.commit.add(2, done, soon=True)
+    assert done.future.result(0) == 2
+
+
+def test_soon_asks_for_a_sync_unless_one_is_under_way(start: Callable[..., threading.Thread]) -> None:
+    disk = Disk()
+    disk.commit.add(1, FutureWaiter(), soon=True)
+    assert len(disk.scheduled) == 1
+    disk.gate.clear()
+    thread = start(disk.commit.run)
+    assert disk.entered.acquire(timeout=20)
+    disk.commit.add(2, FutureWaiter(), soon=True)
+    assert len(disk.scheduled) == 1
+    disk.commit.run()  # returns at once: the leader will see to it
+    assert disk.count == 1
+    disk.gate.set()
+    thread.join(20)
+    assert len(disk.scheduled) == 2
+
+
+def test_note_completes_what_a_rotation_made_durable() -> None:
+    disk = Disk()
+    ticket = FutureWaiter()
+    disk.commit.add(4, ticket, soon=False)
+    disk.commit.note(3)
+    assert not ticket.future.done()
+    disk.commit.note(4)
+    assert ticket.future.result(0) == 4
+    disk.commit.note(2)
+    assert disk.commit.durable_id == 4
+
+
+def test_a_cancelled_ticket_is_passed_over() -> None:
+    disk = Disk()
+    ticket = FutureWaiter()
+    disk.commit.add(1, ticket, soon=False)
+    assert ticket.future.cancel()
+    disk.written = 1
+    disk.commit.run()
+    assert ticket.future.cancelled()
+    assert disk.commit.durable_id == 1
+
+
+def test_an_interrupted_leader_passes_the_lead_on(start: Callable[..., threading.Thread]) -> None:
+    disk = Disk()
+    disk.gate.clear()
+    disk.written = 2
+    disk.error = KeyboardInterrupt()  # type: ignore[assignment]
+
+    def lead() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            disk.commit.wait(1)
+
+    leader = start(lead)
+    assert disk.entered.acquire(timeout=20)
+    follower = start(disk.commit.wait, 2)
+    until(lambda: len(disk.commit._tickets) == 1)
+    real: Any = disk.sync
+
+    def once_more() -> int:
+        disk.error = None
+        return int(real())
+
+    disk.commit._sync_once = once_more
+    disk.gate.set()
+    leader.join(20)
+    follower.join(20)
+    assert disk.commit.durable_id == 2
+    assert disk.count == 2

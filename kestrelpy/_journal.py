@@ -77,7 +77,7 @@ class Journal(JournalView):
         self._file: File | None = None
         self._segment: Segment | None = None
         self._buffer: Buffer | None = None
-        self._room = 0  # frames may end up to here; the footer's room is behind it
+        self._room = 0  # frames may end up to here; 0: look first. The footer's room is behind it
         self._limit = 0
         self._marker = 0
         self._pressed_at = 0
@@ -111,12 +111,12 @@ class Journal(JournalView):
         """Store one item; its id. In the kernel when this returns: the death of the process does not lose it.
 
         Raises ``QueueDiskFull`` or another ``OSError`` with nothing stored, ``DurabilityUnknown`` if a rotation's
-        sync failed. The hot path of the library: ``fmt.encode_item``, written out.
+        sync failed. ``fmt.encode_item``, written out; and ``JournaledQueue.put`` has this written out once more.
         """
         offset, tail_id, total_bytes = self._at
         size = len(data)
         end = offset + FRAME_BYTES + size
-        if end > self._room or self._unsettled:
+        if end > self._room:
             self._make_room(FRAME_BYTES + size, added_ms)
             offset = self._at[0]
             end = offset + FRAME_BYTES + size
@@ -136,7 +136,7 @@ class Journal(JournalView):
         """Store one item that expires, or a batch as one frame; their ids. Guarantees and errors as ``append``."""
         single = len(items) == 1
         bound = FRAME_BYTES + 8 + len(items[0]) if single else fmt.batch_bytes(items, len(items))
-        if self._at[0] + bound > self._room or self._unsettled:
+        if self._at[0] + bound > self._room:
             self._make_room(bound, added_ms)
         if added_ms != self._last_ms:
             self._note_time(added_ms)
@@ -176,18 +176,21 @@ class Journal(JournalView):
             self._grow(self._file, self._at[0] + frame_bytes + fmt.FOOTER_BYTES)
 
     def _undo(self) -> None:
-        """An append was cut short. What is there of it may be a whole frame, if its data ends in zeros: it goes at once."""
-        self._unsettled = True
+        """An append was cut short. What is there of it may be a whole frame, if its data ends in zeros: it goes at
+        once, or else before the next append, for which there is no room until then.
+        """
+        self._unsettled, self._room = True, 0
         with contextlib.suppress(OSError):
             self._settle()
 
     def _settle(self) -> None:
         """Zero what an interrupted append left behind the last frame."""
-        if self._file is not None and self._buffer is not None:
-            offset = self._at[0]
-            left = self._file.read(offset, self._room + fmt.FOOTER_BYTES - offset).rstrip(b"\0")
+        if self._file is not None and self._buffer is not None and self._segment is not None:
+            offset, size = self._at[0], self._segment.size
+            left = self._file.read(offset, size - offset).rstrip(b"\0")
             if left:
                 self._buffer[offset : offset + len(left)] = bytes(len(left))
+            self._room = size - fmt.FOOTER_BYTES if self._refusal is None else 0
         self._unsettled = False
 
     def _grow(self, file: File, needed: int) -> None:

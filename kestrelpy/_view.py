@@ -129,7 +129,7 @@ class JournalView:
         return place
 
     def _may_hold_from(self, item_id: int, segment: Segment) -> bool:
-        """Whether a segment begins at ``item_id`` or later. A crash may leave several empty ones, one behind the other."""
+        """Whether a segment begins at ``item_id`` or later. Crashes may leave several empty ones in a row."""
         return segment.first_id >= item_id and (segment.items > 0 or not segment.closed)
 
     def _read_around(

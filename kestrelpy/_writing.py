@@ -11,9 +11,10 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from kestrelpy._feed import Feed
-from kestrelpy._format import Entry
+from kestrelpy._format import FRAME_BYTES, Entry, pack_crc, pack_frame
 from kestrelpy._journal import MAX_BATCH_BYTES, Journal
 from kestrelpy._line import FutureWaiter, Line, ThreadWaiter, check_timeout
 from kestrelpy._options import expiry
@@ -93,11 +94,24 @@ class Writing:
         size = len(data)
         if size > self.max_item_bytes:
             raise ItemTooLarge(size, self.max_item_bytes)
-        feed = self._feed
+        feed, journal = self._feed, self._journal
         try:
             with self._lock:
                 added_ms = self._time_ns() // 1_000_000
-                item_id = self._append(data, added_ms)
+                # Journal.append, written out: on the hottest path of all, a call less is a seventh.
+                offset, item_id, total_bytes = journal._at
+                end = offset + FRAME_BYTES + size
+                if end > journal._room or added_ms != journal._last_ms:
+                    item_id = self._append(data, added_ms)
+                else:
+                    item_id += 1
+                    frame = pack_frame(size, item_id, added_ms, item_id - journal.durable_id, journal._marker) + data
+                    try:
+                        journal._buffer[offset:end] = pack_crc(crc32(frame)) + frame  # type: ignore[index]  # as there
+                        journal._at = (end, item_id, total_bytes + size)
+                    except BaseException:
+                        journal._undo()
+                        raise
                 window = feed.shared
                 if window.is_open:
                     window.entries[item_id] = (data, added_ms, None)

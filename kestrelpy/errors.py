@@ -35,7 +35,20 @@ else:
 
 
 class KestrelError(Exception):
-    """The base of every error that kestrelpy raises on its own account."""
+    """The base of every error that kestrelpy raises on its own account. Each can be pickled with its facts."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        where = (self.filename,) if isinstance(self, OSError) else ()
+        return _restore, (type(self), (*self.args, *where), self.__dict__)
+
+
+def _restore(kind: type[KestrelError], arguments: tuple[object, ...], facts: dict[str, object]) -> KestrelError:
+    """An error as it was; its own ``__init__`` takes the facts and not the message."""
+    error = kind.__new__(kind)
+    base = OSError if isinstance(error, OSError) else Exception
+    base.__init__(error, *arguments)
+    error.__dict__.update(facts)
+    return error
 
 
 class QueueEmpty(KestrelError, queue.Empty):

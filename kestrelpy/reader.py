@@ -154,7 +154,10 @@ class Reader(Taking):
                     raise self._unknown(item_id)
             else:
                 item = item_or_id  # type: ignore[assignment]  # mypy does not narrow by type() is
-                item_id = item.id  # type: ignore[union-attr]
+                try:
+                    item_id = item.id  # type: ignore[union-attr]
+                except AttributeError:
+                    raise _no_item(item_or_id) from None
                 found = opened.pop(item_id, None)
                 if found is not item:
                     if found is not None:
@@ -182,7 +185,7 @@ class Reader(Taking):
             opened = self._open
             chosen: dict[int, Item] = {}
             for each in items:
-                item_id = each if isinstance(each, int) else each.id
+                item_id = _id_of(each)
                 item = opened.get(item_id)
                 if item is None or not (each is item or isinstance(each, int)) or item_id in chosen:
                     raise self._unknown(item_id)
@@ -201,7 +204,7 @@ class Reader(Taking):
 
         With an ``on_abort`` hook that returns true it is committed instead. Raises ``UnknownItem`` if it is not open.
         """
-        item_id = item_or_id if isinstance(item_or_id, int) else item_or_id.id
+        item_id = _id_of(item_or_id)
         hook = self.config.on_abort
         with self._lock:
             item = self._open.get(item_id)
@@ -434,3 +437,15 @@ class Reader(Taking):
             assert self._items_through(self._source.visible_id) >= sum(map(len, places))
             assert not (self._plain and (self._returned or self._line))
             assert (self in self._source.waiting) == bool(self._line)
+
+
+def _id_of(item_or_id: Item | int) -> int:
+    if isinstance(item_or_id, int):
+        return item_or_id
+    if isinstance(item_or_id, Item):
+        return item_or_id.id
+    raise _no_item(item_or_id)
+
+
+def _no_item(what: object) -> TypeError:
+    return TypeError(f"an item or its id is wanted, not {type(what).__name__}")

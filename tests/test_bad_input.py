@@ -316,3 +316,14 @@ def test_a_payload_that_looks_like_a_journal_is_a_payload(open_queue: Open, kill
     last.write_bytes(data[:-3])
     with open_queue() as queue:
         assert drain(queue) == [b"first", whole, whole[96:], bytes(500)]
+
+
+@pytest.mark.parametrize("what", ["1", None, 1.5, b"x"])
+def test_only_items_and_ids_are_committed_or_aborted(what: object, tmp_path: Path) -> None:
+    with JournaledQueue(tmp_path, "jobs") as queue:
+        queue.put(b"x")
+        item = queue.get()
+        for call in (queue.commit, queue.abort, lambda each: queue.commit_many([each])):
+            with pytest.raises(TypeError, match="an item or its id"):
+                call(what)  # type: ignore[operator]
+        queue.commit(item)

@@ -91,6 +91,10 @@ def test_a_lock_without_a_known_holder() -> None:
     assert "None" not in str(error)
 
 
-@pytest.mark.parametrize("name", ["QueueEmpty", "QueueClosed"])
-def test_the_plain_ones_cross_processes(name: str) -> None:
-    assert type(pickle.loads(pickle.dumps(CASES[name][0]))) is type(CASES[name][0])
+@pytest.mark.parametrize("name", CASES)
+def test_they_cross_processes_with_their_facts(name: str) -> None:
+    error, _, facts = CASES[name]
+    other = pickle.loads(pickle.dumps(error))
+    assert type(other) is type(error)
+    assert str(other) == str(error)
+    assert {key: getattr(other, key) for key in facts} == facts

@@ -1,9 +1,9 @@
 """An explorer of crash states: seeded workloads, and a check of every state that they may end in.
 
-Before changes that a workload makes to the disk, the disk is cloned as a kill would leave it; of each clone there are the states that a
-power cut may leave, one with a checkpoint lost, one with durable data damaged, and those that a second crash leaves in the middle of
-the recovery. Each is recovered and drained; what comes out is held against the promises of docs/guarantees.md. Everything follows
-from one seed.
+Before changes that a workload makes to the disk, the disk is cloned as a kill would leave it; of each clone there are
+the states that a power cut may leave, one with a checkpoint lost, one with durable data damaged, and those that a
+second crash leaves in the middle of the recovery. Each is recovered and drained; what comes out is held against the
+promises of docs/guarantees.md. Everything follows from one seed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from kestrelpy.testing._choices import Corner, Leaning
 
 SYNCS = ("always", 0.1, "never")
 OFTEN = {"store": 0.1, "write": 0.3, "grow": 0.2}
-"""Operations of which there are many: how likely a crash before one of them is looked at, and 0.6 for all others. What a rare operation
-did shows before the one that follows, so that one counts as rare as well."""
+"""Operations of which there are many: how likely a crash before one of them is looked at, and 0.6 for all others. What
+a rare operation did shows before the one that follows, so that one counts as rare as well."""
 
 
 class Explorer:
     """Runs workloads and checks crash states until ``limit`` of them are seen.
 
-    ``points``: crashes looked at in one workload. ``samples``: power cuts tried of each of them. ``nested``: how likely a recovery is
-    itself crashed. ``states`` counts the states by their kind.
+    ``points``: crashes looked at in one workload. ``samples``: power cuts tried of each of them. ``nested``: how likely
+    a recovery is itself crashed. ``states`` counts the states by their kind.
     """
 
     def __init__(
@@ -155,9 +155,7 @@ class Explorer:
             except BrokenPromise as broken:
                 raise BrokenPromise(f"then in its recovery, {'power' if cut else 'kill'}: {broken}") from broken
 
-    def _lose_checkpoint(
-        self, setting: Setting, disk: CrashingDisk, promise: Promise, choose: random.Random
-    ) -> None:
+    def _lose_checkpoint(self, setting: Setting, disk: CrashingDisk, promise: Promise, choose: random.Random) -> None:
         promise = promise.copy()
         for reader in promise.readers.values():
             reader.lose_checkpoint()

@@ -1,7 +1,8 @@
 """Planted faults: mutations of the library, one switch each. A harness that does not catch them proves nothing.
 
-Where a function is imported by name, ``in_place_of`` puts the mutation into every module that has it. With each fault stands what the
-explorer should lean to in order to catch it soon; whatever it is, a workload has all of its other steps as well.
+Where a function is imported by name, ``in_place_of`` puts the mutation into every module that has it. With each fault
+stands what the explorer should lean to in order to catch it soon; whatever it is, a workload has all of its other steps
+as well.
 """
 
 from __future__ import annotations
@@ -362,9 +363,9 @@ def reopening_trusts_the_page_cache() -> Iterator[None]:
         def sync(self) -> None:
             self._inner.sync()
 
-    def load(self: Recovery, *arguments: Any, last: bool) -> Any:
+    def load(self: Recovery, *arguments: Any) -> Any:
         with patch.object(self, "_directory", Opens(self._directory)):
-            return real(self, *arguments, last=last)
+            return real(self, *arguments)
 
     with patch.object(Recovery, "_load", load):
         yield

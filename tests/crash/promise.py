@@ -1,7 +1,7 @@
 """What a workload was promised so far: the model that every recovered state is held against.
 
-What is in flight may have happened or not. So each reader has two pairs of sets, one for a kill and one for a power cut: ids that its
-place on disk surely says are done, and ids that it may say are done.
+What is in flight may have happened or not. So each reader has two pairs of sets, one for a kill and one for a power
+cut: ids that its place on disk surely says are done, and ids that it may say are done.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Put(NamedTuple):
 
 @dataclass
 class Place:
-    """What a checkpoint may say. ``maybe`` is ``None`` where anything is allowed: there is no reader to promise something to."""
+    """What a checkpoint may say. ``maybe`` is ``None`` where nothing is promised: there is no such reader."""
 
     surely: set[int] = field(default_factory=set)
     maybe: set[int] | None = None
@@ -115,8 +115,8 @@ class ReaderPromise:
 
 @dataclass
 class Promise:
-    """All of it. ``doubtful``: items that may have survived the last crash or not. ``failed``: a sync has failed since the opening, so
-    that what is not durable is in doubt whatever comes.
+    """All of it. ``doubtful``: items that may have survived the last crash or not. ``failed``: a sync has failed since
+    the opening, so that what is not durable is in doubt whatever comes.
     """
 
     acknowledged: dict[int, Put] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class Promise:
         *,
         power: bool,
     ) -> None:
-        """A crash has happened: what a recovery found is how it is, from here on and as soon as the queue is open again."""
+        """A crash has happened: what a recovery found is how it is, as soon as the queue is open again."""
         known, kept_id = self.known(), self.kept_id(power=power)
         self.acknowledged = {key: put for key, put in known.items() if key in existing or key <= kept_id}
         self.doubtful = {key: put for key, put in known.items() if key not in self.acknowledged}

@@ -1,16 +1,16 @@
 """Opening what a crash has left, reading all of it, and holding it against the promise.
 
-The numbers in the messages are those of the invariants: (1) what was promised and not committed is delivered, byte-equal; (2) nothing
-saved as committed is; (3) nothing that was never put; (4) rising ids; (5) no hole; (6) recovering twice gives the same; (7) new ids
-never collide; (8) a second crash keeps all this; (9) no foreign file is touched; (10) opening never raises for legal states;
-(11) damage is never silent; (12) error counts survive; (13) items and bytes are exact.
+The numbers in the messages are those of the invariants: (1) what was promised and not committed is delivered,
+byte-equal; (2) nothing saved as committed is; (3) nothing that was never put; (4) rising ids; (5) no hole; (6)
+recovering twice gives the same; (7) new ids never collide; (8) a second crash keeps all this; (9) no foreign file is
+touched; (10) opening never raises for legal states; (11) damage is never silent; (12) error counts survive; (13) items
+and bytes are exact.
 """
 
 from __future__ import annotations
 
 import random
 import weakref
-
 from dataclasses import dataclass, field
 
 from promise import READERS, BrokenPromise, Promise
@@ -100,7 +100,7 @@ class Recovered:
 
 
 def drain(setting: Setting, disk: CrashingDisk, promise: Promise, *, power: bool) -> Recovered:
-    """Recover, read everything, check it, and go away without a word: nothing is committed. Leaves the disk recovered."""
+    """Recover, read everything, check it, and go away without a word. Leaves the disk recovered."""
     try:
         queue, _ = setting.open(disk, promise.now_ms)
         found = Recovered()
@@ -114,7 +114,9 @@ def drain(setting: Setting, disk: CrashingDisk, promise: Promise, *, power: bool
                 raise BrokenPromise(f"(4) {name}: ids do not rise: {[item.id for item in items]}")
             size = sum(len(item.data) for item in items)
             if (reader.items, reader.bytes) != (len(items), size):
-                raise BrokenPromise(f"(13) {name}: counts {reader.items}, {reader.bytes} bytes; got {len(items)}, {size}")
+                raise BrokenPromise(
+                    f"(13) {name}: counts {reader.items}, {reader.bytes} bytes; got {len(items)}, {size}"
+                )
             check_reader(name, items, promise, power=power)
         found.tail_id = queue.stats().tail_id
         queue._check()
@@ -186,9 +188,7 @@ def check_existing(setting: Setting, disk: CrashingDisk, promise: Promise, *, po
             raise BrokenPromise(f"(1) items {lost} are neither in the journal nor in the archive")
 
 
-def go_on(
-    setting: Setting, disk: CrashingDisk, promise: Promise, before: Recovered, choose: random.Random
-) -> None:
+def go_on(setting: Setting, disk: CrashingDisk, promise: Promise, before: Recovered, choose: random.Random) -> None:
     """Life goes on: two more items, an end of one kind or another, and everything is there, with ids of its own."""
     queue, _ = setting.open(disk, promise.now_ms)
     new = {queue.put(data): data for data in (b"one more", b"and another")}
@@ -285,5 +285,3 @@ def check_damaged(setting: Setting, disk: CrashingDisk, promise: Promise) -> Non
     except BrokenPromise as broken:
         raise BrokenPromise(f"(11) damage is not reported: {broken}") from broken
     vanish(queue, disk)
-
-

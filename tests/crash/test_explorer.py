@@ -1,6 +1,7 @@
 """Thousands of crash states of seeded workloads keep every promise.
 
-``KESTRELPY_SEED`` sets the first seed, ``KESTRELPY_LONG=1`` goes on ten times as long. A failure names the seed of its workload.
+``KESTRELPY_SEED`` sets the first seed, ``KESTRELPY_LONG=1`` goes on ten times as long. A failure names the seed of its
+workload.
 """
 
 from __future__ import annotations

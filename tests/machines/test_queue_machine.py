@@ -1,7 +1,9 @@
-"""The journaled queue on a disk that crashes: reopen, kill and power cut are rules among others, and all choices are hypothesis's.
+"""The journaled queue on a disk that crashes: reopen, kill and power cut are rules among others, and all choices are
+hypothesis's.
 
-The model: which items are acknowledged, up to which id they must survive a power cut, and what one reader has committed, saved and saved
-durably. A crash may strike in the middle of a call; what that call was about may have happened or not.
+The model: which items are acknowledged, up to which id they must survive a power cut, and what one reader has
+committed, saved and saved durably. A crash may strike in the middle of a call; what that call was about may have
+happened or not.
 """
 
 from __future__ import annotations
@@ -57,10 +59,8 @@ class QueueMachine(RuleBasedStateMachine):
     def do_put(self, sizes: list[int]) -> None:
         self.serial += 1
         self.in_flight = [b"%d.%d " % (self.serial, at) + bytes(size) for at, size in enumerate(sizes)]
-        if len(sizes) == 1:
-            first_id = self.queue.put(self.in_flight[0])
-        else:
-            first_id = self.queue.put_many(self.in_flight)[0]
+        items = self.in_flight
+        first_id = self.queue.put(items[0]) if len(items) == 1 else self.queue.put_many(items)[0]
         assert first_id == self.tail_id + 1
         for item_id, data in enumerate(self.in_flight, first_id):
             self.acknowledged[item_id] = data

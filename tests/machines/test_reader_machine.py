@@ -1,4 +1,4 @@
-"""One reader against a plain model of it: any order of calls, with expiry, limits and reopenings; ``_check()`` after each."""
+"""One reader against a plain model: any order of calls, with expiry, limits and reopenings; ``_check()`` after each."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class ReaderMachine(RuleBasedStateMachine):
         self.drop_oldest()
 
     def drop_oldest(self) -> None:
-        """After a put, and when the reader is opened; not after a seek back."""
+        """After a put, and when the reader is opened. After a seek back it is not said when: so there is none here."""
         model, limit = self.model, self.config.max_items
         if limit is not None and self.config.full_policy is FullPolicy.DROP_OLDEST:
             while len(model.left()) > limit and (item_id := model.front()) is not None:
@@ -248,6 +248,7 @@ class ReaderMachine(RuleBasedStateMachine):
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
+    @precondition(lambda self: self.config.full_policy is FullPolicy.REFUSE or self.config.max_items is None)
     @rule(data=st.data())
     def seek(self, data: st.DataObject) -> None:
         model = self.model
@@ -255,7 +256,7 @@ class ReaderMachine(RuleBasedStateMachine):
         self.reader.seek(target)
         head = self.reader.head
         assert head + 1 >= min(target, model.tail_id + 1)
-        assert head + 1 <= max(target, 1) or set(range(target, head + 1)) <= model.done  # retired, so every one was done
+        assert head < target or set(range(target, head + 1)) <= model.done  # they are retired, so each was done
         model.restart()
         model.done = set(range(1, head + 1))
         model.errors = {item_id: count for item_id, count in model.errors.items() if item_id > head}

@@ -1,9 +1,10 @@
 """Real processes, real files, SIGKILL: nothing acknowledged is lost, nothing comes twice beyond what was not saved.
 
-The test starts this file as a program, small and with one thread, which forks: a writer with a reader of its own, and a reader in
-a process of its own. Both tell over pipes what they were told: that an item is put, with the checksum of its data; that it was
-delivered, committed, saved. One of them, or both, are killed after some number of such messages, or while they open the queue; the
-next generation goes on in the same folder. In the end a fresh process reads everything, and scans live and archived segments.
+The test starts this file as a program, small and with one thread, which forks: a writer with a reader of its own, and a
+reader in a process of its own. Both tell over pipes what they were told: that an item is put, with the checksum of its
+data; that it was delivered, committed, saved. One of them, or both, are killed after some number of such messages, or
+while they open the queue; the next generation goes on in the same folder. In the end a fresh process reads everything,
+and scans live and archived segments.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 from zlib import crc32
@@ -133,7 +135,11 @@ class Child:
         if self.pid == 0:
             try:
                 os.close(self.pipe)
-                work(lambda kind, item_id, crc: None if os.write(other, MESSAGE.pack(kind, item_id, crc)) else None)
+
+                def tell(kind: bytes, item_id: int, crc: int) -> None:
+                    os.write(other, MESSAGE.pack(kind, item_id, crc))
+
+                work(tell)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -241,8 +247,8 @@ def run(folder: str, sync: float | str, kills: int, seed: int) -> dict[str, int]
     while count < kills:
         generation += 1
         if other is None:
-            other = Child(lambda tell: read_outside(folder, seed + generation, tell))
-        writer = Child(lambda tell: write(folder, sync, seed + generation, tell))
+            other = Child(partial(read_outside, folder, seed + generation))
+        writer = Child(partial(write, folder, sync, seed + generation))
         if choose.random() < 0.2:
             writer.listen(1, choose.random() * 0.004, inside.hear)  # killed while it opens the queue
         else:

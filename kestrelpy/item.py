@@ -84,3 +84,17 @@ class Record:
     expires_ms: int | None
     error_count: int
     segment: str
+
+
+def id_of(item_or_id: Item | int) -> int:
+    """The id that a commit or an abort means. Raises ``TypeError`` for anything else than an item or an id."""
+    if isinstance(item_or_id, int):
+        return item_or_id
+    if isinstance(item_or_id, Item):
+        return item_or_id.id
+    raise no_item(item_or_id)
+
+
+def no_item(what: object) -> TypeError:
+    """What to raise for something that is neither an item nor an id."""
+    return TypeError(f"an item or its id is wanted, not {type(what).__name__}")

@@ -17,7 +17,7 @@ from kestrelpy._segment import ITEM_COST
 from kestrelpy._taking import Taking
 from kestrelpy.config import FullPolicy, ReaderConfig, ReaderStats
 from kestrelpy.errors import CorruptJournal, QueueClosed, QueueEmpty, UnknownItem
-from kestrelpy.item import Item
+from kestrelpy.item import Item, id_of, no_item
 
 __all__ = ["Reader"]
 
@@ -157,7 +157,7 @@ class Reader(Taking):
                 try:
                     item_id = item.id  # type: ignore[union-attr]
                 except AttributeError:
-                    raise _no_item(item_or_id) from None
+                    raise no_item(item_or_id) from None
                 found = opened.pop(item_id, None)
                 if found is not item:
                     if found is not None:
@@ -185,7 +185,7 @@ class Reader(Taking):
             opened = self._open
             chosen: dict[int, Item] = {}
             for each in items:
-                item_id = _id_of(each)
+                item_id = id_of(each)
                 item = opened.get(item_id)
                 if item is None or not (each is item or isinstance(each, int)) or item_id in chosen:
                     raise self._unknown(item_id)
@@ -204,7 +204,7 @@ class Reader(Taking):
 
         With an ``on_abort`` hook that returns true it is committed instead. Raises ``UnknownItem`` if it is not open.
         """
-        item_id = _id_of(item_or_id)
+        item_id = id_of(item_or_id)
         hook = self.config.on_abort
         with self._lock:
             item = self._open.get(item_id)
@@ -437,15 +437,3 @@ class Reader(Taking):
             assert self._items_through(self._source.visible_id) >= sum(map(len, places))
             assert not (self._plain and (self._returned or self._line))
             assert (self in self._source.waiting) == bool(self._line)
-
-
-def _id_of(item_or_id: Item | int) -> int:
-    if isinstance(item_or_id, int):
-        return item_or_id
-    if isinstance(item_or_id, Item):
-        return item_or_id.id
-    raise _no_item(item_or_id)
-
-
-def _no_item(what: object) -> TypeError:
-    return TypeError(f"an item or its id is wanted, not {type(what).__name__}")

@@ -143,8 +143,8 @@ class Feed:
                 return True
             try:
                 block = self.journal.read(held_id + 1, self.visible_id, BLOCK_BYTES, reader._hint)
-            except CorruptJournal:
-                return False  # whoever gets that item is told
+            except (CorruptJournal, OSError):
+                return False  # whoever gets that item is told; this one has got another
             if block.next_id <= self.visible_id or len(block.entries) != self.visible_id - held_id:
                 return False  # too far behind, or with gaps: it goes on reading by itself
             ahead.update(block.entries)

@@ -16,7 +16,7 @@ from kestrelpy._line import check_timeout
 from kestrelpy._segment import ITEM_COST
 from kestrelpy._taking import Taking
 from kestrelpy.config import FullPolicy, ReaderConfig, ReaderStats
-from kestrelpy.errors import CorruptJournal, QueueClosed, QueueEmpty, UnknownItem
+from kestrelpy.errors import CorruptJournal, KestrelError, QueueClosed, QueueEmpty, UnknownItem
 from kestrelpy.item import Item, id_of, no_item
 
 __all__ = ["Reader"]
@@ -95,7 +95,10 @@ class Reader(Taking):
                 else:
                     if entry is not None:
                         self._ahead[item_id] = entry
-                    found = self._find_locked(expired)
+                    try:
+                        found = self._find_locked(expired)
+                    except (KestrelError, OSError):  # the caller gets what was taken; whoever is next is told
+                        found = None
                     if found is None:
                         break
                     if max_bytes is not None and size + len(found[1][0]) > max_bytes:

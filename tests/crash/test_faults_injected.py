@@ -401,23 +401,24 @@ def test_a_failed_sync_reaches_everybody_who_waits() -> None:
 
 def test_a_read_that_fails_loses_nothing() -> None:
     failing = FailingDisk(CrashingDisk())
-    queue = JournaledQueue("/data", "jobs", sync="never", segment_bytes=4096, disk=failing, clock=ManualClock())
-    ids = [queue.put(bytes(500)) for _ in range(20)]
+    queue = JournaledQueue("/data", "jobs", sync="never", disk=failing, clock=ManualClock())
+    ids = [queue.put(bytes(5000)) for _ in range(300)]
     queue.close()
     queue = JournaledQueue("/data", "jobs", sync="never", disk=failing, default_reader=ReaderConfig(memory_bytes=1000))
     reader = queue.reader()
     seen: list[int] = []
-    for at in range(40):
+    for at in range(240):
         if at % 2:
             failing.disarm()
         else:
-            failing.arm(ERRORS[at // 2 % 4], kinds=["read", "open"])
-        with contextlib.suppress(OSError):
-            item = reader.get_nowait()
-            seen.append(item.id)
-            item.commit()
+            failing.arm(ERRORS[at // 2 % 4], at=1 + at // 2 % 7, kinds=["read", "open"])
+        with contextlib.suppress(OSError, QueueEmpty):
+            for item in reader.get_many(3, timeout=0):
+                seen.append(item.id)
+                item.commit()
+        assert not reader.open_items
     failing.disarm()
-    assert failing.failures > 4
+    assert failing.failures > 50
     while reader.items:
         item = reader.get_nowait()
         seen.append(item.id)

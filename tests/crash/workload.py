@@ -103,6 +103,8 @@ class Workload:
             if not self.failing.failures:
                 raise
             self.promise.in_flight = []  # nothing of it is stored
+            if self.queue.closed:
+                self._fail_over()
 
     # -- the disk ----------------------------------------------------------------------------------------------------
 

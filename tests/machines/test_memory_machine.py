@@ -274,12 +274,13 @@ class MemoryMachine(RuleBasedStateMachine):
             return
         else:
             consumer.real.cancel()
-            self.tasks_run()
-            assert consumer.real.cancelled()
         if waits:
             self.model.line.remove(consumer)
         elif isinstance(consumer.outcome, int):
             self.model.give_back(consumer)
+        if consumer.kind == "task":
+            self.tasks_run()
+            assert consumer.real.cancelled()
 
     @precondition(lambda self: self.producers)
     @rule(data=st.data())
@@ -300,9 +301,9 @@ class MemoryMachine(RuleBasedStateMachine):
         self.producers.remove(supplier)
         if supplier in self.model.suppliers:
             self.model.suppliers.remove(supplier)
+        self.model.settle()  # its place may be the next one's, who is then let in as the loop goes on
         if supplier.kind == "task":
             self.tasks_run()
-        self.model.settle()
 
     @rule(seconds=st.integers(0, 3))
     def advance(self, seconds: int) -> None:
@@ -356,10 +357,8 @@ class MemoryMachine(RuleBasedStateMachine):
     def tasks_run(self) -> None:
         """The loop goes on: tasks learn of what became of them."""
         self.run_the_loop()
-        for consumer in self.consumers:
-            consumer.seen = True
-        for supplier in self.producers:
-            if supplier.kind == "task" and supplier.outcome == "let in":
+        while let_in := [each for each in self.producers if each.kind == "task" and each.outcome == "let in"]:
+            for supplier in let_in:
                 self.model.reserved -= 1
                 if self.model.closed:
                     supplier.outcome = QueueClosed
@@ -367,9 +366,11 @@ class MemoryMachine(RuleBasedStateMachine):
                     supplier.outcome = "put"
                     self.model.items.append((None, supplier.item))
                 self.model.settle()
+        for consumer in self.consumers:
+            consumer.seen = True
 
     def run_the_loop(self) -> None:
-        for _ in range(4):
+        for _ in range(20):  # as long as one task's end may be another's turn
             self.loop.run_until_complete(asyncio.sleep(0))
 
     # -- after each step ---------------------------------------------------------------------------------------------

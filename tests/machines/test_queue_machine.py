@@ -8,6 +8,7 @@ happened or not.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -232,7 +233,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueue = QueueMachine.TestCase
 TestQueue.settings = settings(
-    max_examples=150,
+    max_examples=5_000 if os.environ.get("KESTRELPY_LONG") == "1" else 400,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
@@ -319,7 +320,7 @@ class ReaderMachine(RuleBasedStateMachine):
 
 TestReader = ReaderMachine.TestCase
 TestReader.settings = settings(
-    max_examples=300,
+    max_examples=5_000 if os.environ.get("KESTRELPY_LONG") == "1" else 400,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -17,7 +17,6 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections import OrderedDict
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kestrelpy.errors import QueueEmpty
@@ -25,6 +24,7 @@ from kestrelpy.errors import QueueEmpty
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from kestrelpy.clock import Clock, Timer
 
@@ -162,6 +162,8 @@ class FutureWaiter(Waiter):
     may_refuse = True
 
     def __init__(self) -> None:
+        from concurrent.futures import Future  # here and not above: who does not use it must not pay for it
+
         self.future: Future[Any] = Future()
 
     def claim(self) -> bool:

@@ -1,4 +1,4 @@
-"""The logger ``kestrelpy``. ``logging`` is imported when there is something to say: it costs more than all of this package."""
+"""The logger ``kestrelpy``. ``logging`` is imported when there is something to say: it costs more than this package."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Progress:
         return self.next_id > item_id or bool(self.spans and self.spans.peekitem(-1)[0] >= item_id)
 
     def absorb(self) -> None:
-        """Move the head over everything done right behind it."""
+        """Move the head over everything done right behind it, and ``next_id`` with it."""
         done, spans = self.done, self.spans
         while True:
             following = self.head + 1
@@ -84,7 +84,9 @@ class Progress:
             elif following in spans:
                 self.head = spans.pop(following)
             else:
-                return
+                break
+        if self.next_id <= self.head:
+            self.next_id = self.head + 1
 
     def skip_done(self) -> bool:
         """Move ``next_id`` behind a run of done ids that it is in; true if it moved. For ids that a checkpoint says

@@ -51,7 +51,7 @@ class SavedReader:
 
 @dataclass(frozen=True, slots=True)
 class QueueInspection:
-    """A queue by its files. ``put_items``, ``put_bytes``: what was ever put; ``file_bytes``: the apparent size of all."""
+    """A queue by its files. ``put_items``, ``put_bytes``: what was ever put; ``file_bytes``: their apparent size."""
 
     name: str
     segments: tuple[SegmentInfo, ...]
@@ -65,8 +65,8 @@ class QueueInspection:
 def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None = None) -> QueueInspection:
     """What the files of ``queue`` in ``directory`` say now; of a queue that is not there, nothing in every field.
 
-    Raises ``CorruptJournal`` for a segment without its header, ``UnsupportedFormat``, ``InvalidName``, ``OSError``. Cost:
-    O(segments), and the frames of a segment that is not closed.
+    Raises ``CorruptJournal`` for a segment without its header, ``UnsupportedFormat``, ``InvalidName``, ``OSError``.
+    Cost: O(segments), and the frames of a segment that is not closed.
     """
     _names.check_name(queue)
     folder = (disk or RealDisk(allow_network=True)).directory(os.fspath(directory))

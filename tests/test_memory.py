@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import gc
+import itertools
 import queue
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -775,6 +777,107 @@ def test_a_callback_that_interrupts_does_not_hold_up_others(make: Make) -> None:
     assert (first.result(0), second.result(0)) == (1, 2)
 
 
+def test_an_interrupt_while_one_leaves_does_not_hold_up_others(make: Make) -> None:
+    q = make()
+    leaving, first, second = (q.get_future() for _ in range(3))
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    first.add_done_callback(interrupt)
+    leave = q._leave
+
+    def leave_when_items_came(waiter: Any) -> bool:
+        q._items.extend((1, 2))  # of puts that rely on whoever has the lock
+        return leave(waiter)
+
+    q._leave = leave_when_items_came  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        leaving.cancel()
+    assert (first.result(0), second.result(0)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda q, waiting: waiting[1].cancel(),
+        lambda q, waiting: q.get_future(),
+        lambda q, waiting: q.get_nowait(),
+        lambda q, waiting: q.get(timeout=0.001),
+        lambda q, waiting: q.get_if(lambda item: False),
+        lambda q, waiting: q.peek(),
+        lambda q, waiting: q.flush(),
+        lambda q, waiting: setattr(q, "maxsize", -1),
+    ],
+    ids=["cancel", "get_future", "get_nowait", "get", "get_if", "peek", "flush", "maxsize"],
+)
+def test_whoever_had_the_lock_looks_again(call: Callable[..., object]) -> None:
+    """A put that finds the lock taken leaves its item to the one who has it."""
+    q = ConcurrentBlockingQueue[Any]()
+    waiting = [q.get_future(), q.get_future()]
+    lock, busy = q._lock, []
+
+    class Held:
+        release = lock.release
+
+        def __enter__(self) -> None:
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            if not busy:
+                busy.append(True)
+                Call(q.put, "item").result()  # from another thread, which does not wait
+            lock.release()
+
+    q._lock = Held()  # type: ignore[assignment]
+    with suppress(QueueEmpty):
+        call(q, waiting)
+    q._lock = lock
+    assert busy
+    assert waiting[0].done()
+    assert waiting[0].result(0) == "item"
+    q._check()
+
+
+def test_a_put_within_a_hand_over_waits_its_turn(make: Make) -> None:
+    """A finaliser may run anywhere; here, while the first in line is asked whether it still wants an item."""
+    for q in (make(), make(5)):
+        first, second = q.get_future(), q.get_future()
+        waiter = q._line.head()
+        assert waiter is not None
+        claim = waiter.claim
+
+        def claim_and_put(
+            q: SimpleBlockingQueue[Any] = q, waiter: Any = waiter, claim: Callable[[], bool] = claim
+        ) -> bool:
+            waiter.claim = claim
+            q.put_nowait(2)
+            return claim()
+
+        waiter.claim = claim_and_put  # type: ignore[method-assign]
+        q.put(1)
+        assert (first.result(0), second.result(0)) == (1, 2)
+
+
+def test_a_get_under_way_takes_the_item_of_a_hand_over() -> None:
+    """It had looked before anybody was in line."""
+    q = ConcurrentBlockingQueue[Any]()
+    future = q.get_future()
+    taken = []
+
+    def taken_already(items: Any) -> Any:
+        taken.append(items.popleft())
+        return items.popleft()
+
+    heads, q._heads = q._heads, map(taken_already, itertools.repeat(q._items))
+    q.put(1)
+    q._heads = heads
+    assert (taken, future.done(), q.waiter_count) == ([1], False, 1)
+    q._check()
+    q.put(2)
+    assert future.result(0) == 2
+
+
 # -- asyncio ---------------------------------------------------------------------------------------------------------
 
 
@@ -1049,6 +1152,22 @@ def test_a_get_that_enters_the_line_of_a_closed_queue(make: Make) -> None:
                 q._wait(None)
         else:
             assert q._wait(None) == expected
+
+
+def test_a_get_that_enters_the_line_of_a_closed_queue_too_late(make: Make) -> None:
+    """There was an item when it entered; another took it."""
+    q = make()
+    q.put(1)
+    q.shutdown()
+    settle = q._settle
+
+    def settle_too_late() -> None:
+        q._items.clear()
+        settle()
+
+    q._settle = settle_too_late  # type: ignore[method-assign]
+    with pytest.raises(QueueClosed):
+        q._wait(PATIENCE)
 
 
 def test_a_put_under_way_at_the_shutdown_is_refused() -> None:

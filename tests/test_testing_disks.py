@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kestrelpy._disk import Directory, Disk, File
+from kestrelpy._memory_disk import MemoryFile
 from kestrelpy.errors import QueueLocked
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk, PowerModel
-from kestrelpy._memory_disk import MemoryFile
 from kestrelpy.testing.disks import OPERATIONS
 
 PAGE = 4096

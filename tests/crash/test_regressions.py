@@ -142,6 +142,20 @@ def test_a_seek_into_a_batch_counts_its_items_exactly() -> None:
             assert [item.id for item in read_all(reader)] == list(range(item_id, 6))
 
 
+def test_the_next_item_is_behind_the_head_when_a_commit_closes_a_gap() -> None:
+    disk = CrashingDisk()
+    with open_queue(disk) as queue:
+        for data in (b"first", b"second", b"third"):
+            queue.put(data)
+        queue.get()
+        queue.get().commit()
+    with open_queue(disk) as queue:
+        queue.get().commit()
+        assert queue.reader().head == 2
+        queue._check()
+        assert queue.get().data == b"third"
+
+
 def test_a_reader_elsewhere_may_save_its_place_while_the_queue_is_opened() -> None:
     disk = CrashingDisk()
     with open_queue(disk) as queue:

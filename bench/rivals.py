@@ -320,10 +320,12 @@ class Litequeue(Rival):
         self._queue.put(item.decode("ascii"))
 
     def _take(self) -> None:
-        self._queue.done(self._queue.pop().message_id)
+        message = self._queue.pop()
+        claim = {"claim_id": message.claim_id} if hasattr(message, "claim_id") else {}  # newer versions ask for it
+        self._queue.done(message.message_id, **claim)
 
     def close(self) -> None:
-        self._queue.conn.close()
+        getattr(self._queue, "close", self._queue.conn.close)()
 
 
 class Diskcache(Rival):

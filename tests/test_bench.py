@@ -18,6 +18,8 @@ from bench.measure import Contender, Figures, Workload
 from bench.workloads import WORKLOADS
 
 ROOT = Path(__file__).parent.parent
+# Some contenders leave connections for the garbage collector; from Python 3.13 on it says so.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 QUICK = [workload for workload in WORKLOADS if workload.name not in ("backlog", "reopen", "import")]
 
 

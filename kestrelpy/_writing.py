@@ -342,9 +342,12 @@ class Writing:
         self._commit.wait(self._journal.tail_id)
 
     def _sync_once(self) -> int:
-        """One sync of the active segment, without the queue's lock (R33)."""
+        """One sync of the active segment, without the queue's lock (R33).
+
+        A queue that is being closed may still be synced: closing it is no reason to doubt what was put.
+        """
         with self._lock:
-            if self._state is not None:
+            if self._state is not None and not isinstance(self._state, QueueClosed):
                 raise self._state
             file, tail_id = self._journal.sync_target()
         failure: DurabilityUnknown | None = None
@@ -360,7 +363,7 @@ class Writing:
             self._fail(failure)
             raise failure
         with self._lock:
-            if self._state is not None:
+            if self._state is not None and not isinstance(self._state, QueueClosed):
                 raise self._state
             self._journal.durable_id = max(self._journal.durable_id, tail_id)
             self._feed.show_durable_locked(tail_id)

@@ -1238,3 +1238,22 @@ def test_puts_from_many_threads_are_all_there_in_order(folder: Path) -> None:
             assert [n for each, n in found if each == who] == list(range(300))
         assert time.monotonic() - started < 20
         queue._check()
+
+
+def test_a_sync_that_comes_while_the_queue_is_being_closed_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = JournaledQueue(tmp_path, "jobs", sync="never")
+    queue.reader()
+    queue.put(b"x")
+    synced = []
+
+    def forget(closing: JournaledQueue) -> None:  # what close() calls between refusing puts and writing the end
+        closing._commit.run()
+        synced.append(closing.stats().durable_id)
+
+    monkeypatch.setattr("kestrelpy.queue.forget", forget)
+    queue.close()
+    assert synced == [1]
+    with JournaledQueue(tmp_path, "jobs") as queue:
+        assert queue.get(timeout=0).data == b"x"

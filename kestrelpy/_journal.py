@@ -34,8 +34,7 @@ MAX_BATCH_BYTES = 1 << 31
 class Journal(JournalView):
     """The segments of one queue, open for appending.
 
-    ``exclusive`` is held around what must not run beside a sync of the active file. ``pressure`` is called when so
-    much was written since the last sync that a rotation would have to wait for it.
+    ``exclusive`` is held around what must not run beside a sync of the active file.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class Journal(JournalView):
         archive: Directory | None = None,
         quarantine: bool = False,
         exclusive: AbstractContextManager[object] | None = None,
-        pressure: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(directory, queue, quarantine=quarantine)
         self._queue_id = found.queue_id or randomness(16)
@@ -57,7 +55,6 @@ class Journal(JournalView):
         self._randomness = randomness
         self._archive = archive
         self._exclusive = exclusive or nullcontext()
-        self._pressure = pressure
         self._last_number = found.last_number
         self.segments = tuple(found.segments)
         last = self.segments[-1] if self.segments else None
@@ -80,7 +77,6 @@ class Journal(JournalView):
         self._room = 0  # frames may end up to here; 0: look first. The footer's room is behind it
         self._limit = 0
         self._marker = 0
-        self._pressed_at = 0
         self._last_ms = 0
         self._unsettled = False
         self._refusal: Exception | None = None
@@ -205,9 +201,6 @@ class Journal(JournalView):
             with self._no_room():
                 self._take_buffer(file, needed)
         segment.marks.append((self._at[1] + 1, self._at[0]))
-        if self._at[0] - self._pressed_at >= 4 * MARK_EVERY:
-            self._pressed_at = self._at[0]
-            self._pressure()
 
     def _take_buffer(self, file: File, size: int) -> None:
         assert self._segment is not None
@@ -250,7 +243,7 @@ class Journal(JournalView):
         self._file, self._buffer, self._segment = file, buffer, segment
         self._limit, self._marker = limit, header.marker
         self._room = size - fmt.FOOTER_BYTES
-        self._pressed_at = self._last_ms = 0
+        self._last_ms = 0
         self.segments = (*self.segments, segment)
         self._at = (fmt.HEADER_BYTES, tail_id, total_bytes)
 

@@ -132,7 +132,6 @@ class JournaledQueue(Writing):
                 archive=archive,
                 quarantine=quarantine,
                 exclusive=self._syncing,
-                pressure=self._sync_soon,
             )
             self._set_up(journal, found)
             self._state = None

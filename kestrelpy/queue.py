@@ -2,7 +2,7 @@
 
 The journal is a single-threaded core; this and ``_writing`` are the shell of locks and threads around it.
 
-NOTE ON LOCKING: as in ``_writing``. The folder's ``readers.lock`` may be asked for while ``_lock`` is held.
+NOTE ON LOCKING: as in ``_writing``; docs/locking.md has the order of all locks.
 """
 
 from __future__ import annotations

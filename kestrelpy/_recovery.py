@@ -110,8 +110,9 @@ class Recovery:
                 file.forget()
             header = read_header(file, self._path(name))
             if header is None or header.number != number:
-                self._without_header(file, name, number, last=last)
-                return None
+                header = self._without_header(file, name, number, later)
+                if header is None:
+                    return None
             found = self._found
             if header.queue_id != found.queue_id:
                 self._damage(name, 32, "this segment belongs to another queue")
@@ -132,23 +133,52 @@ class Recovery:
         finally:
             file.close()
 
-    def _without_header(self, file: File, name: str, number: int, *, last: bool) -> None:
+    def _without_header(
+        self, file: File, name: str, number: int, later: list[tuple[int, str]]
+    ) -> fmt.SegmentHeader | None:
         """A crash while the last segment was made leaves a file without a valid header: it has taken no frame yet (R1).
 
         What its room holds then is zeros, or whatever the disk had there: that is kept aside. Frames mean that a
-        header was there.
+        header was there: returns what it was, as far as quarantine is on and the footer and the neighbours tell.
         """
         rest = file.read(fmt.HEADER_BYTES, max(file.size() - fmt.HEADER_BYTES, 0)).rstrip(b"\0")
         marker = int.from_bytes(rest[fmt.MARKER_OFFSET : fmt.FRAME_BYTES], "little")
-        if not last or fmt.decode_frame(rest, 0, marker) is not None:
+        if later or fmt.decode_frame(rest, 0, marker) is not None:
             self._damage(name, 0, "this segment has no valid header")
-        elif rest:
+            return self._rebuilt_header(rest[-fmt.FOOTER_BYTES :], number, later)
+        if rest:
             self._directory.rename(name, quarantine_name(self._queue, number, 0))
         else:
             self._directory.unlink(name)
+        return None
+
+    def _rebuilt_header(self, end: bytes, number: int, later: list[tuple[int, str]]) -> fmt.SegmentHeader | None:
+        """The header of a closed segment, by its footer (the last bytes of the file) and the segments beside it."""
+        marker = int.from_bytes(end[fmt.MARKER_OFFSET : fmt.FRAME_BYTES], "little")
+        frame = fmt.decode_frame(end, 0, marker)
+        if frame is None or frame.footer is None:
+            return None
+        first_id, queue_id = frame.footer.first_id, self._found.queue_id
+        if self._found.segments:
+            before = self._found.segments[-1]
+            items, size = before.header.base_items + before.items, before.header.base_bytes + before.data_bytes
+            previous = (before.number, before.last_id, before.records_end)
+            return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, *previous)
+        after = self._header_behind(later)
+        if first_id == 1:
+            return fmt.SegmentHeader(marker, queue_id, number, 1, 0, 0, 0, 0, 0)
+        if after is None or after.previous_number != number:
+            return None
+        items, size = after.base_items - frame.footer.items, after.base_bytes - frame.footer.data_bytes
+        return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, 0, first_id - 1, 0)
 
     def _end_before(self, later: list[tuple[int, str]]) -> int | None:
         """The last id in front of the segments named, as the first whole header among them has it."""
+        header = self._header_behind(later)
+        return None if header is None else header.previous_last_id
+
+    def _header_behind(self, later: list[tuple[int, str]]) -> fmt.SegmentHeader | None:
+        """The first whole header among the segments named."""
         for _, name in later:
             file = self._directory.open(name)
             try:
@@ -156,7 +186,7 @@ class Recovery:
             finally:
                 file.close()
             if header is not None and header.queue_id == self._found.queue_id:
-                return header.previous_last_id
+                return header
         return None
 
     def _scan(self, file: File, segment: Segment, end_id: int | None = None) -> tuple[bytes, int]:

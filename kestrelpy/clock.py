@@ -108,9 +108,11 @@ class _Timers:
         self._thread = thread
 
     def _run(self) -> None:
+        due: list[Timer] = []
         try:
             while True:
-                for timer in self._due():
+                due = self._due()
+                for timer in due:
                     callback = timer.callback
                     try:
                         callback()
@@ -120,7 +122,7 @@ class _Timers:
                         timer.cancel()
                     callback = _nothing
         except BaseException as error:
-            self._abandon(error)
+            self._abandon(error, due)
             raise
 
     def _due(self) -> list[Timer]:
@@ -139,10 +141,10 @@ class _Timers:
             self._wake.wait(min(wait, threading.TIMEOUT_MAX))
         return due
 
-    def _abandon(self, error: BaseException) -> None:
+    def _abandon(self, error: BaseException, due: list[Timer]) -> None:
         """The thread is going: tell everybody who counts on it; the next call starts another."""
         with self._lock:
-            lost = [timer for _, _, timer in self._heap if not timer.cancelled]
+            lost = [timer for timer in [*due, *(entry[2] for entry in self._heap)] if not timer.cancelled]
             self._heap.clear()
             self._thread = None
             self._next = float("inf")

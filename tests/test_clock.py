@@ -292,6 +292,20 @@ def test_when_the_thread_dies_those_who_count_on_it_are_told(timers: Timers) -> 
     assert timers.next() == "again"
 
 
+def test_what_was_due_with_the_one_that_ended_the_thread_is_told_too(timers: Timers) -> None:
+    lost: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    hold = threading.Event()
+    hook, threading.excepthook = threading.excepthook, lambda _: None
+    try:
+        timers.timers.add(0, hold.wait, None)
+        timers.timers.add(0, _exit, None)
+        timers.call_later(0, "due together", on_lost=lost.put)
+        hold.set()
+        assert isinstance(lost.get(timeout=PATIENCE), _Died)
+    finally:
+        threading.excepthook = hook
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
 def test_a_forked_child_has_timers_of_its_own() -> None:
     source = """

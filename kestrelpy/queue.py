@@ -102,7 +102,6 @@ class JournaledQueue(Writing):
         self._room = Line()  # producers waiting for room; guarded by self._lock
         self._syncing = threading.Lock()
         self._sync_armed = self._maintenance_armed = False
-        self._put_count = self._put_bytes = 0  # guarded by self._lock; plain puts are counted by their ids
         self._readership = Readership(
             Home(open_directory(disk, self.directory, journaled), name),
             readers,

@@ -21,9 +21,8 @@ from kestrelpy import _log
 from kestrelpy._disk import Directory, File
 from kestrelpy._format import Checkpoint
 from kestrelpy._lifetime import forget, remember
-from kestrelpy._names import parse_segment
+from kestrelpy._names import segments_among
 from kestrelpy._readership import Readership
-from kestrelpy._recovery import MARK_EVERY
 from kestrelpy._segment import Place, Segment, iterate_frames, load_segment, read_footer, read_header
 from kestrelpy._source import Take
 from kestrelpy._taking import Taking
@@ -73,11 +72,7 @@ class FollowingView(JournalView):
         for offset, frame in iterate_frames(file, segment.header.marker, segment.records_end, file.size()):
             if frame.footer is not None or frame.first_id != segment.last_id + 1:
                 break
-            if not segment.marks or offset - segment.marks[-1][1] >= MARK_EVERY:
-                segment.marks.append((frame.first_id, offset))
-            segment.data_bytes += sum(len(entry[0]) for entry in frame.entries)
-            segment.records_end = offset + frame.size
-            segment.last_id = frame.last_id
+            segment.count(offset, frame)
         footer = read_footer(file, segment.header)
         if footer is not None:
             segment.apply(footer)
@@ -91,12 +86,7 @@ class FollowingView(JournalView):
     def _take_following(self, last: Segment | None) -> bool:
         """Add the next segment, if there is one."""
         number = last.number if last is not None else -1
-        later = sorted(
-            (found, name)
-            for name in self._directory.names()
-            if (found := parse_segment(name, self._queue)) is not None and found > number
-        )
-        for _, name in later:
+        for _, name in [each for each in segments_among(self._directory.names(), self._queue) if each[0] > number]:
             try:
                 file = self._directory.open(name)
             except FileNotFoundError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from zlib import crc32
 
@@ -22,8 +22,8 @@ from kestrelpy import _format as fmt
 from kestrelpy._disk import Buffer, Directory, File
 from kestrelpy._format import FRAME_BYTES, pack_crc, pack_frame
 from kestrelpy._names import archived_name, segment_name
-from kestrelpy._recovery import MARK_EVERY, Recovered
-from kestrelpy._segment import FIRST_GROWTH, Segment, close_segment, create_segment, read_header
+from kestrelpy._recovery import Recovered
+from kestrelpy._segment import FIRST_GROWTH, MARK_EVERY, Segment, close_segment, create_segment, read_header
 from kestrelpy._view import JournalView
 from kestrelpy.errors import DurabilityUnknown, QueueDiskFull
 
@@ -209,7 +209,8 @@ class Journal(JournalView):
         self._segment.size = size
 
     @contextlib.contextmanager
-    def _no_room(self):  # type: ignore[no-untyped-def]  # Iterator[None] would need an import for one word
+    def _no_room(self) -> Iterator[None]:
+        """A full disk is ``QueueDiskFull``."""
         try:
             yield
         except OSError as error:
@@ -296,14 +297,6 @@ class Journal(JournalView):
         """Let every later append raise ``error``."""
         self._refusal = error
         self._room = 0
-
-    def close(self, *, clean: bool) -> None:
-        """Close the active segment properly, or with ``clean=False`` only its file. Raises ``DurabilityUnknown``."""
-        try:
-            if clean:
-                self.rotate()
-        finally:
-            self.abandon()
 
     def abandon(self) -> None:
         """Let go of the file, as it is."""

@@ -15,6 +15,7 @@ For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from kestrelpy.errors import InvalidName
 
@@ -79,6 +80,13 @@ def parse_segment(file_name: str, queue: str) -> int | None:
     """The number of a segment of ``queue``, or ``None`` if the file is no such thing."""
     match = _SEGMENT.fullmatch(file_name)
     return int(match[2]) if match and match[1] == queue else None
+
+
+def segments_among(names: Iterable[str], queue: str) -> list[tuple[int, str]]:
+    """The segments of ``queue`` among a folder's ``names``: number and name, in order (R34)."""
+    prefix = f"{queue}."
+    mine = (name for name in names if name.startswith(prefix))
+    return sorted((number, name) for name in mine if (number := parse_segment(name, queue)) is not None)
 
 
 def parse_checkpoint(file_name: str, queue: str) -> str | None:

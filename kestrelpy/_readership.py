@@ -58,9 +58,10 @@ class AbsentReader:
 
     def refresh(self) -> None:
         state = self._home.load(self.name, self._feed.queue_id)
-        self._released = (0, 0) if state is None else (state.released_items, state.released_bytes)
         if state is None:
             self._released = self._feed.before(self._feed.first_id)
+        else:
+            self._released = (state.released_items, state.released_bytes)
 
     @property
     def items(self) -> int:
@@ -154,7 +155,7 @@ class Readership:
             self.update_limits()
         self.feed.attach(reader)
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
-            self.keep_limits(reader)
+            reader._drop_oldest()
         return reader
 
     def _make(self, name: str, start: Start) -> Reader:
@@ -173,9 +174,7 @@ class Readership:
             state = self._home.load(name, self.feed.queue_id) if name in on_disk else None
             if state is not None:
                 progress = Progress.load(state)
-                if (
-                    progress.head + 1 < self.feed.first_id
-                ):  # only when quarantine has let the journal open without its beginning
+                if progress.head + 1 < self.feed.first_id:  # quarantine has let the journal open without its beginning
                     progress = self._beginning("earliest")
                 return self._start(name, lock, progress, state)
             # A checkpoint that is lost or damaged, and the default reader: begin with the earliest item kept, never
@@ -241,10 +240,6 @@ class Readership:
             raise
         reader._look_again()
         return reader
-
-    def keep_limits(self, reader: Reader) -> None:
-        """Drop the oldest items of a reader that may drop them, down to its limits."""
-        reader._drop_oldest()
 
     # -- saving and leaving ------------------------------------------------------------------------------------------
 

@@ -18,12 +18,9 @@ from dataclasses import dataclass, field
 from kestrelpy import _format as fmt
 from kestrelpy._checkpoint import replace_file
 from kestrelpy._disk import Directory, File
-from kestrelpy._names import mark_name, parse_segment, quarantine_name
+from kestrelpy._names import mark_name, quarantine_name, segments_among
 from kestrelpy._segment import Segment, close_segment, iterate_frames, load_segment, read_header
 from kestrelpy.errors import CorruptJournal
-
-MARK_EVERY = 1 << 20
-"""Bytes between the remembered places of a scanned segment."""
 
 
 @dataclass(slots=True)
@@ -57,12 +54,7 @@ class Recovery:
     def run(self, names: Iterable[str]) -> Recovered:
         """``names``: what is in the directory. Raises ``CorruptJournal``, ``UnsupportedFormat`` and ``OSError``."""
         found = self._found
-        prefix = f"{self._queue}."
-        numbered = sorted(
-            (number, name)
-            for name in names
-            if name.startswith(prefix) and (number := parse_segment(name, self._queue)) is not None
-        )
+        numbered = segments_among(names, self._queue)
         found.queue_id = self._whose(numbered)
         for state in self._states:
             if state.queue_id == found.queue_id:
@@ -189,21 +181,22 @@ class Recovery:
                 return header
         return None
 
-    def _scan(self, file: File, segment: Segment, end_id: int | None = None) -> tuple[bytes, int]:
-        """Go through the frames of a segment without a footer; returns the bytes behind them and the last id seen
-        there. ``end_id``: where it must have ended, if there are later ones.
+    def _scan(self, file: File, segment: Segment, end_id: int | None = None) -> int:
+        """Go through the frames of a segment without a footer; returns the last id seen behind them, or 0.
+
+        ``end_id``: where it must have ended, if there are later ones.
         """
         end, size = fmt.HEADER_BYTES, file.size()
         while True:
             end = self._follow(file, segment, end, size)
             if segment.closed:
-                return b"", 0
+                return 0
             left = file.read(end, size - end).rstrip(b"\0")
             beyond = self._look_beyond(left, segment)
             durable_id = self._found.watermark if end_id is None else end_id
             if segment.last_id >= durable_id:
                 segment.records_end = end
-                return left, beyond
+                return beyond
             # An item that was on disk is not intact here.
             missing = segment.last_id + 1
             self._damage(segment.name, end, f"item {missing} was on disk and is not intact here", missing)
@@ -212,7 +205,7 @@ class Recovery:
                 self._found.quarantined += durable_id - segment.last_id
                 segment.last_id = durable_id
                 segment.records_end = end
-                return left, beyond
+                return beyond
             self._found.quarantined += next_frame[1].first_id - missing
             segment.last_id = next_frame[1].first_id - 1
             end += next_frame[0]
@@ -226,13 +219,7 @@ class Recovery:
                 break
             if frame.first_id != segment.last_id + 1:
                 break
-            if not segment.marks or at - segment.marks[-1][1] >= MARK_EVERY:
-                segment.marks.append((frame.first_id, at))
-            added_ms = frame.entries[0][1]
-            segment.min_added_ms = min(segment.min_added_ms or added_ms, added_ms)
-            segment.max_added_ms = max(segment.max_added_ms, added_ms)
-            segment.last_id = frame.last_id
-            segment.data_bytes += sum(len(entry[0]) for entry in frame.entries)
+            segment.count(at, frame)
             self._found.watermark = max(self._found.watermark, frame.watermark)
             offset = at + frame.size
         return offset
@@ -249,7 +236,7 @@ class Recovery:
 
     def _close_last(self, file: File, segment: Segment) -> None:
         """The last segment was not closed: find its end and close it there."""
-        _, beyond = self._scan(file, segment)
+        beyond = self._scan(file, segment)
         found = self._found
         found.tail_id = max(found.tail_id, segment.last_id, beyond)
         if found.tail_id > segment.last_id:  # before the footer makes the torn tail unseen: its ids stay used (R17)

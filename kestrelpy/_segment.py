@@ -26,6 +26,9 @@ FIRST_GROWTH = 64 << 10
 Place: TypeAlias = tuple[int, int]
 """An id, and the offset of the frame that it is the first id of."""
 
+MARK_EVERY = 1 << 20
+"""Bytes between the remembered places of a segment."""
+
 ITEM_COST = 256
 """Bytes of memory that an item read costs beside its data, as far as limits are concerned."""
 
@@ -68,6 +71,17 @@ class Segment:
         """The last known place, ``(id, offset)``, at or before ``item_id``."""
         at = bisect_right(self.marks, (item_id, 1 << 62))
         return self.marks[at - 1] if at else (self.first_id, fmt.HEADER_BYTES)
+
+    def count(self, offset: int, frame: fmt.Frame) -> None:
+        """The next frame of it was found at ``offset``."""
+        if not self.marks or offset - self.marks[-1][1] >= MARK_EVERY:
+            self.marks.append((frame.first_id, offset))
+        added_ms = frame.entries[0][1]
+        self.min_added_ms = min(self.min_added_ms or added_ms, added_ms)
+        self.max_added_ms = max(self.max_added_ms, added_ms)
+        self.last_id = frame.last_id
+        self.data_bytes += sum(len(entry[0]) for entry in frame.entries)
+        self.records_end = offset + frame.size
 
     def as_footer(self) -> fmt.SegmentFooter:
         return fmt.SegmentFooter(

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from kestrelpy import _format as fmt
 from kestrelpy._disk import Directory, File
 from kestrelpy._names import quarantine_name
-from kestrelpy._recovery import MARK_EVERY
-from kestrelpy._segment import Place, Segment, read_entries
+from kestrelpy._segment import MARK_EVERY, Place, Segment, read_entries
 from kestrelpy.errors import CorruptJournal
 
 

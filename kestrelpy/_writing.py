@@ -149,9 +149,14 @@ class Writing:
         return range(ids[0], ids[-1] + 1)
 
     def _put_slowly(
-        self, values: list[Any], expires_in: float | None, expires_at_ms: int | None, timeout: float | None
+        self,
+        values: list[Any],
+        expires_in: float | None,
+        expires_at_ms: int | None,
+        timeout: float | None,
+        patient: Callable[[], object] | None = None,
     ) -> range:
-        ids = self._store(values, expires_in, expires_at_ms, timeout)
+        ids = self._store(values, expires_in, expires_at_ms, timeout, patient=patient)
         if self._sync_seconds == 0:
             self._commit.wait(ids[-1])
         return ids
@@ -160,10 +165,7 @@ class Writing:
         """``put`` that waits for room whatever the reader's policy, as long as ``check`` does not raise: for the
         blocking-queue face.
         """
-        ids = self._store([value], None, None, timeout, patient=check)
-        if self._sync_seconds == 0:
-            self._commit.wait(ids[-1])
-        return ids[0]
+        return self._put_slowly([value], None, None, timeout, check)[0]
 
     def _store(
         self,
@@ -347,8 +349,7 @@ class Writing:
         A queue that is being closed may still be synced: closing it is no reason to doubt what was put.
         """
         with self._lock:
-            if self._state is not None and not isinstance(self._state, QueueClosed):
-                raise self._state
+            self._check_syncable()
             file, tail_id = self._journal.sync_target()
         failure: DurabilityUnknown | None = None
         if file is not None:
@@ -363,14 +364,17 @@ class Writing:
             self._fail(failure)
             raise failure
         with self._lock:
-            if self._state is not None and not isinstance(self._state, QueueClosed):
-                raise self._state
+            self._check_syncable()
             self._journal.durable_id = max(self._journal.durable_id, tail_id)
             self._feed.show_durable_locked(tail_id)
         self._keep_limits()
         if self._feed.waiting:
             self._feed.wake()
         return tail_id
+
+    def _check_syncable(self) -> None:
+        if not isinstance(self._state, QueueClosed):
+            self._check_usable()
 
     def _arm_sync(self) -> None:
         """The first put since the last sync: see to the next one."""

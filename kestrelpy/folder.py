@@ -272,11 +272,7 @@ class _Verification:
     def run(self) -> VerifyReport:
         readers = tuple(sorted(Home(self._folder, self._queue).reader_names()))
         self._check_states(readers)
-        numbered = sorted(
-            (number, name)
-            for name in self._folder.names()
-            if (number := _names.parse_segment(name, self._queue)) is not None
-        )
+        numbered = _names.segments_among(self._folder.names(), self._queue)
         segments: list[Segment] = []
         for at, (_, name) in enumerate(numbered):
             segment = self._check_segment(name, last=at == len(numbered) - 1)

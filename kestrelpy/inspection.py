@@ -89,7 +89,7 @@ def _look(folder: Directory, queue: str) -> QueueInspection:
         for name in names
         if _names.parse_checkpoint(name, queue) is not None and (state := load_checkpoint(folder, name)[0]) is not None
     ]
-    numbered = sorted((number, name) for name in names if (number := _names.parse_segment(name, queue)) is not None)
+    numbered = _names.segments_among(names, queue)
     segments = [
         segment
         for at, (_, name) in enumerate(numbered)
@@ -139,8 +139,7 @@ def _segment(folder: Directory, queue: str, name: str, *, last: bool) -> Segment
         segment.name = name
         if not segment.closed:
             for offset, frame in frames_of(file, segment, path):
-                segment.last_id, segment.records_end = frame.last_id, offset + frame.size
-                segment.data_bytes += sum(len(entry[0]) for entry in frame.entries)
+                segment.count(offset, frame)
         return segment
     finally:
         file.close()

@@ -78,7 +78,7 @@ def test_segments_are_chained() -> None:
         assert after.header.base_bytes == before.header.base_bytes + before.data_bytes
     assert len({segment.header.marker for segment in each.segments}) == len(each.segments)
     assert len({segment.header.queue_id for segment in each.segments}) == 1
-    each.close(clean=True)
+    each.rotate()
     again = journal(disk)
     assert everything(again) == everything(each)
     assert again.append(b"next", 1) == 13
@@ -165,7 +165,7 @@ def test_chronicle_793_dirty_bytes_past_a_failed_write() -> None:
     with pytest.raises(OSError, match="Input/output"):
         each.append(b"x" * 500, 1)
     each.append(b"y", 1)
-    each.close(clean=True)
+    each.rotate()
     data = disk.inner.directory("/q").open(each.segments[0].name).read(0, 9999)
     assert b"xx" not in data
     assert list(everything_of(disk.inner)) == [1, 2]
@@ -214,7 +214,7 @@ def test_r9_a_rotation_whose_sync_fails_ends_it() -> None:
     for _ in range(2):
         with pytest.raises(DurabilityUnknown):
             each.append(b"x", 1)
-    each.close(clean=False)
+    each.abandon()
     disk.inner.kill()
     assert list(everything_of(disk.inner)) == [1]
 

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 from kestrelpy import _format as fmt
 from kestrelpy._disk import Directory
@@ -43,10 +44,16 @@ def load_checkpoint(directory: Directory, name: str, *, sync: bool = False) -> t
     With ``sync``, what is returned is durable: for deciding what may be retired. Raises ``OSError`` and
     ``UnsupportedFormat``.
     """
+    data = _read(directory, name, sync=sync)
+    return (None, False) if data is None else (_decode(data)[0], True)
+
+
+def _read(directory: Directory, name: str, *, sync: bool = False) -> bytes | None:
+    """What the file holds, ``None`` if it is not there. Raises ``UnsupportedFormat``."""
     try:
         file = directory.open(name)
     except FileNotFoundError:
-        return None, False
+        return None
     try:
         data = file.read(0, file.size())
         if sync:
@@ -54,11 +61,21 @@ def load_checkpoint(directory: Directory, name: str, *, sync: bool = False) -> t
     finally:
         file.close()
     version = fmt.checkpoint_version(data)
-    if version is None:
-        return None, True
-    if version > fmt.FORMAT_VERSION:
+    if version is not None and version > fmt.FORMAT_VERSION:
         raise UnsupportedFormat(f"{directory.path}/{name}", version, fmt.FORMAT_VERSION)
-    return fmt.decode_checkpoints(data)[0], True
+    return data
+
+
+def _decode(data: bytes) -> tuple[fmt.Checkpoint | None, int]:
+    """The last whole state, and where it ends."""
+    return (None, 0) if fmt.checkpoint_version(data) is None else fmt.decode_checkpoints(data)
+
+
+def known_queue_id(states: Iterable[fmt.Checkpoint]) -> bytes:
+    """The queue's id, as its checkpoints have it; empty if none does: a reader that was opened elsewhere before the
+    queue had a segment leaves it zero.
+    """
+    return next((state.queue_id for state in states if any(state.queue_id)), b"")
 
 
 class CheckpointFile:
@@ -70,9 +87,20 @@ class CheckpointFile:
     def __init__(self, directory: Directory, name: str) -> None:
         self._directory = directory
         self.name = name
-        self._size = 0  # 0: not written by us yet, so the first save replaces it
+        self._size = 0  # where the next state goes; 0: the next save replaces the file
         self.durable: fmt.Checkpoint | None = None
-        """The last state known to be on disk."""
+        """The last state known to be on disk. As long as there is none, what the file holds may be in the page cache
+        alone, where a sync that failed has left it: nothing that follows it there is durable.
+        """
+
+    def load(self) -> tuple[fmt.Checkpoint | None, bool]:
+        """As ``load_checkpoint``; if the file ends with a whole state, saves go on behind it."""
+        data = _read(self._directory, self.name)
+        if data is None:
+            return None, False
+        state, end = _decode(data)
+        self._size = end if state is not None and end == len(data) else 0
+        return state, True
 
     def save(self, state: fmt.Checkpoint, *, durable: bool) -> None:
         """Save ``state``; it survives the process at once, and a power cut too if ``durable``.
@@ -82,7 +110,8 @@ class CheckpointFile:
         data = fmt.encode_checkpoint(state)
         size = self._size
         self._size = 0
-        if size == 0 or size + len(data) > max(REPLACE_BYTES, 4 * len(data)):
+        unsure = durable and self.durable is None
+        if size == 0 or unsure or size + len(data) > max(REPLACE_BYTES, 4 * len(data)):
             replace_file(self._directory, self.name, fmt.checkpoint_prefix() + data)
             self._size = fmt.CHECKPOINT_PREFIX_BYTES + len(data)
             self.durable = state

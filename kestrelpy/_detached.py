@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from kestrelpy import _format as fmt
 from kestrelpy import _log
+from kestrelpy._checkpoint import known_queue_id
 from kestrelpy._disk import Directory, File
 from kestrelpy._format import Checkpoint
 from kestrelpy._lifetime import forget, remember
@@ -148,6 +149,9 @@ class Outside:
         self._pid = os.getpid()
         with self._looking:
             self._view.follow()
+            if not self._view.segments:
+                states = readership._home.load_all(directory.names())
+                self._view.queue_id = known_queue_id(states) or self._view.queue_id
         remember(self)
 
     @property

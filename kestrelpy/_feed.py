@@ -195,8 +195,8 @@ class Feed:
         self.pending.extend(enumerate(entries, first_id))
         self._pending_bytes += sum(len(entry[0]) for entry in entries)
 
-    def show_durable_locked(self, durable_id: int) -> None:
-        """Let readers see what was held up to ``durable_id``."""
+    def show_durable_locked(self, durable_id: int) -> bool:
+        """Let readers see what was held up to ``durable_id``; whether that is anything."""
         count = 0
         while count < len(self.pending) and self.pending[count][0] <= durable_id:
             count += 1
@@ -204,6 +204,7 @@ class Feed:
             shown, self.pending = self.pending[:count], self.pending[count:]
             self._pending_bytes -= sum(len(entry[0]) for _, entry in shown)
             self.show_locked(shown[0][0], [entry for _, entry in shown])
+        return count > 0
 
     def wake(self) -> None:
         """Serve whoever waits. Called with no lock held, after every put."""

@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
@@ -39,6 +39,8 @@ MARKER_OFFSET = 28
 KIND_SHIFT = 48
 ADDED_MASK = (1 << KIND_SHIFT) - 1
 MAX_BODY_BYTES = (1 << 32) - 1
+LARGEST = (1 << 62) - 1
+"""No id, count, size, offset or file number is larger: what says so is not valid. So sums of two fit a field."""
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -54,6 +56,9 @@ _FOOTER = struct.Struct("<QQQQQQQ8s")
 FOOTER_BYTES = FRAME_BYTES + _FOOTER.size
 SEGMENT_OVERHEAD = HEADER_BYTES + FRAME_BYTES + _U64.size + FOOTER_BYTES
 """What a segment with one expiring item costs beside the item's data."""
+
+SEARCH_COST = 64
+"""How many times the bytes at hand a search for frames may checksum in vain."""
 
 Entry: TypeAlias = tuple[bytes, int, int | None]
 """One item as the readers pass it along: data, added_ms, expires_ms. A plain tuple: one is made for every put."""
@@ -135,8 +140,12 @@ def decode_header(data: bytes) -> SegmentHeader | None:
     body = data[: _HEADER.size]
     if _U32.unpack_from(data, _HEADER.size)[0] != crc32(body):
         return None
-    _, _, _, marker, queue_id, number, first_id, items, size, prev, prev_last, prev_end, _ = _HEADER.unpack(body)
-    if marker == 0 or first_id == 0:
+    _, _, size_said, marker, queue_id, number, first_id, items, size, prev, prev_last, prev_end, _ = _HEADER.unpack(
+        body
+    )
+    if size_said != HEADER_BYTES or marker == 0 or first_id <= prev_last:
+        return None
+    if max(number, first_id, items, size, prev, prev_end) > LARGEST:
         return None
     return SegmentHeader(marker, queue_id, number, first_id, items, size, prev, prev_last, prev_end)
 
@@ -201,7 +210,7 @@ def decode_frame(data: bytes | memoryview, offset: int, marker: int) -> Frame | 
     if kind == KIND_FOOTER:
         footer = _decode_footer_body(data[body_start:end], first_id)
         return None if footer is None else Frame(kind, first_id, first_id, first_id, (), FRAME_BYTES + length, footer)
-    if first_id == 0 or lag > first_id or kind & ~(KIND_EXPIRES | KIND_BATCH):
+    if not 0 < first_id <= LARGEST or lag > first_id or kind & ~(KIND_EXPIRES | KIND_BATCH):
         return None
     expires_ms = None
     if kind & KIND_EXPIRES:
@@ -237,7 +246,9 @@ def _decode_footer_body(body: bytes | memoryview, last_id: int) -> SegmentFooter
     if len(body) != _FOOTER.size:
         return None
     first_id, items, size, low, high, records_end, _number, magic = _FOOTER.unpack(body)
-    if magic != FOOTER_MAGIC or last_id + 1 < first_id:
+    if magic != FOOTER_MAGIC or last_id > LARGEST or items != last_id + 1 - first_id:
+        return None
+    if records_end < HEADER_BYTES or size > records_end:
         return None
     return SegmentFooter(first_id, last_id, items, size, low, high, records_end)
 
@@ -248,24 +259,51 @@ def decode_footer(data: bytes, header: SegmentHeader) -> SegmentFooter | None:
     if frame is None or frame.footer is None or frame.size != len(data):
         return None
     footer = frame.footer
-    if footer.first_id != header.first_id or footer.records_end < HEADER_BYTES:
-        return None
-    return footer
+    return footer if (footer.first_id, footer_number(data)) == (header.first_id, header.number) else None
+
+
+def footer_number(data: bytes) -> int:
+    """The number of the segment that a footer, a valid one, is of."""
+    return int(_FOOTER.unpack_from(data, FRAME_BYTES)[6])
+
+
+def frames_in(data: bytes, offset: int, marker: int) -> Iterator[tuple[int, Frame]]:
+    """The valid frames at or after ``offset``, wherever they stand, with their offsets.
+
+    The marker, random for every segment, is what makes a payload that imitates a frame fail to be one. Somebody who
+    writes files may place it anywhere, with a length behind which a checksum has to be taken: that ends when so many
+    bytes were checked in vain as ``SEARCH_COST`` times all of them.
+    """
+    needle, vain = pack_crc(marker), 0
+    at = data.find(needle, offset + MARKER_OFFSET)
+    while at >= 0 and vain <= SEARCH_COST * len(data):
+        start = at - MARKER_OFFSET
+        frame = decode_frame(data, start, marker)
+        if frame is not None:
+            yield start, frame
+            at = data.find(needle, start + frame.size + MARKER_OFFSET)
+            continue
+        (length,) = _U32.unpack_from(data, start + _U32.size)
+        if length <= len(data) - start:
+            vain += length
+        at = data.find(needle, at + 1)
 
 
 def find_frame(data: bytes, offset: int, marker: int, first_id: int) -> tuple[int, Frame] | None:
-    """The first valid frame at or after ``offset`` whose ids are ``first_id`` or above, and its offset.
+    """The first valid frame of items at or after ``offset`` whose ids are ``first_id`` or above, and its offset."""
+    found = frames_in(data, offset, marker)
+    return next((hit for hit in found if hit[1].footer is None and hit[1].first_id >= first_id), None)
 
-    The marker, random for every segment, is what makes a payload that imitates a frame fail to be one.
+
+def look_beyond(data: bytes, marker: int, first_id: int) -> tuple[int, int]:
+    """What the valid frames of ``first_id`` and above in ``data`` say: their highest id and their highest watermark, 0
+    where there are none.
     """
-    needle = pack_crc(marker)
-    at = data.find(needle, offset + MARKER_OFFSET)
-    while at >= 0:
-        frame = decode_frame(data, at - MARKER_OFFSET, marker)
-        if frame is not None and (frame.footer is not None or frame.first_id >= first_id):
-            return at - MARKER_OFFSET, frame
-        at = data.find(needle, at + 1)
-    return None
+    last_id = watermark = 0
+    for _, frame in frames_in(data, 0, marker):
+        if frame.footer is None and frame.first_id >= first_id:
+            last_id, watermark = max(last_id, frame.last_id), max(watermark, frame.watermark)
+    return last_id, watermark
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------
@@ -279,6 +317,8 @@ FLAG_MARK = 1
 """This is the queue's mark and no reader's state."""
 _SPAN = struct.Struct("<QQ")
 _ERROR_COUNT = struct.Struct("<QI")
+MOST_ERRORS = (1 << 32) - 1
+"""An error count goes no further: there it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +346,11 @@ class Checkpoint:
     def highest_id(self) -> int:
         """The highest id that it names as done."""
         return max(self.head, self.done[-1][1] if self.done else 0)
+
+    @property
+    def last_named_id(self) -> int:
+        """The highest id that it says anything of: as done, or as aborted. For a state that is to be saved."""
+        return max(self.highest_id, self.error_counts[-1][0] if self.error_counts else 0)
 
 
 def checkpoint_prefix() -> bytes:
@@ -340,7 +385,7 @@ def encode_checkpoint(state: Checkpoint) -> bytes:
             ),
             name,
             *(_SPAN.pack(*span) for span in state.done),
-            *(_ERROR_COUNT.pack(*pair) for pair in state.error_counts),
+            *(_ERROR_COUNT.pack(item_id, min(count, MOST_ERRORS)) for item_id, count in state.error_counts),
         )
     )
     return _CHECKPOINT_FRAME.pack(crc32(body, len(body)), len(body)) + body
@@ -370,6 +415,8 @@ def _decode_checkpoint_body(body: bytes) -> Checkpoint | None:
     spans_end = name_end + spans * _SPAN.size
     if spans_end + errors * _ERROR_COUNT.size != len(body):
         return None
+    if max(head, watermark, items, size) > LARGEST:
+        return None
     name = body[_CHECKPOINT_BODY.size : name_end]
     done = tuple(_SPAN.iter_unpack(body[name_end:spans_end]))
     if not name.isascii() or not _spans_rise(head, done):
@@ -383,7 +430,7 @@ def _decode_checkpoint_body(body: bytes) -> Checkpoint | None:
 def _spans_rise(head: int, spans: Sequence[tuple[int, ...]]) -> bool:
     floor = head
     for first, last in spans:
-        if not floor < first <= last:
+        if not floor < first <= last <= LARGEST:
             return False
         floor = last
     return True

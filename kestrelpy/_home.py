@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 
 from kestrelpy import _log, _names
-from kestrelpy._checkpoint import load_checkpoint
+from kestrelpy._checkpoint import CheckpointFile, load_checkpoint
 from kestrelpy._disk import Directory, Lock
 from kestrelpy._format import Checkpoint
 from kestrelpy.errors import InvalidName, QueueLocked
@@ -51,7 +51,7 @@ class Home:
                     self.directory.unlink(name)
                     continue
                 with self.guard(), contextlib.suppress(FileNotFoundError, QueueLocked):
-                    lock, _ = self.lock_reader(reader)  # nobody asks for it meanwhile: that is done under the guard
+                    lock = self.lock_reader(reader)  # nobody asks for it meanwhile: that is done under the guard
                     try:
                         self.directory.unlink(name)
                     finally:
@@ -71,40 +71,37 @@ class Home:
     def reader_names(self, names: list[str] | None = None) -> set[str]:
         """The readers that have a place, by their checkpoints; the default reader's name is empty."""
         names = self.directory.names() if names is None else names
-        prefix = f"{self.queue}+"
-        readers = (_names.parse_checkpoint(name, self.queue) for name in names if name.startswith(prefix))
-        return {name for name in readers if name is not None}
+        return _names.readers_among(names, self.queue)
 
-    def lock_reader(self, reader: str) -> tuple[Lock, bool]:
-        """Own a reader; and whether it was owned before, ever. Raises ``QueueLocked``."""
-        name = _names.reader_lock_name(self.queue, reader)
-        known = self._exists(name)
-        return self.directory.lock(name), known
-
-    def _exists(self, name: str) -> bool:
-        try:
-            self.directory.open(name).close()
-        except FileNotFoundError:
-            return False
-        return True
+    def lock_reader(self, reader: str) -> Lock:
+        """Own a reader. Raises ``QueueLocked``."""
+        return self.directory.lock(_names.reader_lock_name(self.queue, reader))
 
     def is_owned(self, reader: str) -> bool:
         """Whether somebody has the reader open."""
         try:
-            lock, _ = self.lock_reader(reader)
+            lock = self.lock_reader(reader)
         except QueueLocked:
             return True
         lock.release()
         return False
 
-    def load(self, reader: str, queue_id: bytes) -> Checkpoint | None:
-        """A reader's saved state; ``None`` if it is missing, damaged or of another queue: never a reason to skip."""
+    def checkpoint_file(self, reader: str) -> CheckpointFile:
+        return CheckpointFile(self.directory, _names.checkpoint_name(self.queue, reader))
+
+    def load(self, reader: str, queue_id: bytes, file: CheckpointFile | None = None) -> Checkpoint | None:
+        """A reader's saved state; ``None`` if it is missing, damaged or of another queue: never a reason to skip.
+
+        With ``file``, saves to that go on from there.
+        """
         name = _names.checkpoint_name(self.queue, reader)
-        state, exists = load_checkpoint(self.directory, name)
+        state, exists = load_checkpoint(self.directory, name) if file is None else file.load()
         if state is not None and state.queue_id == queue_id and state.reader == reader:
             return state
         if state is not None and state.queue_id == queue_id and not state.reader:
             return state  # the default reader's, renamed for the first named one
+        if state is not None and not any(state.queue_id) and not state.highest_id and state.reader == reader:
+            return state  # saved elsewhere, before there was a segment to know the queue by
         if exists:
             _log.warning("checkpoint %s is damaged: its reader starts at the earliest item kept", name)
         return None

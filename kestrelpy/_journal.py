@@ -69,7 +69,7 @@ class Journal(JournalView):
         missing``.
         """
         self.durable_id = last.last_id if last else 0  # not the tail: what a crash has lost is not on disk
-        self.quarantined = found.quarantined
+        self.quarantined, self._counted = found.quarantined, found.counted
         self.archived_count = 0
         self._file: File | None = None
         self._segment: Segment | None = None

@@ -23,7 +23,9 @@ from typing import Protocol
 from kestrelpy._disk import Buffer, Directory
 from kestrelpy.errors import QueueLocked
 
-_guard = threading.Condition()
+_guard = threading.RLock()
+_released = threading.Condition(_guard)
+"""A lock was released, or a disk killed."""
 
 
 def system_error(number: int, path: str) -> OSError:
@@ -145,8 +147,11 @@ class MemoryFile:
             raise OSError(refused, os.strerror(refused))
 
     def read(self, offset: int, size: int) -> bytes:
-        self._check_open()
-        return self._node.read(offset, size)
+        if not self._life.alive:
+            self._check_open()
+        data = self._node.read(offset, size)
+        self._disk.bytes_read += len(data)
+        return data
 
     def write(self, offset: int, data: bytes) -> None:
         self._check_open(refused=errno.EBADF)
@@ -154,7 +159,8 @@ class MemoryFile:
         self._node.store(offset, data, order)
 
     def size(self) -> int:
-        self._check_open()
+        if not self._life.alive:
+            self._check_open()
         return self._node.size
 
     def grow(self, size: int) -> Buffer:
@@ -227,7 +233,7 @@ class MemoryLock:
         with _guard:
             if self._node.holder is self:
                 self._node.holder = None
-                _guard.notify_all()
+                _released.notify_all()
 
     def abandon(self) -> None:
         """Nothing to do: the memory of a forked child is its own, the lock in it too."""
@@ -248,7 +254,8 @@ class MemoryDirectory:
         return self._folder.path
 
     def _join(self, name: str) -> str:
-        return posixpath.join(self._folder.path, name)
+        path = self._folder.path
+        return f"/{name}" if path == "/" else f"{path}/{name}"
 
     def _check_open(self) -> None:
         if not self._life.alive:
@@ -264,19 +271,18 @@ class MemoryDirectory:
 
     def names(self) -> list[str]:
         self._check_open()
+        prefix = self._join("")
         with _guard:
-            inner = [posixpath.basename(path) for path in self._disk.folders if self._is_inside(path)]
-            return [*self._folder.names, *inner]
-
-    def _is_inside(self, path: str) -> bool:
-        return path != "/" and posixpath.dirname(path) == self._folder.path
+            inner = [path[len(prefix) :] for path in self._disk.folders if path.startswith(prefix)]
+            return [*self._folder.names, *(name for name in inner if name and "/" not in name)]
 
     def open(self, name: str, *, write: bool = False) -> MemoryFile:
         self._check_open()
-        if not write and self._join(name) in self._disk.folders:
-            raise OSError(errno.EINVAL, "not a regular file with one link", self._join(name))
         with _guard:
-            return MemoryFile(self._disk, self._find(name), name, writable=write)
+            node = self._folder.names.get(name)
+            if node is None and not write and self._join(name) in self._disk.folders:
+                raise OSError(errno.EINVAL, "not a regular file with one link", self._join(name))
+            return MemoryFile(self._disk, node or self._find(name), name, writable=write)
 
     def create(self, name: str) -> MemoryFile:
         self._check_open()
@@ -307,7 +313,7 @@ class MemoryDirectory:
             node = self._find(name)
             if here.mount != there.mount:
                 raise system_error(errno.EXDEV, self._join(name))
-            if target._join(new) in self._disk.folders:
+            if new not in there.names and target._join(new) in self._disk.folders:
                 raise system_error(errno.EISDIR, self._join(name))
             order = self._disk._before(kind, name)
             if there.names.get(new) is node:
@@ -359,6 +365,8 @@ class MemoryDisk:
 
     def __init__(self, *, mounts: Iterable[str] = ()) -> None:
         self.life = Life()
+        self.bytes_read = 0
+        """Bytes read from files so far: what something costs that should read little."""
         self.folders: dict[str, Folder] = {}
         self._mounts = sorted({"/", *map(_absolute, mounts)}, key=len, reverse=True)
         self.folders["/"] = self._new_folder("/", 0)
@@ -379,7 +387,7 @@ class MemoryDisk:
         with _guard:
             self.life.alive = False
             self.life = Life()
-            _guard.notify_all()
+            _released.notify_all()
 
     def _make(self, path: str) -> None:
         """As ``RealDisk`` does it, so that there are the same moments to crash at."""
@@ -429,7 +437,7 @@ class MemoryDisk:
 
     def _wait(self) -> None:
         """Wait until a lock is released."""
-        _guard.wait()
+        _released.wait()
 
 
 def _absolute(path: str) -> str:

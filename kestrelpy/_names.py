@@ -85,7 +85,7 @@ def parse_segment(file_name: str, queue: str) -> int | None:
 def segments_among(names: Iterable[str], queue: str) -> list[tuple[int, str]]:
     """The segments of ``queue`` among a folder's ``names``: number and name, in order (R34)."""
     prefix = f"{queue}."
-    mine = (name for name in names if name.startswith(prefix))
+    mine = [name for name in names if name.startswith(prefix) and name.endswith(".segment")]
     return sorted((number, name) for name in mine if (number := parse_segment(name, queue)) is not None)
 
 
@@ -93,6 +93,13 @@ def parse_checkpoint(file_name: str, queue: str) -> str | None:
     """The reader's name (empty: the default reader), or ``None`` if the file is no checkpoint of ``queue``."""
     match = _CHECKPOINT.fullmatch(file_name)
     return (match[2] or "") if match and match[1] == queue else None
+
+
+def readers_among(names: Iterable[str], queue: str) -> set[str]:
+    """The readers of ``queue`` that have a checkpoint among a folder's ``names``; the default one's name is empty."""
+    prefix = f"{queue}+"
+    mine = [name for name in names if name.startswith(prefix) and name.endswith(".checkpoint")]
+    return {reader for name in mine if (reader := parse_checkpoint(name, queue)) is not None}
 
 
 def parse_owner(file_name: str) -> tuple[str, bool] | None:

@@ -159,24 +159,26 @@ class Readership:
         return reader
 
     def _make(self, name: str, start: Start) -> Reader:
-        on_disk = self._home.reader_names()
+        home = self._home
+        names = home.directory.names()
+        on_disk = home.reader_names(names)
         named = {other for other in on_disk | set(self.open) if other}
         if not name and named:
-            raise NoDefaultReader(self._home.queue, tuple(sorted(named)))
+            raise NoDefaultReader(home.queue, tuple(sorted(named)))
         default = self.open.get("")
         if name and not named and default is not None:
             return self._take_over_open(default, name)
-        lock, known = self._home.lock_reader(name)
+        known = _names.reader_lock_name(home.queue, name) in names  # whether it was ever owned
+        lock = home.lock_reader(name)
         try:
             if name and not named and (not known or "" in on_disk):  # known: a crash in the middle of taking over
                 inherited = self._inherit_default(name)
                 return self._start(name, lock, inherited or self._beginning(start))
-            state = self._home.load(name, self.feed.queue_id) if name in on_disk else None
-            if state is not None:
-                progress = Progress.load(state)
-                if progress.head + 1 < self.feed.first_id:  # quarantine has let the journal open without its beginning
-                    progress = self._beginning("earliest")
-                return self._start(name, lock, progress, state)
+            if name in on_disk:
+                file = home.checkpoint_file(name)
+                state = home.load(name, self.feed.queue_id, file)
+                if state is not None:
+                    return self._go_on(name, lock, state, file)
             # A checkpoint that is lost or damaged, and the default reader: begin with the earliest item kept, never
             # skip.
             lost = known or name in on_disk or not name
@@ -196,7 +198,7 @@ class Readership:
     def _inherit_default(self, name: str) -> Progress | None:
         """The default reader's place, for the first named reader; ``None`` if another process has that reader open."""
         try:
-            lock, _ = self._home.lock_reader("")
+            lock = self._home.lock_reader("")
         except QueueLocked:
             return None
         try:
@@ -214,7 +216,7 @@ class Readership:
 
     def _take_over_open(self, reader: Reader, name: str) -> Reader:
         """The default reader is open here: it is the same reader, under its new name (LK-F32)."""
-        lock, _ = self._home.lock_reader(name)
+        lock = self._home.lock_reader(name)
         try:
             self._files[reader].rename(_names.checkpoint_name(self._home.queue, name))
         except BaseException:
@@ -226,18 +228,30 @@ class Readership:
         old.release()
         return reader
 
-    def _start(self, name: str, lock: Lock, progress: Progress, hint: Checkpoint | None = None) -> Reader:
-        """Make the reader, and save a new one's place durably: from here on it keeps what it needs (R5)."""
+    def _start(self, name: str, lock: Lock, progress: Progress) -> Reader:
+        """Make the reader, and save its place durably: from here on it keeps what it needs (R5)."""
         reader = Reader(self.feed, name, self.config_for(name), progress)
-        if hint is not None and hint.hint_number:
-            reader._hint = (hint.hint_number, (hint.hint_id, hint.hint_offset))
-        self._files[reader] = CheckpointFile(self._home.directory, _names.checkpoint_name(self._home.queue, name))
+        self._files[reader] = self._home.checkpoint_file(name)
         self._locks[reader] = lock
         try:
             reader.checkpoint(durable=True)
         except BaseException:
             del self._files[reader], self._locks[reader]
             raise
+        reader._look_again()
+        return reader
+
+    def _go_on(self, name: str, lock: Lock, state: Checkpoint, file: CheckpointFile) -> Reader:
+        """Make a reader that goes on where its checkpoint says. What that says may not be durable: it is when the
+        reader saves so, and until then nothing is retired on its word."""
+        progress = Progress.load(state)
+        if progress.head + 1 < self.feed.first_id:  # quarantine has let the journal open without its beginning
+            return self._start(name, lock, self._beginning("earliest"))
+        reader = Reader(self.feed, name, self.config_for(name), progress)
+        if state.hint_number:
+            reader._hint = (state.hint_number, (state.hint_id, state.hint_offset))
+        reader._saved = reader._version()
+        self._files[reader], self._locks[reader] = file, lock
         reader._look_again()
         return reader
 
@@ -270,7 +284,7 @@ class Readership:
                 reader.close()
             with self._home.guard():
                 if name in self._home.reader_names():
-                    lock, _ = self._home.lock_reader(name)
+                    lock = self._home.lock_reader(name)
                     try:
                         self._home.drop(name)
                     finally:

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kestrelpy import _format as fmt
-from kestrelpy._checkpoint import replace_file
+from kestrelpy._checkpoint import known_queue_id, replace_file
 from kestrelpy._disk import Directory, File
 from kestrelpy._names import mark_name, quarantine_name, segments_among
-from kestrelpy._segment import Segment, close_segment, iterate_frames, load_segment, read_header
+from kestrelpy._segment import Segment, close_segment, iterate_frames, load_segment, read_header, read_used
 from kestrelpy.errors import CorruptJournal
 
 
@@ -35,6 +35,8 @@ class Recovered:
     """The last id that was ever given out, as far as anything shows."""
     watermark: int = 0
     quarantined: int = 0
+    counted: set[tuple[int, int]] = field(default_factory=set)
+    """Number and offset of each place in a segment whose damage is in ``quarantined``: a reading will meet it again."""
     last_number: int = 0
 
 
@@ -74,15 +76,15 @@ class Recovery:
 
     def _whose(self, numbered: list[tuple[int, str]]) -> bytes:
         """The queue's id, as its newest segment has it, or its checkpoints if there is none; empty for a new queue."""
-        for _, name in reversed(numbered):
+        for number, name in reversed(numbered):
             file = self._directory.open(name)
             try:
                 header = read_header(file, self._path(name))
             finally:
                 file.close()
-            if header is not None:
+            if header is not None and header.number == number:
                 return header.queue_id
-        return next((state.queue_id for state in self._states), b"")
+        return known_queue_id(self._states)
 
     def _path(self, name: str) -> str:
         return f"{self._directory.path}/{name}"
@@ -133,7 +135,7 @@ class Recovery:
         What its room holds then is zeros, or whatever the disk had there: that is kept aside. Frames mean that a
         header was there: returns what it was, as far as quarantine is on and the footer and the neighbours tell.
         """
-        rest = file.read(fmt.HEADER_BYTES, max(file.size() - fmt.HEADER_BYTES, 0)).rstrip(b"\0")
+        rest = read_used(file, fmt.HEADER_BYTES, file.size())
         marker = int.from_bytes(rest[fmt.MARKER_OFFSET : fmt.FRAME_BYTES], "little")
         if later or fmt.decode_frame(rest, 0, marker) is not None:
             self._damage(name, 0, "this segment has no valid header")
@@ -148,11 +150,13 @@ class Recovery:
         """The header of a closed segment, by its footer (the last bytes of the file) and the segments beside it."""
         marker = int.from_bytes(end[fmt.MARKER_OFFSET : fmt.FRAME_BYTES], "little")
         frame = fmt.decode_frame(end, 0, marker)
-        if frame is None or frame.footer is None:
+        if frame is None or frame.footer is None or fmt.footer_number(end) != number:
             return None
         first_id, queue_id = frame.footer.first_id, self._found.queue_id
         if self._found.segments:
             before = self._found.segments[-1]
+            if first_id <= before.last_id:
+                return None
             items, size = before.header.base_items + before.items, before.header.base_bytes + before.data_bytes
             previous = (before.number, before.last_id, before.records_end)
             return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, *previous)
@@ -171,13 +175,13 @@ class Recovery:
 
     def _header_behind(self, later: list[tuple[int, str]]) -> fmt.SegmentHeader | None:
         """The first whole header among the segments named."""
-        for _, name in later:
+        for number, name in later:
             file = self._directory.open(name)
             try:
                 header = read_header(file, self._path(name))
             finally:
                 file.close()
-            if header is not None and header.queue_id == self._found.queue_id:
+            if header is not None and (header.number, header.queue_id) == (number, self._found.queue_id):
                 return header
         return None
 
@@ -187,12 +191,15 @@ class Recovery:
         ``end_id``: where it must have ended, if there are later ones.
         """
         end, size = fmt.HEADER_BYTES, file.size()
+        left, base, beyond = b"", 0, 0
         while True:
             end = self._follow(file, segment, end, size)
             if segment.closed:
                 return 0
-            left = file.read(end, size - end).rstrip(b"\0")
-            beyond = self._look_beyond(left, segment)
+            if not base:  # once: it is behind all other gaps too
+                left, base = read_used(file, end, size), end
+                beyond, watermark = fmt.look_beyond(left, segment.header.marker, segment.last_id + 1)
+                self._found.watermark = max(self._found.watermark, watermark)  # a torn tail may be damage (R15)
             durable_id = self._found.watermark if end_id is None else end_id
             if segment.last_id >= durable_id:
                 segment.records_end = end
@@ -200,21 +207,22 @@ class Recovery:
             # An item that was on disk is not intact here.
             missing = segment.last_id + 1
             self._damage(segment.name, end, f"item {missing} was on disk and is not intact here", missing)
-            next_frame = fmt.find_frame(left, 1, segment.header.marker, missing)
-            if next_frame is None or next_frame[1].footer is not None:
+            self._found.counted.add((segment.number, end))
+            next_frame = fmt.find_frame(left, end - base + 1, segment.header.marker, missing)
+            if next_frame is None:
                 self._found.quarantined += durable_id - segment.last_id
                 segment.last_id = durable_id
                 segment.records_end = end
                 return beyond
             self._found.quarantined += next_frame[1].first_id - missing
             segment.last_id = next_frame[1].first_id - 1
-            end += next_frame[0]
+            end = base + next_frame[0]
 
     def _follow(self, file: File, segment: Segment, offset: int, size: int) -> int:
         """Count the whole frames from ``offset`` on, in the order of their ids; returns where they end."""
         for at, frame in iterate_frames(file, segment.header.marker, offset, size):
             if frame.footer is not None:
-                if frame.footer.records_end == at:
+                if frame.footer.records_end == at and frame.footer.first_id == segment.first_id:
                     segment.apply(frame.footer)
                 break
             if frame.first_id != segment.last_id + 1:
@@ -223,16 +231,6 @@ class Recovery:
             self._found.watermark = max(self._found.watermark, frame.watermark)
             offset = at + frame.size
         return offset
-
-    def _look_beyond(self, left: bytes, segment: Segment) -> int:
-        """What whole frames behind the last good one say: their watermark may turn a torn tail into damage (R15)."""
-        beyond, at = 0, 0
-        while (hit := fmt.find_frame(left, at, segment.header.marker, segment.last_id + 1)) is not None:
-            at = hit[0] + 1
-            if hit[1].footer is None:
-                beyond = max(beyond, hit[1].last_id)
-                self._found.watermark = max(self._found.watermark, hit[1].watermark)
-        return beyond
 
     def _close_last(self, file: File, segment: Segment) -> None:
         """The last segment was not closed: find its end and close it there."""

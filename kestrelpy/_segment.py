@@ -35,6 +35,9 @@ ITEM_COST = 256
 READ_BYTES = 256 << 10
 """How much one read asks for."""
 
+MAX_SEGMENT_BYTES = 1 << 32
+"""No segment is larger: twice the largest batch, for what a crash may have left behind the frames."""
+
 WORST_GROWTH = 9
 """How many times larger than its bytes a block may be in memory: one of empty items, 32 bytes each."""
 
@@ -128,7 +131,7 @@ def close_segment(file: File, segment: Segment) -> None:
     The frames must be on disk already: a power cut may keep the footer alone. The room for it was reserved with the
     segment, and is given back only after it is written. Raises ``OSError``; then the segment stays without a footer.
     """
-    left = file.read(segment.records_end, max(file.size() - segment.records_end, 0)).rstrip(b"\0")
+    left = read_used(file, segment.records_end, file.size())
     at = segment.records_end + len(left)
     file.write(at, fmt.encode_footer(segment.as_footer(), segment.number, segment.header.marker))
     file.truncate(at + fmt.FOOTER_BYTES)
@@ -137,11 +140,27 @@ def close_segment(file: File, segment: Segment) -> None:
     segment.closed = True
 
 
+def read_used(file: File, offset: int, end: int) -> bytes:
+    """What is between ``offset`` and ``end`` without the zeros at its end, which may be more than there is memory."""
+    parts, zeros = [], 0
+    while offset < end and (block := file.read(offset, min(MARK_EVERY, end - offset))):
+        offset += len(block)
+        used = block.rstrip(b"\0")
+        if used:
+            parts += [bytes(zeros), used]
+            zeros = 0
+        zeros += len(block) - len(used)
+    return b"".join(parts)
+
+
 def read_header(file: File, path: str) -> fmt.SegmentHeader | None:
     """The header of a segment; ``None`` if there is no valid one.
 
-    Raises ``UnsupportedFormat`` for a segment of a newer version.
+    Raises ``UnsupportedFormat`` for a segment of a newer version, ``CorruptJournal`` for a file that is larger than any
+    segment: to read it may take for ever.
     """
+    if file.size() > MAX_SEGMENT_BYTES:
+        raise CorruptJournal(path, MAX_SEGMENT_BYTES, "this file is larger than a segment can be")
     data = file.read(0, fmt.HEADER_BYTES)
     version = fmt.header_version(data)
     if version is not None and version > fmt.FORMAT_VERSION:
@@ -196,7 +215,10 @@ def _claimed_bytes(file: File, offset: int) -> int:
 
 
 def frames_of(file: File, segment: Segment, path: str) -> Iterator[tuple[int, fmt.Frame]]:
-    """The frames of a segment; of one that is not closed, those that are whole."""
+    """The frames of a segment; of one that is not closed, those that are whole.
+
+    Raises ``CorruptJournal`` behind the last good one if there should be more.
+    """
     end = segment.records_end if segment.closed else file.size()
     due = segment.first_id
     at = fmt.HEADER_BYTES
@@ -208,6 +230,24 @@ def frames_of(file: File, segment: Segment, path: str) -> Iterator[tuple[int, fm
         at = offset + frame.size
     if segment.closed and (due != segment.last_id + 1 or at != end):
         raise CorruptJournal(path, at, f"item {due} is not intact here", item_id=due)
+    if not segment.closed and _was_on_disk(file, segment, at, due):
+        raise CorruptJournal(path, at, f"item {due} was on disk and is not intact here", item_id=due)
+
+
+def _was_on_disk(file: File, segment: Segment, offset: int, item_id: int) -> bool:
+    """Whether whole frames behind ``offset``, where there is none for the item, say that it was on disk (R15)."""
+    marker = segment.header.marker
+    if fmt.look_beyond(read_used(file, offset, file.size()), marker, item_id)[1] < item_id:
+        return False
+    there = next(iterate_frames(file, marker, offset, file.size()), None)
+    return there is None or there[1].first_id != item_id  # its writer may have stored it meanwhile
+
+
+def holds_frame(file: File) -> bool:
+    """Whether a whole frame stands where the first one would, whatever the header says."""
+    head = file.read(fmt.HEADER_BYTES, fmt.FRAME_BYTES)
+    marker = int.from_bytes(head[fmt.MARKER_OFFSET :], "little")
+    return any(iterate_frames(file, marker, fmt.HEADER_BYTES, file.size()))
 
 
 def read_entries(

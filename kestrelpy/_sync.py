@@ -4,6 +4,9 @@ One thread at a time syncs, the leader; whoever comes meanwhile leaves a ticket 
 completes every ticket that it covered, each with one wake-up, and hands the lead to the first thread that is left.
 Nobody queues on a lock to find out that its item is on disk already (rule R33).
 
+An exception may strike anywhere, such as ``KeyboardInterrupt``. The lead is one attribute: who leaves it unused passes it
+on, and who has taken tickets out completes them, in whatever way it ends.
+
 NOTE ON LOCKING: ``_lock`` guards the tickets and is a leaf. It is not held during a sync or while a ticket is
 completed.
 """
@@ -30,111 +33,153 @@ class GroupCommit:
         self._schedule = schedule
         self._lock = threading.Lock()
         self._tickets: list[tuple[int, Waiter]] = []  # guarded by self._lock
-        self._syncing = False  # guarded by self._lock
+        self._leader: object = None  # guarded by self._lock: whose turn it is to sync, by its ticket
         self._error: BaseException | None = None  # guarded by self._lock
         self.durable_id = 0
         self.sync_count = 0
 
-    def wait(self, item_id: int) -> None:
-        """Return when ``item_id`` is on disk. Raises what the sync that was to bring it there raised."""
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            if self.durable_id >= item_id:
-                return
-            if self._syncing:
-                ticket = ThreadWaiter()
-                self._tickets.append((item_id, ticket))
-            else:
-                self._syncing = True
-                ticket = None
-        if ticket is None or self._sleep(ticket) is _LEAD:
-            self._lead()
+    def wait(self, item_id: int, *, holding: bool = False) -> None:
+        """Return when ``item_id`` is on disk. Raises what the sync that was to bring it there raised.
+
+        ``holding``: the caller has locks of its own. A sync by this thread then completes no future, as that runs what
+        users call back: another one does, soon.
+        """
+        ticket = ThreadWaiter()
+        try:
+            with self._lock:
+                if self.durable_id >= item_id:  # first: what is on disk stays so, whatever has failed since
+                    return
+                if self._error is not None:
+                    raise self._error
+                if self._leader is None:
+                    self._leader = ticket
+                else:
+                    self._tickets.append((item_id, ticket))
+            if self._leader is not ticket:
+                ticket.wait(None)
+                if ticket.result() is _DONE:
+                    return
+            self._lead(ticket, holding)
+        except BaseException:  # also an interrupt: the lead must not be left with a thread that is gone
+            self._leave(ticket)
+            raise
 
     def add(self, item_id: int, ticket: Waiter, *, soon: bool) -> None:
         """Complete ``ticket`` with ``item_id`` once that is on disk; with ``soon``, see to it that a sync comes."""
         with self._lock:
-            error, done, syncing = self._error, self.durable_id >= item_id, self._syncing
+            error, done, leader = self._error, self.durable_id >= item_id, self._leader
             if error is None and not done:
                 self._tickets.append((item_id, ticket))
         if error is not None or done:
-            _complete([(item_id, ticket)], error)
-        elif soon and not syncing:
+            _complete([(item_id, ticket)], None if done else error)
+        elif soon and leader is None:
             self._schedule()
 
     def run(self) -> None:
         """One sync on this thread, unless one is under way: then that one's leader sees to what is left."""
-        with self._lock:
-            if self._syncing or self._error is not None:
-                return
-            self._syncing = True
-        self._lead()
+        leader = object()
+        try:
+            with self._lock:
+                if self._leader is not None or self._error is not None:
+                    return
+                self._leader = leader
+            self._lead(leader)
+        except BaseException:
+            self._pass_on(leader)
+            raise
 
     def note(self, durable_id: int) -> None:
         """Everything up to ``durable_id`` is on disk by other means (a rotation)."""
-        with self._lock:
-            if durable_id <= self.durable_id:
-                return
-            self.durable_id = durable_id
-            covered = self._take_covered_locked()
-        _complete(covered)
+        self._complete_through(durable_id)
 
     def fail(self, error: BaseException) -> None:
-        """No sync will be believed any more (R9): whoever waits or comes gets ``error``."""
-        with self._lock:
-            self._error = error
-            left, self._tickets = self._tickets, []
-            self._syncing = False
-        _complete(left, error)
-
-    def _sleep(self, ticket: ThreadWaiter) -> object:
+        """No sync will be believed any more (R9): whoever waits or comes for what is not on disk gets ``error``."""
+        covered: list[tuple[int, Waiter]] = []
+        left: list[tuple[int, Waiter]] = []
         try:
-            ticket.wait(None)
-        except BaseException:  # an interrupt: the lead must not be left with a thread that is gone
             with self._lock:
-                waiting = any(other is ticket for _, other in self._tickets)
-                self._tickets = [entry for entry in self._tickets if entry[1] is not ticket]
-            if not waiting and ticket.wait(1.0) and ticket.result() is _LEAD:
-                self._pass_on()
+                self._error = error
+                covered = self._take_covered_locked(threads_only=False)
+                left, self._tickets = self._tickets, []
+                self._leader = None
+            _complete(covered)
+            _complete(left, error)
+        except BaseException:
+            _complete(covered)
+            _complete(left, error)
             raise
-        return ticket.result()
 
-    def _lead(self) -> None:
+    def _lead(self, leader: object, holding: bool = False) -> None:
         try:
             durable_id = self._sync_once()
+        except MemoryError:  # as an interrupt: whether the sync was done is unknown, and another will say
+            raise
         except Exception as error:
             self.fail(error)
             raise
-        except BaseException:  # an interrupt: whether the sync was done is unknown, and another will say
-            self._pass_on()
-            raise
-        with self._lock:
-            self.sync_count += 1
-            self.durable_id = max(self.durable_id, durable_id)
-            covered = self._take_covered_locked()
-        _complete(covered)
-        self._pass_on()
+        self._finish(leader, durable_id, holding)
 
-    def _take_covered_locked(self) -> list[tuple[int, Waiter]]:
-        covered = [entry for entry in self._tickets if entry[0] <= self.durable_id]
-        if covered:
-            self._tickets = [entry for entry in self._tickets if entry[0] > self.durable_id]
+    def _finish(self, leader: object, durable_id: int, holding: bool = False) -> None:
+        """A sync has brought everything up to ``durable_id`` to the disk."""
+        self.sync_count += 1
+        self._complete_through(durable_id, holding)
+        self._pass_on(leader)
+
+    def _complete_through(self, durable_id: int, holding: bool = False) -> None:
+        covered: list[tuple[int, Waiter]] = []
+        try:
+            with self._lock:
+                self.durable_id = max(self.durable_id, durable_id)
+                covered = self._take_covered_locked(holding)
+            _complete(covered)
+        except BaseException:
+            _complete(covered)
+            raise
+
+    def _take_covered_locked(self, threads_only: bool) -> list[tuple[int, Waiter]]:
+        covered: list[tuple[int, Waiter]] = []
+        left: list[tuple[int, Waiter]] = []
+        for entry in self._tickets:
+            is_ready = entry[0] <= self.durable_id and not (threads_only and not isinstance(entry[1], ThreadWaiter))
+            (covered if is_ready else left).append(entry)
+        self._tickets = left
         return covered
 
-    def _pass_on(self) -> None:
-        """Hand the lead to a waiting thread; without one, let somebody else sync for the tickets that are left."""
+    def _leave(self, ticket: ThreadWaiter) -> None:
+        """The thread of this ticket will not wait any more, and not lead."""
         with self._lock:
-            at = next((at for at, (_, ticket) in enumerate(self._tickets) if isinstance(ticket, ThreadWaiter)), None)
-            heir = None if at is None else self._tickets.pop(at)[1]
-            self._syncing = heir is not None
-            left = bool(self._tickets)
-        if heir is not None:
-            heir.give(_LEAD)
-        elif left:
-            self._schedule()
+            self._tickets = [entry for entry in self._tickets if entry[1] is not ticket]
+        self._pass_on(ticket)
+
+    def _pass_on(self, leader: object) -> None:
+        """If ``leader`` has the lead, hand it to a waiting thread; without one, let somebody else sync for the tickets
+        that are left.
+        """
+        heir: Waiter | None = None
+        try:
+            with self._lock:
+                if self._leader is not leader:
+                    return
+                others = [entry for entry in self._tickets if entry[1] is not leader]
+                heir = next((ticket for _, ticket in others if isinstance(ticket, ThreadWaiter)), None)
+                left = [entry for entry in others if entry[1] is not heir]
+                self._tickets, self._leader = left, heir
+            if heir is not None:
+                heir.give(_LEAD)
+            elif self._tickets:
+                self._schedule()
+        except BaseException:
+            if self._leader is leader:
+                self._pass_on(leader)
+            elif heir is not None:
+                heir.give(_LEAD)
+            elif self._tickets:
+                self._schedule()
+            raise
 
 
 def _complete(tickets: list[tuple[int, Waiter]], error: BaseException | None = None) -> None:
+    """May be repeated after an interrupt."""
     for item_id, ticket in tickets:
         if not ticket.claim():
             continue

@@ -15,6 +15,11 @@ from kestrelpy._names import quarantine_name
 from kestrelpy._segment import MARK_EVERY, Place, Segment, read_entries
 from kestrelpy.errors import CorruptJournal
 
+SEARCH_BYTES = 64 << 10
+"""How much is looked at first for what is behind damage."""
+MOST_MARKS = 1024
+"""A segment remembers no more places behind damage; from then on the last one is gone on from."""
+
 
 class Block(NamedTuple):
     """What one read of the journal brought: items by id, the next id, where its frame is, and what had to be passed
@@ -35,6 +40,7 @@ class JournalView:
         self._queue = queue
         self._quarantine = quarantine
         self._aside: set[tuple[int, int]] = set()
+        self._counted: set[tuple[int, int]] = set()  # as _aside, but by the recovery: in quarantined already
         self.quarantined = 0
         self.missing = 0
         """How many ids up to the tail were given out and lost, or passed over: what is there is ``tail_id -
@@ -118,13 +124,19 @@ class JournalView:
     def _place_behind(
         self, file: File, segment: Segment, damage: CorruptJournal, bad_id: int, end: int
     ) -> Place | None:
-        """Where the first whole frame behind the damage is."""
-        rest = file.read(damage.offset, end - damage.offset)
-        after = fmt.find_frame(rest, 1, segment.header.marker, bad_id + 1)
-        if after is None or after[1].footer is not None:
+        """Where the first whole frame behind the damage is; the one that is due may have been moved."""
+        want, left = SEARCH_BYTES, end - damage.offset
+        while True:
+            rest = file.read(damage.offset, min(want, left))
+            after = fmt.find_frame(rest, 1, segment.header.marker, bad_id)
+            if after is not None or want >= left:
+                break
+            want *= 16  # the next one is near, mostly; and there may be damage after damage
+        if after is None:
             return None
         place = (after[1].first_id, damage.offset + after[0])
-        segment.marks = sorted({*segment.marks, place})
+        if len(segment.marks) < MOST_MARKS:
+            segment.marks = sorted({*segment.marks, place})
         return place
 
     def _may_hold_from(self, item_id: int, segment: Segment) -> bool:
@@ -146,7 +158,8 @@ class JournalView:
         if (segment.number, offset) in self._aside:
             return
         self._aside.add((segment.number, offset))
-        self.quarantined += items
+        if (segment.number, offset) not in self._counted:
+            self.quarantined += items
         with contextlib.suppress(FileExistsError):
             file = self._directory.create(quarantine_name(self._queue, segment.number, offset))
             try:

@@ -366,10 +366,11 @@ class Writing:
         with self._lock:
             self._check_syncable()
             self._journal.durable_id = max(self._journal.durable_id, tail_id)
-            self._feed.show_durable_locked(tail_id)
-        self._keep_limits()
-        if self._feed.waiting:
-            self._feed.wake()
+            shown = self._feed.show_durable_locked(tail_id)
+        if shown:  # else whoever put what is there wakes those who wait for it
+            self._keep_limits()
+            if self._feed.waiting:
+                self._feed.wake()
         return tail_id
 
     def _check_syncable(self) -> None:

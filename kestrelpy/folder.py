@@ -16,7 +16,7 @@ from kestrelpy._detached import Outside
 from kestrelpy._disk import Directory, Disk, File, RealDisk
 from kestrelpy._home import Home
 from kestrelpy._readership import Readership, Start, check_start
-from kestrelpy._segment import Segment, frames_of, load_segment, read_header
+from kestrelpy._segment import Segment, frames_of, holds_frame, load_segment, read_header, read_used
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import ReaderConfig
 from kestrelpy.errors import CorruptJournal
@@ -108,15 +108,120 @@ def scan(
     try:
         if archive_dir is not None:
             folders.append(chosen.directory(os.fspath(archive_dir)))
-        counts, queue_id = _error_counts(folders[0], queue), _queue_id(folders[0], queue)
-        next_id = 1 if start_id is None else start_id
-        for number, _ in sorted(_numbered(folders, queue).items()):
-            for record in _scan_segment(folders, queue, number, queue_id, next_id, stop_id, start_ms, stop_ms, counts):
-                yield record
-                next_id = record.id + 1
+        yield from _Scan(folders, queue, start_id, stop_id, start_ms, stop_ms).records()
     finally:
         for folder in folders:
             folder.close()
+
+
+class _Chain:
+    """What the segments of a queue must be like together, by its checkpoints. Its writer may be at work meanwhile."""
+
+    def __init__(self, folder: Directory, queue: str) -> None:
+        self._folder = folder
+        self._queue = queue
+        self.queue_id = _queue_id(folder, queue)
+        self.states = self._load()
+        self.watermark = max((state.watermark for state in self.states), default=0)
+
+    def _load(self) -> list[fmt.Checkpoint]:
+        readers = Home(self._folder, self._queue).reader_names()
+        names = [_names.mark_name(self._queue), *(_names.checkpoint_name(self._queue, reader) for reader in readers)]
+        states = (load_checkpoint(self._folder, name)[0] for name in names)
+        return [state for state in states if state is not None and self.queue_id in (None, state.queue_id)]
+
+    def objection(self, before: Segment | None, segment: Segment) -> str | None:
+        """Why ``segment`` cannot come behind ``before``, or be the first one that is left, if it cannot."""
+        header = segment.header
+        previous_id = header.previous_last_id
+        if before is not None and (header.previous_number, previous_id) == (before.number, before.last_id):
+            return None
+        # As they are now: what a live writer has retired since the folder was listed, every reader is past.
+        head = min((state.head for state in self._load() if not state.flags & fmt.FLAG_MARK), default=None)
+        if head is not None and head < previous_id and before is None:
+            return f"a reader needs item {head + 1}; the journal begins behind it"
+        if before is None or (head is not None and head >= previous_id):
+            return None
+        return "it does not follow the segment before it"
+
+
+class _Scan:
+    """One scan. That a live writer retires what was listed is no damage; that a file is missing otherwise is."""
+
+    def __init__(
+        self,
+        folders: list[Directory],
+        queue: str,
+        start_id: int | None,
+        stop_id: int | None,
+        start_ms: int | None,
+        stop_ms: int | None,
+    ) -> None:
+        self._folders = folders
+        self._queue = queue
+        self._next_id = 1 if start_id is None else start_id
+        self._stop_id = stop_id
+        self._start_ms = start_ms
+        self._stop_ms = stop_ms
+        self._chain = _Chain(folders[0], queue)  # before the listing: the segments listed go at least as far
+        self._counts: dict[int, int] = {}
+        for state in self._chain.states:
+            for item_id, count in state.error_counts:
+                self._counts[item_id] = max(count, self._counts.get(item_id, 0))
+        self._before: Segment | None = None
+
+    def records(self) -> Iterator[Record]:
+        numbers = sorted(_numbered(self._folders, self._queue))
+        gone = False
+        for number in numbers:
+            opened = _open_segment(self._folders, self._queue, number, self._chain.queue_id, last=number == numbers[-1])
+            if opened is None:  # being made in this moment, or retired since the folder was listed
+                if number not in _numbered(self._folders, self._queue):
+                    self._before, gone = None, True
+                continue
+            gone = False
+            try:
+                yield from self._records_of(*opened, last=number == numbers[-1])
+            finally:
+                opened[0].close()
+        last_id, watermark = self._before.last_id if self._before is not None else 0, self._chain.watermark
+        sought = self._stop_id is None or last_id + 1 < self._stop_id
+        if last_id < watermark and sought and not gone:
+            name = self._before.name if self._before is not None else f"{self._queue}.*.segment"
+            path, reason = f"{self._folders[0].path}/{name}", f"items {last_id + 1} to {watermark} are missing"
+            raise CorruptJournal(path, 0, reason, item_id=last_id + 1)
+
+    def _records_of(
+        self, file: File, path: str, name: str, header: fmt.SegmentHeader, *, last: bool
+    ) -> Iterator[Record]:
+        segment = load_segment(file, self._queue, header)
+        segment.name = name
+        objection = self._chain.objection(self._before, segment)
+        if objection is not None:
+            raise CorruptJournal(path, 48, objection)
+        self._before = segment
+        if segment.closed and _outside(segment, self._next_id, self._stop_id, self._start_ms, self._stop_ms):
+            return
+        for _, frame in frames_of(file, segment, path):
+            if self._stop_id is not None and frame.first_id >= self._stop_id:
+                segment.last_id = max(segment.last_id, frame.first_id - 1)
+                return
+            if not segment.closed:
+                segment.last_id = frame.last_id
+            for item_id, (data, added_ms, expires_ms) in enumerate(frame.entries, frame.first_id):
+                if self._wants(item_id, added_ms):
+                    yield Record(item_id, data, added_ms, expires_ms, self._counts.get(item_id, 0), name)
+                    self._next_id = item_id + 1
+        if not segment.closed and not last:
+            raise CorruptJournal(path, segment.size, "the footer of this closed segment is not intact")
+
+    def _wants(self, item_id: int, added_ms: int) -> bool:
+        return (
+            item_id >= self._next_id
+            and (self._stop_id is None or item_id < self._stop_id)
+            and (self._start_ms is None or added_ms >= self._start_ms)
+            and (self._stop_ms is None or added_ms < self._stop_ms)
+        )
 
 
 def _numbered(folders: list[Directory], queue: str) -> dict[int, list[tuple[Directory, str]]]:
@@ -130,50 +235,13 @@ def _numbered(folders: list[Directory], queue: str) -> dict[int, list[tuple[Dire
     return found
 
 
-def _error_counts(folder: Directory, queue: str) -> dict[int, int]:
-    """The highest error count that any reader's checkpoint has for an item."""
-    counts: dict[int, int] = {}
-    for reader in Home(folder, queue).reader_names():
-        state, _ = load_checkpoint(folder, _names.checkpoint_name(queue, reader))
-        for item_id, count in state.error_counts if state is not None else ():
-            counts[item_id] = max(count, counts.get(item_id, 0))
-    return counts
-
-
-def _scan_segment(
-    folders: list[Directory],
-    queue: str,
-    number: int,
-    queue_id: bytes | None,
-    next_id: int,
-    stop_id: int | None,
-    start_ms: int | None,
-    stop_ms: int | None,
-    counts: dict[int, int],
-) -> Iterator[Record]:
-    opened = _open_segment(folders, queue, number, queue_id)
-    if opened is None:
-        return  # retired without an archive since the folder was listed, or being made in this moment
-    file, path, name, header = opened
-    try:
-        segment = load_segment(file, queue, header)
-        if segment.closed and _outside(segment, next_id, stop_id, start_ms, stop_ms):
-            return
-        for _, frame in frames_of(file, segment, path):
-            if stop_id is not None and frame.first_id >= stop_id:
-                return
-            for item_id, (data, added_ms, expires_ms) in enumerate(frame.entries, frame.first_id):
-                wanted = item_id >= next_id and (stop_id is None or item_id < stop_id)
-                if wanted and (start_ms is None or added_ms >= start_ms) and (stop_ms is None or added_ms < stop_ms):
-                    yield Record(item_id, data, added_ms, expires_ms, counts.get(item_id, 0), name)
-    finally:
-        file.close()
-
-
 def _open_segment(
-    folders: list[Directory], queue: str, number: int, queue_id: bytes | None
+    folders: list[Directory], queue: str, number: int, queue_id: bytes | None, *, last: bool
 ) -> tuple[File, str, str, fmt.SegmentHeader] | None:
-    """The file of a segment, wherever it is by now. In an archive another queue's may have the plain name."""
+    """The file of a segment, wherever it is by now; ``None`` if it is gone, or the last one and being made.
+
+    Raises ``CorruptJournal`` for a file without a valid header. In an archive another queue's may have the plain name.
+    """
     for folder, name in _numbered(folders, queue).get(number, []):
         path = f"{folder.path}/{name}"
         try:
@@ -182,22 +250,32 @@ def _open_segment(
             continue
         try:
             header = read_header(file, path)
+            if header is not None and header.number == number and queue_id in (None, header.queue_id):
+                return file, path, name, header
+            if header is None and not (last and not holds_frame(file)):
+                raise CorruptJournal(path, 0, "this segment has no valid header")
+            if header is not None and folder is folders[0]:
+                raise CorruptJournal(path, 16, "this segment belongs to another place or another queue")
         except BaseException:
             file.close()
             raise
-        if header is not None and queue_id in (None, header.queue_id):
-            return file, path, name, header
         file.close()
     return None
 
 
 def _queue_id(folder: Directory, queue: str) -> bytes | None:
     """The id of the queue that lives in ``folder``, as its newest segment has it; ``None`` if it has none there."""
-    for number in sorted(_numbered([folder], queue), reverse=True):
-        opened = _open_segment([folder], queue, number, None)
-        if opened is not None:
-            opened[0].close()
-            return opened[3].queue_id
+    for number, name in reversed(_names.segments_among(folder.names(), queue)):
+        try:
+            file = folder.open(name)
+        except FileNotFoundError:
+            continue  # retired in this moment
+        try:
+            header = read_header(file, f"{folder.path}/{name}")
+        finally:
+            file.close()
+        if header is not None and header.number == number:
+            return header.queue_id
     return None
 
 
@@ -263,8 +341,8 @@ class _Verification:
         self._queue = queue
         self._damage: list[Damage] = []
         self._items = self._bytes = self._torn = 0
-        self._watermark = 0
-        self._heads: list[int] = []
+        self._chain = _Chain(folder, queue)
+        self._watermark = self._chain.watermark
 
     def _report(self, name: str, offset: int, reason: str) -> None:
         self._damage.append(Damage(f"{self._folder.path}/{name}", offset, reason))
@@ -274,10 +352,12 @@ class _Verification:
         self._check_states(readers)
         numbered = _names.segments_among(self._folder.names(), self._queue)
         segments: list[Segment] = []
-        for at, (_, name) in enumerate(numbered):
-            segment = self._check_segment(name, last=at == len(numbered) - 1)
+        for number, name in numbered:
+            segment = self._check_segment(number, name, last=name == numbered[-1][1])
             if segment is not None:
-                self._check_follows(segments[-1] if segments else None, segment)
+                objection = self._chain.objection(segments[-1] if segments else None, segment)
+                if objection is not None:
+                    self._report(name, 48, objection)
                 segments.append(segment)
         last_id = segments[-1].last_id if segments else 0
         if self._watermark > last_id:
@@ -309,19 +389,21 @@ class _Verification:
             state, exists = load_checkpoint(self._folder, name)
             if exists and state is None:
                 self._report(name, 0, "no whole state in this checkpoint")
-            elif state is not None:
-                self._watermark = max(self._watermark, state.watermark)
-                if not state.flags & fmt.FLAG_MARK:
-                    self._heads.append(state.head)
+            elif state is not None and self._chain.queue_id not in (None, state.queue_id):
+                self._report(name, 24, "this checkpoint belongs to another queue")
 
-    def _check_segment(self, name: str, *, last: bool) -> Segment | None:
+    def _check_segment(self, number: int, name: str, *, last: bool) -> Segment | None:
         file = self._folder.open(name)
         path = f"{self._folder.path}/{name}"
+        segment = None
         try:
             header = read_header(file, path)
             if header is None:
-                if not last or file.read(fmt.HEADER_BYTES, file.size()).strip(b"\0"):
+                if not last or holds_frame(file):
                     self._report(name, 0, "no valid header")
+                return None
+            if (header.number, header.queue_id) != (number, self._chain.queue_id):
+                self._report(name, 16, "this segment belongs to another place or another queue")
                 return None
             segment = load_segment(file, self._queue, header)
             segment.name = name
@@ -351,17 +433,5 @@ class _Verification:
             segment.last_id, segment.data_bytes, segment.records_end = last_id, size, end
         elif (items, size) != (segment.items, segment.data_bytes):
             self._report(segment.name, segment.records_end, "the footer does not match the frames")
-        behind = segment.size - segment.records_end - (fmt.FOOTER_BYTES if segment.closed else 0)
-        self._torn += len(file.read(segment.records_end, behind).rstrip(b"\0"))
-
-    def _check_follows(self, before: Segment | None, segment: Segment) -> None:
-        header = segment.header
-        if before is None:
-            if self._heads and min(self._heads) < header.previous_last_id:
-                self._report(
-                    segment.name, 48, f"a reader needs item {min(self._heads) + 1}; the journal begins behind it"
-                )
-        elif (header.previous_number, header.previous_last_id) != (before.number, before.last_id) and (
-            not self._heads or min(self._heads) < header.previous_last_id
-        ):
-            self._report(segment.name, 48, "it does not follow the segment before it")
+        behind = segment.size - (fmt.FOOTER_BYTES if segment.closed else 0)
+        self._torn += len(read_used(file, segment.records_end, behind))

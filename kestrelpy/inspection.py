@@ -12,7 +12,7 @@ from kestrelpy import _names
 from kestrelpy._checkpoint import load_checkpoint
 from kestrelpy._disk import Directory, Disk, RealDisk
 from kestrelpy._format import Checkpoint
-from kestrelpy._segment import Segment, frames_of, load_segment, read_header
+from kestrelpy._segment import Segment, frames_of, holds_frame, load_segment, read_header
 from kestrelpy.errors import CorruptJournal
 
 __all__ = ["QueueInspection", "SavedReader", "SegmentInfo", "inspect"]
@@ -65,7 +65,8 @@ class QueueInspection:
 def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None = None) -> QueueInspection:
     """What the files of ``queue`` in ``directory`` say now; of a queue that is not there, nothing in every field.
 
-    Raises ``CorruptJournal`` for a segment without its header, ``UnsupportedFormat``, ``InvalidName``, ``OSError``.
+    Raises ``CorruptJournal`` for a segment without its header or an open one that is damaged, ``UnsupportedFormat``,
+    ``InvalidName``, ``OSError``.
     Cost: O(segments), and the frames of a segment that is not closed.
     """
     _names.check_name(queue)
@@ -92,8 +93,8 @@ def _look(folder: Directory, queue: str) -> QueueInspection:
     numbered = _names.segments_among(names, queue)
     segments = [
         segment
-        for at, (_, name) in enumerate(numbered)
-        if (segment := _segment(folder, queue, name, last=at == len(numbered) - 1)) is not None
+        for number, name in numbered
+        if (segment := _segment(folder, queue, number, name, last=name == numbered[-1][1])) is not None
     ]
     put_items = segments[-1].header.base_items + segments[-1].items if segments else 0
     put_bytes = segments[-1].header.base_bytes + segments[-1].data_bytes if segments else 0
@@ -125,14 +126,14 @@ def _readers(states: list[Checkpoint], segments: list[Segment], put_items: int, 
     ]
 
 
-def _segment(folder: Directory, queue: str, name: str, *, last: bool) -> Segment | None:
+def _segment(folder: Directory, queue: str, number: int, name: str, *, last: bool) -> Segment | None:
     """A segment, counted if it is not closed; ``None`` for a last one that is being made, or never was."""
     file = folder.open(name)
     path = f"{folder.path}/{name}"
     try:
         header = read_header(file, path)
-        if header is None:
-            if last:
+        if header is None or header.number != number:
+            if last and header is None and not holds_frame(file):
                 return None
             raise CorruptJournal(path, 0, "this segment has no valid header")
         segment = load_segment(file, queue, header)

@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterable, Mapping
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -159,7 +160,7 @@ class JournaledQueue(Writing):
             self._clock,
             journal,
             self._codec,
-            make_durable=self._commit.wait,
+            make_durable=partial(self._commit.wait, holding=True),
             save=self._readership.save,
             moved=self._moved,
             closed_reader=self._readership.closed,
@@ -324,11 +325,11 @@ class JournaledQueue(Writing):
             waiter.fail(closed)
         try:
             if failed is None:
-                self._close_cleanly()
+                self._close_cleanly(closed)
         finally:
             self._let_go(closed)
 
-    def _close_cleanly(self) -> None:
+    def _close_cleanly(self, closed: QueueClosed) -> None:
         with self._lock:
             self._journal.rotate()
             tail_id = self._journal.tail_id
@@ -336,7 +337,7 @@ class JournaledQueue(Writing):
         self._commit.note(tail_id)
         for reader in list(self._readership.open.values()):
             if reader._broken is None:
-                reader.checkpoint(durable=True)
+                reader._save_last(closed, durable=True)
         self._readership.retire(self._feed)
         if tail_id != self._marked_id:
             mark = Recovered(queue_id=self._journal.queue_id, tail_id=tail_id)

@@ -308,24 +308,39 @@ class Reader(Taking):
         With ``durable`` not after a power cut either. Raises ``OSError``; then the last checkpoint counts, and only
         redelivery grows.
         """
+        self._save(durable, last=False)
+
+    def _save_last(self, error: Exception, *, durable: bool) -> None:
+        """Make every later call raise ``error``, and save the reader's place after that: a commit that was accepted
+        is in it.
+        """
+        self._break(error)
+        self._save(durable, last=True)
+
+    def _save(self, durable: bool, *, last: bool) -> None:
         with self._saving:
             with self._lock:
-                self._check_usable()
+                if not last:
+                    self._check_usable()
                 state, version = self._state_locked()
-            self._source.make_durable(state.highest_id)
+            self._source.make_durable(state.last_named_id)
             self._source.save(self, state, durable)
             self._saved = version
 
     @property
     def _unsaved(self) -> bool:
         """Whether something happened since the last checkpoint."""
+        return self._saved != self._version()
+
+    def _version(self) -> tuple[int, ...]:
+        """Differs whenever there is something new to save."""
         progress = self._progress
-        return self._saved != (progress.released_items, progress.released_bytes, progress.head, self._aborted)
+        return progress.released_items, progress.released_bytes, progress.head, self._aborted
 
     def _state_locked(self) -> tuple[Checkpoint, tuple[int, ...]]:
         progress, source = self._progress, self._source
         state = progress.checkpoint(source.queue_id, self.name, source.durable_id, source.hint(progress.head + 1))
-        return state, (progress.released_items, progress.released_bytes, progress.head, self._aborted)
+        return state, self._version()
 
     def close(self) -> None:
         """Save the place, wake the waiters with ``QueueClosed`` and give up the ownership. Open reads come again.
@@ -333,11 +348,12 @@ class Reader(Taking):
         """
         if isinstance(self._broken, QueueClosed):
             return
+        closed = QueueClosed(f"reader {self.full_name} is closed")
         try:
             if self._broken is None:
-                self.checkpoint()
+                self._save_last(closed, durable=False)
         finally:
-            self._break(QueueClosed(f"reader {self.full_name} is closed"))
+            self._break(closed)
             self._source.closed_reader(self)
 
     def _unknown(self, item_id: int) -> Exception:

@@ -123,6 +123,7 @@ class CrashingDisk(MemoryDisk):
         clone = CrashingDisk.__new__(CrashingDisk)
         clone._start()
         clone._order = 0
+        clone.bytes_read = 0
         clone._settled = set()
         clone.life = Life()
         clone._mounts = self._mounts

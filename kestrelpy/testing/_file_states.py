@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import TypeAlias
 
 from kestrelpy.testing._choices import Choose
 from kestrelpy.testing._history import PAGE, ZERO_PAGE, CrashingNode, PageChange, put_page
 
 SECTOR = 512
+Stale: TypeAlias = Callable[[], Sequence[bytes]]
+"""Pages that a new block may hold from its last owner; asked for when there is to be garbage."""
 _NOISE = random.Random(4096).randbytes(PAGE)
 _ONES = b"\xff" * PAGE
 
@@ -82,7 +85,7 @@ class FileStates:
                 put_page(pages, page, versions[_one_of(choose, len(versions))])
         return self._content(size, pages)
 
-    def any(self, choose: Choose, stale: Sequence[bytes]) -> Content:
+    def any(self, choose: Choose, stale: Stale) -> Content:
         if self._only is not None:
             return self._only
         size = self._any_size(choose)
@@ -114,7 +117,7 @@ class FileStates:
             spans.append((max(0, self._durable_size - page * PAGE), PAGE))
         return spans
 
-    def _spoil_new_room(self, choose: Choose, size: int, pages: dict[int, bytes], stale: Sequence[bytes]) -> None:
+    def _spoil_new_room(self, choose: Choose, size: int, pages: dict[int, bytes], stale: Stale) -> None:
         """Room that a file grew by and nobody stored into is zeros that were written: one page of it may be garbage."""
         first, last = self._durable_size // PAGE, (size - 1) // PAGE
         room = [page for page in range(first, last + 1) if page not in self._pages]
@@ -145,13 +148,13 @@ def _between_truncates(old: bytes, changes: Sequence[PageChange], order: int) ->
     return versions
 
 
-def _garbage(choose: Choose, stale: Sequence[bytes]) -> bytes:
-    kinds = (_ONES, _NOISE, *stale)
+def _garbage(choose: Choose, stale: Stale) -> bytes:
+    kinds = (_ONES, _NOISE, *stale())
     return kinds[choose.randrange(len(kinds))]
 
 
 def _any_page(
-    choose: Choose, old: bytes, changes: Sequence[PageChange], doubt: Sequence[tuple[int, int]], stale: Sequence[bytes]
+    choose: Choose, old: bytes, changes: Sequence[PageChange], doubt: Sequence[tuple[int, int]], stale: Stale
 ) -> bytes:
     """Old, or with zeros or garbage where it was in doubt, or torn in one of two ways, or as some operation left it."""
     versions = [old, *(change.content for change in changes)]

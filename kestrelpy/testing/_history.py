@@ -79,6 +79,8 @@ class CrashingNode:
             return b""
         first, last = offset // PAGE, (end - 1) // PAGE
         get = self.pages.get
+        if first == last:
+            return get(first, ZERO_PAGE)[offset - first * PAGE : end - first * PAGE]
         data = b"".join([get(page, ZERO_PAGE) for page in range(first, last + 1)])
         return data[offset - first * PAGE : end - first * PAGE]
 

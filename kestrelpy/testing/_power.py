@@ -99,7 +99,9 @@ class PowerStates:
                 return _damaged(self._any(choose), choose)
 
     def _any(self, choose: Choose) -> Image:
-        return self._image(self._names.any(choose), lambda node: self._files[node].any(choose, self._stale_for(node)))
+        return self._image(
+            self._names.any(choose), lambda node: self._files[node].any(choose, lambda: self._stale_for(node))
+        )
 
     def _image(
         self, folders: Mapping[str, Mapping[str, CrashingNode]], content_of: Callable[[CrashingNode], Content]

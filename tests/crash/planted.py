@@ -17,7 +17,7 @@ from zlib import crc32
 
 from workload import Style
 
-from kestrelpy import _checkpoint, _format, _journal, _recovery, _segment
+from kestrelpy import _checkpoint, _format, _journal, _names, _recovery, _segment
 from kestrelpy._checkpoint import CheckpointFile
 from kestrelpy._feed import Feed
 from kestrelpy._home import Home
@@ -27,13 +27,17 @@ from kestrelpy._readership import Readership
 from kestrelpy._recovery import Recovered, Recovery
 from kestrelpy._sync import GroupCommit
 from kestrelpy.reader import Reader
+from kestrelpy.testing import CrashingDisk
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A mutation and how to look for it. ``invariants``: one of these begins the message."""
+    """A mutation and how to look for it. ``rules``: which of docs/guarantees.md it breaks, if any. ``invariants``: one
+    of these is what the explorer says is broken.
+    """
 
     plant: Callable[[], AbstractContextManager[None]]
+    rules: str
     invariants: str
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -41,9 +45,9 @@ class Fault:
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(invariants: str, **options: Any) -> Callable[[Callable[[], Iterator[None]]], None]:
+def fault(rules: str, invariants: str, **options: Any) -> Callable[[Callable[[], Iterator[None]]], None]:
     def note(function: Callable[[], Iterator[None]]) -> None:
-        FAULTS[function.__name__] = Fault(contextmanager(function), invariants, options)
+        FAULTS[function.__name__] = Fault(contextmanager(function), rules, invariants, options)
 
     return note
 
@@ -98,14 +102,14 @@ UNSYNCED = {"syncs": ("never",)}
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-@fault("(1) (3) (5) (7) (8) (10) (11)")
+@fault("R15", "(1) (3) (5) (7) (8) (10) (13)")
 def no_checksum() -> Iterator[None]:
     """Frames are taken as they come."""
     with in_place_of(crc32, lambda *_: 0):
         yield
 
 
-@fault("(1) (8) (10)")
+@fault("R7", "(1) (8) (10)")
 def no_sync_when_a_segment_is_closed() -> Iterator[None]:
     """R7: the next segment takes records while the old one may be lost."""
     real = _segment.close_segment
@@ -122,7 +126,7 @@ def no_sync_when_a_segment_is_closed() -> Iterator[None]:
         yield
 
 
-@fault("(10)", **UNSYNCED, samples=8, style=ROTATING)
+@fault("R7", "(10)", **UNSYNCED, samples=8, style=ROTATING)
 def footer_before_the_frames_are_on_disk() -> Iterator[None]:
     """One sync for both: a power cut keeps the one and loses the other."""
     real = Journal.rotate
@@ -135,7 +139,7 @@ def footer_before_the_frames_are_on_disk() -> Iterator[None]:
         yield
 
 
-@fault("(1) (8) (10)")
+@fault("R1", "(1) (8) (10)")
 def no_directory_sync_for_a_new_segment() -> Iterator[None]:
     """R1: the file is on disk, its name is not."""
     real = _segment.create_segment
@@ -143,13 +147,13 @@ def no_directory_sync_for_a_new_segment() -> Iterator[None]:
         yield
 
 
-@fault("(1) (8)", syncs=("always",))
+@fault("R33", "(1) (8)", syncs=("always",))
 def acknowledged_before_it_is_synced() -> Iterator[None]:
     with patch.object(GroupCommit, "wait", lambda *_: None):
         yield
 
 
-@fault("(1)")
+@fault("R14", "(1)")
 def batch_in_parts() -> Iterator[None]:
     """``put_many`` as several records."""
     real = Journal.append_frame
@@ -162,7 +166,7 @@ def batch_in_parts() -> Iterator[None]:
         yield
 
 
-@fault("(1) (8) (10)", style=Style(failing=1.0), syncs=("always", "never"))
+@fault("R9", "(1) (8) (10)", style=Style(failing=1.0), syncs=("always", "never"))
 def retry_after_a_failed_sync_is_believed() -> Iterator[None]:
     """R9: the second sync succeeds, and what the first marked clean is not on disk."""
 
@@ -189,7 +193,7 @@ def retry_after_a_failed_sync_is_believed() -> Iterator[None]:
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-@fault("(1) (2) (8) (10)", style=Style(commits=14, checkpoints=6))
+@fault("R3", "(1) (2) (8) (10)", style=Style(commits=14, checkpoints=6))
 def checkpoint_not_synced() -> Iterator[None]:
     """R3: a state is believed to be on disk that is not, and segments are retired on its word."""
     real, real_save = _checkpoint.replace_file, CheckpointFile.save
@@ -206,7 +210,7 @@ def checkpoint_not_synced() -> Iterator[None]:
         yield
 
 
-@fault("(1) (2) (10)", style=Style(commits=14, checkpoints=6))
+@fault("R3", "(1) (2) (10)", style=Style(commits=14, checkpoints=6))
 def checkpoint_in_place() -> Iterator[None]:
     """R3: the old state is overwritten."""
 
@@ -225,7 +229,7 @@ def checkpoint_in_place() -> Iterator[None]:
         yield
 
 
-@fault("(7) (8) (13)", **UNSYNCED, style=Style(payloads=(0, 1, 40), commits=16, checkpoints=8, failing=0))
+@fault("R4 R17", "(7) (8) (15)", **UNSYNCED, style=Style(payloads=(0, 1, 40), commits=16, checkpoints=8, failing=0))
 def checkpoint_ahead_of_the_journal_and_ids_used_again() -> Iterator[None]:
     """R4 and R17: each alone is masked by the other."""
     real = Recovery.run
@@ -239,7 +243,7 @@ def checkpoint_ahead_of_the_journal_and_ids_used_again() -> Iterator[None]:
         yield
 
 
-@fault("(1)")
+@fault("R5", "(1)")
 def reader_restarted_at_the_tail() -> Iterator[None]:
     """LK-B2: a reader whose checkpoint cannot be read begins behind everything."""
     real = Readership._beginning
@@ -247,7 +251,7 @@ def reader_restarted_at_the_tail() -> Iterator[None]:
         yield
 
 
-@fault("(2) (13)", style=Style(commits=16, checkpoints=8))
+@fault("R3", "(2) (15) (8)", style=Style(commits=16, checkpoints=8))
 def done_ids_forgotten() -> Iterator[None]:
     """LK-B1: what was committed out of order is saved and never looked at."""
     real = Progress.load
@@ -261,7 +265,7 @@ def done_ids_forgotten() -> Iterator[None]:
         yield
 
 
-@fault("(12)", style=Style(aborts=10, checkpoints=8, failing=0))
+@fault("R3", "(14)", style=Style(aborts=10, checkpoints=8, failing=0))
 def error_counts_forgotten() -> Iterator[None]:
     real = Progress.load
 
@@ -274,13 +278,13 @@ def error_counts_forgotten() -> Iterator[None]:
         yield
 
 
-@fault("(2)", style=Style(commits=14, checkpoints=6))
+@fault("R3", "(2) (8)", style=Style(commits=14, checkpoints=6))
 def every_checkpoint_lost() -> Iterator[None]:
     with patch.object(Home, "load", lambda *_: None):
         yield
 
 
-@fault("(3)", style=Style(expiring=0.7))
+@fault("", "(3)", style=Style(expiring=0.7))
 def expired_items_delivered() -> Iterator[None]:
     with patch.object(Reader, "_is_expired", lambda *_: False):
         yield
@@ -289,28 +293,28 @@ def expired_items_delivered() -> Iterator[None]:
 # -- retiring --------------------------------------------------------------------------------------------------------
 
 
-@fault("(1) (10)", **UNSYNCED, style=RETIRING, samples=6)
+@fault("R5", "(1) (8) (10)", **UNSYNCED, style=RETIRING, samples=6)
 def retired_on_a_checkpoint_that_is_not_durable() -> Iterator[None]:
     """R5: segments go when the head in memory is past them."""
     with patch.object(Readership, "_durable_head", lambda _, reader: reader.head):
         yield
 
 
-@fault("(1) (8) (10)")
+@fault("R5", "(1) (8) (10)")
 def retired_one_segment_too_many() -> Iterator[None]:
     real = Journal.take_retired
     with patch.object(Journal, "take_retired", lambda self, head: real(self, head + 3)):
         yield
 
 
-@fault("(1) (8) (10)", style=replace(RETIRING, detached=1.0, starts_with_default=0))
+@fault("R5", "(1) (8) (10)", style=replace(RETIRING, detached=1.0, starts_with_default=0))
 def retired_past_a_reader_elsewhere() -> Iterator[None]:
     """R5: only the readers open here are asked."""
     with patch.object(Home, "lowest_head_elsewhere", lambda *_: None):
         yield
 
 
-@fault("(1)", style=replace(RETIRING, archive=1.0, other_mount=1.0))
+@fault("R6", "(1) (10)", style=replace(RETIRING, archive=1.0, other_mount=1.0))
 def archived_copy_not_synced() -> Iterator[None]:
     """R6: to another file system without a sync of the copy."""
     real = _journal._copy
@@ -321,7 +325,9 @@ def archived_copy_not_synced() -> Iterator[None]:
 # -- recovery --------------------------------------------------------------------------------------------------------
 
 
-@fault("(10) (5)", **UNSYNCED, samples=6, style=Style(payloads=(200, 900, 1400), segment_bytes=(24_000,), failing=0))
+@fault(
+    "R18", "(10) (5)", **UNSYNCED, samples=6, style=Style(payloads=(200, 900, 1400), segment_bytes=(24_000,), failing=0)
+)
 def torn_tail_not_cut() -> Iterator[None]:
     """Frames behind a hole are taken as if nothing were missing."""
     real = Recovery._follow
@@ -339,14 +345,14 @@ def torn_tail_not_cut() -> Iterator[None]:
         yield
 
 
-@fault("(11)", damage=1.0, samples=0)
+@fault("R15", "(13)", damage=1.0, samples=0)
 def watermark_ignored() -> Iterator[None]:
     """R15: what is not intact is cut, whatever shows that it was on disk."""
     with patch.object(Recovered, "watermark", property(lambda _: 0, lambda *_: None)):
         yield
 
 
-@fault("(1) (8) (10)", **UNSYNCED, style=Style(failing=0.5, deaths=3))
+@fault("R10", "(1) (8) (10)", **UNSYNCED, style=Style(failing=0.5, deaths=3))
 def reopening_trusts_the_page_cache() -> Iterator[None]:
     """R10: the last segment is neither synced nor dropped from the cache before it is believed."""
     real = Recovery._load
@@ -371,8 +377,278 @@ def reopening_trusts_the_page_cache() -> Iterator[None]:
         yield
 
 
-@fault("(7)", **UNSYNCED, samples=6)
+@fault("R17", "(7)", **UNSYNCED, samples=6, twice=1.0)
 def ids_of_a_torn_tail_used_again() -> Iterator[None]:
     """R17: nothing remembers them once the tail is cut."""
     with patch.object(_recovery, "write_mark", lambda *_: None):
+        yield
+
+
+@fault("R20 R17", "(7)", **UNSYNCED, samples=4, nested=1.0, twice=0.5)
+def mark_after_the_footer() -> Iterator[None]:
+    """A crash between them: the footer hides the torn tail, and nothing says which ids it had."""
+    real_mark, real = _recovery.write_mark, Recovery._close_last
+
+    def close_last(self: Recovery, file: Any, segment: Any) -> None:
+        later: list[tuple[Any, ...]] = []
+        with patch.object(_recovery, "write_mark", lambda *arguments: later.append(arguments)):
+            real(self, file, segment)
+        for arguments in later:
+            real_mark(*arguments)
+
+    with patch.object(Recovery, "_close_last", close_last):
+        yield
+
+
+@fault("R11", "(8) (10)")
+def old_segment_left_without_a_footer() -> Iterator[None]:
+    """The next segment begins behind one that looks as if its end had been lost."""
+    with patch.object(_recovery, "close_segment", lambda *_: None):
+        yield
+
+
+@fault("R15", "(13)", damage=1.0, samples=0)
+def frames_behind_the_damage_not_looked_for() -> Iterator[None]:
+    """What is behind a bad frame tells that it was on disk."""
+    with patch.object(_format, "look_beyond", lambda *_: (0, 0)):
+        yield
+
+
+@fault("R16", "(8) (13)", damage=1.0, samples=0, style=ROTATING)
+def chain_not_checked() -> Iterator[None]:
+    """A segment missing in the middle, or one cut between two frames, goes unseen."""
+    with patch.object(Recovery, "_check_chain", lambda _: None), patch.object(Recovery, "_scan", lambda *_: 0):
+        yield
+
+
+@fault("R16", "(13)", damage=1.0, samples=0, style=ROTATING)
+def ends_not_checked() -> Iterator[None]:
+    """The first segment is gone, or the last one, and nobody asks."""
+    with patch.object(Recovery, "_check_ends", lambda _: None):
+        yield
+
+
+@fault("R5", "(10)", **UNSYNCED, samples=6, style=RETIRING)
+def segments_that_came_back_taken_for_damage() -> Iterator[None]:
+    """An unlink is not durable until its folder is synced; what comes back must be harmless."""
+    real = Recovery._check_chain
+
+    def check(self: Recovery) -> None:
+        with patch.object(self, "_heads", []):
+            real(self)
+
+    with patch.object(Recovery, "_check_chain", check):
+        yield
+
+
+# -- files and folders -----------------------------------------------------------------------------------------------
+
+
+@fault("R2", "(1) (8) (9) (10)", samples=6)
+def folder_not_synced_into_its_parent() -> Iterator[None]:
+    """The files are on disk, and the way to them is not. (What ``RealDisk._make`` does, done by the disk in memory.)"""
+    real = CrashingDisk._make
+
+    def make(self: CrashingDisk, path: str) -> None:
+        with patch.object(CrashingDisk, "_sync_folder", lambda *_: None):
+            real(self, path)
+
+    with patch.object(CrashingDisk, "_make", make):
+        yield
+
+
+@fault("R3", "(1) (2) (8) (10)", samples=6, style=Style(commits=14, checkpoints=10, deaths=3, archive=0, detached=0))
+def renamed_checkpoint_not_synced() -> Iterator[None]:
+    """The file is on disk, its new name is not, and segments are retired on its word."""
+    real = _checkpoint.replace_file
+    with in_place_of(real, lambda directory, *rest: real(_Deaf(directory), *rest)):
+        yield
+
+
+@fault("R8", "(9)")
+def leftovers_by_their_beginning() -> Iterator[None]:
+    """Whatever begins with the queue's name and is no file of its own now is taken for a left-over."""
+    real = Home.remove_leftovers
+
+    def remove(self: Home, names: list[str]) -> None:
+        for name in names:
+            if name.startswith(self.queue) and _names.parse_owner(name) is None:
+                self.directory.unlink(name)
+        real(self, names)
+
+    with patch.object(Home, "remove_leftovers", remove):
+        yield
+
+
+@fault("R8", "(10) (8)", nested=1.0, samples=4)
+def leftovers_in_the_way() -> Iterator[None]:
+    """A temporary file that a crash has left is neither removed at open nor before it is made again."""
+
+    def replace(directory: Any, name: str, data: bytes) -> None:
+        file = directory.create(_names.temporary_name(name))
+        file.write(0, data)
+        file.sync()
+        file.close()
+        directory.rename(_names.temporary_name(name), name)
+        directory.sync()
+
+    with patch.object(Home, "remove_leftovers", lambda *_: None), in_place_of(_checkpoint.replace_file, replace):
+        yield
+
+
+@fault("R34", "workload", style=ROTATING)
+def numbers_from_the_clock_alone() -> Iterator[None]:
+    """Two segments in one millisecond."""
+    real = Journal._begin
+
+    def begin(self: Journal, frame_bytes: int, added_ms: int) -> None:
+        self._last_number = 0
+        real(self, frame_bytes, added_ms)
+
+    with patch.object(Journal, "_begin", begin):
+        yield
+
+
+@fault("R6", "(1)", style=replace(RETIRING, archive=1.0, other_mount=1.0), samples=6)
+def archive_not_synced() -> Iterator[None]:
+    """The segment is removed here before its name there is on disk."""
+    real = _journal.archive_segment
+
+    def archive(directory: Any, name: str, target: Any, *rest: Any) -> bool:
+        return real(directory, name, _Deaf(target), *rest)
+
+    with in_place_of(real, archive):
+        yield
+
+
+@fault("R6", "(1)", style=replace(RETIRING, archive=1.0, other_mount=0.0))
+def segment_deleted_instead_of_archived() -> Iterator[None]:
+    with in_place_of(_journal.archive_segment, lambda directory, name, *_: directory.unlink(name) or True):
+        yield
+
+
+@fault("R5", "(1) (8) (10)", style=replace(RETIRING, archive=1.0))
+def archived_before_it_is_committed() -> Iterator[None]:
+    """A segment goes as soon as it is read."""
+    with patch.object(Readership, "_durable_head", lambda _, reader: reader._progress.next_id - 1):
+        yield
+
+
+# -- places ----------------------------------------------------------------------------------------------------------
+
+
+@fault("R3", "(1) (8)", style=Style(checkpoints=8, commits=10))
+def open_reads_saved_as_done() -> Iterator[None]:
+    """The place that is saved is how far the reader has read."""
+    real = Progress.checkpoint
+
+    def checkpoint(self: Progress, *rest: Any) -> Any:
+        return replace(real(self, *rest), head=self.next_id - 1, done=())
+
+    with patch.object(Progress, "checkpoint", checkpoint):
+        yield
+
+
+@fault("R3", "(2) (15) (8)", style=Style(checkpoints=8, commits=16))
+def done_ids_not_saved() -> Iterator[None]:
+    with patch.object(Progress, "done_spans", lambda _: ()):
+        yield
+
+
+@fault("R3", "(2) (8)", style=Style(checkpoints=10, commits=10, detached=1.0))
+def first_state_counts() -> Iterator[None]:
+    """Of the states in a checkpoint file the first whole one is believed, not the last."""
+    real = _format.decode_checkpoints
+
+    def decode(data: bytes) -> Any:
+        last, end = real(data)
+        size = _format.CHECKPOINT_PREFIX_BYTES
+        for at in range(size, end + 1):
+            first, _ = real(data[:at])
+            if first is not None:
+                return first, end
+        return last, end
+
+    with patch.object(_format, "decode_checkpoints", decode):
+        yield
+
+
+@fault("R3", "(8)", style=Style(checkpoints=14, commits=14), **UNSYNCED)
+def saved_behind_a_torn_state() -> Iterator[None]:
+    """A reader goes on at the end of its file, whatever is in front of that."""
+    real = CheckpointFile.load
+
+    def load(self: CheckpointFile) -> Any:
+        found = real(self)
+        self._size = self._directory.open(self.name).size() if found[1] else 0
+        self.durable = found[0]
+        return found
+
+    with patch.object(CheckpointFile, "load", load):
+        yield
+
+
+@fault("R10", "(1) (2) (8) (10)", style=Style(checkpoints=10, commits=14, failing=1.0, deaths=3), **UNSYNCED)
+def place_in_the_page_cache_believed_durable() -> Iterator[None]:
+    """What was read at the opening counts as on disk, and segments are retired on its word."""
+    real = CheckpointFile.load
+
+    def load(self: CheckpointFile) -> Any:
+        found = real(self)
+        self.durable = found[0]
+        return found
+
+    with patch.object(CheckpointFile, "load", load):
+        yield
+
+
+@fault("", "(2) (8) (15)", style=Style(starts_with_default=1.0, commits=14))
+def place_of_the_default_reader_lost() -> Iterator[None]:
+    with patch.object(Readership, "_inherit_default", lambda *_: None):
+        yield
+
+
+@fault("", "(1) (2)")
+def seek_not_saved() -> Iterator[None]:
+    real = Reader.seek
+
+    def seek(self: Reader, *where: Any, **how: Any) -> None:
+        with patch.object(Reader, "checkpoint", lambda *_: None):
+            real(self, *where, **how)
+
+    with patch.object(Reader, "seek", seek):
+        yield
+
+
+# -- contents --------------------------------------------------------------------------------------------------------
+
+
+@fault("", "(3)", style=Style(expiring=0.8))
+def expiry_not_stored() -> Iterator[None]:
+    real = _format.encode_item
+
+    def encode(item_id: int, data: bytes, added_ms: int, _: Any, *rest: Any) -> bytes:
+        return real(item_id, data, added_ms, None, *rest)
+
+    with patch.object(_format, "encode_item", encode):
+        yield
+
+
+@fault("", "(15)", style=ROTATING)
+def sums_not_carried_on() -> Iterator[None]:
+    """A new segment's header does not say how many items there were before it."""
+    real = _format.encode_header
+    with patch.object(_format, "encode_header", lambda header: real(replace(header, base_items=0))):
+        yield
+
+
+@fault("R19", "(1) (5) (8) (10) workload", **UNSYNCED, samples=6)
+def segment_cut_at_its_first_growth() -> Iterator[None]:
+    """LK-B: a recovery that truncates: what it takes for the end is not."""
+    real = Recovery._follow
+
+    def follow(self: Recovery, file: Any, segment: Any, offset: int, size: int) -> int:
+        return real(self, file, segment, offset, min(size, offset + 2000))
+
+    with patch.object(Recovery, "_follow", follow):
         yield

@@ -85,11 +85,14 @@ class ReaderPromise:
         self.errors, self.kill.errors, self.power.errors = {}, {}, {}
 
     def settle(self, done: set[int]) -> None:
-        """It was opened: what it is done with is on disk."""
-        self.exists = True
+        """It was opened. A new one's place is on disk then; that of one which was there is what it was before."""
         self.done = set(done)
         self.kill.exactly(done)
-        self.power.exactly(done)
+        if self.exists:
+            self.power.allow(done)
+        else:
+            self.power.exactly(done)
+        self.exists = True
 
     def forget(self) -> None:
         """It is being dropped: nobody is promised anything."""

@@ -3,17 +3,19 @@
 The numbers in the messages are those of the invariants: (1) what was promised and not committed is delivered,
 byte-equal; (2) nothing saved as committed is; (3) nothing that was never put; (4) rising ids; (5) no hole; (6)
 recovering twice gives the same; (7) new ids never collide; (8) a second crash keeps all this; (9) no foreign file is
-touched; (10) opening never raises for legal states; (11) damage is never silent; (12) error counts survive; (13) items
-and bytes are exact.
+touched; (10) opening never raises for legal states; (11) bounded time and memory; (12) after a clean close, opening
+reads no payload; (13) damage is never silent; (14) error counts survive; (15) items and bytes are exact.
 """
 
 from __future__ import annotations
 
 import random
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from promise import READERS, BrokenPromise, Promise
+from promise import READERS, BrokenPromise, Promise, Put
 
 from kestrelpy import CorruptJournal, Item, JournaledQueue, KestrelError, QueueEmpty, Reader, ReaderConfig, scan
 from kestrelpy import _format as fmt
@@ -25,6 +27,11 @@ from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Leaning
 
 MODELS = (PowerModel.PREFIX, PowerModel.EXT4, PowerModel.ANY)
+ENDS = ("close", "kill", "kill", *MODELS)
+READS_OF_AN_OPENING = 6
+"""An opening reads no more than so many times what there is: the header, the frames, what is behind them."""
+READ_AFTER_A_CLOSE = 1024
+"""Bytes read for each file by an opening after a clean close: headers, footers, checkpoints."""
 FOREIGN = {"other.notes": b"not ours", "jobs.0000000000001.segment.old": b"not quite ours", "jobs2.lock": b""}
 CONFIG = ReaderConfig(memory_bytes=2048)
 Seen = dict[str, dict[int, bytes]]
@@ -39,7 +46,9 @@ class Setting:
     archive: bool
     segment_bytes: int
 
-    def open(self, disk: Disk, now_ms: int) -> tuple[JournaledQueue, ManualClock]:
+    def open(
+        self, disk: Disk, now_ms: int, *, on_corruption: Literal["raise", "quarantine"] = "raise"
+    ) -> tuple[JournaledQueue, ManualClock]:
         clock = ManualClock(now_ms)
         queue = JournaledQueue(
             "/data",
@@ -48,6 +57,7 @@ class Setting:
             segment_bytes=self.segment_bytes,
             archive_dir="/archive" if self.archive else None,
             default_reader=CONFIG,
+            on_corruption=on_corruption,
             clock=clock,
             disk=disk,
         )
@@ -99,11 +109,17 @@ class Recovered:
     tail_id: int = 0
 
 
-def drain(setting: Setting, disk: CrashingDisk, promise: Promise, *, power: bool) -> Recovered:
-    """Recover, read everything, check it, and go away without a word. Leaves the disk recovered."""
+def recover(
+    setting: Setting, disk: CrashingDisk, promise: Promise, *, power: bool
+) -> tuple[JournaledQueue, Recovered]:
+    """Open, read everything, check it. The queue is open then, and its readers have read to the end."""
+    found = Recovered()
     try:
+        read_before, size = disk.bytes_read, disk_bytes(disk)
         queue, _ = setting.open(disk, promise.now_ms)
-        found = Recovered()
+        if disk.bytes_read - read_before > READS_OF_AN_OPENING * size:
+            raise BrokenPromise(f"(11) opening {size} bytes has read {disk.bytes_read - read_before}")
+        known = promise.known()
         for name in READERS:
             reader = queue.reader(name, start="earliest")
             found.heads[name] = reader.head
@@ -115,20 +131,31 @@ def drain(setting: Setting, disk: CrashingDisk, promise: Promise, *, power: bool
             size = sum(len(item.data) for item in items)
             if (reader.items, reader.bytes) != (len(items), size):
                 raise BrokenPromise(
-                    f"(13) {name}: counts {reader.items}, {reader.bytes} bytes; got {len(items)}, {size}"
+                    f"(15) {name}: counts {reader.items}, {reader.bytes} bytes; got {len(items)}, {size}"
                 )
-            check_reader(name, items, promise, power=power)
+            check_reader(name, items, promise, known, power=power)
         found.tail_id = queue.stats().tail_id
         queue._check()
     except (KestrelError, OSError) as error:
         raise BrokenPromise(f"(10) opening or draining raised {error!r}") from error
+    return queue, found
+
+
+def drain(setting: Setting, disk: CrashingDisk, promise: Promise, *, power: bool) -> Recovered:
+    """Recover, and go away without a word. Leaves the disk recovered."""
+    queue, found = recover(setting, disk, promise, power=power)
     vanish(queue, disk)
     return found
 
 
-def check_reader(name: str, items: list[Item], promise: Promise, *, power: bool) -> None:
-    """Invariants 1, 2, 3 and 5."""
-    reader, known = promise.readers[name], promise.known()
+def disk_bytes(disk: CrashingDisk) -> int:
+    """What an opening may read: all files, each with its room, and something for the small ones."""
+    return 4096 + sum(node.size for folder in disk.folders.values() for node in folder.names.values())
+
+
+def check_reader(name: str, items: list[Item], promise: Promise, known: Mapping[int, Put], *, power: bool) -> None:
+    """Invariants 1, 2, 3, 5 and 14."""
+    reader = promise.readers[name]
     place = reader.power if power else reader.kill
     seen = {item.id: item.data for item in items}
     if again := place.surely & seen.keys():
@@ -140,7 +167,7 @@ def check_reader(name: str, items: list[Item], promise: Promise, *, power: bool)
         if put.is_expired(promise.now_ms):
             raise BrokenPromise(f"(3) {name}: item {item.id} has expired and comes")
         if item.error_count < place.errors.get(item.id, 0):
-            raise BrokenPromise(f"(12) {name}: item {item.id} has error_count {item.error_count}")
+            raise BrokenPromise(f"(14) {name}: item {item.id} has error_count {item.error_count}")
     started = len(seen.keys() & set(range(promise.tail_id + 1, promise.tail_id + len(promise.in_flight) + 1)))
     if started not in (0, len(promise.in_flight)):
         raise BrokenPromise(f"(1) {name}: of a batch of {len(promise.in_flight)} there are {started}")
@@ -156,28 +183,50 @@ def check_reader(name: str, items: list[Item], promise: Promise, *, power: bool)
             raise BrokenPromise(f"(5) {name}: item {item_id} is missing before {last_id}")
 
 
-def check(setting: Setting, disk: CrashingDisk, promise: Promise, choose: random.Random, *, power: bool) -> None:
-    """All that holds for a disk after a crash."""
-    found = drain(setting, disk, promise, power=power)
-    if choose.random() < 0.5:
-        again = drain(setting, disk, promise, power=power)
+def check(
+    setting: Setting,
+    disk: CrashingDisk,
+    promise: Promise,
+    choose: random.Random,
+    *,
+    power: bool,
+    twice: float,
+    least: int = 0,
+) -> int:
+    """All that holds for a disk after a crash; how many crash states were seen in it.
+
+    What was recovered goes on at once, as in a program, or (``twice``: how likely) is recovered once more before.
+    ``least``: ids up to here were given out, and the disk showed it before a recovery was cut short.
+    """
+    queue, found = recover(setting, disk, promise, power=power)
+    if found.tail_id < least:
+        raise BrokenPromise(f"(7) ids up to {least} were in use, and only {found.tail_id} of them are known now")
+    states = 1
+    if choose.random() < twice:
+        vanish(queue, disk)
+        queue, again = recover(setting, disk, promise, power=power)
+        states += 1
         if again.seen != found.seen:
             raise BrokenPromise(f"(6) a second recovery gives {again.seen.keys()}, not {found.seen.keys()}")
-    if setting.archive or choose.random() < 0.2:
+    if choose.random() < (0.5 if setting.archive else 0.1):
         check_existing(setting, disk, promise, power=power)
     try:
-        go_on(setting, disk, promise, found, choose)
+        states += go_on(setting, disk, queue, promise, found, choose, power=power)
     except (KestrelError, OSError) as error:
         raise BrokenPromise(f"(8) two more puts, and then: {error!r}") from error
     folder = disk.directory("/data")
     for name, content in FOREIGN.items():
         if name not in folder.names() or folder.open(name).read(0, 100) != content:
             raise BrokenPromise(f"(9) the file {name} is not ours and was touched")
+    return states
 
 
 def check_existing(setting: Setting, disk: CrashingDisk, promise: Promise, *, power: bool) -> None:
     """What ``scan`` sees: nothing but what was put; with an archive, all that was promised."""
-    existing, known = setting.existing(disk), promise.known()
+    try:
+        existing, known = setting.existing(disk), promise.known()
+    except (KestrelError, OSError) as error:
+        raise BrokenPromise(f"(10) scan raised {error!r}") from error
     for item_id, data in existing.items():
         if item_id not in known or known[item_id].data != data:
             raise BrokenPromise(f"(3) item {item_id} in the journal was never put: {data[:20]!r}")
@@ -188,14 +237,28 @@ def check_existing(setting: Setting, disk: CrashingDisk, promise: Promise, *, po
             raise BrokenPromise(f"(1) items {lost} are neither in the journal nor in the archive")
 
 
-def go_on(setting: Setting, disk: CrashingDisk, promise: Promise, before: Recovered, choose: random.Random) -> None:
-    """Life goes on: two more items, an end of one kind or another, and everything is there, with ids of its own."""
-    queue, _ = setting.open(disk, promise.now_ms)
+def go_on(
+    setting: Setting,
+    disk: CrashingDisk,
+    queue: JournaledQueue,
+    promise: Promise,
+    before: Recovered,
+    choose: random.Random,
+    *,
+    power: bool,
+) -> int:
+    """Life goes on: two more items, a commit, an end of one kind or another, and everything is there, with ids of its
+    own.
+
+    What a kill left of a reader's place was perhaps never durable. If the power goes now an older one counts: what was
+    committed since comes again, and what a seek went back for does not. Returns how many crash states that were.
+    """
     new = {queue.put(data): data for data in (b"one more", b"and another")}
     for name in READERS:
         if min(new) <= max(before.heads[name], before.tail_id, *before.seen[name], 0):
             raise BrokenPromise(f"(7) new ids {sorted(new)} were in use: {before.heads}, {before.tail_id}")
-    end = choose.choice(("close", "kill", *MODELS))
+    end = choose.choice(ENDS)
+    done = _commit_one(queue, choose) if choose.random() < 0.5 else {}
     if end == "close":
         queue.close()
     elif end == "kill":
@@ -204,12 +267,45 @@ def go_on(setting: Setting, disk: CrashingDisk, promise: Promise, before: Recove
         queue.sync()
         vanish(queue, disk)
         disk = disk.after_power_cut(Leaning(choose), end)  # type: ignore[arg-type]
+    read_before = disk.bytes_read
     queue, _ = setting.open(disk, promise.now_ms)
-    for name in READERS:
+    if end == "close" and disk.bytes_read - read_before > READ_AFTER_A_CLOSE * len(disk.directory("/data").names()):
+        raise BrokenPromise(f"(12) opening what was closed has read {disk.bytes_read - read_before} bytes")
+    for name in READERS if choose.random() < 0.2 else (choose.choice(READERS),):
         after = {item.id: item.data for item in read_all(queue.reader(name, start="earliest"))}
-        if after != {**before.seen[name], **new}:
-            raise BrokenPromise(f"(8) {name}: after two more puts and {end} there are {sorted(after)}")
-    queue.close()
+        due = {**before.seen[name], **new}
+        if end not in MODELS and done.get(name, 0) in after:
+            raise BrokenPromise(f"(8) {name}: item {done[name]} was committed and saved, and comes again after {end}")
+        if end not in MODELS or done.get(name, 0) not in after:
+            due.pop(done.get(name, 0), None)
+        if end in MODELS and not power:
+            place, known = promise.readers[name].power, promise.known()
+            again = after.keys() - due.keys() - place.surely
+            if any(known[item_id].data != after.pop(item_id) for item_id in again):
+                raise BrokenPromise(f"(3) {name}: of the items {sorted(again)} some were never put")
+            due = {key: data for key, data in due.items() if key in after or key not in (place.maybe or ())}
+        if after != due:
+            raise BrokenPromise(
+                f"(8) {name}: after two more puts and {end} there are {sorted(after)}, not {sorted(due)}"
+            )
+    if choose.random() < 0.2:
+        queue.close()
+    else:
+        vanish(queue, disk)
+    return end != "close"
+
+
+def _commit_one(queue: JournaledQueue, choose: random.Random) -> dict[str, int]:
+    """One of the items that a reader has open is committed and the place saved, not durably: reader and id."""
+    name = choose.choice(READERS)
+    reader = queue.reader(name)
+    opened = list(reader._open)
+    if not opened:
+        return {}
+    item_id = choose.choice(opened)
+    reader.commit(item_id)
+    reader.checkpoint()
+    return {name: item_id}
 
 
 # -- what is not a crash ---------------------------------------------------------------------------------------------
@@ -229,18 +325,28 @@ def lose_checkpoint(disk: CrashingDisk, choose: random.Random) -> None:
     disk.kill()
 
 
-def damage_a_record(disk: CrashingDisk, choose: random.Random) -> bool:
-    """Flip one bit of one frame that something else on the disk shows to have been durable; false if there is none."""
+def damage(disk: CrashingDisk, choose: random.Random) -> bool:
+    """Damage something that something else on the disk shows to have been durable; false if there is no such thing.
+
+    One bit of a frame; or a segment with others behind it, which goes, or ends between two of its frames.
+    """
     folder = disk.directory("/data")
-    found: list[tuple[str, int, int]] = []
-    for name in _segment_names(folder):
-        found += _durable_frames(folder, name)
-    if not found:
-        return False
-    name, offset, size = choose.choice(found)
-    file = folder.open(name, write=True)
-    at = offset + choose.randrange(size)
-    file.write(at, bytes([file.read(at, 1)[0] ^ (1 << choose.randrange(8))]))
+    names = _segment_names(folder)
+    if len(names) > 1 and choose.random() < 0.4:
+        name = choose.choice(names[:-1])
+        frames = _durable_frames(folder, name)
+        if not frames or choose.random() < 0.5:
+            folder.unlink(name)
+        else:
+            folder.open(name, write=True).truncate(choose.choice(frames)[1])
+    else:
+        frames = [frame for name in names for frame in _durable_frames(folder, name)]
+        if not frames:
+            return False
+        name, offset, size = choose.choice(frames)
+        file = folder.open(name, write=True)
+        at = offset + choose.randrange(size)
+        file.write(at, bytes([file.read(at, 1)[0] ^ (1 << choose.randrange(8))]))
     disk.kill()
     return True
 
@@ -271,7 +377,7 @@ def _durable_frames(folder: Directory, name: str) -> list[tuple[str, int, int]]:
 
 
 def check_damaged(setting: Setting, disk: CrashingDisk, promise: Promise) -> None:
-    """(11) Something durable is damaged: that is said, or nothing that was promised is missing."""
+    """(13) Something durable is damaged: that is said, or nothing that was promised is missing."""
     try:
         queue, _ = setting.open(disk, promise.now_ms)
     except CorruptJournal:
@@ -279,9 +385,30 @@ def check_damaged(setting: Setting, disk: CrashingDisk, promise: Promise) -> Non
     try:
         for name in READERS:
             items = read_all(queue.reader(name, start="earliest"))
-            check_reader(name, items, promise, power=False)
+            check_reader(name, items, promise, promise.known(), power=False)
     except CorruptJournal:
         pass
     except BrokenPromise as broken:
-        raise BrokenPromise(f"(11) damage is not reported: {broken}") from broken
+        raise BrokenPromise(f"(13) damage is not reported: {broken}") from broken
     vanish(queue, disk)
+
+
+def check_hostile(setting: Setting, disk: CrashingDisk, promise: Promise) -> None:
+    """A disk that has broken its own promises may cost items; it may not make an opening or a reader do anything but
+    raise what is documented, or deliver what was never put.
+    """
+    known = {put.data for put in promise.known().values()}
+    for on_corruption in ("raise", "quarantine"):
+        copy = disk.after_kill()
+        try:
+            queue, _ = setting.open(copy, promise.now_ms, on_corruption=on_corruption)
+        except KestrelError:
+            continue
+        try:
+            for name in READERS:
+                delivered = {item.data for item in read_all(queue.reader(name, start="earliest"))}
+                if phantoms := delivered - known:
+                    raise BrokenPromise(f"(3) {name}: delivered and never put: {sorted(phantoms)}")
+        except KestrelError:
+            pass
+        vanish(queue, copy)

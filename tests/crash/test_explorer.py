@@ -14,7 +14,7 @@ from explorer import Explorer
 
 SEED = int(os.environ.get("KESTRELPY_SEED", "1"))
 STATES = 80_000 if os.environ.get("KESTRELPY_LONG") == "1" else 8_000
-KINDS = {"kill", "PREFIX", "EXT4", "ANY", "lost checkpoint", "damaged", "in recovery"}
+KINDS = {"kill", "PREFIX", "EXT4", "ANY", "HOSTILE", "lost checkpoint", "damaged", "in recovery", "after it went on"}
 
 
 @pytest.fixture(autouse=True)

@@ -180,13 +180,16 @@ class Workload:
 
     def _die(self) -> None:
         """All processes die, or the power goes; what is found then is how it is."""
-        self._vanish()
-        power = self.random.random() < 0.5
+        self._end(power=self.random.random() < 0.5)
+
+    def _end(self, *, power: bool) -> None:
+        self.leave()
         if power:
             self._use(self.disk.after_power_cut(Leaning(self.random), self.random.choice(MODELS)))
         self._recover(power=power)
 
-    def _vanish(self) -> None:
+    def leave(self) -> None:
+        """The death of the processes."""
         self.disk.before_operation = None
         self.promise.now_ms = self.clock.time_ns() // 1_000_000
         vanish(self.queue, self.disk, *([self.detached] if self.detached else []))
@@ -207,7 +210,7 @@ class Workload:
         self.promise.failed = True
         if self.random.random() < 0.5:
             self._close_failed()
-        self._vanish()
+        self.leave()
         self._recover(power=False)
 
     def _close_failed(self) -> None:
@@ -220,21 +223,27 @@ class Workload:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def _put(self) -> None:
-        self._store(1, lambda items, expires_in: self.queue.put(items[0], expires_in=expires_in))
+        self._store(self._some_items(1), self._some_expiry())
 
     def _put_many(self) -> None:
-        count = self.random.randrange(2, 6)
-        self._store(count, lambda items, expires_in: self.queue.put_many(items, expires_in=expires_in))
+        self._store(self._some_items(self.random.randrange(2, 6)), self._some_expiry())
 
-    def _store(self, count: int, put: Callable[[list[bytes], float | None], object]) -> None:
-        items = [self.random.randbytes(self.random.choice(self.style.payloads)) for _ in range(count)]
-        expires_in = self.random.choice((0.1, 1.0, 600.0)) if self.random.random() < self.style.expiring else None
+    def _some_items(self, count: int) -> list[bytes]:
+        return [self.random.randbytes(self.random.choice(self.style.payloads)) for _ in range(count)]
+
+    def _some_expiry(self) -> float | None:
+        return self.random.choice((0.1, 1.0, 600.0)) if self.random.random() < self.style.expiring else None
+
+    def _store(self, items: list[bytes], expires_in: float | None = None) -> None:
         now_ms = self.clock.time_ns() // 1_000_000
         expires_ms = None if expires_in is None else now_ms + int(expires_in * 1000)
         promise = self.promise
         promise.in_flight = [Put(data, expires_ms) for data in items]
-        put(items, expires_in)
-        promise.acknowledge(range(promise.tail_id + 1, promise.tail_id + count + 1))
+        if len(items) == 1:
+            self.queue.put(items[0], expires_in=expires_in)
+        else:
+            self.queue.put_many(items, expires_in=expires_in)
+        promise.acknowledge(range(promise.tail_id + 1, promise.tail_id + len(items) + 1))
         if self.setting.sync == "always":
             promise.durable_id = promise.tail_id
 

@@ -1,0 +1,140 @@
+"""What one crash may leave: every state of it that is looked at is recovered and checked, and counted by its kind.
+
+A state is one image of the disk after one end: a kill, a power cut by one of the models, one with a checkpoint lost or
+damaged besides, and what a second end leaves: in the middle of the recovery, or after life went on for two more items.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from promise import BrokenPromise, Promise
+from recovered import MODELS, Setting, check, check_damaged, check_hostile, damage, drain, lose_checkpoint
+
+from kestrelpy import KestrelError
+from kestrelpy.testing import CrashingDisk, PowerModel
+from kestrelpy.testing._choices import Corner, Leaning
+
+
+@dataclass
+class Crashes:
+    """How to look at crashes, and what was seen.
+
+    ``samples``: power cuts tried at each moment. ``every``: instead of samples, every state that each model allows,
+    or so many of them if there are more. ``nested``, ``damage``, ``lost``, ``hostile``: how likely a recovery is itself
+    crashed, a durable record or a checkpoint is damaged, and a disk that keeps no promise is tried. ``twice``: how
+    likely what was recovered is recovered again before life goes on.
+    """
+
+    samples: int = 3
+    every: int = 0
+    nested: float = 0.15
+    damage: float = 0.1
+    lost: float = 0.1
+    hostile: float = 0.1
+    twice: float = 0.2
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def states(self) -> int:
+        return self.counts.total()
+
+    def look_at(self, setting: Setting, disk: CrashingDisk, promise: Promise, choose: random.Random) -> None:
+        """Raises ``BrokenPromise``."""
+        self._check("kill", setting, disk.after_kill(), promise, choose, power=False)
+        for model, state in self._every_cut(disk) if self.every else self._some_cuts(disk, choose):
+            self._check(model.name, setting, state, promise, choose, power=True)
+        if choose.random() < self.lost:
+            self._lose_checkpoint(setting, disk.after_kill(), promise, choose)
+        if choose.random() < self.damage and not promise.failed:
+            self._damage(setting, disk.after_kill(), promise, choose)
+        if choose.random() < self.hostile:
+            self.counts["HOSTILE"] += 1
+            check_hostile(setting, disk.after_power_cut(Leaning(choose), PowerModel.HOSTILE), promise)
+
+    def _some_cuts(self, disk: CrashingDisk, choose: random.Random) -> Iterator[tuple[PowerModel, CrashingDisk]]:
+        """Everything lost, and samples; each state once."""
+        seen: set[int] = set()
+        for at in range(self.samples + 1):
+            model = choose.choice(MODELS)
+            state = disk.after_power_cut(Leaning(choose) if at else Corner(last=False), model)
+            digest = state.digest()
+            if digest not in seen:
+                seen.add(digest)
+                yield model, state
+
+    def _every_cut(self, disk: CrashingDisk) -> Iterator[tuple[PowerModel, CrashingDisk]]:
+        """All of them, up to the limit; each state once, whichever models allow it."""
+        seen: set[int] = set()
+        for model in MODELS:
+            for state in disk.power_states(model, self.every):
+                digest = state.digest()
+                if digest not in seen:
+                    seen.add(digest)
+                    yield model, state
+
+    def _check(
+        self,
+        kind: str,
+        setting: Setting,
+        disk: CrashingDisk,
+        promise: Promise,
+        choose: random.Random,
+        *,
+        power: bool,
+    ) -> None:
+        try:
+            if choose.random() < self.nested:
+                self._crash_the_recovery(setting, disk, promise, choose, power=power)
+            self._count(kind, check(setting, disk, promise, choose, power=power, twice=self.twice))
+        except (BrokenPromise, KestrelError, OSError) as broken:
+            raise BrokenPromise(f"{kind}: {broken}") from broken
+
+    def _count(self, kind: str, states: int) -> None:
+        self.counts[kind] += 1
+        self.counts["after it went on"] += states - 1
+
+    def _crash_the_recovery(
+        self,
+        setting: Setting,
+        disk: CrashingDisk,
+        promise: Promise,
+        choose: random.Random,
+        *,
+        power: bool,
+        deeper: bool = True,
+    ) -> None:
+        """(R20) Crash points of a recovery, and of the opening of the readers, of a disk that has crashed before."""
+        recovering = disk.after_kill()
+        points: list[CrashingDisk] = []
+        recovering.before_operation = lambda: points.append(recovering.after_kill(choose))
+        tail_id = drain(setting, recovering, promise, power=power).tail_id
+        for point in choose.sample(points, min(3, len(points))):
+            cut = choose.random() < 0.6
+            state = point.after_power_cut(Leaning(choose), choose.choice(MODELS)) if cut else point
+            try:
+                if deeper and choose.random() < self.nested:  # and a crash in the recovery from that
+                    self._crash_the_recovery(setting, state, promise, choose, power=power or cut, deeper=False)
+                least = tail_id if power or not cut else 0  # what was durable before, or is still seen
+                states = check(setting, state, promise, choose, power=power or cut, twice=self.twice, least=least)
+                self._count("in recovery", states)
+            except BrokenPromise as broken:
+                raise BrokenPromise(f"then in its recovery, {'power' if cut else 'kill'}: {broken}") from broken
+
+    def _lose_checkpoint(self, setting: Setting, disk: CrashingDisk, promise: Promise, choose: random.Random) -> None:
+        promise = promise.copy()
+        for reader in promise.readers.values():
+            reader.lose_checkpoint()
+        lose_checkpoint(disk, choose)
+        self._check("lost checkpoint", setting, disk, promise, choose, power=False)
+
+    def _damage(self, setting: Setting, disk: CrashingDisk, promise: Promise, choose: random.Random) -> None:
+        if damage(disk, choose):
+            self.counts["damaged"] += 1
+            try:
+                check_damaged(setting, disk, promise)
+            except (BrokenPromise, KestrelError, OSError) as broken:
+                raise BrokenPromise(f"damaged: {broken!r}") from broken

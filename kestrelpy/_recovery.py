@@ -19,8 +19,11 @@ from kestrelpy import _format as fmt
 from kestrelpy._checkpoint import known_queue_id, replace_file
 from kestrelpy._disk import Directory, File
 from kestrelpy._names import mark_name, quarantine_name, segments_among
-from kestrelpy._segment import Segment, close_segment, iterate_frames, load_segment, read_header, read_used
+from kestrelpy._segment import Segment, close_segment, holds_frame, iterate_frames, load_segment, read_header, read_used
 from kestrelpy.errors import CorruptJournal
+
+MOST_LOST = 1 << 31
+"""So many ids may have been given out behind the last one that is there; a frame's ``lag`` has room for twice as many."""
 
 
 @dataclass(slots=True)
@@ -56,7 +59,7 @@ class Recovery:
     def run(self, names: Iterable[str]) -> Recovered:
         """``names``: what is in the directory. Raises ``CorruptJournal``, ``UnsupportedFormat`` and ``OSError``."""
         found = self._found
-        numbered = segments_among(names, self._queue)
+        numbered = self._within_reach(segments_among(names, self._queue))
         found.queue_id = self._whose(numbered)
         for state in self._states:
             if state.queue_id == found.queue_id:
@@ -72,7 +75,29 @@ class Recovery:
         self._check_chain()
         self._check_ends()
         found.tail_id = max(found.tail_id, found.watermark)
+        if found.segments:
+            self._check_reach(found.segments[-1].name, found.segments[-1].last_id)
+        elif found.tail_id:
+            self._check_reach(mark_name(self._queue), 0)
         return found
+
+    def _check_reach(self, name: str, last_id: int) -> None:
+        """No crash loses so many ids, and no queue comes so far: what goes on from there could not be stored. Raises
+        ``CorruptJournal`` with quarantine, too: no record is bad, but the claim.
+        """
+        found = self._found
+        last = found.segments[-1].header if found.segments else None
+        counts = (last.base_items, last.base_bytes) if last else ()
+        if found.tail_id - last_id > MOST_LOST or max(found.tail_id, *counts, 0) > fmt.LARGEST >> 1:
+            reason = f"ids up to {found.tail_id} are said to be given out, and {last_id} is the last one here"
+            raise CorruptJournal(self._path(name), 0, reason, item_id=last_id + 1)
+
+    def _within_reach(self, numbered: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Those whose number can be gone on from. Numbers are times: no other was ever given to a segment."""
+        for number, name in numbered:
+            if number > fmt.LARGEST >> 1:
+                self._damage(name, 0, f"no segment has a number like {number}")
+        return [(number, name) for number, name in numbered if number <= fmt.LARGEST >> 1]
 
     def _whose(self, numbered: list[tuple[int, str]]) -> bytes:
         """The queue's id, as its newest segment has it, or its checkpoints if there is none; empty for a new queue."""
@@ -118,6 +143,9 @@ class Recovery:
             if not segment.closed:
                 if last:
                     self._close_last(file, segment)
+                elif self._is_left_over(file, header.marker, number, later):
+                    self._put_away(name, number, read_used(file, fmt.HEADER_BYTES, segment.size))
+                    return None
                 else:
                     self._damage(name, segment.size, "the footer of this closed segment is not intact")
                     self._scan(file, segment, self._end_before(later))
@@ -137,14 +165,21 @@ class Recovery:
         """
         rest = read_used(file, fmt.HEADER_BYTES, file.size())
         marker = int.from_bytes(rest[fmt.MARKER_OFFSET : fmt.FRAME_BYTES], "little")
-        if later or fmt.decode_frame(rest, 0, marker) is not None:
+        if later and not rest and self._is_left_over(file, marker, number, later):
+            self._directory.unlink(name)
+            return None
+        if later or holds_frame(file):
             self._damage(name, 0, "this segment has no valid header")
             return self._rebuilt_header(rest[-fmt.FOOTER_BYTES :], number, later)
+        self._put_away(name, number, rest)
+        return None
+
+    def _put_away(self, name: str, number: int, rest: bytes) -> None:
+        """A segment that has taken no frame goes; ``rest``, what is behind its header, is kept aside (R19)."""
         if rest:
             self._directory.rename(name, quarantine_name(self._queue, number, 0))
         else:
             self._directory.unlink(name)
-        return None
 
     def _rebuilt_header(self, end: bytes, number: int, later: list[tuple[int, str]]) -> fmt.SegmentHeader | None:
         """The header of a closed segment, by its footer (the last bytes of the file) and the segments beside it."""
@@ -153,6 +188,10 @@ class Recovery:
         if frame is None or frame.footer is None or fmt.footer_number(end) != number:
             return None
         first_id, queue_id = frame.footer.first_id, self._found.queue_id
+        after, ends = self._header_behind(later), (frame.footer.last_id, frame.footer.records_end)
+        known = after is not None and after.previous_number == number
+        if known and (after.previous_last_id, after.previous_end) != ends:
+            return None  # another file than was here
         if self._found.segments:
             before = self._found.segments[-1]
             if first_id <= before.last_id:
@@ -160,13 +199,21 @@ class Recovery:
             items, size = before.header.base_items + before.items, before.header.base_bytes + before.data_bytes
             previous = (before.number, before.last_id, before.records_end)
             return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, *previous)
-        after = self._header_behind(later)
         if first_id == 1:
             return fmt.SegmentHeader(marker, queue_id, number, 1, 0, 0, 0, 0, 0)
         if after is None or after.previous_number != number:
             return None
         items, size = after.base_items - frame.footer.items, after.base_bytes - frame.footer.data_bytes
         return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, 0, first_id - 1, 0)
+
+    def _is_left_over(self, file: File, marker: int, number: int, later: list[tuple[int, str]]) -> bool:
+        """Whether making this segment has failed, and removing it too, before another was made in its place: that one
+        does not name it, and there is no frame in it.
+        """
+        after = self._header_behind(later)
+        if after is None or after.previous_number == number:
+            return False
+        return next(iterate_frames(file, marker, fmt.HEADER_BYTES, file.size()), None) is None
 
     def _end_before(self, later: list[tuple[int, str]]) -> int | None:
         """The last id in front of the segments named, as the first whole header among them has it."""
@@ -237,6 +284,7 @@ class Recovery:
         beyond = self._scan(file, segment)
         found = self._found
         found.tail_id = max(found.tail_id, segment.last_id, beyond)
+        self._check_reach(segment.name, segment.last_id)
         if found.tail_id > segment.last_id:  # before the footer makes the torn tail unseen: its ids stay used (R17)
             write_mark(self._directory, self._queue, found, segment.last_id)
         close_segment(file, segment)
@@ -262,6 +310,9 @@ class Recovery:
                 f"the segment before it, up to item {after.previous_last_id}, is not the one found",
             )
             found.quarantined += max(0, after.previous_last_id - before.last_id)
+            if before.last_id >= after.first_id:  # it cannot be read beside the one behind it
+                found.quarantined += before.items
+                del segments[at - 1]
 
     def _check_ends(self) -> None:
         """No reader may need what is before the first segment, and nothing that was on disk may be behind the last

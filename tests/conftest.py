@@ -1,5 +1,5 @@
 """What the tests of the modules share: a clock that stands still, a folder, queues that are closed at the end, a
-disk with a gate.
+disk with a gate, and a tally of what the long ones have seen.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from budget import Tally
 
 from kestrelpy import JournaledQueue
 from kestrelpy._disk import RealDisk
@@ -22,6 +24,29 @@ from kestrelpy.testing import ManualClock
 START_MS = 1_700_000_000_000
 PATIENCE = 20.0
 """Seconds after which something that must happen is taken not to happen. Nothing waits that long but a failing test."""
+
+
+@pytest.fixture
+def tally(record_property: Callable[[str, object], None]) -> Iterator[Tally]:
+    """``tally.add(name, count)``: shown at the end of the run, summed over all tests."""
+    mine = Tally()
+    yield mine
+    record_property("tally", dict(mine.counts))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What all tests together have counted."""
+    total: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", "") == "teardown":
+                for name, value in report.user_properties:
+                    if name == "tally":
+                        total.update(value)
+    if total:
+        terminalreporter.section("seen in this run")
+        for name in sorted(total):
+            terminalreporter.line(f"{total[name]:>12,}  {name}")
 
 
 @pytest.fixture

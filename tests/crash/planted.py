@@ -149,7 +149,7 @@ def no_directory_sync_for_a_new_segment() -> Iterator[None]:
 
 @fault("R33", "(1) (8)", syncs=("always",))
 def acknowledged_before_it_is_synced() -> Iterator[None]:
-    with patch.object(GroupCommit, "wait", lambda *_: None):
+    with patch.object(GroupCommit, "wait", lambda *_, **__: None):
         yield
 
 
@@ -166,7 +166,15 @@ def batch_in_parts() -> Iterator[None]:
         yield
 
 
-@fault("R9", "(1) (8) (10)", style=Style(failing=1.0), syncs=("always", "never"))
+@fault(
+    "R9",
+    "(1) (8) (10)",
+    style=Style(failing=1.0, payloads=(900, 3500)),
+    syncs=("always",),
+    points=80,
+    samples=1,
+    nested=0,
+)
 def retry_after_a_failed_sync_is_believed() -> Iterator[None]:
     """R9: the second sync succeeds, and what the first marked clean is not on disk."""
 

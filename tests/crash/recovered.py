@@ -109,9 +109,7 @@ class Recovered:
     tail_id: int = 0
 
 
-def recover(
-    setting: Setting, disk: CrashingDisk, promise: Promise, *, power: bool
-) -> tuple[JournaledQueue, Recovered]:
+def recover(setting: Setting, disk: CrashingDisk, promise: Promise, *, power: bool) -> tuple[JournaledQueue, Recovered]:
     """Open, read everything, check it. The queue is open then, and its readers have read to the end."""
     found = Recovered()
     try:

@@ -16,12 +16,15 @@ from collections.abc import Iterator
 from crashes import Crashes
 from explorer import collecting_seldom
 from promise import BrokenPromise, Promise
+from recovered import read_all
 from workload import Style, Workload
 
 from kestrelpy import KestrelError
 from kestrelpy.testing import CrashingDisk
 
 EVERY = 12
+PARTS = 8
+"""Into how many parts the sequences of three steps are divided, for those who run them beside each other."""
 SYNCS = ("always", "never")
 STEPS = "pPmscCkrxz"
 STYLE = Style(segment_bytes=(4096,), archive=0, other_mount=0, detached=0, failing=0, starts_with_default=0, expiring=0)
@@ -50,11 +53,11 @@ class Steps(Workload):
             )
 
     def _commit_one(self) -> None:
-        """The second unread item of one reader: out of order."""
-        items = self.readers["left"].get_many(2, timeout=0) if self.readers["left"].items else []
-        self.open_reads["left"] += items
-        if items:
-            item = self.open_reads["left"].pop()
+        """The newest item, by one reader: out of order, if there are others."""
+        opened = self.open_reads["left"]
+        opened += read_all(self.readers["left"])
+        if opened:
+            item = opened.pop()
             self.promise.readers["left"].commit({item.id})
             self.readers["left"].commit(item)
 
@@ -62,7 +65,7 @@ class Steps(Workload):
         """Everything, by both readers, and durably: segments are retired."""
         for name, reader in self.readers.items():
             items = self.open_reads[name]
-            items += reader.get_many(100, timeout=0) if reader.items else []
+            items += read_all(reader)
             self.promise.readers[name].commit({item.id for item in items})
             reader.commit_many(items)
             self.open_reads[name] = []

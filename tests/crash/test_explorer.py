@@ -1,40 +1,54 @@
-"""Thousands of crash states of seeded workloads keep every promise.
+"""Half a million crash states keep every promise: small cases, exhausted, and seeded workloads.
 
-``KESTRELPY_SEED`` sets the first seed, ``KESTRELPY_LONG=1`` goes on ten times as long. A failure names the seed of its
-workload.
+A failure names the seed of its workload, or its steps.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Iterator
 
+import explorer
 import pytest
-from explorer import Explorer
+import small
+from budget import SEED, SHARE, Tally, share
 
-SEED = int(os.environ.get("KESTRELPY_SEED", "1"))
-STATES = 80_000 if os.environ.get("KESTRELPY_LONG") == "1" else 8_000
+PARTS, STATES = 20, 20_000
 KINDS = {"kill", "PREFIX", "EXT4", "ANY", "HOSTILE", "lost checkpoint", "damaged", "in recovery", "after it went on"}
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> object:
+def _quiet() -> Iterator[None]:
     """A lost checkpoint is logged each time; that costs more than the recovery."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
-def test_every_crash_state_keeps_the_promises() -> None:
-    explorer = Explorer(SEED, STATES)
-    explorer.run()
-    assert explorer.states >= STATES
-    assert explorer.counts.keys() == KINDS
-    assert all(count > STATES // 200 for count in explorer.counts.values()), explorer.counts
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_crash_state_keeps_the_promises(part: int, tally: Tally) -> None:
+    wanted = share(STATES)
+    counts = explorer.run(SEED * PARTS + part, wanted)
+    tally.add("crash states of seeded workloads", counts)
+    assert counts.total() >= wanted
+    if wanted > 5_000:
+        assert counts.keys() == KINDS
+        assert all(count > wanted // 500 for count in counts.values()), counts
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_every_crash_of_one_step_and_of_two(length: int, tally: Tally) -> None:
+    counts = small.run(length)
+    tally.add("crash states of small cases", counts)
+    assert counts.total() > 500**length // 50
+
+
+@pytest.mark.parametrize("part", range(small.PARTS))
+def test_every_crash_of_three_steps(part: int, tally: Tally) -> None:
+    counts = small.run(3, part, small.PARTS, limit=1 << 62 if SHARE >= 1 else share(20_000))
+    tally.add("crash states of small cases", counts)
+    assert counts.total() > share(1_000)
 
 
 def test_a_seed_leads_to_the_same_states() -> None:
-    first, second = Explorer(SEED, 300), Explorer(SEED, 300)
-    first.run()
-    second.run()
-    assert first.counts == second.counts
+    assert explorer.run(SEED, 300) == explorer.run(SEED, 300)

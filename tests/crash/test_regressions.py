@@ -49,6 +49,23 @@ def contents(disk: CrashingDisk) -> dict[int, bytes]:
     return items
 
 
+def test_a_segment_that_could_neither_be_made_nor_removed_is_in_nobodys_way() -> None:
+    disk = CrashingDisk()
+    failing = FailingDisk(disk)
+    queue = JournaledQueue("/data", "jobs", sync="never", segment_bytes=4096, clock=ManualClock(1_000), disk=failing)
+    queue.put(b"first" * 700)
+    for _ in range(2):
+        failing.arm(errno.EIO, sticky=True, kinds={"sync_directory", "unlink"})
+        with pytest.raises(OSError, match="Input/output error"):
+            queue.put(b"second" * 600)
+        failing.disarm()
+        queue.put(b"third" * 700)
+    queue.sync()
+    vanish(queue, disk)
+    assert len(contents(all_lost(disk))) == 3
+    assert len(contents(disk)) == 3
+
+
 def test_a_footer_that_a_kill_left_unsynced_is_synced_before_it_is_believed() -> None:
     disk = CrashingDisk()
     queue = open_queue(disk)

@@ -1,0 +1,27 @@
+"""Eighty thousand injected faults: short runs on disks that fail at each of their operations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import injected
+import pytest
+from budget import SEED, Tally, share
+
+PARTS, FAULTS = 8, 10_000
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_disk_that_fails_at_any_operation_loses_nothing(part: int, tally: Tally) -> None:
+    wanted = share(FAULTS)
+    counts = injected.run(SEED * PARTS + part, wanted)
+    tally.add("injected I/O faults", counts)
+    assert counts.total() >= wanted

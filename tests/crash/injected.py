@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -341,7 +340,8 @@ def run(seed: int, limit: int) -> Counter[str]:
     """
     counts: Counter[str] = Counter()
     with collecting_seldom():
-        for at in itertools.count():
+        at = 0
+        while counts.total() < limit:
             where = f"seed {seed}, run {at}"
             choose = random.Random(where)
             base = prepared(choose)
@@ -352,8 +352,8 @@ def run(seed: int, limit: int) -> Counter[str]:
                 broken.add_note(where)
                 raise
             gc.collect(1)
-            if counts.total() >= limit:
-                return counts
+            at += 1
+    return counts
 
 
 def _fail_each(base: Run, steps: list[Callable[[Run], object]], choose: random.Random, limit: int) -> Counter[str]:

@@ -1,0 +1,58 @@
+"""Forks, and races for a queue and for a reader: the parent is not disturbed, and there is one owner at a time.
+
+``fork_races.py`` and ``owner_races.py`` say what is done.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import fork_races
+import owner_races
+import pytest
+from budget import SEED, Tally, share
+from programs import counts_of, run
+
+FORKS = max(30, share(30))
+ROUNDS = max(200, share(500))
+
+
+def test_a_fork_while_a_thread_holds_a_lock(tmp_path: Path) -> None:
+    counts = counts_of(fork_races, tmp_path, "held", SEED)
+    assert counts["locks"] == counts["parents killed"] == 13
+
+
+def test_forks_of_a_busy_process(tmp_path: Path, tally: Tally) -> None:
+    counts = counts_of(fork_races, tmp_path, "forks", SEED, limit=FORKS)
+    tally.add("forks of a busy process", counts["forks"])
+    assert counts["forks"] == FORKS
+    assert all(counts[end] > 0 for end in fork_races.ENDS)
+    assert counts["opened meanwhile"] > FORKS
+
+
+@pytest.mark.parametrize("what", ["owners", "readers"])
+def test_races_for_ownership(what: str, tmp_path: Path, tally: Tally) -> None:
+    counts = counts_of(owner_races, tmp_path, what, SEED, limit=ROUNDS)
+    tally.add("races for ownership", counts["rounds"])
+    assert counts["owned"] > ROUNDS // 50
+    assert counts["refused"] > ROUNDS // 20
+    assert counts["died"] > 0
+
+
+@pytest.mark.parametrize(
+    ("harness", "what", "plant", "shows"),
+    [
+        (fork_races, "held", "keeps locks in children", "QueueLocked"),
+        (fork_races, "forks", "unlocks in children", "QueueLocked was due"),
+        (owner_races, "owners", "locks nothing", "there are two owners"),
+        (owner_races, "owners", "compares no lock", "a process ended with status"),
+    ],
+)
+def test_a_planted_fault_is_found(
+    harness: ModuleType, what: str, plant: str, shows: str, tmp_path: Path, tally: Tally
+) -> None:
+    done = run(harness, tmp_path, what, SEED, limit=4000, plant=plant)
+    assert done.returncode != 0
+    assert shows in done.stderr
+    tally.add("planted faults caught", 1)

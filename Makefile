@@ -3,8 +3,11 @@
 #
 #   make demo                 real lines through a durable queue, with SIGKILLs on the way and a proof at the end
 #   make demo INPUT=path      the same with your own file or folder
-#   make test                 the test suite
-#   make test-all             the same with the long runs
+#   make test                 the test suite, on all cores
+#   make test-all             the same with ten times as many cases
+#   make soak HOURS=8         all harnesses for hours, at low priority; what was seen goes into docs/ledger.json
+#   make coverage             every branch of what reads and writes files is reached
+#   make compare              other queues through the same kills and power cuts, into docs/comparison.md; for root
 #   make check                formatting, lint, types, the rules of the house
 #   make bench                the benchmarks; ARGS="--only put,cycle --repeats 3" and so on
 #   make clean                remove what these made
@@ -13,9 +16,10 @@ PYTHON ?= python3
 VENV ?= .venv
 INPUT ?=
 ARGS ?=
+HOURS ?= 1
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-all check bench clean
+.PHONY: help demo test test-all soak coverage compare check bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -41,10 +45,17 @@ demo: $(VENV)/.installed
 	@$(BIN)/python -m kestrelpy demo $(if $(INPUT),--input '$(INPUT)') $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-all: $(VENV)/.installed-dev
-	KESTRELPY_LONG=1 $(BIN)/python -m pytest $(ARGS)
+	KESTRELPY_LONG=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+soak: $(VENV)/.installed-dev
+	@$(BIN)/python tests/soak --hours $(HOURS) $(ARGS)
+	@$(BIN)/python tests/soak/ledger.py
+
+compare: $(VENV)/.installed-bench
+	@$(BIN)/python -m bench.crash --write docs/comparison.md $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -55,7 +55,10 @@ LAYERS = {
     # L4: one reader; queues in memory
     "memory": 4,
     "_source": 4,
+    "_mending": 4,
+    "_unread": 4,
     "_taking": 4,
+    "_figures": 4,
     "reader": 4,
     "_options": 4,
     "_blocking": 4,
@@ -64,6 +67,7 @@ LAYERS = {
     "_writing": 5,
     "_readership": 5,
     "_detached": 5,
+    "_ending": 5,
     "queue": 5,
     # L6: many queues, other processes
     "folder": 6,
@@ -120,7 +124,7 @@ BANS = (
 )
 LET_BE = {("queue", "os.urandom")}
 """Uses all the same: where the randomness comes from that the layers below are passed."""
-MAY_SLEEP = {"stress", "crash"}
+MAY_SLEEP = {"stress", "crash", "system"}
 """Folders of tests, beside the unit tests, that may wait for the passing of time."""
 SLEEPERS: dict[str, str] = {}
 """Unit tests that may do so all the same, and why."""

@@ -1,0 +1,77 @@
+"""What a soak runs: every kind of test that goes on for as long as one likes, each in small tasks with seeds of their
+own, and how many of each are to be published.
+
+A task is a program: it prints its counters as one line of JSON, or what broke, and exits with 1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+CALL = str(Path(__file__).parent / "call.py")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``command(seed)``: the program of one task. ``counts``: which of its counters are cases of this kind; all, if it
+    is empty. ``wanted``: how many of them a published ledger has.
+    """
+
+    name: str
+    wanted: int
+    command: Callable[[int], list[str]]
+    counts: tuple[str, ...] = ()
+    missing: Callable[[], str | None] = lambda: None
+    """Why it cannot run here."""
+
+    def count(self, counters: dict[str, int]) -> int:
+        return sum(counters.get(name, 0) for name in self.counts) if self.counts else sum(counters.values())
+
+
+def call(folder: str, module: str, function: str, *arguments: object) -> list[str]:
+    """The program that calls ``function`` of a harness and prints the counters that it returns."""
+    return [sys.executable, CALL, str(TESTS / folder), module, function, *map(str, arguments)]
+
+
+def small_cases(number: int) -> list[str]:
+    """Every sequence of four steps and of five, in parts, beginning somewhere among them."""
+    part = number % (FOUR_STEPS + FIVE_STEPS)
+    if part < FOUR_STEPS:
+        return call("crash", "small", "run", 4, part, FOUR_STEPS)
+    return call("crash", "small", "run", 5, part - FOUR_STEPS, FIVE_STEPS)
+
+
+FOUR_STEPS, FIVE_STEPS = 100, 2_000
+"""How many parts there are."""
+
+
+def system(name: str, wanted: int, limit: int, counts: str) -> Kind:
+    """A kind of tests/system, so many cases a task."""
+
+    def missing() -> str | None:
+        sys.path[:0] = [str(TESTS / "system"), str(TESTS.parent)]
+        reason: str | None = importlib.import_module("system_soaks").reason_not_available(name)
+        return reason
+
+    return Kind(name, wanted, lambda n: call("system", "system_soaks", "soak", name, n, limit), (counts,), missing)
+
+
+KINDS = (
+    Kind("crash states of seeded workloads", 15_000_000, lambda n: call("crash", "explorer", "run", n, 25_000)),
+    Kind("crash states of small cases", 5_000_000, small_cases),
+    Kind("injected I/O faults", 500_000, lambda n: call("crash", "injected", "run", n, 10_000)),
+    system("kills", 10_000, 200, "kills"),
+    system("power cuts on ext4", 1_200, 100, "cuts"),
+    system("power cuts on xfs", 800, 60, "cuts"),
+    system("failing calls", 2_700, 100, "cases"),
+    system("full files", 4_400, 400, "rooms"),
+    system("full file systems", 1_000, 100, "rooms"),
+    system("forks", 500, 50, "forks"),
+    system("races for a queue", 10_000, 500, "rounds"),
+    system("races for a reader", 10_000, 500, "rounds"),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kestrelpy._line import check_timeout
+from kestrelpy._line import Line, Waiter, Waiting, check_timeout
 from kestrelpy.errors import QueueClosed, QueueEmpty, QueueFull
 from kestrelpy.item import Item
 
@@ -26,6 +26,7 @@ class JournaledBlockingQueue:
     def __init__(self, queue: JournaledQueue) -> None:
         self._queue = queue
         self._reader: Reader = queue.reader()
+        self._gets = _Gets(self)
         self._shut = False
 
     @staticmethod
@@ -44,7 +45,7 @@ class JournaledBlockingQueue:
 
     def _check_open(self) -> None:
         if self._shut:
-            raise QueueClosed("this queue is shut down")
+            raise _shut_down()
 
     def put_nowait(self, item: Any) -> None:
         """``put(item, block=False)``."""
@@ -69,14 +70,18 @@ class JournaledBlockingQueue:
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """The next item, committed. Raises ``QueueEmpty``, ``QueueClosed``."""
-        if self._shut:
-            block = False
+        if block:
+            check_timeout(timeout)
+        waits = block and timeout != 0
         try:
-            return self._done(self._reader.get(block, timeout))
+            item = self._reader.get(None if waits else False)  # type: ignore[arg-type]  # None: it is no miss yet
         except QueueEmpty:
             if self._shut:
-                raise QueueClosed("this queue is shut down") from None
-            raise
+                raise _shut_down() from None
+            if not waits:
+                raise
+            item = self._gets._wait(timeout)
+        return self._done(item)
 
     def get_nowait(self) -> Any:
         """``get(block=False)``."""
@@ -91,13 +96,12 @@ class JournaledBlockingQueue:
         from concurrent.futures import Future  # here and not above: who does not use it must not pay for it
 
         outer: Future[Any] = Future()
-        if self._shut:
-            try:
-                outer.set_result(self.get(False))
-            except QueueClosed as error:
-                outer.set_exception(error)
+        check_timeout(timeout)
+        try:
+            inner = self._gets.get_future(timeout)
+        except QueueClosed as error:
+            outer.set_exception(error)
             return outer
-        inner = self._reader.get_future(timeout)
 
         def arrive(done: Future[Item]) -> None:
             if done.cancelled():
@@ -110,7 +114,12 @@ class JournaledBlockingQueue:
             elif error is not None:
                 outer.set_exception(error)
             else:
-                outer.set_result(self._done(done.result()))
+                try:
+                    value = self._done(done.result())
+                except Exception as trouble:  # closed meanwhile: the item comes again
+                    outer.set_exception(trouble)
+                else:
+                    outer.set_result(value)
 
         outer.add_done_callback(lambda done: inner.cancel() if done.cancelled() else None)
         inner.add_done_callback(arrive)
@@ -118,9 +127,7 @@ class JournaledBlockingQueue:
 
     async def aget(self, timeout: float | None = None) -> Any:
         """``get`` for asyncio, from any event loop; a cancelled one loses no item."""
-        if self._shut:
-            return self.get(False)
-        return self._done(await self._reader.aget(timeout))
+        return self._done(await self._gets.aget(timeout))
 
     def peek(self) -> Any:
         """The next item, not removed. Raises ``QueueEmpty``."""
@@ -175,7 +182,7 @@ class JournaledBlockingQueue:
         if immediate:
             self._queue.close()
         else:
-            self._reader._dismiss(QueueClosed("this queue is shut down"))
+            self._reader._dismiss(_shut_down())
             self._queue._moved(None)  # producers that wait for room look again, and see it
 
     def close(self) -> None:
@@ -184,3 +191,42 @@ class JournaledBlockingQueue:
 
     def __repr__(self) -> str:
         return f"<JournaledBlockingQueue {self._queue.name}: {self.qsize()} items, {self.waiter_count} waiters>"
+
+
+class _Gets(Waiting[Item]):
+    """Those who wait for an item of a blocking queue: in the reader's line, unless the queue is shut down."""
+
+    def __init__(self, face: JournaledBlockingQueue) -> None:
+        self._face = face
+        self._reader = face._reader
+        self._clock = self._reader._clock
+
+    @property
+    def _line(self) -> Line:  # type: ignore[override]  # whichever the reader has
+        return self._reader._line
+
+    def _take_now(self) -> Item:
+        try:
+            return self._reader._take_now()
+        except QueueEmpty:
+            if self._face._shut:
+                raise _shut_down() from None
+            raise
+
+    def _enter(self, waiter: Waiter) -> None:
+        self._reader._enter(waiter)
+        if self._face._shut and self._reader._leave(waiter):  # entered, then looked again
+            raise _shut_down()
+
+    def _leave(self, waiter: Waiter) -> bool:
+        return self._reader._leave(waiter)
+
+    def _give_back(self, waiter: Waiter, item: Item) -> None:
+        self._reader._give_back(waiter, item)
+
+    def _missed(self, waiter: Waiter) -> None:
+        self._reader._missed(waiter)
+
+
+def _shut_down() -> QueueClosed:
+    return QueueClosed("this queue is shut down")

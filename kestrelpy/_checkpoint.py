@@ -13,12 +13,14 @@ import contextlib
 from collections.abc import Iterable
 
 from kestrelpy import _format as fmt
-from kestrelpy._disk import Directory
+from kestrelpy._disk import Directory, File
 from kestrelpy._names import temporary_name
 from kestrelpy.errors import UnsupportedFormat
 
 REPLACE_BYTES = 64 << 10
 """A file larger than this is replaced, unless its last state alone is a quarter of it or more."""
+READ_BYTES = 1 << 20
+"""What is read of a file at first: nearly always all of it."""
 
 
 def replace_file(directory: Directory, name: str, data: bytes) -> None:
@@ -55,7 +57,7 @@ def _read(directory: Directory, name: str, *, sync: bool = False) -> bytes | Non
     except FileNotFoundError:
         return None
     try:
-        data = file.read(0, file.size())
+        data = _read_states(file)
         if sync:
             file.sync()
     finally:
@@ -66,9 +68,22 @@ def _read(directory: Directory, name: str, *, sync: bool = False) -> bytes | Non
     return data
 
 
+def _read_states(file: File) -> bytes:
+    """All of a file of a usual size; of a larger one as much as its states say there is, which may be a lie as well as
+    its size: nothing is taken for true further than it is there.
+    """
+    size, want = file.size(), READ_BYTES
+    while True:
+        data = file.read(0, min(want, size))
+        end = fmt.checkpoints_end(data)
+        if len(data) == size or end > size or end + 8 <= len(data):
+            return data
+        want = max(end, 2 * want)
+
+
 def _decode(data: bytes) -> tuple[fmt.Checkpoint | None, int]:
     """The last whole state, and where it ends."""
-    return (None, 0) if fmt.checkpoint_version(data) is None else fmt.decode_checkpoints(data)
+    return fmt.decode_checkpoints(data) if fmt.checkpoint_version(data) == fmt.FORMAT_VERSION else (None, 0)
 
 
 def known_queue_id(states: Iterable[fmt.Checkpoint]) -> bytes:

@@ -55,6 +55,9 @@ class FollowingView(JournalView):
     def total_bytes(self) -> int:
         return self._at[1]
 
+    def _end(self) -> tuple[int, int]:
+        return self._at
+
     def follow(self) -> None:
         """See what the writer has done since. Raises ``OSError``, ``UnsupportedFormat``."""
         while True:
@@ -223,7 +226,11 @@ class Outside:
         self._reader = cast(Reader, reader)
         if not self._polling:
             self._polling = True
-            self._poll_in(FIRST_POLL)
+            try:
+                self._poll_in(FIRST_POLL)
+            except BaseException:
+                self._polling = False
+                raise
 
     def _poll_in(self, seconds: float) -> None:
         self.clock.call_later(seconds, lambda: self._poll(seconds), on_lost=self._lost)
@@ -248,7 +255,11 @@ class Outside:
         self._reader = cast(Reader, reader)
         if not self._maintenance_armed:
             self._maintenance_armed = True
-            self.clock.call_later(CHECKPOINT_INTERVAL, self._maintain, on_lost=self._lost)
+            try:
+                self.clock.call_later(CHECKPOINT_INTERVAL, self._maintain, on_lost=self._lost)
+            except BaseException:
+                self._maintenance_armed = False
+                raise
 
     def _maintain(self) -> None:
         self._maintenance_armed = False
@@ -273,6 +284,7 @@ class Outside:
         try:
             self._readership.release(reader)
         finally:
+            self._readership.leave()
             self._let_go()
 
     def _let_go(self) -> None:
@@ -283,9 +295,11 @@ class Outside:
     def close(self) -> None:
         """At the end of the interpreter, or when the reader could not be made."""
         forget(self)
-        if self._reader is not None:
-            self._reader.close()
-        else:
+        try:
+            if self._reader is not None:
+                self._reader.close()
+        finally:
+            self._readership.leave()
             self._let_go()
 
     def _abandon(self) -> None:

@@ -21,6 +21,7 @@ import mmap
 import os
 import stat
 import threading
+import weakref
 from typing import Any, Protocol, cast
 
 from kestrelpy.errors import QueueLocked
@@ -210,8 +211,13 @@ class RealFile:
 class _RealLock:
     """A ``flock`` through portalocker; the file holds the owner's process id for whoever is refused."""
 
+    # A forked child closes its copies at once, also of what another thread waits for or has for a moment: they would
+    # keep the lock as long as the child lives, whatever becomes of the parent (R26).
+    copied: weakref.WeakSet[_RealLock] = weakref.WeakSet()  # noqa: RUF012 - one table for the process, by intent
+
     def __init__(self, file: Any) -> None:
         self._file = file
+        self.copied.add(self)
 
     def release(self) -> None:
         """Unlocks as well as closes: a child that forked off meanwhile has a copy of the descriptor (R26)."""
@@ -220,9 +226,10 @@ class _RealLock:
         if not self._file.closed:
             with contextlib.suppress(portalocker.LockException):
                 portalocker.unlock(self._file)
-            self._file.close()
+            self.abandon()
 
     def abandon(self) -> None:
+        self.copied.discard(self)
         self._file.close()
 
 
@@ -251,6 +258,8 @@ def _reset_after_fork() -> None:
     """In a forked child: another thread of the parent may have held the guard, and will never release it here."""
     _Descriptor.guard = threading.Lock()
     _Descriptor.shared = {}
+    for lock in list(_RealLock.copied):
+        lock.abandon()
 
 
 if hasattr(os, "register_at_fork"):
@@ -331,27 +340,29 @@ class RealDirectory:
                 name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=self._number
             )
             file = os.fdopen(descriptor, "r+b", buffering=0)
+            lock = _RealLock(file)
             try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise OSError(errno.EINVAL, "a lock must be a regular file", os.path.join(self._path, name))
+                about = os.fstat(descriptor)
+                if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:  # 0 links: removed since, and tried again
+                    raise OSError(errno.EINVAL, "not a regular file with one link", os.path.join(self._path, name))
                 portalocker.lock(file, flags)
+                if self._is_at(descriptor, name):
+                    if not wait:
+                        _leave_pid(descriptor)
+                    return lock
             except portalocker.AlreadyLocked:
-                holder = os.pread(descriptor, 20, 0).strip()
-                file.close()
+                with file:
+                    holder = os.pread(descriptor, 20, 0).strip()
                 path = os.path.join(self._path, name)
                 raise QueueLocked(path, int(holder) if holder.isdigit() else None) from None
             except portalocker.LockException as error:
-                file.close()
+                lock.abandon()
                 cause = error.__context__
                 raise cause if isinstance(cause, OSError) else OSError(errno.ENOLCK, str(error)) from None
             except BaseException:
-                file.close()
+                lock.abandon()
                 raise
-            if self._is_at(descriptor, name):
-                if not wait:
-                    _leave_pid(descriptor)
-                return _RealLock(file)
-            file.close()  # somebody removed the file between our open and our lock: lock what is there now (R25)
+            lock.abandon()  # somebody removed the file between our open and our lock: lock what is there now (R25)
 
     def _is_at(self, descriptor: int, name: str) -> bool:
         try:
@@ -373,10 +384,8 @@ class RealDirectory:
 
 
 class RealDisk:
-    """The file systems of this machine.
-
-    Network file systems are refused (rule R28) unless ``allow_network``; ``mapped=False`` stores by ``pwrite``
-    instead of through a mapping.
+    """The file systems of this machine. Network ones are refused (R28) unless ``allow_network``; ``mapped=False``
+    stores by ``pwrite`` instead of through a mapping.
     """
 
     def __init__(self, *, allow_network: bool = False, mapped: bool = True) -> None:
@@ -400,7 +409,7 @@ class RealDisk:
     def _make(self, path: str) -> None:
         """What is there already is synced into its parent too: whoever made it may have been killed before that."""
         parent = os.path.dirname(path)
-        made = not os.path.isdir(path)
+        made = not os.path.isdir(path) and parent != path  # where nothing can be looked at, not even the root is there
         if made:
             self._make(parent)
             with contextlib.suppress(FileExistsError):

@@ -17,7 +17,8 @@ from kestrelpy._format import Checkpoint, Entry
 from kestrelpy._journal import Journal
 from kestrelpy._segment import ITEM_COST, Place
 from kestrelpy._source import Take
-from kestrelpy._taking import BLOCK_BYTES, Taking
+from kestrelpy._taking import Taking
+from kestrelpy._unread import BLOCK_BYTES
 from kestrelpy._view import Block
 from kestrelpy._window import Window
 from kestrelpy.clock import Clock
@@ -36,6 +37,7 @@ class Feed:
         journal: Journal,
         codec: Codec | None,
         *,
+        holds_back: bool,
         make_durable: Callable[[int], None],
         save: Callable[[Reader, Checkpoint, bool], None],
         moved: Callable[[Taking | None], None],
@@ -50,7 +52,7 @@ class Feed:
         self.waiting: dict[Taking, None] = {}
         self.attached: dict[Taking, None] = {}  # guarded by self.lock: who shares the window
         self.pending: list[tuple[int, Entry]] = []  # guarded by self.lock: written, not durable, not to be seen yet
-        self._pending_bytes = 0
+        self._shown_bytes = journal.total_bytes if holds_back else None  # guarded by self.lock
         self._codec = codec
         self._make_durable = make_durable
         self._save = save
@@ -63,7 +65,7 @@ class Feed:
 
     @property
     def visible_bytes(self) -> int:
-        return self.journal.total_bytes - self._pending_bytes
+        return self.journal.total_bytes if self._shown_bytes is None else self._shown_bytes
 
     @property
     def first_id(self) -> int:
@@ -179,32 +181,42 @@ class Feed:
 
     def show_locked(self, first_id: int, entries: list[Entry]) -> None:
         """Let readers see these items, which follow the last visible one."""
-        window = self.shared
-        if window.is_open:
-            cost = 0
-            for item_id, entry in enumerate(entries, first_id):
-                window.entries[item_id] = entry
-                cost += len(entry[0]) + ITEM_COST
-            window.left -= cost
-            if window.left < 0:
-                self.trim_locked()
+        if self.shared.is_open:
+            self._keep_locked(list(enumerate(entries, first_id)))
         self.visible_id = first_id + len(entries) - 1
+
+    def _keep_locked(self, numbered: list[tuple[int, Entry]]) -> None:
+        window, cost = self.shared, 0
+        for item_id, entry in numbered:
+            window.entries[item_id] = entry
+            cost += len(entry[0]) + ITEM_COST
+        window.left -= cost
+        if window.left < 0:
+            self.trim_locked()
 
     def hold_locked(self, first_id: int, entries: list[Entry]) -> None:
         """These items are written but must not be seen before they are durable (``sync="always"``)."""
         self.pending.extend(enumerate(entries, first_id))
-        self._pending_bytes += sum(len(entry[0]) for entry in entries)
 
-    def show_durable_locked(self, durable_id: int) -> bool:
-        """Let readers see what was held up to ``durable_id``; whether that is anything."""
+    def show_durable_locked(self, durable_id: int, total_bytes: int) -> bool:
+        """Let readers see what was held up to ``durable_id``, the bytes of all items up to which are ``total_bytes``;
+        whether that is anything.
+
+        Not by what is ``pending``: an interrupted put may have stored its item and not got that far.
+        """
         count = 0
         while count < len(self.pending) and self.pending[count][0] <= durable_id:
             count += 1
-        if count:
-            shown, self.pending = self.pending[:count], self.pending[count:]
-            self._pending_bytes -= sum(len(entry[0]) for _, entry in shown)
-            self.show_locked(shown[0][0], [entry for _, entry in shown])
-        return count > 0
+        shown, left = self.pending[:count], self.pending[count:]
+        if self.shared.is_open and shown:
+            self._keep_locked(shown)
+        self.pending = left
+        if durable_id <= self.visible_id:
+            return False
+        if self._shown_bytes is not None:
+            self._shown_bytes = total_bytes
+        self.visible_id = durable_id
+        return True
 
     def wake(self) -> None:
         """Serve whoever waits. Called with no lock held, after every put."""

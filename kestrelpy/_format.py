@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
 FORMAT_VERSION = 1
@@ -92,8 +92,7 @@ class SegmentFooter:
     records_end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """A whole, valid frame: one item, a batch, or the footer. ``size`` is its length in bytes."""
 
     kind: int
@@ -372,8 +371,8 @@ def encode_checkpoint(state: Checkpoint) -> bytes:
                 state.queue_id,
                 state.head,
                 state.watermark,
-                state.released_items,
-                state.released_bytes,
+                min(max(state.released_items, 0), LARGEST),  # what forged counts lead to is stored as far as it goes
+                min(max(state.released_bytes, 0), LARGEST),
                 state.hint_number,
                 state.hint_offset,
                 state.hint_id,
@@ -389,6 +388,17 @@ def encode_checkpoint(state: Checkpoint) -> bytes:
         )
     )
     return _CHECKPOINT_FRAME.pack(crc32(body, len(body)), len(body)) + body
+
+
+def checkpoints_end(data: bytes) -> int:
+    """Where the last checkpoint that begins in ``data`` ends, as they say themselves."""
+    at = CHECKPOINT_PREFIX_BYTES
+    while at + _CHECKPOINT_FRAME.size <= len(data):
+        length = _CHECKPOINT_FRAME.unpack_from(data, at)[1]
+        if length < _CHECKPOINT_BODY.size:
+            break
+        at += _CHECKPOINT_FRAME.size + length
+    return at
 
 
 def decode_checkpoints(data: bytes) -> tuple[Checkpoint | None, int]:

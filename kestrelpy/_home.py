@@ -7,6 +7,7 @@ these files.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 from kestrelpy import _log, _names
@@ -22,6 +23,7 @@ class Home:
     def __init__(self, directory: Directory, queue: str) -> None:
         self.directory = directory
         self.queue = queue
+        self._guards: dict[int, Lock] = {}  # by thread
 
     def lock(self) -> tuple[Lock, list[str]]:
         """Lock the queue for writing; also what is in the folder then, for the rest of an opening to go by.
@@ -59,12 +61,30 @@ class Home:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Held while readers are made or dropped and while segments are retired, by whichever process."""
-        lock = self.directory.lock(_names.readers_lock_name(self.queue), wait=True)
+        """Held while readers are made or dropped and while segments are retired, by whichever process.
+
+        A thread that was interrupted on its way out of this may have it still, as long as its exception is looked at:
+        it does not wait for itself.
+        """
+        self.leave_guard()
+        thread = threading.get_ident()
+        self._guards[thread] = lock = self.directory.lock(_names.readers_lock_name(self.queue), wait=True)
         try:
             yield
         finally:
-            lock.release()
+            try:
+                lock.release()
+            except BaseException:  # interrupted before it began: others wait for this lock
+                lock.release()
+                raise
+            if self._guards.get(thread) is lock:
+                del self._guards[thread]
+
+    def leave_guard(self) -> None:
+        """Release the guard if this thread has it still."""
+        left = self._guards.get(threading.get_ident())
+        if left is not None:
+            left.release()
 
     # -- readers -----------------------------------------------------------------------------------------------------
 
@@ -133,9 +153,11 @@ class Home:
         return lowest
 
     def erase(self) -> None:
-        """Delete every file of this queue and no other; the locks last."""
+        """Delete every file of this queue and no other; the locks last. What is left after a crash on the way may be
+        opened: places go before what they point to, and segments from the oldest on.
+        """
         mine = [name for name in self.directory.names() if (_names.parse_owner(name) or ("", False))[0] == self.queue]
-        for name in sorted(mine, key=lambda name: name.endswith(".lock")):
+        for name in sorted(mine, key=lambda name: (name.endswith(".lock"), name.endswith(".segment"), len(name), name)):
             with contextlib.suppress(FileNotFoundError):
                 self.directory.unlink(name)
         self.directory.sync()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from zlib import crc32
 
@@ -80,6 +80,7 @@ class Journal(JournalView):
         self._last_ms = 0
         self._unsettled = False
         self._refusal: Exception | None = None
+        self._begun: str | None = None  # the name of a segment that was begun and is not among ours yet
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
@@ -96,6 +97,9 @@ class Journal(JournalView):
     def total_bytes(self) -> int:
         """Bytes of all items ever put. May be read at any time."""
         return self._at[2]
+
+    def _end(self) -> tuple[int, int]:
+        return self._at[1:]
 
     @property
     def journal_bytes(self) -> int:
@@ -198,8 +202,12 @@ class Journal(JournalView):
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            with self._no_room():
+            try:
                 self._take_buffer(file, needed)
+            except OSError as still:
+                if still.errno in NO_ROOM:
+                    raise QueueDiskFull(self._directory.path) from still
+                raise
         segment.marks.append((self._at[1] + 1, self._at[0]))
 
     def _take_buffer(self, file: File, size: int) -> None:
@@ -208,18 +216,15 @@ class Journal(JournalView):
         self._room = size - fmt.FOOTER_BYTES
         self._segment.size = size
 
-    @contextlib.contextmanager
-    def _no_room(self) -> Iterator[None]:
-        """A full disk is ``QueueDiskFull``."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                raise QueueDiskFull(self._directory.path) from error
-            raise
-
     def _begin(self, frame_bytes: int, added_ms: int) -> None:
-        """Start the next segment (R1, R34)."""
+        """Start the next segment (R1, R34). One that was begun and not finished goes first, durably: it would stand
+        between the last one and this one.
+        """
+        if self._begun is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._directory.unlink(self._begun)
+            self._directory.sync()
+            self._begun = None
         _, tail_id, total_bytes = self._at
         number = self._last_number = max(added_ms, self._last_number + 1)
         before = self.segments[-1] if self.segments else None
@@ -239,14 +244,23 @@ class Journal(JournalView):
         size = max(needed, min(FIRST_GROWTH, limit))
         name = segment_name(self._queue, number)
         segment = Segment(name, header, tail_id, 0, fmt.HEADER_BYTES, size=size)
-        with self._no_room():
+        segments, at, room = (
+            (*self.segments, segment),
+            (fmt.HEADER_BYTES, tail_id, total_bytes),
+            size - fmt.FOOTER_BYTES,
+        )
+        self._begun = name
+        try:
             file, buffer = create_segment(self._directory, name, header, size)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise QueueDiskFull(self._directory.path) from error
+            raise
+        # Nothing but stores from here on: what strikes from outside comes before all of this or after it.
         self._file, self._buffer, self._segment = file, buffer, segment
-        self._limit, self._marker = limit, header.marker
-        self._room = size - fmt.FOOTER_BYTES
-        self._last_ms = 0
-        self.segments = (*self.segments, segment)
-        self._at = (fmt.HEADER_BYTES, tail_id, total_bytes)
+        self._limit, self._marker, self._room, self._last_ms = limit, header.marker, room, 0
+        self.segments, self._at = segments, at
+        self._begun = None
 
     def rotate(self) -> None:
         """Close the active segment: synced and with its footer when this returns. The next append begins another.
@@ -267,10 +281,12 @@ class Journal(JournalView):
             try:
                 if self.durable_id < tail_id:
                     file.sync()  # before the footer, which says that all in front of it is on disk
-                close_segment(file, segment)
+                if not segment.closed:
+                    close_segment(file, segment)
             except OSError as error:
+                failure = self.fail(error)
                 self.abandon()
-                raise self.fail(error) from error
+                raise failure from error
             self._base_items = segment.header.base_items + segment.items
             self.durable_id = tail_id
             self.abandon()
@@ -278,14 +294,18 @@ class Journal(JournalView):
     # -- durability --------------------------------------------------------------------------------------------------
 
     def sync_target(self) -> tuple[File | None, int]:
-        """What a sync has to sync, and the id that is durable once it has."""
+        """What a sync has to sync, and the id that is durable once it has. Raises why there is none any more (R9)."""
+        if isinstance(self._refusal, DurabilityUnknown):
+            raise self._refusal
         return self._file, self.durable_id if self._file is None else self._at[1]
 
     def is_active(self, file: File) -> bool:
-        """Whether a sync target is still to be synced: a rotation closes a file after syncing it. Under
-        ``exclusive``.
+        """Whether a sync target is still to be synced: a rotation closes a file after syncing it. Raises why it never
+        will be, if that sync failed. Under ``exclusive``.
         """
-        return file is self._file
+        if isinstance(self._refusal, DurabilityUnknown):
+            raise self._refusal
+        return file is self._file and self._segment is not None and not self._segment.closed
 
     def fail(self, cause: OSError) -> DurabilityUnknown:
         """A sync failed: refuse everything from now on; returns what to raise."""
@@ -299,10 +319,10 @@ class Journal(JournalView):
         self._room = 0
 
     def abandon(self) -> None:
-        """Let go of the file, as it is."""
-        file, self._file, self._buffer, self._segment = self._file, None, None, None
-        if file is not None:
-            file.close()
+        """Let go of the file, as it is. Closed first: if that is interrupted, it is done again."""
+        if self._file is not None:
+            self._file.close()
+        self._file = self._buffer = self._segment = None
 
     # -- retiring ----------------------------------------------------------------------------------------------------
 
@@ -315,15 +335,17 @@ class Journal(JournalView):
         count = 0
         while count < len(segments) - 1 and segments[count].last_id <= head:
             count += 1
+        retired = list(segments[:count])
         self.segments = segments[count:]
-        return list(segments[:count])
+        return retired
 
     def dispose(self, segment: Segment) -> None:
-        """Delete or archive a retired segment. May be called beside appends; raises ``OSError`` with the file still
-        there.
+        """Delete or archive a retired segment; nothing if that was done already. May be called beside appends; raises
+        ``OSError`` with the file still there.
         """
         if self._archive is None:
-            self._directory.unlink(segment.name)
+            with contextlib.suppress(FileNotFoundError):
+                self._directory.unlink(segment.name)
         elif archive_segment(self._directory, segment.name, self._archive, self._queue, segment.header):
             self.archived_count += 1
 
@@ -336,7 +358,8 @@ def archive_segment(directory: Directory, name: str, archive: Directory, queue: 
     for target in (segment_name(queue, header.number), archived_name(queue, header.number, header.queue_id)):
         there = _header_of(archive, target)
         if there == header:
-            directory.unlink(name)
+            with contextlib.suppress(FileNotFoundError):
+                directory.unlink(name)
             directory.sync()
             return False
         if there is None and target not in archive.names():

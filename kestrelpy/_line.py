@@ -19,7 +19,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from kestrelpy.errors import QueueEmpty
+from kestrelpy.errors import KestrelError, QueueEmpty
 
 if TYPE_CHECKING:
     import asyncio
@@ -168,8 +168,10 @@ class FutureWaiter(Waiter):
 
     def claim(self) -> bool:
         try:
+            if self.future.done() and not self.future.cancelled():
+                return False  # this is a repetition, or its holder has completed it, which was not his to do
             return self.future.running() or self.future.set_running_or_notify_cancel()
-        except RuntimeError:  # its holder has completed it, which was not his to do
+        except RuntimeError:  # its holder has done so in this moment
             return False
 
     def give(self, item: Any) -> None:
@@ -235,6 +237,14 @@ class Line:
         """The longest-waiting one, which stays in line."""
         return next(iter(self.waiters), None)
 
+    def wanting(self) -> Waiter | None:
+        """The longest-waiting one that still wants an item, which stays in line; those before it leave."""
+        while True:
+            waiter = next(iter(self.waiters), None)
+            if waiter is None or not waiter.may_refuse or waiter.claim():
+                return waiter
+            self.remove(waiter)
+
     def first(self) -> Waiter | None:
         """Take out the longest-waiting one that still wants an item."""
         while (waiter := next(iter(self.waiters), None)) is not None:
@@ -252,10 +262,12 @@ class Line:
         gone: list[Waiter] = []
         try:
             while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "except"
-                waiter = self.first()
+                waiter = self.wanting()
                 if waiter is None:
                     break
-                gone.append(waiter)
+                gone.append(waiter)  # before it leaves: the append may fail
+                if not self.remove(waiter):
+                    gone.pop()  # it left while it was asked
         except BaseException:
             for waiter in reversed(gone):
                 self.waiters[waiter] = None
@@ -340,19 +352,33 @@ class Waiting(Generic[T]):
         waiter = FutureWaiter()
         waiter.entered = self._clock.monotonic()
         future: Future[T] = waiter.future
+        taken: list[T] = []
         try:
-            item = self._take_now()
+            self._fulfil(waiter, timeout, taken)
+        except BaseException:  # nobody has this future: what it got, or is about to get, goes back to its old place
+            waiter.stop_timer()
+            if taken and not future.done():
+                future.set_result(taken[0])
+            if taken or not self._leave(waiter):
+                future.add_done_callback(lambda done: self._give_back(waiter, done.result()))
+            raise
+        return future
+
+    def _fulfil(self, waiter: FutureWaiter, timeout: float | None, taken: list[T]) -> None:
+        """Complete a new future, or put it in line. ``taken``: what was taken for it."""
+        future = waiter.future
+        try:
+            taken += [self._take_now()]
         except QueueEmpty as error:
             if timeout == 0:
                 future.set_exception(error)
-                return future
+                return
         else:
-            future.set_result(item)
-            return future
+            future.set_result(taken[0])
+            return
         reference = weakref.ref(waiter)  # the line holds it; if the future did, through this, that would be a cycle
         future.add_done_callback(lambda done: self._cancelled(reference()) if done.cancelled() else None)
         self._enter_until(waiter, timeout)
-        return future
 
     async def aget(self, timeout: float | None = None) -> T:
         """The next item, for asyncio, from any event loop.
@@ -388,7 +414,7 @@ class Waiting(Generic[T]):
             waiter.timer = self._clock.call_later(
                 timeout,
                 lambda: self._give_up(waiter, QueueEmpty(f"nothing arrived within {timeout} s")),
-                on_lost=lambda error: self._give_up(waiter, error),
+                on_lost=lambda cause: self._give_up(waiter, KestrelError(f"the maintenance thread died: {cause!r}")),
             )
         except BaseException:
             if self._leave(waiter):

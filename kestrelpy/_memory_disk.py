@@ -17,6 +17,7 @@ import errno
 import os
 import posixpath
 import threading
+import weakref
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -49,7 +50,7 @@ _CLOSED.alive = False
 class Node(Protocol):
     """What a file holds, whatever its names and handles. ``order``: the number that ``_before`` gave the operation."""
 
-    holder: MemoryLock | None
+    holder: weakref.ref[MemoryLock] | None
 
     @property
     def size(self) -> int: ...
@@ -97,7 +98,7 @@ class MemoryNode:
 
     def __init__(self) -> None:
         self.data = bytearray()
-        self.holder: MemoryLock | None = None
+        self.holder: weakref.ref[MemoryLock] | None = None
 
     @property
     def size(self) -> int:
@@ -221,9 +222,9 @@ class MemoryBuffer:
 
 
 class MemoryLock:
-    """A held lock."""
+    """A held lock; free when it is released, and when nobody has it any more: as the file of a real one is closed."""
 
-    __slots__ = ("_node", "life")
+    __slots__ = ("__weakref__", "_node", "life")
 
     def __init__(self, node: Node, life: Life) -> None:
         self._node = node
@@ -231,7 +232,7 @@ class MemoryLock:
 
     def release(self) -> None:
         with _guard:
-            if self._node.holder is self:
+            if self._node.holder is not None and self._node.holder() is self:
                 self._node.holder = None
                 _released.notify_all()
 
@@ -273,8 +274,9 @@ class MemoryDirectory:
         self._check_open()
         prefix = self._join("")
         with _guard:
-            inner = [path[len(prefix) :] for path in self._disk.folders if path.startswith(prefix)]
-            return [*self._folder.names, *(name for name in inner if name and "/" not in name)]
+            names, paths = list(self._folder.names), list(self._disk.folders)
+        inner = [path[len(prefix) :] for path in paths if path.startswith(prefix)]
+        return [*names, *(name for name in inner if name and "/" not in name)]
 
     def open(self, name: str, *, write: bool = False) -> MemoryFile:
         self._check_open()
@@ -344,9 +346,11 @@ class MemoryDirectory:
         with _guard:
             while True:
                 node = self._folder.names.get(name) or self._add(name)
-                if node.holder is None or not node.holder.life.alive:
-                    node.holder = MemoryLock(node, self._life)
-                    return node.holder
+                holder = None if node.holder is None else node.holder()
+                if holder is None or not holder.life.alive:
+                    lock = MemoryLock(node, self._life)
+                    node.holder = weakref.ref(lock)
+                    return lock
                 if not wait:
                     raise QueueLocked(self._join(name), os.getpid())
                 self._disk._wait()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from kestrelpy._disk import Directory, Disk, RealDisk
 from kestrelpy._format import SEGMENT_OVERHEAD
 from kestrelpy._journal import MAX_BATCH_BYTES
+from kestrelpy.config import Codec
+from kestrelpy.errors import ItemTooLarge
 
 _MIN_SEGMENT_BYTES = 4096
 _LAST_MS = (1 << 63) - 1
@@ -32,6 +34,22 @@ def check_sizes(segment_bytes: int, max_item_bytes: int | None) -> int:
     if not 0 < max_item_bytes <= largest:
         raise ValueError(f"max_item_bytes must be 1 to {largest:,} with these segments, not {max_item_bytes!r}")
     return max_item_bytes
+
+
+def encode_items(values: list[Any], codec: Codec | None, max_item_bytes: int) -> list[bytes]:
+    """The items of a put as bytes. Raises ``TypeError``, ``ItemTooLarge``."""
+    items: list[bytes] = []
+    for value in values:
+        data = value if codec is None else codec.encode(value)
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"an item must be bytes, bytearray or memoryview, not {type(data).__name__}")
+        data = bytes(data)
+        if len(data) > max_item_bytes:
+            raise ItemTooLarge(len(data), max_item_bytes)
+        items.append(data)
+    if len(items) > 1 and (size := sum(map(len, items)) + 4 * len(items)) > MAX_BATCH_BYTES:
+        raise ItemTooLarge(size, MAX_BATCH_BYTES)
+    return items
 
 
 def expiry(added_ms: int, expires_in: float | None, expires_at_ms: int | None) -> int | None:

@@ -8,6 +8,7 @@ whole, so that it can be read without a lock.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -22,7 +23,7 @@ from kestrelpy._progress import Progress
 from kestrelpy._segment import Segment
 from kestrelpy._source import Source
 from kestrelpy.config import FullPolicy, ReaderConfig
-from kestrelpy.errors import NoDefaultReader, QueueLocked
+from kestrelpy.errors import NoDefaultReader, QueueClosed, QueueLocked
 from kestrelpy.reader import Reader
 
 Start = str | int
@@ -129,6 +130,8 @@ class Readership:
         if any(map(has_limits, (self._default_config, *self._configs.values()))):
             for name in self._home.reader_names() | set(self.open) or {""}:
                 reader = self.open.get(name)
+                if reader is not None and isinstance(reader._broken, QueueClosed):
+                    reader = None  # it has closed
                 config = self.config_for(name)
                 if has_limits(config):
                     limited.append(reader if reader is not None else AbsentReader(self._home, self.feed, name, config))
@@ -140,23 +143,37 @@ class Readership:
     def reader(self, name: str, start: Start) -> Reader:
         """The reader of that name, made if need be. Raises as ``JournaledQueue.reader``."""
         found = self.open.get(name)
-        if found is not None:
+        if found is not None and not found._half_closed:
             return found
         if name:
             _names.check_name(name)
         check_start(start)
         with self._opening:
             found = self.open.get(name)
-            if found is not None:
+            if found is not None and not found._half_closed:
                 return found
-            with self._home.guard():
-                reader = self._make(name, start)
-            self._set_open({**self.open, reader.name: reader})
+            try:
+                if found is not None:  # closing it was interrupted
+                    self.release(found)
+                with self._home.guard():
+                    reader = self._make(name, start)
+                self._set_open({**self.open, reader.name: reader})
+            except BaseException:
+                self._reopen()
+                raise
             self.update_limits()
         self.feed.attach(reader)
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
             reader._drop_oldest()
         return reader
+
+    def _reopen(self) -> None:
+        """Making a reader was interrupted: those that were made are open."""
+        made = [reader for reader in self._locks if not isinstance(reader._broken, QueueClosed)]
+        self._set_open({reader.name: reader for reader in made})
+
+    def _shut(self, reader: Reader) -> None:
+        self._set_open({name: each for name, each in self.open.items() if each is not reader})
 
     def _make(self, name: str, start: Start) -> Reader:
         home = self._home
@@ -169,7 +186,7 @@ class Readership:
         if name and not named and default is not None:
             return self._take_over_open(default, name)
         known = _names.reader_lock_name(home.queue, name) in names  # whether it was ever owned
-        lock = home.lock_reader(name)
+        lock = self._lock(name)
         try:
             if name and not named and (not known or "" in on_disk):  # known: a crash in the middle of taking over
                 inherited = self._inherit_default(name)
@@ -184,6 +201,9 @@ class Readership:
             lost = known or name in on_disk or not name
             return self._start(name, lock, self._beginning("earliest" if lost else start))
         except BaseException:
+            for reader in [reader for reader, its in self._locks.items() if its is lock]:
+                del self._locks[reader]
+                self._files.pop(reader, None)
             lock.release()
             raise
 
@@ -191,7 +211,7 @@ class Readership:
         feed = self.feed
         visible_id = feed.visible_id
         if start == "tail":
-            return Progress(visible_id, visible_id - feed.missing, feed.visible_bytes)
+            return Progress(visible_id, *feed.before(visible_id + 1))
         item_id = feed.first_id if start == "earliest" else max(feed.first_id, min(int(start), visible_id + 1))
         return Progress(item_id - 1, *feed.before(item_id))
 
@@ -216,28 +236,34 @@ class Readership:
 
     def _take_over_open(self, reader: Reader, name: str) -> Reader:
         """The default reader is open here: it is the same reader, under its new name (LK-F32)."""
-        lock = self._home.lock_reader(name)
+        lock, file_name = self._lock(name), _names.checkpoint_name(self._home.queue, name)
         try:
-            self._files[reader].rename(_names.checkpoint_name(self._home.queue, name))
+            self._files[reader].rename(file_name)
+            self._rename(reader, name, lock)
         except BaseException:
-            lock.release()
+            if file_name in self._home.directory.names():  # it is renamed, and there is no way back
+                self._rename(reader, name, lock)
+                self._home.directory.sync()
+            else:
+                lock.release()
             raise
-        old, self._locks[reader] = self._locks[reader], lock
-        reader._rename(name, self.config_for(name))
-        self._set_open({other: each for other, each in self.open.items() if each is not reader})
-        old.release()
         return reader
+
+    def _rename(self, reader: Reader, name: str, lock: Lock) -> None:
+        """May be repeated after an interrupt."""
+        old, self._locks[reader] = self._locks[reader], lock
+        self._files[reader].name = _names.checkpoint_name(self._home.queue, name)
+        reader._rename(name, self.config_for(name))
+        self._shut(reader)
+        if old is not lock:
+            old.release()
 
     def _start(self, name: str, lock: Lock, progress: Progress) -> Reader:
         """Make the reader, and save its place durably: from here on it keeps what it needs (R5)."""
         reader = Reader(self.feed, name, self.config_for(name), progress)
         self._files[reader] = self._home.checkpoint_file(name)
         self._locks[reader] = lock
-        try:
-            reader.checkpoint(durable=True)
-        except BaseException:
-            del self._files[reader], self._locks[reader]
-            raise
+        reader.checkpoint(durable=True)
         reader._look_again()
         return reader
 
@@ -261,35 +287,68 @@ class Readership:
         self._files[reader].save(state, durable=durable)
 
     def closed(self, reader: Reader) -> None:
-        """A reader has closed: others may own it, and its limits count by its checkpoint."""
-        self.release(reader)
-        self.update_limits()
+        """A reader has closed: its limits count by its checkpoint, and others may own it. May be repeated."""
+        if reader in self._locks:
+            try:
+                self.update_limits()
+            finally:
+                self.release(reader)
+
+    def owned(self) -> list[Reader]:
+        """The readers whose locks are held: those open here, and those whose closing was interrupted."""
+        return list(self._locks)
+
+    def leave(self) -> None:
+        """Give up whatever an interrupt has left owned."""
+        self._home.leave_guard()
+        for reader in self.owned():
+            self.release(reader)
+
+    def _lock(self, name: str) -> Lock:
+        """Own a reader that is not open here. Raises ``QueueLocked``."""
+        for reader in self.owned():
+            if reader.name == name and self.open.get(name) is not reader:
+                self.release(reader)
+        return self._home.lock_reader(name)
 
     def release(self, reader: Reader) -> None:
-        """Give up the ownership of a reader that is closed."""
-        lock = self._locks.pop(reader, None)
+        """Give up the ownership of a reader that is closed. May be repeated."""
+        lock = self._locks.get(reader)
         try:
             self.feed.detach(reader)
-            self._files.pop(reader, None)
-            self._set_open({name: each for name, each in self.open.items() if each is not reader})
+            with reader._saving:  # not from under a checkpoint
+                self._files.pop(reader, None)
+            self._shut(reader)
         finally:
             if lock is not None:
                 lock.release()
+        self._locks.pop(reader, None)  # all of it is done
 
     def drop(self, name: str) -> None:
         """Close a reader and forget its place; nothing for one that does not exist. Raises ``QueueLocked``."""
-        with self._opening:
+        while True:
             reader = self.open.get(name)
             if reader is not None:
-                reader.close()
-            with self._home.guard():
-                if name in self._home.reader_names():
-                    lock = self._home.lock_reader(name)
-                    try:
-                        self._home.drop(name)
-                    finally:
-                        lock.release()
-            self.update_limits()
+                reader.close()  # with no lock held: it completes futures
+            with self._opening:
+                if self.open.get(name) not in (None, reader):  # made anew meanwhile
+                    continue
+                with self._home.guard():
+                    if name in self._home.reader_names():
+                        lock = self._lock(name)
+                        try:
+                            self._home.drop(name)
+                        finally:
+                            lock.release()
+                self.update_limits()
+                return
+
+    def stop(self, error: Exception) -> None:
+        """Let no reader open here save anything from now on."""
+        for reader in self.open.values():
+            reader._break(error)
+            with reader._saving:  # a checkpoint that was under way is done
+                pass
 
     def abandon(self, error: Exception) -> None:
         """In a forked child."""
@@ -313,7 +372,8 @@ class Readership:
             if reader.head < first_last_id:
                 return
             if self._durable_head(reader) < first_last_id:
-                reader.checkpoint(durable=True)
+                with contextlib.suppress(QueueClosed):  # closed meanwhile: then it is looked up by its file
+                    reader.checkpoint(durable=True)
         with self._home.guard():
             heads = [self._durable_head(reader) for reader in own]
             elsewhere = self._home.lowest_head_elsewhere({reader.name for reader in own})
@@ -322,7 +382,9 @@ class Readership:
             if heads:
                 with feed.lock:
                     self._undisposed += journal.take_retired(min(heads))
-            while self._undisposed:
+            while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "with"
+                if not self._undisposed:
+                    break
                 journal.dispose(self._undisposed[0])
                 del self._undisposed[0]
 

@@ -19,11 +19,20 @@ from kestrelpy import _format as fmt
 from kestrelpy._checkpoint import known_queue_id, replace_file
 from kestrelpy._disk import Directory, File
 from kestrelpy._names import mark_name, quarantine_name, segments_among
-from kestrelpy._segment import Segment, close_segment, holds_frame, iterate_frames, load_segment, read_header, read_used
+from kestrelpy._segment import (
+    Segment,
+    close_segment,
+    holds_frame,
+    iterate_frames,
+    load_segment,
+    read_header,
+    read_searchable,
+    read_used,
+)
 from kestrelpy.errors import CorruptJournal
 
 MOST_LOST = 1 << 31
-"""So many ids may have been given out behind the last one that is there; a frame's ``lag`` has room for twice as many."""
+"""So many ids may have been given out behind the last one that is there; a ``lag`` has room for twice as many."""
 
 
 @dataclass(slots=True)
@@ -149,6 +158,7 @@ class Recovery:
                 else:
                     self._damage(name, segment.size, "the footer of this closed segment is not intact")
                     self._scan(file, segment, self._end_before(later))
+                    segment.closed = True  # as far as reading goes: nothing is added to it
             found.watermark = max(found.watermark, segment.last_id)
             found.tail_id = max(found.tail_id, segment.last_id)
             return segment
@@ -158,17 +168,15 @@ class Recovery:
     def _without_header(
         self, file: File, name: str, number: int, later: list[tuple[int, str]]
     ) -> fmt.SegmentHeader | None:
-        """A crash while the last segment was made leaves a file without a valid header: it has taken no frame yet (R1).
+        """A crash while a segment was made leaves a file without a valid header: it has taken no frame yet (R1).
 
-        What its room holds then is zeros, or whatever the disk had there: that is kept aside. Frames mean that a
-        header was there: returns what it was, as far as quarantine is on and the footer and the neighbours tell.
+        What its room holds then is zeros, or whatever the disk had there, which may be a part of an old segment: that
+        is kept aside. New frames mean that a header was there: returns what it was, as far as quarantine is on and the
+        footer and the neighbours tell.
         """
         rest = read_used(file, fmt.HEADER_BYTES, file.size())
-        marker = int.from_bytes(rest[fmt.MARKER_OFFSET : fmt.FRAME_BYTES], "little")
-        if later and not rest and self._is_left_over(file, marker, number, later):
-            self._directory.unlink(name)
-            return None
-        if later or holds_frame(file):
+        before = self._found.segments[-1].last_id if self._found.segments else 0
+        if self._is_needed(number, later) or holds_frame(file, before):
             self._damage(name, 0, "this segment has no valid header")
             return self._rebuilt_header(rest[-fmt.FOOTER_BYTES :], number, later)
         self._put_away(name, number, rest)
@@ -190,11 +198,11 @@ class Recovery:
         first_id, queue_id = frame.footer.first_id, self._found.queue_id
         after, ends = self._header_behind(later), (frame.footer.last_id, frame.footer.records_end)
         known = after is not None and after.previous_number == number
-        if known and (after.previous_last_id, after.previous_end) != ends:
+        if after is not None and known and (after.previous_last_id, after.previous_end) != ends:
             return None  # another file than was here
         if self._found.segments:
             before = self._found.segments[-1]
-            if first_id <= before.last_id:
+            if first_id <= before.last_id or not (known or first_id == before.last_id + 1):
                 return None
             items, size = before.header.base_items + before.items, before.header.base_bytes + before.data_bytes
             previous = (before.number, before.last_id, before.records_end)
@@ -206,14 +214,16 @@ class Recovery:
         items, size = after.base_items - frame.footer.items, after.base_bytes - frame.footer.data_bytes
         return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, 0, first_id - 1, 0)
 
-    def _is_left_over(self, file: File, marker: int, number: int, later: list[tuple[int, str]]) -> bool:
-        """Whether making this segment has failed, and removing it too, before another was made in its place: that one
-        does not name it, and there is no frame in it.
-        """
+    def _is_needed(self, number: int, later: list[tuple[int, str]]) -> bool:
+        """Whether a later segment names this one as the one before it."""
         after = self._header_behind(later)
-        if after is None or after.previous_number == number:
+        return after is not None and after.previous_number == number
+
+    def _is_left_over(self, file: File, marker: int, number: int, later: list[tuple[int, str]]) -> bool:
+        """Whether making this segment has failed, and removing it too, before another was made in its place."""
+        if self._is_needed(number, later):
             return False
-        return next(iterate_frames(file, marker, fmt.HEADER_BYTES, file.size()), None) is None
+        return next(fmt.frames_in(read_searchable(file, 0, file.size(), marker), 0, marker), None) is None
 
     def _end_before(self, later: list[tuple[int, str]]) -> int | None:
         """The last id in front of the segments named, as the first whole header among them has it."""
@@ -244,7 +254,7 @@ class Recovery:
             if segment.closed:
                 return 0
             if not base:  # once: it is behind all other gaps too
-                left, base = read_used(file, end, size), end
+                left, base = read_searchable(file, end, size, segment.header.marker), end
                 beyond, watermark = fmt.look_beyond(left, segment.header.marker, segment.last_id + 1)
                 self._found.watermark = max(self._found.watermark, watermark)  # a torn tail may be damage (R15)
             durable_id = self._found.watermark if end_id is None else end_id
@@ -310,9 +320,11 @@ class Recovery:
                 f"the segment before it, up to item {after.previous_last_id}, is not the one found",
             )
             found.quarantined += max(0, after.previous_last_id - before.last_id)
-            if before.last_id >= after.first_id:  # it cannot be read beside the one behind it
+            if before.first_id >= after.first_id:  # it cannot be read beside the one behind it
                 found.quarantined += before.items
                 del segments[at - 1]
+            elif before.last_id >= after.first_id:  # an older version of it, say, with what a crash has torn off since
+                before.last_id = after.first_id - 1
 
     def _check_ends(self) -> None:
         """No reader may need what is before the first segment, and nothing that was on disk may be behind the last

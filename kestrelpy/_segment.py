@@ -83,7 +83,8 @@ class Segment:
         self.min_added_ms = min(self.min_added_ms or added_ms, added_ms)
         self.max_added_ms = max(self.max_added_ms, added_ms)
         self.last_id = frame.last_id
-        self.data_bytes += sum(len(entry[0]) for entry in frame.entries)
+        for data, _, _ in frame.entries:
+            self.data_bytes += len(data)
         self.records_end = offset + frame.size
 
     def as_footer(self) -> fmt.SegmentFooter:
@@ -153,6 +154,19 @@ def read_used(file: File, offset: int, end: int) -> bytes:
     return b"".join(parts)
 
 
+def read_searchable(file: File, offset: int, end: int, marker: int) -> bytes:
+    """As ``read_used``, with the zeros that may be the end of a last frame."""
+    data = read_used(file, offset, end)
+    reach, at = len(data), data.find(fmt.pack_crc(marker), fmt.MARKER_OFFSET)
+    while at >= 0:
+        length = int.from_bytes(data[at - fmt.MARKER_OFFSET + 4 : at - fmt.MARKER_OFFSET + 8], "little")
+        claimed = at - fmt.MARKER_OFFSET + fmt.FRAME_BYTES + length
+        if claimed <= end - offset:
+            reach = max(reach, claimed)
+        at = data.find(fmt.pack_crc(marker), at + 1)
+    return data + bytes(reach - len(data))
+
+
 def read_header(file: File, path: str) -> fmt.SegmentHeader | None:
     """The header of a segment; ``None`` if there is no valid one.
 
@@ -198,8 +212,6 @@ def iterate_frames(file: File, marker: int, offset: int, end: int) -> Iterator[t
         if frame is None:
             # The block may end inside the frame: read again from here, and a large frame whole.
             want = min(max(READ_BYTES, _claimed_bytes(file, offset)), end - offset)
-            if base == offset and len(data) >= want:
-                return
             data, base = file.read(offset, want), offset
             frame = fmt.decode_frame(data, 0, marker)
             if frame is None:
@@ -237,17 +249,25 @@ def frames_of(file: File, segment: Segment, path: str) -> Iterator[tuple[int, fm
 def _was_on_disk(file: File, segment: Segment, offset: int, item_id: int) -> bool:
     """Whether whole frames behind ``offset``, where there is none for the item, say that it was on disk (R15)."""
     marker = segment.header.marker
-    if fmt.look_beyond(read_used(file, offset, file.size()), marker, item_id)[1] < item_id:
+    if fmt.look_beyond(read_searchable(file, offset, file.size(), marker), marker, item_id)[1] < item_id:
         return False
     there = next(iterate_frames(file, marker, offset, file.size()), None)
     return there is None or there[1].first_id != item_id  # its writer may have stored it meanwhile
 
 
-def holds_frame(file: File) -> bool:
-    """Whether a whole frame stands where the first one would, whatever the header says."""
-    head = file.read(fmt.HEADER_BYTES, fmt.FRAME_BYTES)
-    marker = int.from_bytes(head[fmt.MARKER_OFFSET :], "little")
-    return any(iterate_frames(file, marker, fmt.HEADER_BYTES, file.size()))
+def holds_frame(file: File, last_id: int) -> bool:
+    """Whether a whole frame stands where the first one would, or the footer, whatever the header says.
+
+    ``last_id``: of the segment before; frames of ids up to there are what an old segment has left in this one's room.
+    """
+    size = file.size()
+    for at in (fmt.HEADER_BYTES, size - fmt.FOOTER_BYTES):
+        if fmt.HEADER_BYTES <= at <= size - fmt.FRAME_BYTES:
+            head = file.read(at, fmt.FRAME_BYTES)
+            marker = int.from_bytes(head[fmt.MARKER_OFFSET :], "little")
+            if any(frame.last_id > last_id for _, frame in iterate_frames(file, marker, at, size)):
+                return True
+    return False
 
 
 def read_entries(

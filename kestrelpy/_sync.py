@@ -4,8 +4,8 @@ One thread at a time syncs, the leader; whoever comes meanwhile leaves a ticket 
 completes every ticket that it covered, each with one wake-up, and hands the lead to the first thread that is left.
 Nobody queues on a lock to find out that its item is on disk already (rule R33).
 
-An exception may strike anywhere, such as ``KeyboardInterrupt``. The lead is one attribute: who leaves it unused passes it
-on, and who has taken tickets out completes them, in whatever way it ends.
+An exception may strike anywhere, such as ``KeyboardInterrupt``. The lead is one attribute: who leaves it unused passes
+it on, and who has taken tickets out completes them, in whatever way it ends.
 
 NOTE ON LOCKING: ``_lock`` guards the tickets and is a leaf. It is not held during a sync or while a ticket is
 completed.
@@ -51,15 +51,18 @@ class GroupCommit:
                     return
                 if self._error is not None:
                     raise self._error
-                if self._leader is None:
+                leads = self._leader is None
+                if leads:
                     self._leader = ticket
                 else:
                     self._tickets.append((item_id, ticket))
-            if self._leader is not ticket:
+            if not leads:  # and not by another look: who fails meanwhile takes the lead from everybody
                 ticket.wait(None)
                 if ticket.result() is _DONE:
                     return
             self._lead(ticket, holding)
+            if self.durable_id < item_id and self._error is not None:  # there was nothing left to sync
+                raise self._error
         except BaseException:  # also an interrupt: the lead must not be left with a thread that is gone
             self._leave(ticket)
             raise
@@ -133,6 +136,8 @@ class GroupCommit:
                 covered = self._take_covered_locked(holding)
             _complete(covered)
         except BaseException:
+            with self._lock:
+                covered += self._take_covered_locked(holding)
             _complete(covered)
             raise
 
@@ -148,7 +153,7 @@ class GroupCommit:
     def _leave(self, ticket: ThreadWaiter) -> None:
         """The thread of this ticket will not wait any more, and not lead."""
         with self._lock:
-            self._tickets = [entry for entry in self._tickets if entry[1] is not ticket]
+            self._tickets = _without(self._tickets, ticket)
         self._pass_on(ticket)
 
     def _pass_on(self, leader: object) -> None:
@@ -160,9 +165,9 @@ class GroupCommit:
             with self._lock:
                 if self._leader is not leader:
                     return
-                others = [entry for entry in self._tickets if entry[1] is not leader]
+                others = _without(self._tickets, leader)
                 heir = next((ticket for _, ticket in others if isinstance(ticket, ThreadWaiter)), None)
-                left = [entry for entry in others if entry[1] is not heir]
+                left = _without(others, heir)
                 self._tickets, self._leader = left, heir
             if heir is not None:
                 heir.give(_LEAD)
@@ -176,6 +181,11 @@ class GroupCommit:
             elif self._tickets:
                 self._schedule()
             raise
+
+
+def _without(tickets: list[tuple[int, Waiter]], gone: object) -> list[tuple[int, Waiter]]:
+    # Not where a lock is held: at the jumps of such a loop CPython 3.13 does not see the "with".
+    return [entry for entry in tickets if entry[1] is not gone]
 
 
 def _complete(tickets: list[tuple[int, Waiter]], error: BaseException | None = None) -> None:

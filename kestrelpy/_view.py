@@ -7,6 +7,9 @@ quarantine keeps aside.
 from __future__ import annotations
 
 import contextlib
+from array import array
+from bisect import bisect_left
+from itertools import accumulate
 from typing import NamedTuple
 
 from kestrelpy import _format as fmt
@@ -17,8 +20,6 @@ from kestrelpy.errors import CorruptJournal
 
 SEARCH_BYTES = 64 << 10
 """How much is looked at first for what is behind damage."""
-MOST_MARKS = 1024
-"""A segment remembers no more places behind damage; from then on the last one is gone on from."""
 
 
 class Block(NamedTuple):
@@ -41,6 +42,10 @@ class JournalView:
         self._quarantine = quarantine
         self._aside: set[tuple[int, int]] = set()
         self._counted: set[tuple[int, int]] = set()  # as _aside, but by the recovery: in quarantined already
+        self._intact: tuple[tuple[int, int], array[int], array[int]] = (0, 0), array("Q"), array("Q", [0])
+        """Of the last damaged segment that was measured, by number and last id: the ids that are intact, and the bytes
+        before each. Whoever goes on from damage to damage asks again and again.
+        """
         self.quarantined = 0
         self.missing = 0
         """How many ids up to the tail were given out and lost, or passed over: what is there is ``tail_id -
@@ -57,6 +62,10 @@ class JournalView:
     @property
     def total_bytes(self) -> int:
         """Bytes of all items ever put. May be read at any time."""
+        raise NotImplementedError
+
+    def _end(self) -> tuple[int, int]:
+        """``tail_id`` and ``total_bytes`` of one moment."""
         raise NotImplementedError
 
     @property
@@ -106,6 +115,9 @@ class JournalView:
         while True:
             try:
                 entries, behind = read_entries(file, marker, path, place, end, item_id, last_id, max_bytes)
+                if behind[0] > last_id + 1:  # a batch that goes on where the next segment begins
+                    entries = {key: entry for key, entry in entries.items() if key <= last_id}
+                    behind = (last_id + 1, behind[1])
                 return Block(entries, behind[0], segment.number, behind)
             except CorruptJournal as damage:
                 bad_id = damage.item_id or item_id
@@ -135,8 +147,10 @@ class JournalView:
         if after is None:
             return None
         place = (after[1].first_id, damage.offset + after[0])
-        if len(segment.marks) < MOST_MARKS:
-            segment.marks = sorted({*segment.marks, place})
+        marks = segment.marks
+        at = bisect_left(marks, place)
+        if at == len(marks) or marks[at] != place:  # a new list: others may be looking at the old one
+            segment.marks = [*marks[:at], place, *marks[at:]]
         return place
 
     def _may_hold_from(self, item_id: int, segment: Segment) -> bool:
@@ -186,10 +200,13 @@ class JournalView:
 
         Exact, and told around damage too: the bytes of what is not intact count at its first item.
         """
-        segments, tail_id, total_bytes = self.segments, self.tail_id, self.total_bytes
+        tail_id, total_bytes = self._end()
+        segments = self.segments  # after the end: it has the segment of what is there
         if item_id > tail_id:
             return tail_id - self.missing, total_bytes
         segment = self._holding(item_id, segments)
+        if not segments:  # all of them were damaged, and set aside
+            return tail_id - self.missing, total_bytes
         if segment is None:
             header = segments[0].header
             return header.base_items, header.base_bytes
@@ -201,13 +218,15 @@ class JournalView:
         if item_id > last_id:  # lost with a segment that is missing, or never given out
             ever = following[0].header.base_items if following else tail_id - self.missing
             return min(items, ever), header.base_bytes + data_bytes
+        key = (segment.number, last_id)
         try:
-            sizes = self._sizes(segment, item_id - 1)
+            if self._intact[0] != key:
+                return items, header.base_bytes + sum(self._sizes(segment, item_id - 1).values())
         except CorruptJournal:
-            intact = self._sizes(segment, last_id, around=True)
-            sizes = {found_id: size for found_id, size in intact.items() if found_id < item_id}
-            sizes[0] = data_bytes - sum(intact.values())
-        return items, header.base_bytes + sum(sizes.values())
+            sizes = self._sizes(segment, last_id, around=True)
+            self._intact = key, array("Q", sizes), array("Q", accumulate(sizes.values(), initial=0))
+        _, ids, sums = self._intact
+        return items, header.base_bytes + sums[bisect_left(ids, item_id)] + data_bytes - sums[-1]
 
     def _sizes(self, segment: Segment, last_id: int, *, around: bool = False) -> dict[int, int]:
         """The sizes of a segment's items up to ``last_id``; with ``around`` those that are intact."""

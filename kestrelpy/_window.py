@@ -10,6 +10,7 @@ single operation on it is atomic. Everything else here is guarded by the queue's
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import heappop, heappush
 
 from kestrelpy._format import Entry
 from kestrelpy._segment import ITEM_COST
@@ -61,3 +62,39 @@ class Window:
     def _drop_before(self, item_id: int) -> None:
         for stale in [key for key in list(self.entries) if key < item_id]:
             self.entries.pop(stale, None)
+
+
+class Returned:
+    """Items that came back to one reader; the lowest id goes out first. Guarded by that reader's lock.
+
+    ``entries`` is what counts. The heap may have ids that are gone, so that each change is one step, and an interrupt
+    falls before or after it.
+    """
+
+    __slots__ = ("_order", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self._order: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def add(self, item_id: int, entry: Entry) -> None:
+        heappush(self._order, item_id)
+        self.entries[item_id] = entry
+
+    def first(self) -> tuple[int, Entry] | None:
+        """The lowest id and its item, which stay."""
+        order, entries = self._order, self.entries
+        while True:
+            if not order:
+                return None
+            entry = entries.get(order[0])
+            if entry is not None:
+                return order[0], entry
+            heappop(order)
+
+    def clear(self) -> None:
+        self.entries = {}
+        self._order = []

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from kestrelpy._feed import Feed
 from kestrelpy._format import FRAME_BYTES, Entry, pack_crc, pack_frame
-from kestrelpy._journal import MAX_BATCH_BYTES, Journal
+from kestrelpy._journal import Journal
 from kestrelpy._line import FutureWaiter, Line, ThreadWaiter, check_timeout
-from kestrelpy._options import expiry
+from kestrelpy._options import encode_items, expiry
 from kestrelpy._readership import AbsentReader, Limited, Readership
 from kestrelpy._segment import ITEM_COST
 from kestrelpy._sync import GroupCommit
@@ -121,11 +121,14 @@ class Writing:
                 feed.visible_id = item_id
                 if not self._sync_armed:
                     self._arm_sync()
+            if feed.waiting:
+                feed.wake()
         except DurabilityUnknown as error:
             self._fail(error)
             raise
-        if feed.waiting:
-            feed.wake()
+        except BaseException:
+            self._after_interrupt()
+            raise
         return item_id
 
     def put_many(
@@ -156,10 +159,26 @@ class Writing:
         timeout: float | None,
         patient: Callable[[], object] | None = None,
     ) -> range:
-        ids = self._store(values, expires_in, expires_at_ms, timeout, patient=patient)
-        if self._sync_seconds == 0:
-            self._commit.wait(ids[-1])
+        try:
+            ids = self._store(values, expires_in, expires_at_ms, timeout, patient=patient)
+            if self._sync_seconds == 0:
+                self._commit.wait(ids[-1])
+        except BaseException:
+            self._after_interrupt()
+            raise
         return ids
+
+    def _after_interrupt(self) -> None:
+        """A put was cut short, perhaps after it stored its item (R13): then that is there, for readers too."""
+        feed = self._feed
+        with self._lock:
+            if self._sync_seconds != 0:
+                feed.visible_id = self._journal.tail_id
+            hidden = self._state is None and feed.visible_id < self._journal.tail_id
+        if hidden:
+            self._sync_soon()
+        if feed.waiting:
+            feed.wake()
 
     def _put_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> int:
         """``put`` that waits for room whatever the reader's policy, as long as ``check`` does not raise: for the
@@ -180,11 +199,15 @@ class Writing:
         raises.
         """
         check_timeout(timeout)
-        items = self._encode(values)
+        items = encode_items(values, self._codec, self.max_item_bytes)
         deadline = None if timeout is None else SystemClock.monotonic() + timeout
         while True:
+            self._discard_expired(items)
             try:
-                with self._making_room(items) as refusing:
+                with self._lock:
+                    self._check_usable()
+                    limited = self._readership.limited
+                    refusing = next((reader for reader in limited if self._is_refused(reader, items)), None)
                     if refusing is None:
                         ids = self._append_locked(items, expires_in, expires_at_ms)
                         break
@@ -205,29 +228,11 @@ class Writing:
             if reader.config.full_policy is FullPolicy.DROP_OLDEST and isinstance(reader, Reader):
                 reader._drop_oldest()
 
-    def _encode(self, values: list[Any]) -> list[bytes]:
-        items: list[bytes] = []
-        for value in values:
-            data = value if self._codec is None else self._codec.encode(value)
-            if not isinstance(data, bytes | bytearray | memoryview):
-                raise TypeError(f"an item must be bytes, bytearray or memoryview, not {type(data).__name__}")
-            data = bytes(data)
-            if len(data) > self.max_item_bytes:
-                raise ItemTooLarge(len(data), self.max_item_bytes)
-            items.append(data)
-        if len(items) > 1 and (size := sum(map(len, items)) + 4 * len(items)) > MAX_BATCH_BYTES:
-            raise ItemTooLarge(size, MAX_BATCH_BYTES)
-        return items
-
-    @contextlib.contextmanager
-    def _making_room(self, items: list[bytes]) -> Iterator[Limited | None]:
-        """Under the lock: the reader that refuses these items, if one does."""
-        for reader in self._readership.limited:  # expired items do not count; their hooks run outside the lock
+    def _discard_expired(self, items: list[bytes]) -> None:
+        """Expired items do not count where these would be refused; their hooks run outside the lock."""
+        for reader in self._readership.limited:
             if isinstance(reader, Reader) and self._is_refused(reader, items):
                 reader.discard_expired(_NO_LIMIT)
-        with self._lock:
-            self._check_usable()
-            yield next((reader for reader in self._readership.limited if self._is_refused(reader, items)), None)
 
     def _is_refused(self, reader: Limited, items: list[bytes]) -> bool:
         config = reader.config
@@ -282,15 +287,29 @@ class Writing:
                 patient()
             if not self._is_refused(refusing, items):
                 return  # registered, then looked again
-            if isinstance(refusing, AbsentReader):  # nobody here is told when it moves
+            pending = bool(self._feed.pending)  # first: what is not pending then is seen by the next line
+            seconds = refusing._expires_in() if isinstance(refusing, Reader) else None
+            if seconds is not None:
+                waiter.timer = self._clock.call_later(
+                    seconds, lambda: self._look_for_room(waiter), on_lost=self._maintenance_lost
+                )
+            elif isinstance(refusing, AbsentReader) or pending:  # nobody tells us when it moves, or is seen to expire
                 left = 0.05 if left is None else min(left, 0.05)
             if waiter.wait(left):
                 waiter.result()
                 if patient is not None:
                     patient()
         finally:
+            waiter.stop_timer()
             with self._lock:
                 self._room.remove(waiter)
+
+    def _look_for_room(self, waiter: ThreadWaiter) -> None:
+        """The head has expired, which is nobody's doing: a producer in line looks again."""
+        with self._lock:
+            left = self._room.remove(waiter)
+        if left:
+            waiter.give(None)
 
     def put_future(
         self,
@@ -306,13 +325,17 @@ class Writing:
         With ``sync="never"`` it is complete at once. Raises what ``put`` raises before anything is stored; the future
         fails with ``DurabilityUnknown``.
         """
-        item_id = self._store([data], expires_in, expires_at_ms, timeout)[0]
         ticket = FutureWaiter()
-        if self._sync_seconds is None:
-            ticket.claim()
-            ticket.give(item_id)
-        else:
-            self._commit.add(item_id, ticket, soon=self._sync_seconds == 0)
+        try:
+            item_id = self._store([data], expires_in, expires_at_ms, timeout)[0]
+            if self._sync_seconds is None:
+                ticket.claim()
+                ticket.give(item_id)
+            else:
+                self._commit.add(item_id, ticket, soon=self._sync_seconds == 0)
+        except BaseException:
+            self._after_interrupt()
+            raise
         future: Future[int] = ticket.future
         return future
 
@@ -351,6 +374,7 @@ class Writing:
         with self._lock:
             self._check_syncable()
             file, tail_id = self._journal.sync_target()
+            total_bytes = self._journal.total_bytes
         failure: DurabilityUnknown | None = None
         if file is not None:
             with self._syncing:
@@ -366,7 +390,7 @@ class Writing:
         with self._lock:
             self._check_syncable()
             self._journal.durable_id = max(self._journal.durable_id, tail_id)
-            shown = self._feed.show_durable_locked(tail_id)
+            shown = self._feed.show_durable_locked(tail_id, total_bytes)
         if shown:  # else whoever put what is there wakes those who wait for it
             self._keep_limits()
             if self._feed.waiting:
@@ -381,7 +405,11 @@ class Writing:
         """The first put since the last sync: see to the next one."""
         self._sync_armed = True
         if self._sync_seconds:
-            self._clock.call_later(self._sync_seconds, self._background_sync, on_lost=self._maintenance_lost)
+            try:
+                self._clock.call_later(self._sync_seconds, self._background_sync, on_lost=self._maintenance_lost)
+            except BaseException:
+                self._sync_armed = False
+                raise
 
     def _sync_soon(self) -> None:
         self._clock.call_later(0, self._background_sync, on_lost=self._maintenance_lost)

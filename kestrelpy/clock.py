@@ -127,13 +127,10 @@ class _Timers:
 
     def _due(self) -> list[Timer]:
         """Wait for the next deadline; the timers that have reached theirs."""
-        due = []
+        due: list[Timer] = []
         with self._lock:
             now = time.monotonic()
-            while self._heap and (self._heap[0][2].cancelled or self._heap[0][0] <= now):
-                timer = heapq.heappop(self._heap)[2]
-                if not timer.cancelled:
-                    due.append(timer)
+            due += self._pop_due_locked(now)
             self._next = now if due else self._heap[0][0] if self._heap else float("inf")
             wait = self._next - now
             self._wake.clear()
@@ -141,15 +138,23 @@ class _Timers:
             self._wake.wait(min(wait, threading.TIMEOUT_MAX))
         return due
 
+    def _pop_due_locked(self, now: float) -> list[Timer]:
+        due = []
+        while self._heap and (self._heap[0][2].cancelled or self._heap[0][0] <= now):
+            timer = heapq.heappop(self._heap)[2]
+            if not timer.cancelled:
+                due.append(timer)
+        return due
+
     def _abandon(self, error: BaseException, due: list[Timer]) -> None:
         """The thread is going: tell everybody who counts on it; the next call starts another."""
         with self._lock:
-            lost = [timer for timer in [*due, *(entry[2] for entry in self._heap)] if not timer.cancelled]
+            lost = [*due, *(entry[2] for entry in self._heap)]
             self._heap.clear()
             self._thread = None
             self._next = float("inf")
         for timer in lost:
-            if timer.on_lost is not None:
+            if timer.on_lost is not None:  # a cancelled one has none
                 timer.on_lost(error)
 
     def reset_after_fork(self) -> None:

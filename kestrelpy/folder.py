@@ -32,10 +32,11 @@ def queue_names(directory: StrPath, *, disk: Disk | None = None) -> list[str]:
     """The names of the queues in ``directory``, sorted. Raises ``OSError``. Cost: O(files)."""
     folder = (disk or RealDisk()).directory(os.fspath(directory))
     try:
-        owners = (_names.parse_owner(name) for name in folder.names())
-        return sorted({owner[0] for owner in owners if owner is not None and not owner[1]})
+        names = folder.names()
     finally:
         folder.close()
+    owners = (_names.parse_owner(name) for name in names)
+    return sorted({owner[0] for owner in owners if owner is not None and not owner[1]})
 
 
 def open_reader(
@@ -174,14 +175,15 @@ class _Scan:
         numbers = sorted(_numbered(self._folders, self._queue))
         gone = False
         for number in numbers:
-            opened = _open_segment(self._folders, self._queue, number, self._chain.queue_id, last=number == numbers[-1])
+            before, last = 0 if self._before is None else self._before.last_id, number == numbers[-1]
+            opened = _open_segment(self._folders, self._queue, number, self._chain.queue_id, before, last=last)
             if opened is None:  # being made in this moment, or retired since the folder was listed
                 if number not in _numbered(self._folders, self._queue):
                     self._before, gone = None, True
                 continue
             gone = False
             try:
-                yield from self._records_of(*opened, last=number == numbers[-1])
+                yield from self._records_of(*opened, last=last)
             finally:
                 opened[0].close()
         last_id, watermark = self._before.last_id if self._before is not None else 0, self._chain.watermark
@@ -228,20 +230,23 @@ def _numbered(folders: list[Directory], queue: str) -> dict[int, list[tuple[Dire
     """Where the segments of a queue are, by number; the live one before its archived twin."""
     found: dict[int, list[tuple[Directory, str]]] = {}
     for folder in folders:
-        for name in sorted(folder.names(), key=lambda name: (len(name), name)):
-            number = _names.parse_segment(name, queue)
-            if number is not None:
-                found.setdefault(number, []).append((folder, name))
+        for number, name in sorted(
+            _names.segments_among(folder.names(), queue), key=lambda each: (len(each[1]), each[1])
+        ):
+            found.setdefault(number, []).append((folder, name))
     return found
 
 
 def _open_segment(
-    folders: list[Directory], queue: str, number: int, queue_id: bytes | None, *, last: bool
+    folders: list[Directory], queue: str, number: int, queue_id: bytes | None, before: int, *, last: bool
 ) -> tuple[File, str, str, fmt.SegmentHeader] | None:
-    """The file of a segment, wherever it is by now; ``None`` if it is gone, or the last one and being made.
+    """The file of a segment, wherever it is by now; ``None`` if it is gone, or the last one and being made. ``before``:
+    the last id of the segment before it.
 
-    Raises ``CorruptJournal`` for a file without a valid header. In an archive another queue's may have the plain name.
+    Raises ``CorruptJournal`` where there is no other than a file without a valid header. In an archive another queue's
+    may have the plain name.
     """
+    objection: CorruptJournal | None = None
     for folder, name in _numbered(folders, queue).get(number, []):
         path = f"{folder.path}/{name}"
         try:
@@ -252,14 +257,16 @@ def _open_segment(
             header = read_header(file, path)
             if header is not None and header.number == number and queue_id in (None, header.queue_id):
                 return file, path, name, header
-            if header is None and not (last and not holds_frame(file)):
-                raise CorruptJournal(path, 0, "this segment has no valid header")
+            if header is None and not (last and not holds_frame(file, before)):
+                objection = objection or CorruptJournal(path, 0, "this segment has no valid header")
             if header is not None and folder is folders[0]:
-                raise CorruptJournal(path, 16, "this segment belongs to another place or another queue")
+                objection = CorruptJournal(path, 16, "this segment belongs to another place or another queue")
         except BaseException:
             file.close()
             raise
         file.close()
+    if objection is not None:
+        raise objection
     return None
 
 
@@ -353,7 +360,8 @@ class _Verification:
         numbered = _names.segments_among(self._folder.names(), self._queue)
         segments: list[Segment] = []
         for number, name in numbered:
-            segment = self._check_segment(number, name, last=name == numbered[-1][1])
+            before = segments[-1].last_id if segments else 0
+            segment = self._check_segment(number, name, before, last=name == numbered[-1][1])
             if segment is not None:
                 objection = self._chain.objection(segments[-1] if segments else None, segment)
                 if objection is not None:
@@ -392,14 +400,14 @@ class _Verification:
             elif state is not None and self._chain.queue_id not in (None, state.queue_id):
                 self._report(name, 24, "this checkpoint belongs to another queue")
 
-    def _check_segment(self, number: int, name: str, *, last: bool) -> Segment | None:
+    def _check_segment(self, number: int, name: str, before: int, *, last: bool) -> Segment | None:
         file = self._folder.open(name)
         path = f"{self._folder.path}/{name}"
         segment = None
         try:
             header = read_header(file, path)
             if header is None:
-                if not last or holds_frame(file):
+                if not last or holds_frame(file, before):
                     self._report(name, 0, "no valid header")
                 return None
             if (header.number, header.queue_id) != (number, self._chain.queue_id):

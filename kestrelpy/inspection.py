@@ -91,11 +91,12 @@ def _look(folder: Directory, queue: str) -> QueueInspection:
         if _names.parse_checkpoint(name, queue) is not None and (state := load_checkpoint(folder, name)[0]) is not None
     ]
     numbered = _names.segments_among(names, queue)
-    segments = [
-        segment
-        for number, name in numbered
-        if (segment := _segment(folder, queue, number, name, last=name == numbered[-1][1])) is not None
-    ]
+    segments: list[Segment] = []
+    for number, name in numbered:
+        before = segments[-1].last_id if segments else 0
+        segment = _segment(folder, queue, number, name, before, last=name == numbered[-1][1])
+        if segment is not None:
+            segments.append(segment)
     put_items = segments[-1].header.base_items + segments[-1].items if segments else 0
     put_bytes = segments[-1].header.base_bytes + segments[-1].data_bytes if segments else 0
     return QueueInspection(
@@ -126,14 +127,16 @@ def _readers(states: list[Checkpoint], segments: list[Segment], put_items: int, 
     ]
 
 
-def _segment(folder: Directory, queue: str, number: int, name: str, *, last: bool) -> Segment | None:
-    """A segment, counted if it is not closed; ``None`` for a last one that is being made, or never was."""
+def _segment(folder: Directory, queue: str, number: int, name: str, before: int, *, last: bool) -> Segment | None:
+    """A segment, counted if it is not closed; ``None`` for a last one that is being made, or never was. ``before``: the
+    last id of the one before it.
+    """
     file = folder.open(name)
     path = f"{folder.path}/{name}"
     try:
         header = read_header(file, path)
         if header is None or header.number != number:
-            if last and header is None and not holds_frame(file):
+            if last and header is None and not holds_frame(file, before):
                 return None
             raise CorruptJournal(path, 0, "this segment has no valid header")
         segment = load_segment(file, queue, header)

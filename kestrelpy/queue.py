@@ -7,30 +7,28 @@ NOTE ON LOCKING: as in ``_writing``; docs/locking.md has the order of all locks.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from kestrelpy import _log, _names
 from kestrelpy._disk import Disk, Lock, RealDisk
+from kestrelpy._ending import Ending
 from kestrelpy._feed import Feed
 from kestrelpy._home import Home
 from kestrelpy._journal import Journal
-from kestrelpy._lifetime import forget, remember, warn_unclosed
+from kestrelpy._lifetime import forget, remember
 from kestrelpy._line import Line
 from kestrelpy._options import check_sizes, check_sync, open_directory
 from kestrelpy._readership import Readership, Start
-from kestrelpy._recovery import Recovered, Recovery, write_mark
+from kestrelpy._recovery import Recovered, Recovery
 from kestrelpy._sync import GroupCommit
-from kestrelpy._writing import Writing
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import Codec, QueueStats, ReaderConfig
 from kestrelpy.errors import (
-    ForkedQueue,
     QueueClosed,
 )
 from kestrelpy.item import Item
@@ -43,10 +41,12 @@ if TYPE_CHECKING:
 
 __all__ = ["JournaledQueue"]
 
+T = TypeVar("T")
+
 _NO_READERS: Mapping[str, ReaderConfig] = MappingProxyType({})
 
 
-class JournaledQueue(Writing):
+class JournaledQueue(Ending):
     """A durable blocking queue: ``name`` in ``directory``, created or reopened.
 
     One process, one object at a time has it open for writing. Every put is one record in the journal, seen by every
@@ -103,12 +103,13 @@ class JournaledQueue(Writing):
         self._room = Line()  # producers waiting for room; guarded by self._lock
         self._syncing = threading.Lock()
         self._sync_armed = self._maintenance_armed = False
-        self._readership = Readership(
-            Home(open_directory(disk, self.directory, journaled), name),
-            readers,
-            default_reader if default_reader is not None else ReaderConfig(),
-            self._choose_path,
-        )
+        default_config = default_reader if default_reader is not None else ReaderConfig()
+        home = Home(open_directory(disk, self.directory, journaled), name)
+        try:
+            self._readership = Readership(home, readers, default_config, self._choose_path)
+        except BaseException:
+            home.directory.close()
+            raise
         self._open(segment_bytes, archive_dir if journaled else None, disk, quarantine=on_corruption == "quarantine")
 
     def _open(
@@ -134,8 +135,10 @@ class JournaledQueue(Writing):
                 exclusive=self._syncing,
             )
             self._set_up(journal, found)
+            self._writer_lock, self._archive = writer_lock, archive
             self._state = None
             self._readership.tidy(home.reader_names(names))
+            remember(self)
         except BaseException as error:
             self._state = error if isinstance(error, Exception) else QueueClosed("opening was interrupted")
             if writer_lock is not None:
@@ -143,10 +146,8 @@ class JournaledQueue(Writing):
             if archive is not None:
                 archive.close()
             home.directory.close()
+            forget(self)
             raise
-        self._writer_lock = writer_lock
-        self._archive = archive
-        remember(self)
 
     def _set_up(self, journal: Journal, found: Recovered) -> None:
         self._journal = journal
@@ -160,6 +161,7 @@ class JournaledQueue(Writing):
             self._clock,
             journal,
             self._codec,
+            holds_back=self._sync_seconds == 0,
             make_durable=partial(self._commit.wait, holding=True),
             save=self._readership.save,
             moved=self._moved,
@@ -247,25 +249,34 @@ class JournaledQueue(Writing):
         Raises ``DurabilityUnknown``, ``OSError``.
         """
         self._check_usable()
-        for reader in list(self._readership.open.values()):
-            reader.checkpoint(durable)
+        self._of_each(lambda reader: reader.checkpoint(durable))
         self._readership.retire(self._feed)
 
     def flush(self) -> int:
         """Drop what every reader open here has unread; returns how many items in all."""
         self._check_usable()
         self._default_if_alone()
-        return sum(reader.flush() for reader in list(self._readership.open.values()))
+        return sum(self._of_each(lambda reader: reader.flush()))
 
     def discard_expired(self, limit: int | None = None) -> int:
         """Drop expired items from the front of every reader open here; returns how many in all."""
         self._check_usable()
         self._default_if_alone()
-        return sum(reader.discard_expired(limit) for reader in list(self._readership.open.values()))
+        return sum(self._of_each(lambda reader: reader.discard_expired(limit)))
 
     def evict_waiters(self) -> int:
         """Every waiter of every reader gets ``QueueEmpty`` now; returns how many there were."""
         return sum(reader.evict_waiters() for reader in list(self._readership.open.values()))
+
+    def _of_each(self, call: Callable[[Reader], T]) -> list[T]:
+        """``call`` of every reader open here, but for one that is closed meanwhile."""
+        results = []
+        for reader in list(self._readership.open.values()):
+            try:
+                results.append(call(reader))
+            except QueueClosed:
+                self._check_usable()
+        return results
 
     def _default_if_alone(self) -> None:
         """There is always at least one reader: open the default one if there is no other."""
@@ -281,7 +292,11 @@ class JournaledQueue(Writing):
                 waiter.give(None)
         if not self._maintenance_armed:
             self._maintenance_armed = True
-            self._clock.call_later(self._interval, self._maintain, on_lost=self._maintenance_lost)
+            try:
+                self._clock.call_later(self._interval, self._maintain, on_lost=self._maintenance_lost)
+            except BaseException:
+                self._maintenance_armed = False
+                raise
 
     def _maintain(self) -> None:
         """Checkpoint the readers that moved, and retire what that lets go. On the maintenance thread."""
@@ -304,91 +319,6 @@ class JournaledQueue(Writing):
             _log.warning("retiring segments of %s failed and will be tried again", self.name, error=True)
         if again or self._readership.waits_for_others(self._feed):
             self._moved(None)
-
-    # -- the end --------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Write the checkpoints, close the journal properly, wake all waiters with ``QueueClosed``. Idempotent.
-
-        Raises ``DurabilityUnknown`` or ``OSError`` if something could not be written; the queue is closed all the
-        same, and what was acknowledged is in its files.
-        """
-        closed = QueueClosed(f"queue {self.name!r} is closed")
-        with self._lock:
-            if isinstance(self._state, QueueClosed | ForkedQueue):
-                return
-            failed, self._state, self._plain = self._state, closed, False
-            self._journal.refuse(closed)
-            waiting = self._room.drain()
-        forget(self)
-        for waiter in waiting:
-            waiter.fail(closed)
-        try:
-            if failed is None:
-                self._close_cleanly(closed)
-        finally:
-            self._let_go(closed)
-
-    def _close_cleanly(self, closed: QueueClosed) -> None:
-        with self._lock:
-            self._journal.rotate()
-            tail_id = self._journal.tail_id
-            self._feed.show_durable_locked(tail_id)
-        self._commit.note(tail_id)
-        for reader in list(self._readership.open.values()):
-            if reader._broken is None:
-                reader._save_last(closed, durable=True)
-        self._readership.retire(self._feed)
-        if tail_id != self._marked_id:
-            mark = Recovered(queue_id=self._journal.queue_id, tail_id=tail_id)
-            write_mark(self._home.directory, self.name, mark, self._journal.durable_id)
-
-    def _let_go(self, closed: Exception) -> None:
-        """Wake everybody and release everything, whatever raises on the way."""
-        with contextlib.ExitStack() as rest:
-            rest.callback(self._home.directory.close)
-            rest.callback(self._writer_lock.release)
-            if self._archive is not None:
-                rest.callback(self._archive.close)
-            rest.callback(self._journal.abandon)
-            for reader in self._readership.open.values():
-                rest.callback(self._readership.release, reader)
-                rest.callback(reader._break, closed)
-            self._commit.fail(closed)
-
-    def erase(self) -> None:
-        """Close the queue and delete its files, and no others. Raises ``OSError``."""
-        if self._state is None:
-            closed = QueueClosed(f"queue {self.name!r} is erased")
-            with self._lock:
-                self._state, self._plain = closed, False
-                self._journal.refuse(closed)
-            forget(self)
-            self._home.erase()
-            self._let_go(closed)
-
-    def _abandon(self) -> None:
-        """In a forked child: everything here is the parent's (R26)."""
-        foreign = ForkedQueue(self._pid)
-        self._state, self._plain = foreign, False
-        self._lock = self._feed.lock = threading.Lock()
-        self._journal.refuse(foreign)
-        self._readership.abandon(foreign)
-        self._journal.abandon()
-        self._writer_lock.abandon()
-        self._home.directory.close()
-
-    def __enter__(self) -> JournaledQueue:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_state", self) is None:
-            warn_unclosed(self)
 
     # -- figures --------------------------------------------------------------------------------------------------
 
@@ -437,7 +367,8 @@ class JournaledQueue(Writing):
         with self._lock:
             assert feed.visible_id <= journal.tail_id
             assert journal.durable_id <= journal.tail_id
-            assert feed.visible_id + len(feed.pending) == journal.tail_id
+            assert feed.visible_id == journal.tail_id or self._sync_seconds == 0
+            assert all(feed.visible_id < item_id <= journal.tail_id for item_id, _ in feed.pending)
             assert all(item_id <= feed.visible_id for item_id in feed.shared.entries)
             ids = [(segment.first_id, segment.last_id) for segment in journal.segments]
             assert ids == sorted(ids)

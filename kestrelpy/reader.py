@@ -9,20 +9,17 @@ so that an older one never replaces a newer; it comes before ``_lock``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from kestrelpy._format import Checkpoint
+from kestrelpy._figures import Figures
 from kestrelpy._line import check_timeout
-from kestrelpy._segment import ITEM_COST
-from kestrelpy._taking import Taking
-from kestrelpy.config import FullPolicy, ReaderConfig, ReaderStats
-from kestrelpy.errors import CorruptJournal, KestrelError, QueueClosed, QueueEmpty, UnknownItem
+from kestrelpy.config import FullPolicy, ReaderConfig
+from kestrelpy.errors import QueueClosed, QueueEmpty, UnknownItem
 from kestrelpy.item import Item, id_of, no_item
 
 __all__ = ["Reader"]
 
 
-class Reader(Taking):
+class Reader(Figures):
     """One reader's place in a queue. Made by ``JournaledQueue.reader`` or ``open_reader``, never directly.
 
     Thread-safe. Every call raises ``QueueClosed`` after ``close()``, ``DurabilityUnknown`` once a sync of the queue
@@ -38,26 +35,31 @@ class Reader(Taking):
         Raises ``QueueEmpty``, ``ValueError`` for a negative timeout, ``CorruptJournal`` if the next item is damaged
         on disk.
         """
-        with self._lock:
-            if self._plain and (timeout is None or timeout >= 0 or not block):
-                progress = self._progress
-                item_id = progress.next_id
-                entry = self._take(item_id, None)
-                if entry is not None:
-                    if entry[2] is None:
-                        item = Item(item_id, entry[0], entry[1], None, 0, self)
-                        self._open[item_id] = item
-                        progress.next_id = item_id + 1
-                        self._opened += 1
-                        return item
-                    self._ahead[item_id] = entry
+        item = None
+        try:
+            with self._lock:
+                if self._plain and (timeout is None or timeout >= 0 or not block):
+                    progress = self._progress
+                    item_id = progress.next_id
+                    entry = self._take(item_id, None)
+                    if entry is not None:
+                        if entry[2] is None:
+                            item = Item(item_id, entry[0], entry[1], None, 0, self)
+                            self._open[item_id] = item
+                            progress.next_id = item_id + 1
+                            self._opened += 1
+                            return item
+                        self._ahead[item_id] = entry
+        except BaseException as error:
+            self._let_fall(error, [] if item is None else [item.id])
+            raise
         return self._get_slowly(block, timeout)
 
     def get_nowait(self) -> Item:
         """``get(block=False)``."""
         return self.get(False)
 
-    def _get_slowly(self, block: bool, timeout: float | None) -> Item:
+    def _get_slowly(self, block: bool | None, timeout: float | None) -> Item:
         if block:
             check_timeout(timeout)
         entered = self._clock.monotonic() if self.config.on_timeout else 0.0
@@ -65,7 +67,8 @@ class Reader(Taking):
             return self._take_now()
         except QueueEmpty:
             if not block or timeout == 0:
-                self._count_miss(entered)
+                if block is not None:  # else whoever asks will wait by himself
+                    self._count_miss(entered)
                 raise
         return self._wait(timeout)
 
@@ -77,51 +80,34 @@ class Reader(Taking):
         """
         if max_items < 1:
             raise ValueError(f"max_items must be at least 1, not {max_items!r}")
-        items = [self.get(True, timeout)]
-        size = len(items[0].data)
+        items: list[Item] = []
         expired: list[Item] = []
-        with self._lock:
-            opened, progress = self._open, self._progress
-            while len(items) < max_items and not self._line:
-                item_id = progress.next_id
-                entry = self._take(item_id, None) if self._plain else None
-                if entry is not None and entry[2] is None:
-                    if max_bytes is not None and size + len(entry[0]) > max_bytes:
-                        self._ahead[item_id] = entry
-                        break
-                    item = opened[item_id] = Item(item_id, entry[0], entry[1], None, 0, self)
-                    progress.next_id = item_id + 1
-                    self._opened += 1
-                else:
-                    if entry is not None:
-                        self._ahead[item_id] = entry
-                    try:
-                        found = self._find_locked(expired)
-                    except (KestrelError, OSError):  # the caller gets what was taken; whoever is next is told
-                        found = None
-                    if found is None:
-                        break
-                    if max_bytes is not None and size + len(found[1][0]) > max_bytes:
-                        self._returned[found[0]] = found[1]
-                        self._look_again_locked()
-                        break
-                    item = self._open_locked(*found)
-                items.append(item)
-                size += len(item.data)
-        self._after_taking(items[1:], expired)
+        first = self.get(True, timeout)
+        try:
+            items.append(first)
+            with self._lock:
+                self._take_more_locked(items, expired, max_items, max_bytes)
+            self._after_taking(items[1:], expired)
+        except BaseException as error:
+            self._let_fall(error, [first.id, *(item.id for item in items)], expired)
+            raise
         return items
 
     def peek(self, timeout: float | None = 0) -> Item:
         """The next item, not opened: it cannot be committed, and stays where it is. Waits as ``get`` does."""
         check_timeout(timeout)
         expired: list[Item] = []
-        with self._lock:
-            self._check_usable()
-            found = None if self._line else self._find_locked(expired)
-            if found is not None:
-                self._returned[found[0]] = found[1]
-                self._look_again_locked()
-        self._after_taking([], expired)
+        try:
+            with self._lock:
+                self._check_usable()
+                found = None if self._line else self._find_locked(expired)
+                if found is not None:
+                    self._returned.add(*found)
+                    self._look_again_locked()
+            self._after_taking([], expired)
+        except BaseException as error:
+            self._let_fall(error, (), expired)
+            raise
         if found is not None:
             return self._item(*found)
         if timeout == 0:
@@ -152,7 +138,7 @@ class Reader(Taking):
             opened = self._open
             if type(item_or_id) is int:
                 item_id = item_or_id
-                item = opened.pop(item_id, None)
+                item = opened.get(item_id)
                 if item is None:
                     raise self._unknown(item_id)
             else:
@@ -161,21 +147,21 @@ class Reader(Taking):
                     item_id = item.id  # type: ignore[union-attr]
                 except AttributeError:
                     raise no_item(item_or_id) from None
-                found = opened.pop(item_id, None)
-                if found is not item:
-                    if found is not None:
-                        opened[item_id] = found
+                if opened.get(item_id) is not item:
                     raise self._unknown(item_id)
-            # Progress.release, written out: this is a hot path.
+            # Progress.release, written out: this is a hot path. Nor is there a call from here on until it is done.
+            size = len(item.data)  # type: ignore[union-attr]
             progress = self._progress
-            progress.released_items += 1
-            progress.released_bytes += len(item.data)  # type: ignore[union-attr]
-            if item_id == progress.head + 1:
-                progress.head = item_id
+            items, size = progress.released_items + 1, progress.released_bytes + size
+            if item_id != progress.head + 1:
+                progress.done[item_id] = None
+                del opened[item_id]
+                progress.released_items, progress.released_bytes = items, size
+            else:
+                del opened[item_id]
+                progress.head, progress.released_items, progress.released_bytes = item_id, items, size
                 if progress.done or progress.spans:
                     progress.absorb()
-            else:
-                progress.done.add(item_id)
             if progress.error_counts:
                 progress.error_counts.pop(item_id, None)
             self._committed += 1
@@ -184,22 +170,37 @@ class Reader(Taking):
 
     def commit_many(self, items: Iterable[Item | int]) -> None:
         """Commit all of them, or none: raises ``UnknownItem`` before anything is done if one is not open."""
-        with self._lock:
-            opened = self._open
-            chosen: dict[int, Item] = {}
-            for each in items:
-                item_id = id_of(each)
-                item = opened.get(item_id)
-                if item is None or not (each is item or isinstance(each, int)) or item_id in chosen:
-                    raise self._unknown(item_id)
-                chosen[item_id] = item
-            progress = self._progress
-            for item_id, item in chosen.items():
-                del opened[item_id]
-                progress.release(item_id, len(item.data))
-            self._committed += len(chosen)
+        try:
+            with self._lock:
+                self._commit_locked(self._chosen_locked(items))
+        except BaseException as error:
+            self._let_fall(error)
+            raise
         if not self._quiet:
             self._tell()
+
+    def _chosen_locked(self, items: Iterable[Item | int]) -> dict[int, Item]:
+        chosen: dict[int, Item] = {}
+        for each in items:
+            item_id = id_of(each)
+            item = self._open.get(item_id)
+            if item is None or not (each is item or isinstance(each, int)) or item_id in chosen:
+                raise self._unknown(item_id)
+            chosen[item_id] = item
+        return chosen
+
+    def _commit_locked(self, chosen: dict[int, Item]) -> None:
+        progress = self._progress
+        size = sum(len(item.data) for item in chosen.values())
+        progress.done.update(dict.fromkeys(chosen))  # one step: from here on all of them are done
+        for item_id in chosen:
+            del self._open[item_id]
+            if progress.error_counts:
+                progress.error_counts.pop(item_id, None)
+        progress.released_items += len(chosen)
+        progress.released_bytes += size
+        progress.absorb()
+        self._committed += len(chosen)
 
     def abort(self, item_or_id: Item | int) -> None:
         """Give it back, ahead of unread items; aborted ones keep the order of their ids. Its ``error_count`` grows by
@@ -208,32 +209,41 @@ class Reader(Taking):
         With an ``on_abort`` hook that returns true it is committed instead. Raises ``UnknownItem`` if it is not open.
         """
         item_id = id_of(item_or_id)
-        hook = self.config.on_abort
-        with self._lock:
-            item = self._open.get(item_id)
-            if item is None or not (item_or_id is item or isinstance(item_or_id, int)):
-                raise self._unknown(item_id)
-            del self._open[item_id]
-            errors = self._progress.error_counts
-            errors[item_id] = errors.get(item_id, 0) + 1
-            self._aborted += 1
-            entry = (item.data, item.added_ms, item.expires_ms)
-            if hook is None:
-                self._return_locked(item_id, entry)
-            else:
-                again = self._settling[item_id] = self._item(item_id, entry)
-        if hook is not None:
-            taken = self._call(hook, again)
+        settling: list[Item] = []
+        try:
             with self._lock:
-                if self._settling.pop(item_id, None) is None:
-                    return  # closed or moved meanwhile
-                if taken:
-                    self._release_locked(item_id, item.data)
-                else:
+                item = self._open.get(item_id)
+                if item is None or not (item_or_id is item or isinstance(item_or_id, int)):
+                    raise self._unknown(item_id)
+                entry = (item.data, item.added_ms, item.expires_ms)
+                errors = self._progress.error_counts
+                errors[item_id] = errors.get(item_id, 0) + 1
+                del self._open[item_id]
+                self._aborted += 1
+                if self.config.on_abort is None:
                     self._return_locked(item_id, entry)
-        self._hand_off()
+                else:
+                    again = self._item(item_id, entry)
+                    settling.append(again)
+                    self._settling[item_id] = again
+            if self.config.on_abort is not None:
+                if self._call(self.config.on_abort, again):
+                    self._settled(again)
+                else:
+                    self._unsettled(again)
+            self._hand_off()
+        except BaseException as error:
+            self._let_fall(error, (), settling)
+            raise
         if not self._quiet:
             self._tell()
+
+    def _unsettled(self, item: Item) -> None:
+        """A hook has not taken an aborted item: it comes again, unless the reader was closed or moved meanwhile."""
+        with self._lock:
+            if item.id in self._settling:
+                del self._settling[item.id]
+                self._return_locked(item.id, (item.data, item.added_ms, item.expires_ms))
 
     # -- moving ---------------------------------------------------------------------------------------------------
 
@@ -243,25 +253,21 @@ class Reader(Taking):
         """
         with self._lock:
             self._check_usable()
+            if self._disturbed:
+                self._mend_locked()
             progress, visible_id = self._progress, self._source.visible_id
-            visible_bytes = self._source.visible_bytes
+            _, visible_bytes = self._source.before(visible_id + 1)  # of that moment, whatever is put since
             kept = [*self._open.values(), *self._settling.values()]
             dropped = self._items_through(visible_id) - len(kept)
             size = visible_bytes - progress.released_bytes - sum(len(item.data) for item in kept)
-            for item_id in self._returned:
-                progress.error_counts.pop(item_id, None)
-                progress.pass_over(item_id, item_id)
-            self._returned.clear()
-            while progress.next_id <= visible_id:
-                if not progress.skip_done():
-                    at = progress.spans.bisect_left(progress.next_id)
-                    stop = progress.spans.peekitem(at)[0] - 1 if at < len(progress.spans) else visible_id
-                    progress.pass_over(progress.next_id, min(stop, visible_id))
-                    progress.next_id = max(progress.next_id, min(stop, visible_id) + 1)
-            progress.released_items += dropped
-            progress.released_bytes += size
-            self._ahead.clear()
-            self._hint = None
+            moved = progress.copy()
+            for item_id in self._returned.entries:
+                moved.error_counts.pop(item_id, None)
+                moved.pass_over(item_id, item_id)
+            moved.skip_to(visible_id + 1)
+            moved.released_items += dropped
+            moved.released_bytes += size
+            self._move_locked(moved)
             self._flushes += 1
             self._look_again_locked()
         self.checkpoint()
@@ -286,13 +292,7 @@ class Reader(Taking):
                 item_id = source.find_time(time_ms, visible_id)
             item_id = max(source.first_id, min(item_id, visible_id + 1))
             items, size = source.before(item_id)
-            self._open.clear()
-            self._settling.clear()
-            self._returned.clear()
-            self._ahead.clear()
-            self._hint = None
-            self._read_ahead_locked()
-            self._progress.move_to(item_id, items, size)
+            self._move_locked(self._progress.moved_to(item_id, items, size), drop=True)
             self._special_through = self._progress.special_through
             self._look_again_locked()
         self.checkpoint()
@@ -308,23 +308,24 @@ class Reader(Taking):
         With ``durable`` not after a power cut either. Raises ``OSError``; then the last checkpoint counts, and only
         redelivery grows.
         """
-        self._save(durable, last=False)
+        self._save(durable)
 
-    def _save_last(self, error: Exception, *, durable: bool) -> None:
-        """Make every later call raise ``error``, and save the reader's place after that: a commit that was accepted
-        is in it.
-        """
-        self._break(error)
-        self._save(durable, last=True)
-
-    def _save(self, durable: bool, *, last: bool) -> None:
+    def _save(self, durable: bool, end: Exception | None = None) -> None:
+        """``end``: every later call raises this. It breaks first: what is saved then has every commit it accepted."""
+        if end is not None:
+            self._break(end)
         with self._saving:
             with self._lock:
-                if not last:
+                if end is None:
                     self._check_usable()
-                state, version = self._state_locked()
-            self._source.make_durable(state.last_named_id)
-            self._source.save(self, state, durable)
+                    if self._disturbed:
+                        self._mend_locked()
+                self._progress.absorb()
+                progress, source, version = self._progress, self._source, self._version()
+                hint = source.hint(progress.head + 1)
+                state = progress.checkpoint(source.queue_id, self.name, source.durable_id, hint)
+            source.make_durable(state.last_named_id)
+            source.save(self, state, durable)
             self._saved = version
 
     @property
@@ -337,122 +338,30 @@ class Reader(Taking):
         progress = self._progress
         return progress.released_items, progress.released_bytes, progress.head, self._aborted
 
-    def _state_locked(self) -> tuple[Checkpoint, tuple[int, ...]]:
-        progress, source = self._progress, self._source
-        state = progress.checkpoint(source.queue_id, self.name, source.durable_id, source.hint(progress.head + 1))
-        return state, self._version()
-
     def close(self) -> None:
-        """Save the place, wake the waiters with ``QueueClosed`` and give up the ownership. Open reads come again.
-        Idempotent.
-        """
-        if isinstance(self._broken, QueueClosed):
-            return
+        """Save the place, wake waiters with ``QueueClosed``, give up ownership. Open reads come again. Idempotent."""
         closed = QueueClosed(f"reader {self.full_name} is closed")
+        mine = False
         try:
+            with self._lock:
+                if self._ending or (isinstance(self._broken, QueueClosed) and not self._unfinished):
+                    return
+                mine = self._ending = self._unfinished = True
             if self._broken is None:
-                self._save_last(closed, durable=False)
+                self._save(False, closed)
         finally:
-            self._break(closed)
-            self._source.closed_reader(self)
+            if mine:
+                try:
+                    self._break(closed)
+                    self._source.closed_reader(self)
+                    self._unfinished = False
+                finally:
+                    self._ending = False
+
+    @property
+    def _half_closed(self) -> bool:
+        """Whether closing it was interrupted."""
+        return self._unfinished and not self._ending
 
     def _unknown(self, item_id: int) -> Exception:
         return self._broken or UnknownItem(item_id, self.full_name)
-
-    # -- figures --------------------------------------------------------------------------------------------------
-
-    def decode(self, data: bytes) -> Any:
-        """``data`` through the queue's codec."""
-        return self._source.decode(data)
-
-    def is_open(self, item: Item) -> bool:
-        """Whether ``item`` is an open read of this reader."""
-        return self._open.get(item.id) is item
-
-    @property
-    def head(self) -> int:
-        """Every id up to and including it is done."""
-        return self._progress.head
-
-    @property
-    def open_items(self) -> int:
-        """How many reads are open."""
-        return len(self._open)
-
-    @property
-    def open_bytes(self) -> int:
-        """Bytes of the items whose reads are open. Cost: O(open reads)."""
-        with self._lock:
-            return sum(len(item.data) for item in self._open.values())
-
-    @property
-    def waiter_count(self) -> int:
-        """How many consumers wait in line."""
-        return len(self._line)
-
-    @property
-    def age(self) -> float:
-        """Seconds since the next deliverable item was put; 0 if there is none, or if it can't be read."""
-        with self._lock:
-            try:
-                found = None if self._broken is not None else self._peek_locked()
-            except (CorruptJournal, OSError):  # a get says so; a figure need not
-                found = None
-        return 0.0 if found is None else max(0.0, self._clock.time_ns() / 1e9 - found[1][1] / 1e3)
-
-    @property
-    def idle_expired(self) -> bool:
-        """Whether ``max_idle`` is set and the reader has been empty that long."""
-        max_idle = self.config.max_idle
-        return max_idle is not None and not self.items and self._clock.monotonic() - self._busy_at >= max_idle
-
-    @property
-    def memory_bytes(self) -> int:
-        """What this reader keeps in memory for itself: data and a fixed cost an item. Cost: O(items kept)."""
-        with self._lock:
-            kept = [*self._ahead.values(), *self._returned.values()]
-        return sum(len(entry[0]) + ITEM_COST for entry in kept)
-
-    def stats(self) -> ReaderStats:
-        """The reader's figures at this moment."""
-        return ReaderStats(
-            name=self.name,
-            head=self.head,
-            items=self.items,
-            bytes=self.bytes,
-            open_items=self.open_items,
-            open_bytes=self.open_bytes,
-            waiter_count=self.waiter_count,
-            age=self.age,
-            get_hits=self._opened,
-            get_misses=self._misses,
-            opened=self._opened,
-            committed=self._committed,
-            aborted=self._aborted,
-            expired=self._expired,
-            discarded=self._discarded,
-            flushes=self._flushes,
-            hook_errors=self._hook_errors,
-            memory_bytes=self.memory_bytes,
-        )
-
-    def __repr__(self) -> str:
-        state = " closed" if self._broken else ""
-        return (
-            f"<Reader {self.full_name}: head={self.head} items={self.items} open={self.open_items} "
-            f"waiters={self.waiter_count}{state}>"
-        )
-
-    def _check(self) -> None:
-        """The invariants; for tests, with nobody else at work."""
-        with self._lock:
-            self._progress._check()
-            progress = self._progress
-            places = [set(self._open), set(self._returned), set(self._settling)]
-            assert sum(map(len, places)) == len(set().union(*places))
-            for item_id in set().union(*places):
-                assert progress.head < item_id < progress.next_id
-                assert item_id not in progress.done
-            assert self._items_through(self._source.visible_id) >= sum(map(len, places))
-            assert not (self._plain and (self._returned or self._line))
-            assert (self in self._source.waiting) == bool(self._line)

@@ -158,3 +158,42 @@ def test_rename_takes_the_state_along() -> None:
     file.save(state(2), durable=True)
     assert directory.names() == [NAME]
     assert load_checkpoint(directory, NAME) == (state(2), True)
+
+
+def test_a_large_file_is_read_as_far_as_its_states_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R21: not by its size, which may be that of a hole."""
+    directory = MemoryDisk().directory("/q", create=True)
+    whole = fmt.checkpoint_prefix() + b"".join(fmt.encode_checkpoint(state(head)) for head in range(40))
+    file = directory.create(NAME)
+    file.write(0, whole)
+    for block in (1, 16, 20, len(whole) - 4, len(whole), len(whole) + 1):
+        monkeypatch.setattr("kestrelpy._checkpoint.READ_BYTES", block)
+        assert load_checkpoint(directory, NAME) == (state(39), True)
+    file.truncate(1 << 20)
+    monkeypatch.setattr("kestrelpy._checkpoint.READ_BYTES", 4096)
+    assert load_checkpoint(directory, NAME) == (state(39), True)
+    lying = bytearray(whole)
+    lying[20:24] = (1 << 31).to_bytes(4, "little")
+    file.write(0, bytes(lying))
+    assert load_checkpoint(directory, NAME) == (None, True)
+
+
+def test_a_file_that_ends_with_a_whole_state_is_gone_on_with() -> None:
+    disk = FailingDisk(MemoryDisk())
+    directory = disk.directory("/q", create=True)
+    assert CheckpointFile(directory, NAME).load() == (None, False)
+    CheckpointFile(directory, NAME).save(state(1), durable=True)
+    file = CheckpointFile(directory, NAME)
+    assert file.load() == (state(1), True)
+    renames = disk.counts["rename"]
+    file.save(state(2), durable=False)
+    assert disk.counts["rename"] == renames
+    directory.open(NAME, write=True).write(directory.open(NAME).size(), b"torn")
+    assert file.load() == (state(2), True)
+    file.save(state(3), durable=False)
+    assert disk.counts["rename"] == renames + 1
+    file.forget()
+    assert file.durable is None
+    directory.unlink(NAME)
+    file.save(state(4), durable=False)
+    assert load_checkpoint(directory, NAME) == (state(4), True)

@@ -1252,7 +1252,7 @@ def test_a_sync_that_comes_while_the_queue_is_being_closed_does_no_harm(
         closing._commit.run()
         synced.append(closing.stats().durable_id)
 
-    monkeypatch.setattr("kestrelpy.queue.forget", forget)
+    monkeypatch.setattr("kestrelpy._ending.forget", forget)
     queue.close()
     assert synced == [1]
     with JournaledQueue(tmp_path, "jobs") as queue:

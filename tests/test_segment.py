@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -13,11 +14,15 @@ from kestrelpy._segment import (
     Segment,
     close_segment,
     create_segment,
+    frames_of,
+    holds_frame,
     iterate_frames,
     load_segment,
     read_entries,
     read_footer,
     read_header,
+    read_searchable,
+    read_used,
 )
 from kestrelpy.testing import FailingDisk, MemoryDisk
 
@@ -222,3 +227,110 @@ def test_place_before() -> None:
     assert segment.place_before(9) == (5, fmt.HEADER_BYTES)
     segment.marks = [(6, 132), (10, 300)]
     assert [segment.place_before(item_id)[0] for item_id in (5, 6, 9, 10, 99)] == [5, 6, 6, 10, 10]
+
+
+def test_a_file_larger_than_any_segment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R21: a sparse file of exabytes could be read for ever."""
+    file, _ = made(FRAMES)
+    monkeypatch.setattr("kestrelpy._segment.MAX_SEGMENT_BYTES", 4095)
+    with pytest.raises(CorruptJournal, match="larger than a segment can be"):
+        read_header(file, "path")
+
+
+@pytest.mark.parametrize("cut", [0, 10, 96, 100, 1000, 4096])
+def test_what_is_used_of_a_file_goes_to_the_last_byte_that_is_not_zero(
+    cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, _ = made(FRAMES)
+    data = file.read(0, 4096)
+    for block in (7, 64, 5000):
+        monkeypatch.setattr("kestrelpy._segment.MARK_EVERY", block)
+        assert read_used(file, cut, 4096) == data[cut:].rstrip(b"\0")
+        assert read_used(file, cut, cut + 50) == data[cut : cut + 50].rstrip(b"\0")
+
+
+def test_the_zeros_that_end_a_last_frame_are_searched_too() -> None:
+    last = fmt.encode_item(11, bytes(50), 104, None, 10, MARKER)
+    file, segment = made([*FRAMES, last])
+    found = read_searchable(file, fmt.HEADER_BYTES, 4096, MARKER)
+    assert len(found) == segment.records_end - fmt.HEADER_BYTES
+    assert fmt.look_beyond(found, MARKER, 11) == (11, 10)
+    assert len(read_searchable(file, fmt.HEADER_BYTES, segment.records_end - 1, MARKER)) < len(found), "it is cut"
+
+
+@pytest.mark.parametrize(("frames", "at", "seen"), [(0, 33, False), (1, 33, True), (3, 2, True)])
+def test_damage_in_an_open_segment_is_told_from_a_torn_tail(frames: int, at: int, seen: bool) -> None:
+    """R15: by what the frames behind say was on disk."""
+    extra = [fmt.encode_item(11, b"eleven", 104, None, 10, MARKER)] if seen else []
+    file, segment = made([*FRAMES[:2], *FRAMES[2:][: 2 * seen], *extra])
+    offset = fmt.HEADER_BYTES + sum(len(frame) for frame in FRAMES[:frames])
+    file.write(offset + at, bytes([file.read(offset + at, 1)[0] ^ 1]))
+    found = []
+
+    def read() -> None:
+        for _, frame in frames_of(file, segment, "path"):
+            found.append(frame.first_id)
+
+    if seen:
+        with pytest.raises(CorruptJournal, match="was on disk"):
+            read()
+    else:
+        read()
+    assert len(found) == frames
+
+
+def test_frames_out_of_order_end_an_open_segment() -> None:
+    later = fmt.encode_item(8, b"eight", 102, None, 4, MARKER)
+    file, segment = made([FRAMES[0], later])
+    assert [frame.first_id for _, frame in frames_of(file, segment, "path")] == [5]
+    file, segment = made([FRAMES[0], FRAMES[2]])
+    with pytest.raises(CorruptJournal, match="item 6 was on disk"):
+        list(frames_of(file, segment, "path"))
+    segment.closed = True
+    with pytest.raises(CorruptJournal, match="item 6 is not intact"):
+        list(frames_of(file, segment, "path"))
+
+
+def test_what_is_stored_while_it_is_looked_for_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer may store a frame between the look at its place and the look behind it."""
+    file, segment = made(FRAMES)
+    data = file.read(0, 4096)
+    at = fmt.HEADER_BYTES + len(FRAMES[0]) + len(FRAMES[1])
+    file.write(at, bytes(32))
+    real = fmt.look_beyond
+
+    def look(*arguments: Any) -> tuple[int, int]:
+        found = real(*arguments)
+        file.write(at, data[at : at + 32])
+        return found[0], 99
+
+    monkeypatch.setattr(fmt, "look_beyond", look)
+    assert [frame.first_id for _, frame in frames_of(file, segment, "path")] == [5, 6]
+
+
+def test_a_footer_or_nonsense_where_an_item_is_due() -> None:
+    footer = fmt.encode_footer(fmt.SegmentFooter(5, 6, 2, 4, 100, 101, 200), 7, MARKER)
+    file, segment = made(FRAMES[:2])
+    place = (5, fmt.HEADER_BYTES)
+    at = segment.records_end
+    file.write(at, footer[:8] + (7).to_bytes(8, "little") + footer[16:])
+    nonsense = fmt.pack_frame(4, 7, 4 << fmt.KIND_SHIFT, 0, MARKER) + b"what"
+    for frame in (
+        fmt.encode_footer(fmt.SegmentFooter(5, 7, 3, 4, 100, 101, 200), 7, MARKER),
+        fmt.pack_crc(crc32(nonsense)) + nonsense,
+    ):
+        file.write(at, frame)
+        with pytest.raises(CorruptJournal, match="not intact") as caught:
+            read_entries(file, MARKER, "path", place, 4096, 7, 7, 1 << 20)
+        assert (caught.value.offset, caught.value.item_id) == (at, 7)
+
+
+def test_a_file_holds_a_frame_at_its_beginning_or_its_footer() -> None:
+    file, segment = made(FRAMES)
+    assert holds_frame(file, 0)
+    file.write(fmt.HEADER_BYTES, b"x")
+    assert not holds_frame(file, 0)
+    close_segment(file, segment)
+    assert holds_frame(file, 0)
+    empty, _ = made([], size=100)
+    assert not holds_frame(empty, 0)

@@ -60,7 +60,7 @@ def test_the_followers_of_a_leader_share_the_next_sync(start: Callable[..., thre
     assert disk.count == 2
     assert disk.commit.durable_id == 11
     assert not disk.commit._tickets
-    assert not disk.commit._syncing
+    assert disk.commit._leader is None
 
 
 def test_an_error_reaches_the_leader_and_everybody_behind_it(start: Callable[..., threading.Thread]) -> None:

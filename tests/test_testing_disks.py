@@ -214,7 +214,7 @@ def test_handles_of_a_killed_disk_are_dead(make: Callable[[], MemoryDisk]) -> No
 def test_a_waiter_for_a_lock_wakes_when_everybody_is_killed() -> None:
     disk = MemoryDisk()
     directory = disk.directory("/q", create=True)
-    directory.lock("l")
+    held = directory.lock("l")
     ended: list[object] = []
 
     def wait() -> None:
@@ -228,6 +228,7 @@ def test_a_waiter_for_a_lock_wakes_when_everybody_is_killed() -> None:
     disk.kill()
     thread.join(10)
     assert ended == [errno.EBADF]
+    held.release()
 
 
 def test_a_store_under_way_at_a_kill_is_there_in_part() -> None:

@@ -146,9 +146,11 @@ class Exchange(Waiting[T]):
         waiter: Waiter | None = None
         entry: Any = _NOTHING
         try:
-            while (consumers and (self._items or self._returned)) or (
-                producers and (self._has_room() or self._admitting)
-            ):
+            while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "except"
+                if not (consumers and (self._items or self._returned)) and not (
+                    producers and (self._has_room() or self._admitting)
+                ):
+                    break
                 held = serving = False
                 waiter, entry = None, _NOTHING
                 try:

@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import weakref
 from typing import NamedTuple, cast
 
 from kestrelpy._memory_disk import Folder, MemoryLock, Node
@@ -48,7 +49,7 @@ class CrashingNode:
 
     def __init__(self, size: int = 0, pages: dict[int, bytes] | None = None) -> None:
         """A file of which everything is durable; ``pages`` stays the caller's."""
-        self.holder: MemoryLock | None = None
+        self.holder: weakref.ref[MemoryLock] | None = None
         self.size = size
         self.pages = {} if pages is None else pages
         self.shared = True

@@ -326,10 +326,10 @@ def lose_checkpoint(disk: CrashingDisk, choose: random.Random) -> None:
 def damage(disk: CrashingDisk, choose: random.Random) -> bool:
     """Damage something that something else on the disk shows to have been durable; false if there is no such thing.
 
-    One bit of a frame; or a segment with others behind it, which goes, or ends between two of its frames.
+    One bit of a frame; or a segment that a later one names, which goes, or ends between two of its frames.
     """
     folder = disk.directory("/data")
-    names = _segment_names(folder)
+    names = [name for name in _segment_names(folder) if read_header(folder.open(name), name) is not None]
     if len(names) > 1 and choose.random() < 0.4:
         name = choose.choice(names[:-1])
         frames = _durable_frames(folder, name)

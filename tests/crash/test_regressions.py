@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from recovered import read_all, vanish
 
-from kestrelpy import JournaledQueue, open_reader
-from kestrelpy._format import FRAME_BYTES
+from kestrelpy import JournaledQueue, open_reader, verify
+from kestrelpy._format import FRAME_BYTES, HEADER_BYTES
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner
 
@@ -64,6 +64,55 @@ def test_a_segment_that_could_neither_be_made_nor_removed_is_in_nobodys_way() ->
     vanish(queue, disk)
     assert len(contents(all_lost(disk))) == 3
     assert len(contents(disk)) == 3
+
+
+def stored(disk: CrashingDisk, name: str, data: bytes) -> None:
+    """A file that is there, and all of it on disk."""
+    folder = disk.directory("/data")
+    file = folder.create(name)
+    file.write(0, data)
+    file.sync()
+    folder.sync()
+
+
+@pytest.mark.parametrize("lost", [0, HEADER_BYTES])
+def test_the_room_of_a_new_segment_may_hold_a_part_of_an_old_one(lost: int) -> None:
+    disk = CrashingDisk()
+    with open_queue(disk) as queue:
+        queue.put(b"an item")
+    old = next(name for name in disk.directory("/data").names() if name.endswith(".segment"))
+    data = disk.directory("/data").open(old).read(0, 1 << 20)
+    stored(disk, "jobs.0000000009000.segment", bytes(lost) + data[lost:])  # a crash in the making of this one
+    assert verify("/data", "jobs", disk=disk).ok or not lost
+    assert contents(disk) == {1: b"an item"}
+    assert [name for name in disk.directory("/data").names() if "quarantine" in name]
+
+
+def test_several_segments_whose_making_a_crash_has_ended_are_none() -> None:
+    disk = CrashingDisk()
+    with open_queue(disk) as queue:
+        queue.put(b"an item")
+    stored(disk, "jobs.0000000009000.segment", bytes(5000))
+    stored(disk, "jobs.0000000009001.segment", b"")
+    assert contents(disk) == {1: b"an item"}
+
+
+def test_where_every_segment_is_set_aside_there_is_nothing_to_read() -> None:
+    disk = CrashingDisk()
+    with open_queue(disk) as queue:
+        for item_id in range(1, 5):
+            queue.put(b"%d" % item_id)
+        queue.get().commit()
+    folder = disk.directory("/data")
+    for name in folder.names():
+        if name.endswith(".segment"):
+            folder.unlink(name)
+    disk.kill()
+    queue = JournaledQueue("/data", "jobs", sync="never", clock=ManualClock(), disk=disk, on_corruption="quarantine")
+    assert read_all(queue.reader()) == []
+    assert queue.put(b"new") == 5
+    assert [item.data for item in read_all(queue.reader())] == [b"new"]
+    queue.close()
 
 
 def test_a_footer_that_a_kill_left_unsynced_is_synced_before_it_is_believed() -> None:

@@ -1,4 +1,5 @@
-"""One task: ``python call.py FOLDER MODULE FUNCTION ARGUMENT...``, arguments being whole numbers or words.
+"""One task: ``python call.py FOLDER MODULE FUNCTION ARGUMENT...``, arguments being whole numbers, words, or
+``name=number``.
 
 Prints what the function counted as one line of JSON.
 """
@@ -16,8 +17,10 @@ def main(folder: str, module: str, function: str, *arguments: str) -> None:
     tests = Path(__file__).parent.parent
     sys.path[:0] = [folder, str(tests), str(tests.parent)]
     logging.disable(logging.CRITICAL)
+    given = [int(argument) if argument.isdigit() else argument for argument in arguments if "=" not in argument]
+    named = dict(argument.split("=") for argument in arguments if "=" in argument)
     counts = getattr(importlib.import_module(module), function)(
-        *(int(argument) if argument.lstrip("-").isdigit() else argument for argument in arguments)
+        *given, **{name: int(value) for name, value in named.items()}
     )
     print(json.dumps(dict(counts)))
 

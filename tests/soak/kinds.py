@@ -65,6 +65,22 @@ KINDS = (
     Kind("crash states of seeded workloads", 15_000_000, lambda n: call("crash", "explorer", "run", n, 25_000)),
     Kind("crash states of small cases", 5_000_000, small_cases),
     Kind("injected I/O faults", 500_000, lambda n: call("crash", "injected", "run", n, 10_000)),
+    *(
+        Kind(
+            f"damaged inputs: {kind}",
+            wanted,
+            lambda n, kind=kind: call("hostile", "campaign", "run", kind, n, 20_000),  # type: ignore[misc]
+            ("inputs",),
+        )
+        for kind, wanted in (
+            ("damaged", 2_500_000),
+            ("forged", 1_500_000),
+            ("segments", 2_500_000),
+            ("checkpoints", 3_500_000),
+        )
+    ),
+    Kind("interrupts", 200_000, lambda n: call("interrupts", "interrupting", "run", n, "limit=20")),
+    Kind("schedules", 200_000, lambda n: call("schedules", "schedules", "run", n, 500), ("schedules",)),
     system("kills", 10_000, 200, "kills"),
     system("power cuts on ext4", 1_200, 100, "cuts"),
     system("power cuts on xfs", 800, 60, "cuts"),

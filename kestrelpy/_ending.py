@@ -1,0 +1,139 @@
+"""The end of a ``JournaledQueue``: closing it, erasing it, and leaving it to the parent in a forked child.
+
+Rules:
+1. Closing is once: who comes while another thread is at it has nothing to do. Who comes after one that was interrupted
+   gives back what that one has left (R13).
+2. Everybody who waits is told, and everything is given back, whatever raises on the way.
+
+NOTE ON LOCKING: as in ``_writing``. Nothing is told to anybody while a lock is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from types import TracebackType
+from typing import TypeVar
+
+from kestrelpy._disk import Directory, Lock
+from kestrelpy._home import Home
+from kestrelpy._lifetime import forget, warn_unclosed
+from kestrelpy._recovery import Recovered, write_mark
+from kestrelpy._writing import Writing
+from kestrelpy.errors import ForkedQueue, QueueClosed
+
+Q = TypeVar("Q", bound="Ending")
+
+
+class Ending(Writing):
+    """What the end needs; ``JournaledQueue`` sets it up."""
+
+    _pid: int
+    _home: Home
+    _archive: Directory | None
+    _writer_lock: Lock
+    _marked_id: int
+    _ending = False  # guarded by self._lock: somebody is at it
+    _gone = False  # everything is given back
+
+    def close(self) -> None:
+        """Write the checkpoints, close the journal properly, wake all waiters with ``QueueClosed``. Idempotent.
+
+        Raises ``DurabilityUnknown`` or ``OSError`` if something could not be written; the queue is closed all the
+        same, and what was acknowledged is in its files.
+        """
+        self._end(QueueClosed(f"queue {self.name!r} is closed"))
+
+    def erase(self) -> None:
+        """Close the queue and delete its files, and no others. Raises ``OSError``."""
+        self._end(QueueClosed(f"queue {self.name!r} is erased"), erase=True)
+
+    def _end(self, closed: QueueClosed, *, erase: bool = False) -> None:
+        mine = False
+        try:
+            with self._lock:
+                if self._gone or self._ending or isinstance(self._state, ForkedQueue):
+                    return
+                state = self._state
+                is_open = not isinstance(state, QueueClosed)
+                mine = self._ending = True  # and no call until it is closed
+                if is_open:
+                    self._state, self._plain = closed, False
+                    self._journal.refuse(closed)
+            self._dismiss_producers(closed)
+            forget(self)
+            if erase and is_open:
+                self._readership.stop(closed)
+                self._home.erase()
+            elif state is None:
+                self._close_cleanly(closed)
+        finally:
+            if mine:
+                try:
+                    self._let_go(closed)
+                finally:
+                    self._ending = False
+
+    def _dismiss_producers(self, closed: QueueClosed) -> None:
+        """Tell those who wait for room. Done again by ``_let_go``, for those that an interrupt has left."""
+        with self._lock:
+            waiting = list(self._room.waiters)
+        for waiter in waiting:
+            waiter.fail(closed)
+
+    def _close_cleanly(self, closed: QueueClosed) -> None:
+        with self._lock:
+            self._journal.rotate()
+            tail_id = self._journal.tail_id
+            self._feed.show_durable_locked(tail_id, self._journal.total_bytes)
+        self._commit.note(tail_id)
+        for reader in list(self._readership.open.values()):
+            if reader._broken is None:
+                reader._save(True, closed)
+        self._readership.retire(self._feed)
+        if tail_id != self._marked_id:
+            mark = Recovered(queue_id=self._journal.queue_id, tail_id=tail_id)
+            write_mark(self._home.directory, self.name, mark, self._journal.durable_id)
+
+    def _let_go(self, closed: QueueClosed) -> None:
+        """Wake everybody and release everything, whatever raises on the way. May be repeated."""
+        with contextlib.ExitStack() as rest:
+            rest.callback(self._home.directory.close)
+            rest.callback(self._writer_lock.release)
+            if self._archive is not None:
+                rest.callback(self._archive.close)
+            rest.callback(self._abandon_journal)
+            rest.callback(self._home.leave_guard)
+            for reader in self._readership.owned():
+                rest.callback(self._readership.release, reader)
+                rest.callback(reader._break, closed)
+            rest.callback(self._dismiss_producers, closed)
+            self._commit.fail(closed)
+        self._gone = True
+
+    def _abandon_journal(self) -> None:
+        with self._syncing:  # not while it is being synced
+            self._journal.abandon()
+
+    def _abandon(self) -> None:
+        """In a forked child: everything here is the parent's (R26)."""
+        foreign = ForkedQueue(self._pid)
+        self._state, self._plain = foreign, False
+        self._lock = self._feed.lock = threading.Lock()
+        self._journal.refuse(foreign)
+        self._readership.abandon(foreign)
+        self._journal.abandon()
+        self._writer_lock.abandon()
+        self._home.directory.close()
+
+    def __enter__(self: Q) -> Q:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", self) is None:
+            warn_unclosed(self)

@@ -1,0 +1,206 @@
+"""A KeyboardInterrupt at every place of a memory queue's calls: nothing is lost, doubled or left hanging.
+
+What an interrupted get had in its hands is the caller's loss, as with any function; nobody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from strikes import Interrupter, interrupter_at
+
+from kestrelpy._line import TaskWaiter, ThreadWaiter
+from kestrelpy.errors import QueueClosed, QueueEmpty
+from kestrelpy.memory import ConcurrentBlockingQueue, SimpleBlockingQueue
+from kestrelpy.memory._exchange import Producer, Room
+
+Q = SimpleBlockingQueue[Any]
+
+
+def every_place(at_least: int) -> Iterator[Interrupter]:
+    """An interrupter for every place; the loop goes on while it struck."""
+    for at in range(1, 10_000):
+        striker = interrupter_at(at)
+        yield striker
+        if striker.places < at:
+            assert at > at_least, "the tracer sees nothing"
+            return
+    pytest.fail("there is no end")
+
+
+def drain(q: Q) -> list[Any]:
+    found = []
+    while q:
+        found.append(q.get_nowait())
+    return found
+
+
+def is_free(q: Q) -> bool:
+    """Nobody has the lock: not this thread either, which could take it again and again."""
+    return "count=0" in repr(q._lock)
+
+
+@pytest.fixture(params=[SimpleBlockingQueue, ConcurrentBlockingQueue], ids=["simple", "concurrent"])
+def kind(request: pytest.FixtureRequest) -> type[Q]:
+    found: type[Q] = request.param
+    return found
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("maxsize", [0, 5])
+@pytest.mark.parametrize("put", ["put", "put_head"])
+def test_put_with_futures_in_line(kind: type[Q], maxsize: int, put: str) -> None:
+    for interrupter in every_place(5):
+        q = kind(maxsize)
+        first, cancelled, second = (q.get_future() for _ in range(3))
+        leave, q._leave = q._leave, lambda waiter: False  # type: ignore[method-assign]
+        cancelled.cancel()  # and it has not left the line yet
+        q._leave = leave  # type: ignore[method-assign]
+        struck = interrupter.run(lambda q=q: getattr(q, put)("a"))
+        assert is_free(q)
+        q._check()
+        assert first.done() or (struck and q.waiter_count >= 2)
+        q.put("b")
+        q.put("c")
+        found = [future.result(0) for future in (first, second)]
+        assert found + drain(q) in (["a", "b", "c"], ["b", "c"])
+        assert found[0] == "a" or struck
+
+
+@pytest.mark.parametrize("maxsize", [0, 5])
+def test_put_with_a_thread_and_a_task_in_line(kind: type[Q], maxsize: int, loop: asyncio.AbstractEventLoop) -> None:
+    for interrupter in every_place(5):
+        q = kind(maxsize)
+        thread, task = ThreadWaiter(q), TaskWaiter(loop, q)
+        q._enter(thread)
+        q._enter(task)
+        struck = interrupter.run(lambda q=q: (q.put("a"), q.put("b")))
+        loop.run_until_complete(asyncio.sleep(0))
+        assert is_free(q)
+        q._check()
+        assert struck or q.waiter_count == 0
+        q.put("c")
+        q.put("d")
+        loop.run_until_complete(asyncio.sleep(0))
+        assert thread.wait(0)
+        assert task.future.done()
+        found = "".join([thread.result(), task.result(), *drain(q)])
+        assert found in (("abcd", "acd", "bcd", "cd") if struck else ("abcd",))
+
+
+def test_a_get_that_makes_room(kind: type[Q]) -> None:
+    for interrupter in every_place(5):
+        q = kind(1)
+        q.put("a")
+        room = Room(q)
+        producers = [Producer(room, item) for item in "bc"]
+        for producer in producers:
+            room._enter(producer)
+        struck = interrupter.run(q.get)
+        assert is_free(q)
+        if struck and q.peek() == "a":
+            assert [producer.wait(0) for producer in producers] == [False, False]
+            q.get()
+        q._check()
+        assert [producer.wait(0) for producer in producers] == [True, False], interrupter.where
+        assert (q.get(), q.get(), producers[1].wait(0), len(q)) == ("b", "c", True, 0)
+
+
+@pytest.mark.parametrize("arrives", ["before it enters", "before it waits"])
+def test_a_get_that_waits(kind: type[Q], arrives: str) -> None:
+    """What was on its way to an interrupted get is there again."""
+    for interrupter in every_place(5):
+        q = kind()
+        put: list[str] = []
+
+        def deliver(q: Q = q, put: list[str] = put, interrupter: Interrupter = interrupter) -> None:
+            with interrupter.paused():
+                q.put("a")
+                put.append("a")
+
+        class Waiter(ThreadWaiter):
+            def wait(self, timeout: float | None, deliver: Callable[[], None] = deliver) -> bool:
+                if arrives == "before it waits":
+                    deliver()
+                return super().wait(timeout)
+
+        enter = q._enter
+
+        def put_and_enter(
+            waiter: Any, enter: Callable[[Any], None] = enter, deliver: Callable[[], None] = deliver
+        ) -> None:
+            if arrives == "before it enters":
+                deliver()
+            enter(waiter)
+
+        q._enter = put_and_enter  # type: ignore[method-assign]
+        taken: list[str] = []
+        waiter = Waiter(q)
+        interrupter.run(lambda q=q, taken=taken, waiter=waiter: taken.append(q._wait(None, waiter=waiter)))
+        assert is_free(q)
+        assert q.waiter_count == 0
+        q._check()
+        assert taken + drain(q) == put
+
+
+def test_evicting_and_closing(kind: type[Q]) -> None:
+    for call in ("evict_waiters", "close"):
+        for interrupter in every_place(5):
+            q = kind()
+            futures = [q.get_future() for _ in range(3)]
+            interrupter.run(getattr(q, call))
+            assert is_free(q)
+            getattr(q, call)()
+            for future in futures:
+                assert future.done(), interrupter.where
+                assert isinstance(future.exception(0), QueueEmpty | QueueClosed)
+            q._check()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers here")
+def test_real_signals(kind: type[Q]) -> None:
+    """Interrupts at places that no list of ours foresees: by a timer, at random."""
+    choose = random.Random(20)
+    numbers = itertools.count()
+    handed_over = 0
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(1500):
+            q = kind()
+            futures = [q.get_future() for _ in range(20)]
+            first = next(numbers)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, choose.uniform(0.000_01, 0.000_3))
+                while True:
+                    q.put(next(numbers))
+            except KeyboardInterrupt:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert is_free(q)
+            q._check()
+            served = [future.result(0) for future in futures if future.done()]
+            found = served + drain(q)
+            last = next(numbers) - 1
+            handed_over += 0 < len(served) < 20
+            assert found in (list(range(first + 1, last + 1)), list(range(first + 1, last)))
+            q.close()
+            assert all(future.done() for future in futures)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert handed_over > 0

@@ -1,0 +1,213 @@
+"""More faults, planted as in ``planted_races``: of the locks, of those who wait for room, and of all that ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import patch
+
+from planted_races import NOT_WOKEN, race
+
+from kestrelpy import JournaledQueue
+from kestrelpy._blocking import _Gets
+from kestrelpy._ending import Ending
+from kestrelpy._feed import Feed
+from kestrelpy._home import Home
+from kestrelpy._journal import Journal
+from kestrelpy._readership import Readership
+from kestrelpy._taking import Taking
+from kestrelpy._view import JournalView
+from kestrelpy._writing import Writing
+from kestrelpy.clock import _Timers
+from kestrelpy.reader import Reader
+
+# -- locks -----------------------------------------------------------------------------------------------------------
+
+
+@race("order of locks|deadlock", "flow", "readers_come_and_go")
+def the_queue_is_asked_for_under_the_reader() -> Iterator[None]:
+    real = Feed.attach
+
+    def attach(self: Feed, reader: Taking) -> None:
+        with reader._lock, self.lock:
+            pass
+        real(self, reader)
+
+    with patch.object(Feed, "attach", attach):
+        yield
+
+
+@race("it began at|IndexError|FileNotFoundError|not the first|skipped|CorruptJournal", "made_while_retiring")
+def retires_without_the_guard() -> Iterator[None]:
+    """A reader that is being made finds its first segment gone."""
+    real = Readership.retire
+
+    def retire(self: Readership, feed: Feed) -> None:
+        with patch.object(Home, "guard", lambda self: nullcontext()):
+            real(self, feed)
+
+    with patch.object(Readership, "retire", retire):
+        yield
+
+
+@race("has lost|has changed|AssertionError|IndexError|acknowledged|was given|out twice|CorruptJournal", "cut", "flow")
+def appends_without_the_lock() -> Iterator[None]:
+    def discard(self: Writing, *arguments: Any) -> None:
+        self._lock = nullcontext()
+
+    with patch.object(Writing, "_discard_expired", discard):
+        yield
+
+
+# -- room ------------------------------------------------------------------------------------------------------------
+
+
+@race(NOT_WOKEN, "closing")
+def a_close_forgets_who_waits_for_room() -> Iterator[None]:
+    with patch.object(Ending, "_dismiss_producers", lambda self, closed: None):
+        yield
+
+
+@race(NOT_WOKEN, "limited")
+def nobody_is_woken_when_the_head_expires() -> Iterator[None]:
+    with patch.object(Taking, "_expires_in", lambda self: None):
+        yield
+
+
+@race("nobody gets anywhere", "limited")
+def who_looks_for_room_wakes_the_others() -> Iterator[None]:
+    """Two producers without room wake each other for ever."""
+    real = Taking.discard_expired
+
+    def discard(self: Taking, limit: int | None = None) -> int:
+        count = real(self, limit)
+        self._tell()
+        return count
+
+    with patch.object(Taking, "discard_expired", discard):
+        yield
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+@race("again, committed before", "flow", "closing", "coroutines")
+def commits_are_accepted_after_the_last_checkpoint() -> Iterator[None]:
+    def save(self: Reader, durable: bool, end: Exception | None = None) -> None:
+        real(self, durable)
+        if end is not None:
+            self._break(end)
+
+    real = Reader._save
+    with patch.object(Reader, "_save", save):
+        yield
+
+
+@race(NOT_WOKEN, "blocking_face")
+def a_get_enters_the_line_of_a_shut_queue() -> Iterator[None]:
+    with patch.object(_Gets, "_enter", lambda self, waiter: self._reader._enter(waiter)):
+        yield
+
+
+@race(NOT_WOKEN, "maintenance_dies")
+def a_dying_maintenance_thread_tells_nobody() -> Iterator[None]:
+    """R30."""
+
+    def abandon(self: _Timers, error: BaseException, due: Any) -> None:
+        with self._lock:
+            self._heap.clear()
+            self._thread = None
+
+    with patch.object(_Timers, "_abandon", abandon):
+        yield
+
+
+@race(NOT_WOKEN + "|again, committed before", "closing")
+def readers_are_not_told_of_the_end() -> Iterator[None]:
+    def break_(self: Taking, error: Exception) -> None:
+        with self._lock:
+            self._broken, self._plain = error, False
+
+    with patch.object(Taking, "_break", break_):
+        yield
+
+
+class _Stale:
+    """A journal with the segments that it had."""
+
+    def __init__(self, view: JournalView) -> None:
+        self._view = view
+        self.segments = view.segments
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+
+@race("IndexError", "counted")
+def segments_are_read_before_the_end_of_the_journal() -> Iterator[None]:
+    real: Any = JournalView.before
+    with patch.object(JournalView, "before", lambda self, item_id: real(_Stale(self), item_id)):
+        yield
+
+
+@race("acknowledged before its sync", "one_sync_fails")
+def a_file_that_is_closed_has_been_synced() -> Iterator[None]:
+    """While a leader waits for its turn, the sync of a rotation fails, and the file is closed."""
+    with patch.object(Journal, "is_active", lambda self, file: file is self._file):
+        yield
+
+
+@race("Bad file descriptor|a sync failed|NoneType", "erased")
+def the_file_is_closed_under_a_sync() -> Iterator[None]:
+    with patch.object(Ending, "_abandon_journal", lambda self: self._journal.abandon()):
+        yield
+
+
+@race("again, committed before", "closing")
+def breaks_and_empties_its_line_in_two_steps() -> Iterator[None]:
+    """In between a put serves the line of a reader that is closed: the commit of that item is lost."""
+
+    def break_(self: Taking, error: Exception) -> None:
+        with self._lock:
+            self._broken, self._plain, self._open = error, False, {}
+        self._dismiss(error)
+
+    with patch.object(Taking, "_break", break_):
+        yield
+
+
+@race("completed with .* held", "readers_come_and_go")
+def drops_a_reader_under_the_lock() -> Iterator[None]:
+    real = Readership.drop
+
+    def drop(self: Readership, name: str) -> None:
+        with self._opening:
+            reader = self.open.get(name)
+            if reader is not None:
+                reader.close()
+        real(self, name)
+
+    with patch.object(Readership, "drop", drop):
+        yield
+
+
+@race("QueueClosed", "readers_come_and_go")
+def one_reader_that_closes_stops_the_checkpoint_of_all() -> Iterator[None]:
+    def of_each(self: JournaledQueue, call: Any) -> list[Any]:
+        return [call(reader) for reader in list(self._readership.open.values())]
+
+    with patch.object(JournaledQueue, "_of_each", of_each):
+        yield
+
+
+@race("is left|FileNotFoundError|KeyError", "erased")
+def a_checkpoint_comes_back_after_an_erase() -> Iterator[None]:
+    with patch.object(Readership, "stop", lambda self, error: None):
+        yield
+
+
+@race("bytes of nothing", "counted")
+def bytes_are_counted_later_than_items() -> Iterator[None]:
+    with patch.object(Feed, "before", lambda self, item_id: (item_id - 1 - self.missing, self.visible_bytes)):
+        yield

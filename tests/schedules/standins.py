@@ -1,0 +1,348 @@
+"""What stands in for ``threading`` and ``time`` while a run is scheduled, and the order of locks, which is checked.
+
+The library makes every lock, condition, event and thread by the name ``threading`` in the module at hand. So that name
+is what is replaced, in all of its modules and in the one that has ``Future``; the library knows nothing of it and pays
+nothing for it. The few locks that were made when it was imported are replaced one by one.
+
+``LEVELS`` is the order of docs/locking.md: a lock is taken only while all that are held have a lower level. A lock
+that is not in the table is an error: it has to be documented first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import random
+import re
+import sys
+import threading as real_threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import _base as futures
+from contextlib import ExitStack
+from types import CodeType
+from typing import Any
+from unittest.mock import patch
+
+from scheduler import Scheduler, Stopped, Task
+
+import kestrelpy._blocking
+import kestrelpy._memory_disk
+import kestrelpy.folder
+from kestrelpy import _lifetime, clock
+from kestrelpy._home import Home
+
+START_MS = 1_700_000_000_000
+LEAF = 9
+SLEEPER = "a waiter's sleep"
+LEVELS = {
+    "O (Readership._opening)": 0,
+    "G (readers.lock)": 1,
+    "C (Reader._saving)": 2,
+    "Q (Feed.lock)": 3,
+    "R (Reader._lock)": 4,
+    "S (JournaledQueue._syncing)": 4,
+    "M (Exchange._lock)": 4,
+    "T (GroupCommit._lock)": 8,
+    "L (Outside._looking)": 8,
+    "the timers (_Timers._lock)": 8,
+    "the timers' event": LEAF,
+    "a future's": LEAF,
+    "the disk's": LEAF,
+    "_lifetime's": LEAF,
+    "a test's": LEAF,
+}
+NOT_WHILE_ASLEEP = {"Q", "R", "S", "T", "L", "M", "the timers"}
+"""What nobody may hold while they wait in line. A checkpoint, and the making of a reader, may wait for a sync."""
+
+_NAMED = {
+    ("Readership", "_opening"): "O (Readership._opening)",
+    ("Reader", "_saving"): "C (Reader._saving)",
+    ("Feed", "lock"): "Q (Feed.lock)",
+    ("Reader", "_lock"): "R (Reader._lock)",
+    ("JournaledQueue", "_syncing"): "S (JournaledQueue._syncing)",
+    ("Exchange", "_lock"): "M (Exchange._lock)",
+    ("GroupCommit", "_lock"): "T (GroupCommit._lock)",
+    ("Outside", "_looking"): "L (Outside._looking)",
+    ("_Timers", "_lock"): "the timers (_Timers._lock)",
+    ("_Timers", "_wake"): "the timers' event",
+    ("Future", "_condition"): "a future's",
+    ("ThreadWaiter", "_asleep"): SLEEPER,
+}
+_kinds: dict[tuple[CodeType, int, type], str] = {}
+
+
+def kind_of_caller() -> str:
+    """Which lock is being made, by the class of its owner and the attribute that the line of source stores it in."""
+    frame = sys._getframe(2)
+    owner = type(frame.f_locals.get("self"))
+    key = (frame.f_code, frame.f_lineno, owner)
+    if key not in _kinds:
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        names = [(each.__name__, name) for name in re.findall(r"(\w+) = ", line) for each in owner.__mro__]
+        found = [_NAMED[name] for name in names if name in _NAMED]
+        if not found:
+            raise AssertionError(f"a lock that docs/locking.md does not name: {owner.__name__}: {line.strip()}")
+        _kinds[key] = found[-1]
+    return _kinds[key]
+
+
+class Mutex:
+    """A lock, reentrant or not, that belongs to a scheduler."""
+
+    def __init__(self, scheduler: Scheduler, kind: str, *, reentrant: bool = False) -> None:
+        self._scheduler = scheduler
+        self.kind = kind
+        self.short = kind.partition(" (")[0]
+        self.level = LEVELS.get(kind, -1)
+        self._reentrant = reentrant
+        self._count = 0
+        self._owner: Task | None = None
+        self._queue: list[Task] = []
+
+    def __str__(self) -> str:
+        return self.kind
+
+    __repr__ = __str__
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        scheduler = self._scheduler
+        me = scheduler.here()
+        if me is None:
+            assert not self._count or not blocking, f"nobody will release {self} for the thread outside"
+            self._count += not self._count
+            return True
+        scheduler.point()
+        if self._reentrant and self._owner is me:
+            self._count += 1
+            return True
+        deadline = scheduler.now + timeout
+        while self._count:
+            if not blocking:
+                return False
+            if self.kind is SLEEPER:
+                self._check_asleep(me)
+            if not scheduler.wait(self._queue, self, None if timeout < 0 else deadline - scheduler.now):
+                return False
+        self._count, self._owner = 1, me
+        if self.level >= 0:
+            check_order(scheduler, me, self)
+            me.held.append(self)
+        return True
+
+    def release(self) -> None:
+        if self._count == 0:
+            raise RuntimeError("release unlocked lock")
+        self._count -= 1
+        if self._count:
+            return
+        owner, self._owner = self._owner, None
+        if owner is not None and self in owner.held:
+            owner.held.remove(self)
+        for task in list(self._queue):  # all of them: whoever comes first has it, as with the system's locks
+            self._scheduler.wake(task)
+        if not self._scheduler.stopping:
+            self._scheduler.point()
+
+    def locked(self) -> bool:
+        return bool(self._count)
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *details: object) -> None:
+        self.release()
+
+    def _check_asleep(self, me: Task) -> None:
+        if any(lock.short in NOT_WHILE_ASLEEP for lock in me.held):
+            self._scheduler.fail(f"{me.name} waits in line and holds {me.held}")
+
+
+def check_order(scheduler: Scheduler, me: Task, new: Any) -> None:
+    for lock in me.held:
+        scheduler.counts[f"{lock.short} before {new.short}"] += 1
+        if lock.level >= new.level:
+            scheduler.fail(f"order of locks: {me.name} takes {new} and holds {me.held}")
+
+
+class Condition:
+    """As ``threading.Condition``, over a reentrant lock."""
+
+    def __init__(self, scheduler: Scheduler, lock: Mutex) -> None:
+        self._scheduler = scheduler
+        self._lock = lock
+        self._queue: list[Task] = []
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *details: object) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        scheduler, lock = self._scheduler, self._lock
+        me = scheduler.here()
+        assert me is not None, "only a task can wait"
+        count, lock._count, lock._owner = lock._count, 0, None
+        me.held.remove(lock)
+        for task in list(lock._queue):
+            scheduler.wake(task)
+        woken = scheduler.wait(self._queue, f"a notice at {lock}", timeout)
+        lock.acquire()
+        lock._count = count
+        return woken
+
+    def notify(self, count: int = 1) -> None:
+        for task in self._queue[:count]:
+            self._scheduler.wake(task)
+
+    def notify_all(self) -> None:
+        self.notify(len(self._queue))
+
+
+class Event:
+    """As ``threading.Event``."""
+
+    def __init__(self, scheduler: Scheduler, kind: str = "an event") -> None:
+        self._scheduler = scheduler
+        self._kind = kind
+        self._is_set = False
+        self._queue: list[Task] = []
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._scheduler.point()
+        self._is_set = True
+        for task in list(self._queue):
+            self._scheduler.wake(task)
+
+    def clear(self) -> None:
+        self._scheduler.point()
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._scheduler.point()
+        return self._is_set or self._scheduler.wait(self._queue, self._kind, timeout) or self._is_set
+
+
+class Thread:
+    """As ``threading.Thread``, as far as the library uses it."""
+
+    def __init__(self, scheduler: Scheduler, target: Callable[[], object], name: str, daemon: bool) -> None:
+        self._scheduler = scheduler
+        self._target = target
+        self._name = name
+        self._daemon = daemon
+        self._task: Task | None = None
+
+    def start(self) -> None:
+        self._task = self._scheduler.start(self._name, self._run, daemon=self._daemon)
+
+    def is_alive(self) -> bool:
+        return self._task is not None and self._task.state != "ended"
+
+    def _run(self) -> None:
+        with contextlib.suppress(SystemExit):  # what the death of a thread raises is nobody else's affair
+            self._target()
+
+
+class Threading:
+    """The module ``threading``, by another hand."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def Lock(self) -> Mutex:  # noqa: N802 - the name that it stands in for
+        return Mutex(self._scheduler, kind_of_caller())
+
+    def RLock(self) -> Mutex:  # noqa: N802
+        return Mutex(self._scheduler, kind_of_caller(), reentrant=True)
+
+    def Condition(self) -> Condition:  # noqa: N802
+        return Condition(self._scheduler, Mutex(self._scheduler, kind_of_caller(), reentrant=True))
+
+    def Event(self) -> Event:  # noqa: N802
+        return Event(self._scheduler, kind_of_caller())
+
+    def Thread(self, *, target: Callable[[], object], name: str, daemon: bool) -> Thread:  # noqa: N802
+        return Thread(self._scheduler, target, name, daemon)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(real_threading, name)
+
+
+class VirtualTime:
+    """The module ``time``, on the scheduler's clock."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def monotonic(self) -> float:
+        return self._scheduler.now
+
+    def time_ns(self) -> int:
+        return START_MS * 1_000_000 + round(self._scheduler.now * 1e9)
+
+
+_places = [
+    module
+    for name, module in sorted(sys.modules.items())
+    if name.partition(".")[0] == "kestrelpy" and getattr(module, "threading", None) is real_threading
+]
+
+
+def _noting_guard(scheduler: Scheduler) -> Callable[[Home], contextlib.AbstractContextManager[None]]:
+    """``Home.guard``, whose lock is a file's, as a lock with its place in the order."""
+    real = Home.guard
+
+    @contextlib.contextmanager
+    def guard(self: Home) -> Iterator[None]:
+        with real(self):
+            me = scheduler.here()
+            if me is None:
+                yield
+                return
+            noted = Mutex(scheduler, "G (readers.lock)")
+            check_order(scheduler, me, noted)
+            me.held.append(noted)
+            try:
+                yield
+            finally:
+                me.held.remove(noted)
+
+    return guard
+
+
+@contextlib.contextmanager
+def installed(scheduler: Scheduler) -> Iterator[None]:
+    """The library under ``scheduler``, with clocks of its own and nothing alive from before."""
+    with ExitStack() as patches:
+        stand_in, time = Threading(scheduler), VirtualTime(scheduler)
+        disk_guard = Mutex(scheduler, "the disk's", reentrant=True)
+        for module in (*_places, futures):
+            patches.enter_context(patch.object(module, "threading", stand_in))
+        for owner, name, value in (
+            (kestrelpy._memory_disk, "_guard", disk_guard),
+            (kestrelpy._memory_disk, "_released", Condition(scheduler, disk_guard)),
+            (_lifetime, "_guard", Mutex(scheduler, "_lifetime's")),
+            (_lifetime, "_live", weakref.WeakSet()),
+            (clock, "time", time),
+            (clock.SystemClock, "monotonic", staticmethod(time.monotonic)),
+            (clock.SystemClock, "time_ns", staticmethod(time.time_ns)),
+            (Home, "guard", _noting_guard(scheduler)),
+            (
+                os,
+                "urandom",
+                random.Random(START_MS).randbytes,
+            ),  # markers and ids: what a crash leaves is by the seed too
+        ):
+            patches.enter_context(patch.object(owner, name, value))
+        patches.enter_context(patch.object(clock, "_timers", clock._Timers()))
+        yield
+
+
+__all__ = ["START_MS", "Event", "Mutex", "Stopped", "installed"]

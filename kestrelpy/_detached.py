@@ -190,6 +190,9 @@ class Outside:
     def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, Place] | None) -> Block:
         return self._view.read(item_id, last_id, max_bytes, hint)
 
+    def is_gap(self, item_id: int) -> bool:
+        return self._view.is_gap(item_id)
+
     def before(self, item_id: int) -> tuple[int, int]:
         return self._view.before(item_id)
 

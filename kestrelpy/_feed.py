@@ -82,6 +82,9 @@ class Feed:
     def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, Place] | None) -> Block:
         return self.journal.read(item_id, last_id, max_bytes, hint)
 
+    def is_gap(self, item_id: int) -> bool:
+        return self.journal.is_gap(item_id)
+
     def before(self, item_id: int) -> tuple[int, int]:
         return self.journal.before(item_id)
 

@@ -195,6 +195,14 @@ class JournalView:
                 high = middle
         return segments[low - 1] if low else None
 
+    def is_gap(self, item_id: int) -> bool:
+        """Whether the id was given out, or passed over, and its item is lost with the end of what was a segment."""
+        segments = self.segments
+        segment = self._holding(item_id, segments)
+        if segment is not None:
+            return segment.closed and item_id > segment.last_id
+        return not segments or item_id > segments[0].header.previous_last_id
+
     def before(self, item_id: int) -> tuple[int, int]:
         """How many items, and bytes of items, were ever put before ``item_id``. Reads the frames of one segment.
 
@@ -202,11 +210,9 @@ class JournalView:
         """
         tail_id, total_bytes = self._end()
         segments = self.segments  # after the end: it has the segment of what is there
-        if item_id > tail_id:
+        if item_id > tail_id or tail_id == self.missing:  # nothing of what was ever put is there
             return tail_id - self.missing, total_bytes
         segment = self._holding(item_id, segments)
-        if not segments:  # all of them were damaged, and set aside
-            return tail_id - self.missing, total_bytes
         if segment is None:
             header = segments[0].header
             return header.base_items, header.base_bytes

@@ -123,6 +123,7 @@ class JournaledQueue(Ending):
             home.remove_leftovers(names)
             if archive_dir is not None:
                 archive = (disk or RealDisk()).directory(os.fspath(archive_dir), create=True)
+                archive.sync()  # a segment that was moved there is there for good before it is gone from here for good
             found = Recovery(home.directory, self.name, home.load_all(names), quarantine=quarantine).run(names)
             journal = Journal(
                 home.directory,

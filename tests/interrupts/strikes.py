@@ -119,6 +119,9 @@ class Monitor(Interrupter):
         monitoring.free_tool_id(monitoring.DEBUGGER_ID)
 
 
+BEGINS = -2
+
+
 class Tracer(Interrupter):
     """For Python 3.11: C functions by ``sys.setprofile``, whose callback raises as from the call itself; the rest by
     tracing opcodes.
@@ -131,7 +134,8 @@ class Tracer(Interrupter):
 
     def __init__(self, at: int) -> None:
         super().__init__(at)
-        self._last: dict[FrameType, int] = {}  # where the opcode is that ran last; -1: there is nothing to come of it
+        # Where the opcode is that ran last; -1: there is nothing to come of it.
+        self._last: dict[FrameType, int] = {}
 
     def _start(self) -> None:
         sys.settrace(self._enter)
@@ -154,6 +158,7 @@ class Tracer(Interrupter):
         if not is_ours(frame.f_code):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self._last[frame] = BEGINS
         return self._step
 
     def _step(self, frame: FrameType, event: str, _: object) -> Any:
@@ -161,9 +166,9 @@ class Tracer(Interrupter):
             self._last.pop(frame, None)
         if event != "opcode":
             return self._step
-        last = self._last.get(frame)
+        last = self._last.get(frame, -1)  # -1 for a frame that goes on after a pause
         self._last[frame] = at = frame.f_lasti
-        if last is None:
+        if last == BEGINS:
             self._place(frame.f_code, "start", frame.f_lineno)
         elif last >= 0:
             layout = self._layout(frame)

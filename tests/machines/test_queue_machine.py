@@ -208,7 +208,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.acknowledged = {key: data for key, data in known.items() if key in seen or key <= kept_id}
         self.in_flight = []
         self.committed = self.acknowledged.keys() - seen.keys()
-        self.saved, self.saved_durably = set(self.committed), set(self.committed)
+        self.saved = set(self.committed)
+        self.saved_durably = set(self.committed) if power else self.saved_durably & self.committed
         tail_id = self.queue.stats().tail_id
         assert tail_id >= max(self.acknowledged, default=0)
         assert tail_id >= self.reader.head

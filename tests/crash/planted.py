@@ -96,6 +96,9 @@ RETIRING = Style(
     steps=40, segment_bytes=(4096,), payloads=(900, 1400), commits=14, checkpoints=8, archive=0, deaths=0, failing=0
 )
 ROTATING = Style(steps=40, segment_bytes=(8192,), payloads=(900, 1400, 3500), deaths=0, failing=0)
+TEARING = Style(
+    payloads=(900, 1400, 3500), segment_bytes=(24_000,), checkpoints=0, commits=3, archive=0, failing=0, detached=0
+)
 UNSYNCED = {"syncs": ("never",)}
 
 
@@ -385,14 +388,14 @@ def reopening_trusts_the_page_cache() -> Iterator[None]:
         yield
 
 
-@fault("R17", "(7)", **UNSYNCED, samples=6, twice=1.0)
+@fault("R17", "(7)", **UNSYNCED, samples=6, twice=1.0, style=TEARING)
 def ids_of_a_torn_tail_used_again() -> Iterator[None]:
     """R17: nothing remembers them once the tail is cut."""
     with patch.object(_recovery, "write_mark", lambda *_: None):
         yield
 
 
-@fault("R20 R17", "(7)", **UNSYNCED, samples=4, nested=1.0, twice=0.5)
+@fault("R20 R17", "(7)", **UNSYNCED, samples=4, nested=1.0, twice=0.5, style=TEARING)
 def mark_after_the_footer() -> Iterator[None]:
     """A crash between them: the footer hides the torn tail, and nothing says which ids it had."""
     real_mark, real = _recovery.write_mark, Recovery._close_last

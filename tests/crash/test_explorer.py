@@ -13,7 +13,7 @@ import pytest
 import small
 from budget import SEED, SHARE, Tally, share
 
-PARTS, STATES = 20, 20_000
+PARTS, STATES = 10, 20_000
 KINDS = {"kill", "PREFIX", "EXT4", "ANY", "HOSTILE", "lost checkpoint", "damaged", "in recovery", "after it went on"}
 
 

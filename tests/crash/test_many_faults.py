@@ -9,7 +9,7 @@ import injected
 import pytest
 from budget import SEED, Tally, share
 
-PARTS, FAULTS = 8, 10_000
+PARTS, FAULTS = 8, 5_000
 
 
 @pytest.fixture(autouse=True)

@@ -112,6 +112,7 @@ class Crashes:
         points: list[CrashingDisk] = []
         recovering.before_operation = lambda: points.append(recovering.after_kill(choose))
         tail_id = drain(setting, recovering, promise, power=power).tail_id
+        recovering.before_operation = None
         for point in choose.sample(points, min(3, len(points))):
             cut = choose.random() < 0.6
             state = point.after_power_cut(Leaning(choose), choose.choice(MODELS)) if cut else point

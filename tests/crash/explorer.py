@@ -67,7 +67,8 @@ class Explorer:
                     if self.states < self.limit:
                         self.run_one(seed, sync)
                 seed += 1
-                gc.collect(1)
+                if seed % 20 == 0:
+                    gc.collect()
 
     def run_one(self, seed: int, sync: float | str) -> None:
         """One workload and its crash points. Raises ``BrokenPromise``."""
@@ -91,6 +92,7 @@ class Explorer:
             workload.run()
         except (AssertionError, KestrelError, OSError) as error:
             raise BrokenPromise(f"{where}: the workload itself: {error!r}") from error
+        workload.disk.before_operation = None
         for at in sorted(choose.sample(range(len(points)), min(len(points), self.points))):
             disk, promise = points[at]
             try:

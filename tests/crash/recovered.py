@@ -79,10 +79,10 @@ def vanish(queue: JournaledQueue, disk: CrashingDisk, *detached: Reader) -> None
         outside = reader._source
         forget(outside)  # type: ignore[arg-type]
         outside._abandon()  # type: ignore[attr-defined]
-    _take_apart(queue)
+    take_apart(queue)
 
 
-def _take_apart(queue: JournaledQueue) -> None:
+def take_apart(queue: JournaledQueue) -> None:
     """What refers to each other goes at once, without the collector: hundreds of thousands of queues come here."""
     opened.discard(queue)
     readership, feed = queue._readership, queue._feed
@@ -268,6 +268,7 @@ def go_on(
     done = _commit_one(queue, choose) if choose.random() < 0.5 else {}
     if end == "close":
         queue.close()
+        take_apart(queue)
     elif end == "kill":
         vanish(queue, disk)
     else:
@@ -297,6 +298,7 @@ def go_on(
             )
     if choose.random() < 0.2:
         queue.close()
+        take_apart(queue)
     else:
         vanish(queue, disk)
     return end != "close"

@@ -130,10 +130,11 @@ def run(length: int, part: int = 0, parts: int = 1, limit: int = 1 << 62) -> Cou
     """
     small = Small()
     with collecting_seldom():
-        for steps in itertools.islice(sequences(length), part, None, parts):
+        for at, steps in enumerate(itertools.islice(sequences(length), part, None, parts)):
             for sync in SYNCS:
                 small.run_one(steps, sync)
-            gc.collect(1)
+            if at % 50 == 0:
+                gc.collect()
             if small.crashes.states >= limit:
                 break
     return small.crashes.counts

@@ -1,4 +1,4 @@
-"""Half a million crash states keep every promise: small cases, exhausted, and seeded workloads.
+"""Two hundred thousand crash states keep every promise: small cases, exhausted, and seeded workloads.
 
 A failure names the seed of its workload, or its steps.
 """
@@ -13,7 +13,7 @@ import pytest
 import small
 from budget import SEED, SHARE, Tally, share
 
-PARTS, STATES = 10, 20_000
+PARTS, STATES = 6, 20_000
 KINDS = {"kill", "PREFIX", "EXT4", "ANY", "HOSTILE", "lost checkpoint", "damaged", "in recovery", "after it went on"}
 
 

@@ -1,4 +1,4 @@
-"""Eighty thousand injected faults: short runs on disks that fail at each of their operations."""
+"""Twenty-four thousand injected faults: short runs on disks that fail at each of their operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import injected
 import pytest
 from budget import SEED, Tally, share
 
-PARTS, FAULTS = 8, 5_000
+PARTS, FAULTS = 8, 3_000
 
 
 @pytest.fixture(autouse=True)

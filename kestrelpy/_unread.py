@@ -252,9 +252,15 @@ class Unread(Waiting[Item]):
         """Go on with ``progress``, without what was returned and read ahead; with ``drop``, without open reads too."""
         returned, ahead = Returned(), {}  # type: ignore[var-annotated]
         opened, settling = ({}, {}) if drop else (self._open, self._settling)
-        # No call from here on until it is done.
-        self._progress, self._open, self._settling = progress, opened, settling
-        self._returned, self._ahead, self._take, self._hint = returned, ahead, ahead.pop, None
+        take: Take = ahead.pop
+        # No call from here on until it is done, and nothing that needs memory.
+        self._progress = progress
+        self._open = opened
+        self._settling = settling
+        self._returned = returned
+        self._ahead = ahead
+        self._take = take
+        self._hint = None
 
     def _mend_locked(self) -> None:
         try:

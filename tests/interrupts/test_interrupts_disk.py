@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from budget import SEED
 from strikes import interrupter_at, watchdog
 
 from kestrelpy import JournaledQueue
 
 LONG = bool(os.environ.get("KESTRELPY_LONG"))
-SEED = int(os.environ.get("KESTRELPY_SEED", 0)) or random.SystemRandom().randrange(1 << 32)
 FOLDER = Path("/proc/self/fd")
 
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="there is no /proc/self/fd here to count descriptors in")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
@@ -18,6 +17,7 @@ from typing import Any
 import interrupting
 import pytest
 import strikes
+from budget import SEED
 from operations import CENTRAL, OPERATIONS
 from scenes import Broken, Scene
 
@@ -30,7 +30,6 @@ from kestrelpy.reader import Reader
 from kestrelpy.testing import CrashingDisk, ManualClock
 
 LONG = bool(os.environ.get("KESTRELPY_LONG"))
-SEED = int(os.environ.get("KESTRELPY_SEED", 0)) or random.SystemRandom().randrange(1 << 32)
 SAMPLE = 25
 PACKAGE = Path(strikes.__file__).parents[2] / "kestrelpy"
 

@@ -127,8 +127,8 @@ class Journal(JournalView):
         try:
             self._buffer[offset:end] = pack_crc(crc32(frame)) + frame  # type: ignore[index]  # room means a buffer
             self._at = (end, tail_id, total_bytes + size)
-        except BaseException:
-            self._undo()
+        except BaseException as error:
+            self._undo(error)
             raise
         return tail_id
 
@@ -150,8 +150,8 @@ class Journal(JournalView):
         try:
             self._buffer[offset:end] = frame  # type: ignore[index]  # room means a buffer
             self._at = (end, tail_id + len(items), total_bytes + sum(map(len, items)))
-        except BaseException:
-            self._undo()
+        except BaseException as error:
+            self._undo(error)
             raise
         return range(first_id, first_id + len(items))
 
@@ -175,13 +175,16 @@ class Journal(JournalView):
         elif self._at[0] + frame_bytes > self._room:
             self._grow(self._file, self._at[0] + frame_bytes + fmt.FOOTER_BYTES)
 
-    def _undo(self) -> None:
+    def _undo(self, error: BaseException) -> None:
         """An append was cut short. What is there of it may be a whole frame, if its data ends in zeros: it goes at
-        once, or else before the next append, for which there is no room until then.
+        once, or else before the next append, for which there is no room until then. Raises ``QueueDiskFull`` for an
+        ``error`` that is one, where stores are writes.
         """
         self._unsettled, self._room = True, 0
         with contextlib.suppress(OSError):
             self._settle()
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise QueueDiskFull(self._directory.path) from error
 
     def _settle(self) -> None:
         """Zero what an interrupted append left behind the last frame."""

@@ -109,8 +109,8 @@ class Writing:
                     try:
                         journal._buffer[offset:end] = pack_crc(crc32(frame)) + frame  # type: ignore[index]  # as there
                         journal._at = (end, item_id, total_bytes + size)
-                    except BaseException:
-                        journal._undo()
+                    except BaseException as error:
+                        journal._undo(error)
                         raise
                 window = feed.shared
                 if window.is_open:

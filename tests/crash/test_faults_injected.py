@@ -82,7 +82,7 @@ def test_every_store_fails_in_turn(short_bytes: int) -> None:
 
 @contextlib.contextmanager
 def failed_stores_stay() -> Iterator[None]:
-    with patch.object(Journal, "_undo", lambda _: None):
+    with patch.object(Journal, "_undo", lambda *_: None):
         yield
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from recovered import read_all, vanish
 
-from kestrelpy import JournaledQueue, open_reader, verify
+from kestrelpy import JournaledQueue, QueueDiskFull, open_reader, verify
 from kestrelpy._format import FRAME_BYTES, HEADER_BYTES
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner
@@ -254,7 +254,7 @@ def test_a_put_that_failed_is_gone_at_once() -> None:
     queue = JournaledQueue("/data", "jobs", sync="never", clock=ManualClock(), disk=failing)
     queue.put(b"stored")
     failing.arm(errno.ENOSPC, kinds={"store"}, short_bytes=-1)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(QueueDiskFull, match="no room"):
         queue.put(b"refused" + bytes(10))  # all but its last byte is stored, and that is zero anyway
     vanish(queue, disk)
     assert contents(disk) == {1: b"stored"}

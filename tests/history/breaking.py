@@ -265,7 +265,7 @@ def a_short_store_stays() -> None:
 
 @rule("R13", "test_r13_an_interrupt_at_any_store_leaves_file_and_memory_of_one_mind")
 def memory_changes_before_the_file() -> None:
-    def undo(self: Journal) -> None:
+    def undo(self: Journal, _: BaseException) -> None:
         offset, tail_id, total_bytes = self._at
         self._at = (offset + _format.FRAME_BYTES, tail_id + 1, total_bytes)
 

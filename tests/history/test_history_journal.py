@@ -170,7 +170,7 @@ def refused_put(short_bytes: int, data: bytes) -> tuple[JournaledQueue, Crashing
 
 def nothing_undone() -> Any:
     """What a failed write has left stays where it is."""
-    return patch.object(Journal, "_undo", lambda _: None)
+    return patch.object(Journal, "_undo", lambda *_: None)
 
 
 @history(nothing_undone)
@@ -192,7 +192,7 @@ def test_history_chronicle_793_dirty_bytes_past_a_failed_write(tmp_path: Path) -
 def counted_before_it_is_stored() -> Iterator[None]:
     """The end of the file moves although the write failed."""
 
-    def undo(self: Journal) -> None:
+    def undo(self: Journal, _: BaseException) -> None:
         offset, tail_id, total_bytes = self._at
         self._at = (offset + 9, tail_id, total_bytes)
 

@@ -6,7 +6,7 @@
 #   make test                 the test suite, on all cores
 #   make test-all             the same with ten times as many cases
 #   make soak HOURS=8         all harnesses for hours, at low priority; what was seen goes into docs/ledger.json
-#   make coverage             every branch of what reads and writes files is reached
+#   make coverage             which branches of what reads and writes files the tests reach
 #   make compare              other queues through the same kills and power cuts, into docs/comparison.md; for root
 #   make check                formatting, lint, types, the rules of the house
 #   make bench                the benchmarks; ARGS="--only put,cycle --repeats 3" and so on
@@ -17,6 +17,7 @@ VENV ?= .venv
 INPUT ?=
 ARGS ?=
 HOURS ?= 1
+FILES = */_format.py,*/_segment.py,*/_checkpoint.py,*/_journal.py,*/_recovery.py
 BIN := $(VENV)/bin
 
 .PHONY: help demo test test-all soak coverage compare check bench clean
@@ -53,6 +54,10 @@ test-all: $(VENV)/.installed-dev
 soak: $(VENV)/.installed-dev
 	@$(BIN)/python tests/soak --hours $(HOURS) $(ARGS)
 	@$(BIN)/python tests/soak/ledger.py
+
+coverage: $(VENV)/.installed-dev
+	KESTRELPY_SHARE=0.05 $(BIN)/python -m coverage run --branch --source=kestrelpy -m pytest tests
+	$(BIN)/python -m coverage report -m --include='$(FILES)'
 
 compare: $(VENV)/.installed-bench
 	@$(BIN)/python -m bench.crash --write docs/comparison.md $(ARGS)

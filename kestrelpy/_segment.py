@@ -265,7 +265,8 @@ def holds_frame(file: File, last_id: int) -> bool:
         if fmt.HEADER_BYTES <= at <= size - fmt.FRAME_BYTES:
             head = file.read(at, fmt.FRAME_BYTES)
             marker = int.from_bytes(head[fmt.MARKER_OFFSET :], "little")
-            if any(frame.last_id > last_id for _, frame in iterate_frames(file, marker, at, size)):
+            found = next(iterate_frames(file, marker, at, size), None)
+            if found is not None and found[1].last_id > last_id:
                 return True
     return False
 

@@ -328,9 +328,11 @@ def read_queue(files: Mapping[str, bytes], queue: str) -> Reading:
         if segment_name is not None:
             reading.segments.append(read_segment(int(segment_name[1]), data))
     reading.segments.sort(key=lambda segment: segment.number)
-    empty_last = reading.segments and reading.segments[-1].header is None
-    if empty_last and no_frame_in(segment_data(files, queue, reading.segments[-1].number)):
-        reading.segments.pop()  # a crash during its creation
+    reading.segments = [
+        segment
+        for at, segment in enumerate(reading.segments)
+        if segment.header is not None or is_needed(reading.segments, at, segment_data(files, queue, segment.number))
+    ]
     headers = [segment.header for segment in reading.segments if segment.header is not None]
     states = checkpoints_of(files, queue)
     queue_id = headers[-1].queue_id if headers else next((each.queue_id for each in states.values() if each), None)
@@ -363,12 +365,31 @@ def segment_data(files: Mapping[str, bytes], queue: str, number: int) -> bytes:
     return next(data for name, data in files.items() if re.fullmatch(rf"{queue}\.0*{number}\.segment", name))
 
 
-def no_frame_in(data: bytes) -> bool:
-    """Whether a file without a valid header has no frame where the first one, or the footer, would be either."""
-    for at in (HEADER, len(data) - FOOTER):
-        if at >= HEADER and read_frame(data, at, int.from_bytes(data[at + 28 : at + 32], "little")) is not None:
-            return False
-    return True
+def is_needed(segments: list[Segment], at: int, data: bytes) -> bool:
+    """Whether a segment without a valid header is more than what a crash has left of its creation: a later one names
+    it, or a new frame stands where its first one, or its footer, would be.
+    """
+    later = next((segment.header for segment in segments[at + 1 :] if segment.header is not None), None)
+    if later is not None and later.previous_number == segments[at].number:
+        return True
+    before = next((segment for segment in reversed(segments[:at]) if segment.header is not None), None)
+    last_id = 0 if before is None else last_id_of(before)
+    for offset in (HEADER, len(data) - FOOTER):
+        marker = int.from_bytes(data[offset + 28 : offset + 32], "little")
+        frame = read_items(data, offset, marker) if offset >= HEADER else None
+        if frame is not None and frame.last_id > last_id:
+            return True
+        found = read_frame(data, offset, marker) if offset >= HEADER else None
+        if frame is None and found is not None and found[1] > last_id:
+            return True
+    return False
+
+
+def last_id_of(segment: Segment) -> int:
+    assert segment.header is not None
+    if segment.footer is not None:
+        return segment.footer.last_id
+    return segment.frames[-1].last_id if segment.frames else segment.header.first_id - 1
 
 
 def checkpoints_of(files: Mapping[str, bytes], queue: str) -> dict[str | None, Checkpoint | None]:

@@ -2,13 +2,12 @@
 
 Rules:
 1. Errors are the system's: the same class, the same errno, the path where the system has one.
-2. A handle belongs to one life of its disk. ``kill()`` ends that life as the death of every process would: handles
-   raise EBADF, locks are free, what was written is there.
+2. A handle belongs to one life of its disk. ``kill()`` ends it as the death of every process would: handles raise
+   EBADF, locks are free, what was written is there.
 3. Everything that changes the disk asks ``_before`` first. Here that does nothing; ``CrashingDisk`` counts and records.
 
-NOTE ON LOCKING: ``_guard`` guards names and locks, of all these disks together: a disk is then cheap to make, and
-cloned thousands of times a second. It is held across ``_before``. The bytes of a file need no lock here, as on a real
-disk: who stores into one file from several threads keeps them apart.
+NOTE ON LOCKING: ``_guard`` guards names and locks, of all these disks together: they are cloned by the thousand. It is
+held across ``_before``. The bytes of a file need no lock: who stores from several threads keeps them apart.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from kestrelpy._disk import Buffer, Directory
 from kestrelpy.errors import QueueLocked
 
 _guard = threading.RLock()
-_released = threading.Condition(_guard)
-"""A lock was released, or a disk killed."""
+_released = threading.Condition(_guard)  # a lock was, or a disk is killed
 
 
 def system_error(number: int, path: str) -> OSError:
@@ -51,6 +49,7 @@ class Node(Protocol):
     """What a file holds, whatever its names and handles. ``order``: the number that ``_before`` gave the operation."""
 
     holder: weakref.ref[MemoryLock] | None
+    failed_syncs: int  # each is told once to every handle of the file, as Linux does, when that syncs next
 
     @property
     def size(self) -> int: ...
@@ -95,6 +94,7 @@ class MemoryNode:
     """A file without a history: nothing to sync, nothing to lose."""
 
     __slots__ = ("data", "holder")
+    failed_syncs = 0
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -130,7 +130,7 @@ class MemoryNode:
 class MemoryFile:
     """A handle of a file."""
 
-    __slots__ = ("_buffer", "_disk", "_life", "_name", "_node", "_writable")
+    __slots__ = ("_buffer", "_disk", "_failed_syncs", "_life", "_name", "_node", "_writable")
 
     def __init__(self, disk: MemoryDisk, node: Node, name: str, *, writable: bool) -> None:
         self._disk = disk
@@ -139,6 +139,7 @@ class MemoryFile:
         self._writable = writable
         self._life = disk.life
         self._buffer: MemoryBuffer | None = None
+        self._failed_syncs = node.failed_syncs
 
     def _check_open(self, *, refused: int = 0) -> None:
         """Raises EBADF for a dead handle and ``refused``, if given, for one that may only read."""
@@ -148,8 +149,7 @@ class MemoryFile:
             raise OSError(refused, os.strerror(refused))
 
     def read(self, offset: int, size: int) -> bytes:
-        if not self._life.alive:
-            self._check_open()
+        self._check_open()
         data = self._node.read(offset, size)
         self._disk.bytes_read += len(data)
         return data
@@ -160,8 +160,7 @@ class MemoryFile:
         self._node.store(offset, data, order)
 
     def size(self) -> int:
-        if not self._life.alive:
-            self._check_open()
+        self._check_open()
         return self._node.size
 
     def grow(self, size: int) -> Buffer:
@@ -183,12 +182,16 @@ class MemoryFile:
         self._check_open()
         self._disk._before("sync", self._name)
         self._node.sync()
+        known, self._failed_syncs = self._failed_syncs, self._node.failed_syncs
+        if known != self._failed_syncs:  # somebody else's sync of this file has failed
+            raise system_error(errno.EIO, self._name)
 
     def fail_sync(self) -> None:
         """What a failing sync leaves: pages that are marked clean and are not on disk. For ``FailingDisk``."""
         self._check_open()
         self._disk._before("sync", self._name)
         self._node.fail_sync()
+        self._failed_syncs = self._node.failed_syncs
 
     def forget(self) -> None:
         self._check_open()
@@ -369,8 +372,7 @@ class MemoryDisk:
 
     def __init__(self, *, mounts: Iterable[str] = ()) -> None:
         self.life = Life()
-        self.bytes_read = 0
-        """Bytes read from files so far: what something costs that should read little."""
+        self.bytes_read = 0  # from files, so far: what something costs that should read little
         self.folders: dict[str, Folder] = {}
         self._mounts = sorted({"/", *map(_absolute, mounts)}, key=len, reverse=True)
         self.folders["/"] = self._new_folder("/", 0)

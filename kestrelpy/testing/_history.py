@@ -8,7 +8,8 @@ Rules:
    durable, not what is in the files. A folder is a name in its parent.
 3. A sync that fails marks the pages clean. They are seen as before and are not on disk, and a later sync that
    succeeds does not write them, unless they were stored into again: a kernel writes whole pages. ``forget()`` shows
-   what the disk has. Sizes, truncates and names are no pages: what a failed sync left of them stays pending.
+   what the disk has. Sizes, truncates and names are no pages: what a failed sync left of them stays pending. Every
+   other handle of the file is told once, when it syncs next.
 """
 
 from __future__ import annotations
@@ -45,7 +46,18 @@ class NameChange(NamedTuple):
 class CrashingNode:
     """A file with its history."""
 
-    __slots__ = ("changes", "doubtful", "durable_pages", "durable_size", "holder", "pages", "shared", "size", "sizes")
+    __slots__ = (
+        "changes",
+        "doubtful",
+        "durable_pages",
+        "durable_size",
+        "failed_syncs",
+        "holder",
+        "pages",
+        "shared",
+        "size",
+        "sizes",
+    )
 
     def __init__(self, size: int = 0, pages: dict[int, bytes] | None = None) -> None:
         """A file of which everything is durable; ``pages`` stays the caller's."""
@@ -62,6 +74,7 @@ class CrashingNode:
         self.changes: list[PageChange] = []
         """Pending pages. The first ``doubtful`` of them were marked clean by a sync that failed."""
         self.doubtful = 0
+        self.failed_syncs = 0
 
     def clone(self) -> CrashingNode:
         """A copy without the lock."""
@@ -148,6 +161,7 @@ class CrashingNode:
 
     def fail_sync(self) -> None:
         self.doubtful = len(self.changes)
+        self.failed_syncs += 1
 
     def forget(self) -> None:
         """Pages marked clean by a failed sync are read from the disk again, where they are not. Dirty pages stay."""

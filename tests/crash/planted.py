@@ -99,6 +99,26 @@ ROTATING = Style(steps=40, segment_bytes=(8192,), payloads=(900, 1400, 3500), de
 TEARING = Style(
     payloads=(900, 1400, 3500), segment_bytes=(24_000,), checkpoints=0, commits=3, archive=0, failing=0, detached=0
 )
+DYING = {
+    "style": Style(
+        steps=80,
+        segment_bytes=(4096,),
+        payloads=(900, 1400),
+        archive=0,
+        detached=0,
+        failing=0,
+        starts_with_default=0,
+        deaths=10,
+        commits=40,
+        aborts=0,
+        checkpoints=25,
+        durable=0.0,
+        expiring=0,
+    ),
+    "points": 60,
+    "nested": 0.0,
+}
+"""Everything is committed and saved, never durably, and killed."""
 UNSYNCED = {"syncs": ("never",)}
 
 
@@ -599,7 +619,7 @@ def saved_behind_a_torn_state() -> Iterator[None]:
         yield
 
 
-@fault("R10", "(1) (2) (8) (10)", style=Style(checkpoints=10, commits=14, failing=1.0, deaths=3), **UNSYNCED)
+@fault("R10", "(1) (2) (8) (10)", **UNSYNCED, **DYING, samples=6)
 def place_in_the_page_cache_believed_durable() -> Iterator[None]:
     """What was read at the opening counts as on disk, and segments are retired on its word."""
     real = CheckpointFile.load

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from recovered import read_all, vanish
 
-from kestrelpy import JournaledQueue, QueueDiskFull, open_reader, verify
+from kestrelpy import DurabilityUnknown, JournaledQueue, QueueDiskFull, open_reader, verify
 from kestrelpy._format import FRAME_BYTES, HEADER_BYTES
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner
@@ -246,6 +246,24 @@ def test_a_reader_elsewhere_may_save_its_place_while_the_queue_is_opened() -> No
     outside.checkpoint()  # writes a new file, as it does not know what the last one holds
     assert opened == 1
     outside.close()
+
+
+def test_a_sync_that_failed_elsewhere_is_no_good_here() -> None:
+    """A reader in another process syncs the journal for its checkpoint (R4). If that fails, pages are marked clean that
+    are not on disk; the writer's next sync is told, as every handle of a file is."""
+    disk = CrashingDisk()
+    queue = open_queue(disk)
+    queue.reader("inside")
+    queue.put(b"an item")
+    failing = FailingDisk(disk)
+    outside = open_reader("/data", "jobs", "outside", start="earliest", clock=ManualClock(), disk=failing)
+    outside.get_nowait().commit()
+    failing.arm(errno.EIO, kinds={"sync"})
+    with pytest.raises(OSError, match="Input/output error"):
+        outside.checkpoint()
+    with pytest.raises(DurabilityUnknown):
+        queue.sync()
+    vanish(queue, disk, outside)
 
 
 def test_a_put_that_failed_is_gone_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 from collections.abc import Callable
@@ -173,7 +174,12 @@ class Workload:
 
     def _close_detached(self) -> None:
         if self.detached is not None:
-            self.detached.close()
+            try:
+                self.detached.close()
+            except OSError:  # it is closed, and its place is not saved: what there is of it, a recovery will say
+                with contextlib.suppress(OSError):
+                    self.queue.close()
+                raise
             self.promise.readers["right"].save(durable=False)
 
     def _reopen(self) -> None:

@@ -86,6 +86,8 @@ class Workload:
             self._do(self.random.choices([action for _, action in actions], weights)[0])
         self.failing.disarm()
         self._do(self._close)
+        if not self.queue.closed:  # a sync had failed before, which shows only now
+            self._close()
 
     def snapshot(self) -> Promise:
         """What is promised at this moment, in the middle of an operation."""

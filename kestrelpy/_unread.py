@@ -75,13 +75,17 @@ class Unread(Waiting[Item]):
             item_id, entry = found
             if not self._is_expired(entry):
                 return item_id, entry
-            self._expired += 1
-            if self.config.on_expired is None:
-                self._release_locked(item_id, entry[0])
-            else:
-                item = self._item(item_id, entry)
-                expired.append(item)
-                self._settling[item_id] = item
+            self._count_expired_locked(item_id, entry, expired)
+
+    def _count_expired_locked(self, item_id: int, entry: Entry, expired: list[Item]) -> None:
+        """An expired item has been taken out of where it was: it is done, or is for its hook to settle."""
+        self._expired += 1
+        if self.config.on_expired is None:
+            self._release_locked(item_id, entry[0])
+        else:
+            item = self._item(item_id, entry)
+            expired.append(item)
+            self._settling[item_id] = item
 
     def _next_locked(self) -> tuple[int, Entry] | None:
         """Take the next item, expired or not, out of where it is."""
@@ -124,7 +128,7 @@ class Unread(Waiting[Item]):
         if first_id > progress.next_id:  # ids that no item has, or whose items were damaged and set aside
             self._pass_over_locked(first_id)
         self._ahead = block.entries
-        self._read_ahead_locked()
+        self._take = self._ahead.pop
         self._hint = (block.number, block.place) if block.number else None
         self._wants_window = block.next_id > visible_id
         return bool(block.entries) or first_id <= visible_id
@@ -200,13 +204,7 @@ class Unread(Waiting[Item]):
         else:
             self._ahead.pop(item_id, None)
             self._progress.next_id = item_id + 1
-        self._expired += 1
-        if self.config.on_expired is None:
-            self._release_locked(item_id, entry[0])
-        else:
-            item = self._item(item_id, entry)
-            expired.append(item)
-            self._settling[item_id] = item
+        self._count_expired_locked(item_id, entry, expired)
         self._look_again_locked()
 
     def _return_locked(self, item_id: int, entry: Entry) -> None:
@@ -227,9 +225,6 @@ class Unread(Waiting[Item]):
         errors = self._progress.error_counts
         error_count = errors.get(item_id, 0) if errors else 0
         return Item(item_id, entry[0], entry[1], entry[2], error_count, cast("Reader", self))
-
-    def _read_ahead_locked(self) -> None:
-        self._take = self._ahead.pop
 
     def _look_again_locked(self) -> None:
         """Whether ``get`` may take the short way: nothing but the next unread item can be meant."""

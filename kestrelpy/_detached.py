@@ -46,6 +46,7 @@ class FollowingView(JournalView):
         self._at = (0, 0)
         self.queue_id = bytes(16)
         self.durable_id = 0
+        self._doubted: tuple[File, OSError] | None = None  # a file of which a sync has failed
 
     @property
     def tail_id(self) -> int:
@@ -113,10 +114,19 @@ class FollowingView(JournalView):
         return False
 
     def make_durable(self, item_id: int) -> None:
-        """Sync the writer's file from here (R4): a checkpoint must not name what a power cut may take."""
+        """Sync the writer's file from here (R4): a checkpoint must not name what a power cut may take.
+
+        If that fails, no later sync of the file is believed (R9); the writer's footer is.
+        """
         if item_id > self.durable_id and self._file is not None:
             tail_id = self.tail_id
-            self._file.sync()
+            if self._doubted is not None and self._doubted[0] is self._file:
+                raise self._doubted[1]
+            try:
+                self._file.sync()
+            except OSError as error:
+                self._doubted = self._file, error
+                raise
             self.durable_id = max(self.durable_id, tail_id)
 
     def forget_gone(self) -> None:

@@ -45,6 +45,18 @@ class Limited(Protocol):
     def bytes(self) -> int: ...
 
 
+def progress_of(state: Checkpoint, feed: Source) -> Progress:
+    """As it was saved; if a power cut has taken items that the reader is done with, only what is left counts."""
+    progress = Progress.load(state)
+    if feed.is_gap(progress.head):
+        items, size = feed.before(progress.head + 1)
+        for first_id, last_id in progress.done_spans():
+            (items_to, size_to), (items_from, size_from) = feed.before(last_id + 1), feed.before(first_id)
+            items, size = items + items_to - items_from, size + size_to - size_from
+        progress.released_items, progress.released_bytes = items, size
+    return progress
+
+
 class AbsentReader:
     """A reader that is not open here. Its limits count by its checkpoint, read again when they would refuse a put."""
 
@@ -62,7 +74,8 @@ class AbsentReader:
         if state is None:
             self._released = self._feed.before(self._feed.first_id)
         else:
-            self._released = (state.released_items, state.released_bytes)
+            progress = progress_of(state, self._feed)
+            self._released = (progress.released_items, progress.released_bytes)
 
     @property
     def items(self) -> int:
@@ -230,7 +243,7 @@ class Readership:
                 _names.checkpoint_name(self._home.queue, ""), _names.checkpoint_name(self._home.queue, name)
             )
             directory.sync()
-            return self._progress(state)
+            return progress_of(state, self.feed)
         finally:
             lock.release()
 
@@ -258,17 +271,6 @@ class Readership:
         if old is not lock:
             old.release()
 
-    def _progress(self, state: Checkpoint) -> Progress:
-        """As it was saved; if a power cut has taken items that the reader is done with, only what is left counts."""
-        progress, feed = Progress.load(state), self.feed
-        if feed.is_gap(progress.head):
-            items, size = feed.before(progress.head + 1)
-            for first_id, last_id in progress.done_spans():
-                (items_to, size_to), (items_from, size_from) = feed.before(last_id + 1), feed.before(first_id)
-                items, size = items + items_to - items_from, size + size_to - size_from
-            progress.released_items, progress.released_bytes = items, size
-        return progress
-
     def _start(self, name: str, lock: Lock, progress: Progress) -> Reader:
         """Make the reader, and save its place durably: from here on it keeps what it needs (R5)."""
         reader = Reader(self.feed, name, self.config_for(name), progress)
@@ -281,7 +283,7 @@ class Readership:
     def _go_on(self, name: str, lock: Lock, state: Checkpoint, file: CheckpointFile) -> Reader:
         """Make a reader that goes on where its checkpoint says. What that says may not be durable: it is when the
         reader saves so, and until then nothing is retired on its word."""
-        progress = self._progress(state)
+        progress = progress_of(state, self.feed)
         if progress.head + 1 < self.feed.first_id:  # quarantine has let the journal open without its beginning
             return self._start(name, lock, self._beginning("earliest"))
         reader = Reader(self.feed, name, self.config_for(name), progress)

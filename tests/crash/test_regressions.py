@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import errno
+import random
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 from recovered import read_all, vanish
 
-from kestrelpy import DurabilityUnknown, JournaledQueue, QueueDiskFull, open_reader, verify
+from kestrelpy import (
+    DurabilityUnknown,
+    JournaledQueue,
+    QueueDiskFull,
+    QueueFull,
+    ReaderConfig,
+    open_reader,
+    scan,
+    verify,
+)
+from kestrelpy._feed import Feed
 from kestrelpy._format import FRAME_BYTES, HEADER_BYTES
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner
@@ -263,7 +275,53 @@ def test_a_sync_that_failed_elsewhere_is_no_good_here() -> None:
         outside.checkpoint()
     with pytest.raises(DurabilityUnknown):
         queue.sync()
+    with pytest.raises(OSError, match="Input/output error"):  # a later sync is not believed here either (R9)
+        outside.checkpoint()
     vanish(queue, disk, outside)
+
+
+def test_counts_are_of_what_a_power_cut_has_left() -> None:
+    """A place that names items which are lost: its reader, open or not, has nothing to read, and no less than that."""
+    disk = CrashingDisk()
+    queue = open_queue(disk)
+    reader = queue.reader("r", start="earliest")
+    queue.put_many([b"one", b"two"])
+    reader.commit_many(read_all(reader))
+    with patch.object(Feed, "make_durable", lambda *_: None):  # as if a sync had lied
+        reader.checkpoint(durable=True)
+    vanish(queue, disk)
+    cut = all_lost(disk)
+    queue = JournaledQueue(
+        "/data", "jobs", sync="never", clock=ManualClock(), disk=cut, readers={"r": ReaderConfig(max_items=2)}
+    )
+    queue.put_many([b"three", b"four"])
+    with pytest.raises(QueueFull):
+        queue.put(b"five")
+    reader = queue.reader("r")
+    assert (reader.items, reader.bytes) == (2, 9)
+    queue.close()
+
+
+def test_a_move_to_the_archive_that_a_kill_has_cut_short_is_made_durable_by_the_next_opening() -> None:
+    disk = CrashingDisk()
+    options = {"sync": "never", "segment_bytes": 4096, "archive_dir": "/archive", "disk": disk}
+    queue = JournaledQueue("/data", "jobs", clock=ManualClock(1_000), **options)  # type: ignore[arg-type]
+    for _ in range(3):
+        queue.put(bytes(3000))
+    queue.sync()
+    reader = queue.reader()
+    reader.commit_many(read_all(reader))
+    moved = [clone for kind, clone in crashes_during(disk, queue.checkpoint) if kind == "sync_directory"]
+    vanish(queue, disk)
+    for killed in moved:
+        options["disk"] = killed
+        again = JournaledQueue("/data", "jobs", clock=ManualClock(2_000), **options)  # type: ignore[arg-type]
+        again.put(b"syncs the folder of the queue, and not the archive")
+        again.sync()
+        vanish(again, killed)
+        for seed in range(20):
+            cut = killed.after_power_cut(random.Random(seed), PowerModel.ANY)
+            assert [record.id for record in scan("/data", "jobs", archive_dir="/archive", disk=cut)][:3] == [1, 2, 3]
 
 
 def test_a_put_that_failed_is_gone_at_once() -> None:

@@ -5,6 +5,7 @@ disk with a gate, and a tally of what the long ones have seen.
 from __future__ import annotations
 
 import contextlib
+import logging
 import subprocess
 import sys
 import textwrap
@@ -47,6 +48,14 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("seen in this run")
         for name in sorted(total):
             terminalreporter.line(f"{total[name]:>12,}  {name}")
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Nothing is logged: where thousands of checkpoints are lost on purpose, that costs more than the recovery."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

@@ -5,24 +5,14 @@ A failure names the seed of its workload, or its steps.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import explorer
 import pytest
 import small
 from budget import SEED, SHARE, Tally, share
 
+pytestmark = pytest.mark.usefixtures("quiet")
 PARTS, STATES = 6, 20_000
 KINDS = {"kill", "PREFIX", "EXT4", "ANY", "HOSTILE", "lost checkpoint", "damaged", "in recovery", "after it went on"}
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """A lost checkpoint is logged each time; that costs more than the recovery."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +23,7 @@ from kestrelpy._journal import Journal
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner
 
+pytestmark = pytest.mark.usefixtures("quiet")
 LONG = os.environ.get("KESTRELPY_LONG") == "1"
 STORES = 16
 GROWING = ("create", "grow")
@@ -31,10 +31,8 @@ GROWING = ("create", "grow")
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
+def _left_open() -> Iterator[None]:
     yield
-    logging.disable(logging.NOTSET)
     abandon_all()
 
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import injected
 import pytest
 from budget import SEED, Tally, share
 
+pytestmark = pytest.mark.usefixtures("quiet")
 PARTS, FAULTS = 8, 3_000
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

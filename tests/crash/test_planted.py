@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 
 import pytest
@@ -11,14 +10,8 @@ from explorer import Explorer
 from planted import FAULTS, Fault
 from promise import BrokenPromise
 
+pytestmark = pytest.mark.usefixtures("quiet")
 STATES = 8_000
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> object:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)

@@ -167,18 +167,20 @@ class Workload:
         reader.settle(reader.done | set(range(1, self.readers[name].head + 1)))
 
     def _close(self) -> None:
+        elsewhere = self.detached
         self._close_detached()
         self.queue.close()
         self.promise.durable_id = self.promise.tail_id
-        for name in self.readers:
-            self.promise.readers[name].save(durable=self.readers[name] is not self.detached)
-        self.detached = None
+        for name, reader in self.readers.items():
+            self.promise.readers[name].save(durable=reader is not elsewhere)
 
     def _close_detached(self) -> None:
-        if self.detached is not None:
+        """Close it once: one whose close has failed is closed, and a second close saves nothing."""
+        detached, self.detached = self.detached, None
+        if detached is not None:
             try:
-                self.detached.close()
-            except OSError:  # it is closed, and its place is not saved: what there is of it, a recovery will say
+                detached.close()
+            except OSError:  # its place is not saved: what there is of it, a recovery will say
                 with contextlib.suppress(OSError):
                     self.queue.close()
                 raise

@@ -272,7 +272,13 @@ class Readership:
             old.release()
 
     def _start(self, name: str, lock: Lock, progress: Progress) -> Reader:
-        """Make the reader, and save its place durably: from here on it keeps what it needs (R5)."""
+        """Make the reader, and save its place durably: from here on it keeps what it needs (R5).
+
+        A named one makes a default reader's place void. If that was given to another name by a process that was
+        killed, the new name must be on disk before.
+        """
+        if name:
+            self._home.directory.sync()
         reader = Reader(self.feed, name, self.config_for(name), progress)
         self._files[reader] = self._home.checkpoint_file(name)
         self._locks[reader] = lock

@@ -334,3 +334,21 @@ def test_a_put_that_failed_is_gone_at_once() -> None:
         queue.put(b"refused" + bytes(10))  # all but its last byte is stored, and that is zero anyway
     vanish(queue, disk)
     assert contents(disk) == {1: b"stored"}
+
+
+def test_a_second_name_does_not_make_a_place_void_whose_new_name_is_not_on_disk() -> None:
+    disk = CrashingDisk()
+    queue = open_queue(disk)
+    queue.put_many([b"done", b"to do"])
+    queue.get().commit()
+    queue.checkpoint(durable=True)
+    (killed,) = [clone for kind, clone in crashes_during(disk, lambda: queue.reader("left")) if kind == "sync_directory"]
+    vanish(queue, disk)
+    queue = open_queue(killed)
+    for kind, clone in crashes_during(killed, lambda: queue.reader("right", start="earliest")):
+        for seed in range(20):
+            cut = clone.after_power_cut(random.Random(seed), PowerModel.ANY)
+            again = open_queue(cut)
+            assert [item.data for item in read_all(again.reader("left", start="earliest"))] == [b"to do"], kind
+            vanish(again, cut)
+    vanish(queue, killed)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from core import glance
 from promise import BrokenPromise, Promise
 from recovered import MODELS, Setting, check, check_damaged, check_hostile, damage, drain, lose_checkpoint
 
@@ -26,16 +27,20 @@ class Crashes:
     ``samples``: power cuts tried at each moment. ``every``: instead of samples, every state that each model allows,
     or so many of them if there are more. ``nested``, ``damage``, ``lost``, ``hostile``: how likely a recovery is itself
     crashed, a durable record or a checkpoint is damaged, and a disk that keeps no promise is tried. ``twice``: how
-    likely what was recovered is recovered again before life goes on.
+    likely what was recovered is recovered again before life goes on. ``within``: at how many places a recovery is
+    crashed. ``whole``: how likely a state is looked at through a whole queue, which goes on then; otherwise the core
+    alone recovers it.
     """
 
-    samples: int = 3
+    samples: int = 5
     every: int = 0
     nested: float = 0.15
+    within: int = 4
     damage: float = 0.1
     lost: float = 0.1
     hostile: float = 0.1
     twice: float = 0.2
+    whole: float = 0.25
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -88,14 +93,35 @@ class Crashes:
     ) -> None:
         try:
             if choose.random() < self.nested:
+                self.counts[kind] += 1
                 self._crash_the_recovery(setting, disk, promise, choose, power=power)
-            self._count(kind, check(setting, disk, promise, choose, power=power, twice=self.twice))
+            else:
+                self._check_either(kind, setting, disk, promise, choose, power=power)
         except (BrokenPromise, KestrelError, OSError) as broken:
             raise BrokenPromise(f"{kind}: {broken}") from broken
 
-    def _count(self, kind: str, states: int) -> None:
+    def _check_either(
+        self,
+        kind: str,
+        setting: Setting,
+        disk: CrashingDisk,
+        promise: Promise,
+        choose: random.Random,
+        *,
+        power: bool,
+        least: int = 0,
+    ) -> None:
+        """Through a whole queue, or by the core alone."""
         self.counts[kind] += 1
-        self.counts["after it went on"] += states - 1
+        if choose.random() < self.whole:
+            states = check(setting, disk, promise, choose, power=power, twice=self.twice, least=least)
+            self.counts["after it went on"] += states - 1
+            return
+        found = glance(disk, promise, power=power, least=least)
+        if choose.random() < self.twice:
+            self.counts["recovered again"] += 1
+            if (again := glance(disk, promise, power=power)) != found:
+                raise BrokenPromise(f"(6) a second recovery gives {again}, not {found}")
 
     def _crash_the_recovery(
         self,
@@ -107,21 +133,20 @@ class Crashes:
         power: bool,
         deeper: bool = True,
     ) -> None:
-        """(R20) Crash points of a recovery, and of the opening of the readers, of a disk that has crashed before."""
+        """(R20) A recovery, and the opening of the readers, of a disk that has crashed before; and crashes in it."""
         recovering = disk.after_kill()
         points: list[CrashingDisk] = []
         recovering.before_operation = lambda: points.append(recovering.after_kill(choose))
         tail_id = drain(setting, recovering, promise, power=power).tail_id
         recovering.before_operation = None
-        for point in choose.sample(points, min(3, len(points))):
+        for point in choose.sample(points, min(self.within, len(points))):
             cut = choose.random() < 0.6
             state = point.after_power_cut(Leaning(choose), choose.choice(MODELS)) if cut else point
             try:
                 if deeper and choose.random() < self.nested:  # and a crash in the recovery from that
                     self._crash_the_recovery(setting, state, promise, choose, power=power or cut, deeper=False)
                 least = tail_id if power or not cut else 0  # what was durable before, or is still seen
-                states = check(setting, state, promise, choose, power=power or cut, twice=self.twice, least=least)
-                self._count("in recovery", states)
+                self._check_either("in recovery", setting, state, promise, choose, power=power or cut, least=least)
             except BrokenPromise as broken:
                 raise BrokenPromise(f"then in its recovery, {'power' if cut else 'kill'}: {broken}") from broken
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import core
 import pytest
 from explorer import collecting_seldom
 from recovered import MODELS, opened, read_all, vanish
@@ -59,8 +60,9 @@ class Run:
     opened: dict[str, list[Item]] = field(default_factory=lambda: {name: [] for name in NAMES})
     errors: int = 0
     queue: JournaledQueue | None = None
-
     serial: int = 0
+    whole: bool = True
+    """Whether what it leaves is looked at through a whole queue."""
 
     def __post_init__(self) -> None:
         self.failing = Recording(self.disk, mapped=self.mapped)
@@ -299,27 +301,34 @@ class Run:
         self.check_contents(self.disk.after_power_cut(choose, model), durable)
 
     def check_contents(self, disk: CrashingDisk, kept: dict[int, bytes]) -> None:
-        clock = ManualClock(2_000_000)
-        queue = JournaledQueue("/data", "jobs", sync="never", segment_bytes=4096, disk=disk, clock=clock)
-        opened.add(queue)
-        for name in NAMES:
-            items = read_all(queue.reader(name, start="earliest"))
+        """By the core alone, or through a queue, which goes on then."""
+        if self.whole:
+            clock = ManualClock(NOW_MS)
+            queue = JournaledQueue("/data", "jobs", sync="never", segment_bytes=4096, disk=disk, clock=clock)
+            opened.add(queue)
+            unread = {name: read_all(queue.reader(name, start="earliest")) for name in NAMES}
+            last_id = queue.put(b"and on it goes")
+            vanish(queue, disk)
+        else:
+            unread, last_id = core.contents(disk, NAMES, NOW_MS)
+            last_id += 1
+        assert last_id > max(kept, default=0)
+        known = self.doubtful | set(self.acknowledged.values())
+        for name, items in unread.items():
             ids = [item.id for item in items]
             assert ids == sorted(set(ids))
             seen = {item.id: item.data for item in items}
             assert not self.refused & set(seen.values())
             for item_id, data in kept.items():
                 assert item_id in self.committed[name] or seen.get(item_id) == data, (name, item_id)
-            known = self.doubtful | set(self.acknowledged.values())
             assert all(data in known for data in seen.values())
-        last_id = queue.put(b"and on it goes")
-        assert last_id > max(kept, default=0)
-        vanish(queue, disk)
 
 
 SYNCS = ("always", 0.1, "never")
-PREPARED, STEPS = 8, 4
+PREPARED, STEPS = 8, (1, 2, 2, 3, 4)
 """Steps before the faults, and steps in which they strike."""
+WHOLE = 0.3
+NOW_MS = 2_000_000
 
 
 def prepared(choose: random.Random) -> Run:
@@ -345,7 +354,7 @@ def run(seed: int, limit: int) -> Counter[str]:
             where = f"seed {seed}, run {at}"
             choose = random.Random(where)
             base = prepared(choose)
-            steps = base.script(choose, STEPS)
+            steps = base.script(choose, choose.choice(STEPS))
             try:
                 counts += _fail_each(base, steps, choose, limit - counts.total())
             except BaseException as broken:
@@ -368,6 +377,7 @@ def _fail_each(base: Run, steps: list[Callable[[Run], object]], choose: random.R
             for sticky in (False, True):
                 run = base.twin(error)
                 run.failing.arm(error, at=at, sticky=sticky)
+                run.whole = choose.random() < WHOLE
                 if sticky and choose.random() < 0.5:
                     run.failing.at_most = choose.randrange(2, 5)
                 cut = choose.random() < 0.5

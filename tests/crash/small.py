@@ -22,7 +22,7 @@ from workload import Style, Workload
 from kestrelpy import KestrelError
 from kestrelpy.testing import CrashingDisk
 
-EVERY = 12
+EVERY = 40
 PARTS = 8
 """Into how many parts the sequences of three steps are divided, for those who run them beside each other."""
 SYNCS = ("always", "never")

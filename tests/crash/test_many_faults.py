@@ -1,4 +1,4 @@
-"""Twenty-four thousand injected faults: short runs on disks that fail at each of their operations."""
+"""Eighty thousand injected faults: short runs on disks that fail at each of their operations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from budget import SEED, Tally, share
 
 pytestmark = pytest.mark.usefixtures("quiet")
-PARTS, FAULTS = 8, 3_000
+PARTS, FAULTS = 8, 10_000
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -342,7 +342,9 @@ def test_a_second_name_does_not_make_a_place_void_whose_new_name_is_not_on_disk(
     queue.put_many([b"done", b"to do"])
     queue.get().commit()
     queue.checkpoint(durable=True)
-    (killed,) = [clone for kind, clone in crashes_during(disk, lambda: queue.reader("left")) if kind == "sync_directory"]
+    (killed,) = [
+        clone for kind, clone in crashes_during(disk, lambda: queue.reader("left")) if kind == "sync_directory"
+    ]
     vanish(queue, disk)
     queue = open_queue(killed)
     for kind, clone in crashes_during(killed, lambda: queue.reader("right", start="earliest")):

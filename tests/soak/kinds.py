@@ -73,14 +73,14 @@ KINDS = (
             ("inputs",),
         )
         for kind, wanted in (
-            ("damaged", 2_500_000),
-            ("forged", 1_500_000),
-            ("segments", 2_500_000),
-            ("checkpoints", 3_500_000),
+            ("damaged", 1_500_000),
+            ("forged", 750_000),
+            ("segments", 3_250_000),
+            ("checkpoints", 4_500_000),
         )
     ),
-    Kind("interrupts", 200_000, lambda n: call("interrupts", "interrupting", "run", n, "limit=20")),
-    Kind("schedules", 200_000, lambda n: call("schedules", "schedules", "run", n, 500), ("schedules",)),
+    Kind("interrupts", 60_000, lambda n: call("interrupts", "interrupting", "run", n, "limit=20")),
+    Kind("schedules", 60_000, lambda n: call("schedules", "schedules", "run", n, 500), ("schedules",)),
     system("kills", 10_000, 200, "kills"),
     system("power cuts on ext4", 1_200, 100, "cuts"),
     system("power cuts on xfs", 800, 60, "cuts"),

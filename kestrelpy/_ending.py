@@ -20,7 +20,7 @@ from kestrelpy._home import Home
 from kestrelpy._lifetime import forget, warn_unclosed
 from kestrelpy._recovery import Recovered, write_mark
 from kestrelpy._writing import Writing
-from kestrelpy.errors import ForkedQueue, QueueClosed
+from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed
 
 Q = TypeVar("Q", bound="Ending")
 
@@ -39,8 +39,9 @@ class Ending(Writing):
     def close(self) -> None:
         """Write the checkpoints, close the journal properly, wake all waiters with ``QueueClosed``. Idempotent.
 
-        Raises ``DurabilityUnknown`` or ``OSError`` if something could not be written; the queue is closed all the
-        same, and what was acknowledged is in its files.
+        Raises ``DurabilityUnknown`` or ``OSError`` if something could not be written, or if a sync in the background
+        has failed and no call has raised that yet. The queue is closed all the same, and what was acknowledged is in
+        its files.
         """
         self._end(QueueClosed(f"queue {self.name!r} is closed"))
 
@@ -67,6 +68,8 @@ class Ending(Writing):
                 self._home.erase()
             elif state is None:
                 self._close_cleanly(closed)
+            elif isinstance(state, DurabilityUnknown) and not self._told:
+                raise state
         finally:
             if mine:
                 try:

@@ -23,13 +23,7 @@ from kestrelpy._segment import ITEM_COST
 from kestrelpy._sync import GroupCommit
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import Codec, FullPolicy
-from kestrelpy.errors import (
-    DurabilityUnknown,
-    ForkedQueue,
-    ItemTooLarge,
-    QueueClosed,
-    QueueFull,
-)
+from kestrelpy.errors import DurabilityUnknown, ForkedQueue, ItemTooLarge, QueueClosed, QueueFull
 from kestrelpy.reader import Reader
 
 if TYPE_CHECKING:
@@ -59,6 +53,7 @@ class Writing:
     _feed: Feed
     _commit: GroupCommit
     _readership: Readership
+    _told = False  # a call has raised what the queue has failed of
 
     def _choose_path(self) -> None:
         """Whether a put may take the short way: nothing but journal and window to see to."""
@@ -124,7 +119,7 @@ class Writing:
             if feed.waiting:
                 feed.wake()
         except DurabilityUnknown as error:
-            self._fail(error)
+            self._fail(error, told=True)
             raise
         except BaseException:
             self._after_interrupt()
@@ -212,7 +207,7 @@ class Writing:
                         ids = self._append_locked(items, expires_in, expires_at_ms)
                         break
             except DurabilityUnknown as error:
-                self._fail(error)
+                self._fail(error, told=True)
                 raise
             self._await_room(refusing, items, deadline, patient)
         self._keep_limits()
@@ -364,7 +359,11 @@ class Writing:
     def sync(self) -> None:
         """Return when everything put before is on disk, in every mode. Raises ``DurabilityUnknown``."""
         self._check_usable()
-        self._commit.wait(self._journal.tail_id)
+        try:
+            self._commit.wait(self._journal.tail_id)
+        except DurabilityUnknown as error:
+            self._fail(error, told=True)
+            raise
 
     def _sync_once(self) -> int:
         """One sync of the active segment, without the queue's lock (R33).
@@ -398,8 +397,8 @@ class Writing:
         return tail_id
 
     def _check_syncable(self) -> None:
-        if not isinstance(self._state, QueueClosed):
-            self._check_usable()
+        if self._state is not None and not isinstance(self._state, QueueClosed):
+            raise self._state
 
     def _arm_sync(self) -> None:
         """The first put since the last sync: see to the next one."""
@@ -422,8 +421,9 @@ class Writing:
             if self._sync_seconds and not self._sync_armed and self._journal.tail_id > self._commit.durable_id:
                 self._arm_sync()  # put while that sync, or another thread's, was under way
 
-    def _fail(self, error: DurabilityUnknown) -> None:
+    def _fail(self, error: DurabilityUnknown, *, told: bool = False) -> None:
         """A sync failed: the queue is failed until it is reopened (R9). Called with no lock held."""
+        self._told |= told
         with self._lock:
             if self._state is not None:
                 return
@@ -443,4 +443,5 @@ class Writing:
 
     def _check_usable(self) -> None:
         if self._state is not None:
+            self._told = True
             raise self._state

@@ -164,8 +164,11 @@ class Promise:
         *,
         power: bool,
     ) -> None:
-        """A crash has happened: what a recovery found is how it is, as soon as the queue is open again."""
-        known, kept_id = self.known(), self.kept_id(power=power)
+        """A crash has happened: what a recovery found is how it is, as soon as the queue is open again.
+
+        What was before the first item there is retired; its segment may come back from its deletion.
+        """
+        known, kept_id = self.known(), max(self.kept_id(power=power), min(existing, default=0) - 1)
         self.acknowledged = {key: put for key, put in known.items() if key in existing or key <= kept_id}
         self.doubtful = {key: put for key, put in known.items() if key not in self.acknowledged}
         self.in_flight = []

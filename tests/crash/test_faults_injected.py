@@ -86,7 +86,7 @@ def failed_stores_stay() -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_the_caller_is_told() -> Iterator[None]:
-    with patch.object(JournaledQueue, "_fail", lambda *_: None):
+    with patch.object(JournaledQueue, "_fail", lambda *_, **__: None):
         yield
 
 
@@ -151,7 +151,24 @@ def test_a_failed_sync_reaches_everybody_who_waits() -> None:
     for call in calls:
         with pytest.raises(DurabilityUnknown):
             call()
-    queue.close()
+
+
+@pytest.mark.parametrize("in_a_block", [False, True])
+def test_closing_tells_of_a_sync_that_failed_in_the_background(in_a_block: bool) -> None:
+    clock, failing = ManualClock(), FailingDisk(CrashingDisk())
+    queue = JournaledQueue("/data", "jobs", sync=0.1, disk=failing, clock=clock)
+    in_doubt = queue.put(b"acknowledged, and nothing is called any more")
+    failing.arm(errno.EIO, kinds=["sync"])
+    clock.advance(0.1)
+    with pytest.raises(DurabilityUnknown) as caught, contextlib.ExitStack() as stack:
+        if in_a_block:
+            stack.enter_context(queue)
+        else:
+            queue.close()
+    assert (caught.value.first_id, caught.value.last_id) == (in_doubt, in_doubt)
+    assert queue.closed
+    queue.close()  # it has been said
+    JournaledQueue("/data", "jobs", disk=failing, clock=clock).close()  # nothing is held
 
 
 def test_a_read_that_fails_loses_nothing() -> None:

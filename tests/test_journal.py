@@ -7,11 +7,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from kestrelpy import DurabilityUnknown, QueueDiskFull
+from kestrelpy import DurabilityUnknown, ForkedQueue, QueueDiskFull
 from kestrelpy import _format as fmt
 from kestrelpy._journal import Journal, archive_segment
 from kestrelpy._recovery import Recovered, Recovery
@@ -133,6 +135,34 @@ def test_room_is_found_byte_by_byte_when_a_large_step_does_not_fit() -> None:
     assert len(everything(each)) == 80
 
 
+@pytest.mark.parametrize(
+    ("large", "exact", "expected"),
+    [
+        (errno.EIO, 0, errno.EIO),
+        (errno.ENOSPC, errno.ENOSPC, errno.ENOSPC),
+        (errno.ENOSPC, errno.EDQUOT, errno.ENOSPC),
+        (errno.ENOSPC, errno.EIO, errno.EIO),
+    ],
+)
+def test_an_append_that_finds_no_room_takes_no_id(large: int, exact: int, expected: int) -> None:
+    """``large`` is what the growth by a large step fails with, ``exact`` the one by no more than is needed."""
+    inner = FailingDisk(MemoryDisk())
+    disk = FailingDisk(inner)
+    each = journal(disk, segment_bytes=1 << 20)
+    each.append(bytes(60_000), 1)
+    disk.arm(large, kinds={"grow"})
+    if exact:
+        inner.arm(exact, kinds={"grow"})
+    with pytest.raises(OSError, match=r"\[Errno") as caught:
+        each.append(bytes(10_000), 1)
+    assert caught.value.errno == expected
+    assert isinstance(caught.value, QueueDiskFull) == (expected == errno.ENOSPC)
+    assert not inner.armed
+    assert (each.tail_id, each.total_bytes) == (1, 60_000)
+    assert each.append(bytes(10_000), 1) == 2
+    assert list(everything(each)) == [1, 2]
+
+
 # R12, R13: a store that failed half-way is undone before the next one.
 @pytest.mark.parametrize("short", [0, 1, 10, 31, 40, -1])
 @pytest.mark.parametrize("batch", [False, True])
@@ -169,6 +199,41 @@ def test_chronicle_793_dirty_bytes_past_a_failed_write() -> None:
     data = disk.inner.directory("/q").open(each.segments[0].name).read(0, 9999)
     assert b"xx" not in data
     assert list(everything_of(disk.inner)) == [1, 2]
+
+
+def with_a_store_that_could_not_be_undone() -> tuple[FailingDisk, Journal]:
+    disk = FailingDisk(MemoryDisk(), mapped=False)
+    each = journal(disk)
+    each.append(b"first", 1)
+    disk.arm(errno.EIO, kinds={"store", "read"}, sticky=True, short_bytes=-1)
+    with pytest.raises(OSError, match="Input/output"):
+        each.append(b"torn" * 20 + b"\0", 1)  # all of it is there
+    return disk, each
+
+
+# R12: nothing goes on from a store that is not undone yet.
+def test_r12_an_undoing_that_failed_is_done_before_the_next_append() -> None:
+    disk, each = with_a_store_that_could_not_be_undone()
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output"):
+            each.append(b"x", 1)
+    disk.disarm()
+    assert each.append(b"y", 1) == 2
+    assert b"torn" not in disk.inner.directory("/q").open(each.segments[0].name).read(0, 9999)
+    assert everything(each) == {1: (b"first", 1, None), 2: (b"y", 1, None)}
+    disk.inner.kill()
+    assert everything_of(disk.inner) == {1: (b"first", 1, None), 2: (b"y", 1, None)}
+
+
+def test_r12_an_undoing_that_failed_is_done_before_a_rotation() -> None:
+    disk, each = with_a_store_that_could_not_be_undone()
+    disk.disarm()
+    each.rotate()
+    (segment,) = each.segments
+    data = disk.inner.directory("/q").open(segment.name).read(0, 9999)
+    assert b"torn" not in data
+    assert len(data) == segment.records_end + fmt.FOOTER_BYTES
+    assert everything_of(disk.inner) == {1: (b"first", 1, None)}
 
 
 # R13: an interrupt at any operation leaves file and memory of one mind.
@@ -217,6 +282,70 @@ def test_r9_a_rotation_whose_sync_fails_ends_it() -> None:
     each.abandon()
     disk.inner.kill()
     assert list(everything_of(disk.inner)) == [1]
+
+
+def test_r13_an_interrupt_behind_the_footer_does_not_write_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    disk = FailingDisk(MemoryDisk())
+    each = journal(disk)
+    each.append(bytes(3000), 1)
+    monkeypatch.setattr(each._file, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        each.rotate()
+    assert each.append(b"next", 1) == 2
+    closed, _ = each.segments
+    assert disk.inner.directory("/q").open(closed.name).size() == closed.records_end + fmt.FOOTER_BYTES
+    disk.inner.kill()
+    assert list(everything_of(disk.inner)) == [1, 2]
+
+
+# R26: a signal handler may fork; the child goes on in the middle of what it was doing.
+@pytest.mark.parametrize("batch", [False, True])
+def test_r26_a_child_forked_inside_an_append_stores_nothing(batch: bool) -> None:
+    def fork(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is Journal._note_time.__code__:
+            sys.setprofile(None)
+            each.refuse(ForkedQueue(1))
+            each.abandon()
+
+    disk = MemoryDisk()
+    each = journal(disk)
+    each.append(b"parent's", 1)
+    file = disk.directory("/q").open(each.segments[0].name)
+    before = file.read(0, 9999)
+    sys.setprofile(fork)
+    try:
+        with pytest.raises(TypeError):
+            each.append_frame([b"a", b"b"], 2, None) if batch else each.append(b"child's", 2)
+    finally:
+        sys.setprofile(None)
+    for _ in range(2):
+        with pytest.raises(ForkedQueue):
+            each.append(b"child's", 3)
+    assert each.tail_id == 1
+    assert file.read(0, 9999) == before
+    assert disk.directory("/q").names() == [each.segments[0].name]
+
+
+# R9: whoever has taken a file to sync, and comes when its rotation's sync has failed, must not take it for synced.
+def test_r9_a_sync_target_whose_rotation_failed_is_not_called_synced() -> None:
+    disk = FailingDisk(MemoryDisk())
+    each = journal(disk)
+    each.append(bytes(3000), 1)
+    file, tail_id = each.sync_target()
+    assert tail_id == 1
+    assert file is not None
+    assert each.is_active(file)
+    disk.arm(errno.EIO, kinds={"sync"})
+    with pytest.raises(DurabilityUnknown):
+        each.append(bytes(3000), 1)
+    for call in (lambda: each.is_active(file), each.sync_target):
+        with pytest.raises(DurabilityUnknown) as caught:
+            call()
+        assert (caught.value.first_id, caught.value.last_id) == (1, 1)
 
 
 def test_r32_a_rotation_out_of_descriptors_leaves_a_working_journal() -> None:

@@ -153,18 +153,17 @@ def test_a_failed_sync_reaches_everybody_who_waits() -> None:
             call()
 
 
-@pytest.mark.parametrize("in_a_block", [False, True])
-def test_closing_tells_of_a_sync_that_failed_in_the_background(in_a_block: bool) -> None:
+@pytest.mark.parametrize(
+    "close", [JournaledQueue.close, lambda queue: queue.__exit__(None, None, None)], ids=["close", "with"]
+)
+def test_closing_tells_of_a_sync_that_failed_in_the_background(close: Callable[[JournaledQueue], None]) -> None:
     clock, failing = ManualClock(), FailingDisk(CrashingDisk())
     queue = JournaledQueue("/data", "jobs", sync=0.1, disk=failing, clock=clock)
     in_doubt = queue.put(b"acknowledged, and nothing is called any more")
     failing.arm(errno.EIO, kinds=["sync"])
     clock.advance(0.1)
-    with pytest.raises(DurabilityUnknown) as caught, contextlib.ExitStack() as stack:
-        if in_a_block:
-            stack.enter_context(queue)
-        else:
-            queue.close()
+    with pytest.raises(DurabilityUnknown) as caught:
+        close(queue)
     assert (caught.value.first_id, caught.value.last_id) == (in_doubt, in_doubt)
     assert queue.closed
     queue.close()  # it has been said

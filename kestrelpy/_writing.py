@@ -157,7 +157,7 @@ class Writing:
         try:
             ids = self._store(values, expires_in, expires_at_ms, timeout, patient=patient)
             if self._sync_seconds == 0:
-                self._commit.wait(ids[-1])
+                self._wait_durable(ids[-1])
         except BaseException:
             self._after_interrupt()
             raise
@@ -359,8 +359,11 @@ class Writing:
     def sync(self) -> None:
         """Return when everything put before is on disk, in every mode. Raises ``DurabilityUnknown``."""
         self._check_usable()
+        self._wait_durable(self._journal.tail_id)
+
+    def _wait_durable(self, item_id: int) -> None:
         try:
-            self._commit.wait(self._journal.tail_id)
+            self._commit.wait(item_id)
         except DurabilityUnknown as error:
             self._fail(error, told=True)
             raise

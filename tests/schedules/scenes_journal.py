@@ -229,7 +229,8 @@ def erased(scene: Scene) -> None:
 
     def put(name: bytes) -> None:
         with contextlib.suppress(QueueClosed):
-            work.queue.put(name)
+            for _ in range(4):
+                work.queue.put(name)
 
     def save() -> None:
         with contextlib.suppress(QueueClosed):
@@ -239,7 +240,7 @@ def erased(scene: Scene) -> None:
     tasks = [scene.start(put, b"one"), scene.start(put, b"other")]
     if scene.chance(0.3):
         tasks.append(scene.start(save))
-    for _ in range(scene.rng.randrange(20)):
+    for _ in range(scene.rng.randrange(60)):
         scene.point()
     work.queue.erase()
     for task in tasks:

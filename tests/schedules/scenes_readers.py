@@ -8,7 +8,7 @@ import contextlib
 from journal_work import LONG, Work, drain
 from scene import Loop, Scene, require
 
-from kestrelpy import QueueClosed, QueueEmpty, ReaderConfig, open_reader
+from kestrelpy import DurabilityUnknown, QueueClosed, QueueEmpty, ReaderConfig, open_reader
 
 
 def readers_come_and_go(scene: Scene) -> None:
@@ -163,7 +163,8 @@ def maintenance_dies(scene: Scene) -> None:
         task.join()
     if scene.chance(0.5):
         scene.sleep(1.0)
-    work.queue.close()
+    with contextlib.suppress(DurabilityUnknown):  # nobody may have heard of it yet
+        work.queue.close()
     consumer.join()
 
 

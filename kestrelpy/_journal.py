@@ -25,7 +25,7 @@ from kestrelpy._names import archived_name, segment_name
 from kestrelpy._recovery import Recovered
 from kestrelpy._segment import FIRST_GROWTH, MARK_EVERY, Segment, close_segment, create_segment, read_header
 from kestrelpy._view import JournalView
-from kestrelpy.errors import DurabilityUnknown, QueueDiskFull
+from kestrelpy.errors import DurabilityUnknown, KestrelError, QueueDiskFull
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MAX_BATCH_BYTES = 1 << 31
@@ -163,9 +163,20 @@ class Journal(JournalView):
         self._last_ms = added_ms
 
     def _make_room(self, frame_bytes: int, added_ms: int) -> None:
-        """See to it that ``frame_bytes`` fit behind the last frame: settle, grow, or rotate."""
+        """See to it that ``frame_bytes`` fit behind the last frame. Raises ``QueueDiskFull`` for whatever finds no room
+        on the way.
+        """
         if self._refusal is not None:
             raise self._refusal
+        try:
+            self._find_room(frame_bytes, added_ms)
+        except OSError as error:
+            if isinstance(error, KestrelError) or error.errno not in NO_ROOM:
+                raise
+            raise QueueDiskFull(self._directory.path) from error
+
+    def _find_room(self, frame_bytes: int, added_ms: int) -> None:
+        """Settle, grow, or rotate and begin."""
         if self._unsettled:
             self._settle()
         if self._file is not None and self._at[0] + frame_bytes + fmt.FOOTER_BYTES > self._limit:
@@ -205,12 +216,7 @@ class Journal(JournalView):
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            try:
-                self._take_buffer(file, needed)
-            except OSError as still:
-                if still.errno in NO_ROOM:
-                    raise QueueDiskFull(self._directory.path) from still
-                raise
+            self._take_buffer(file, needed)
         segment.marks.append((self._at[1] + 1, self._at[0]))
 
     def _take_buffer(self, file: File, size: int) -> None:
@@ -253,12 +259,7 @@ class Journal(JournalView):
             size - fmt.FOOTER_BYTES,
         )
         self._begun = name
-        try:
-            file, buffer = create_segment(self._directory, name, header, size)
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                raise QueueDiskFull(self._directory.path) from error
-            raise
+        file, buffer = create_segment(self._directory, name, header, size)
         # Nothing but stores from here on: what strikes from outside comes before all of this or after it.
         self._file, self._buffer, self._segment = file, buffer, segment
         self._limit, self._marker, self._room, self._last_ms = limit, header.marker, room, 0

@@ -196,3 +196,27 @@ def test_a_read_that_fails_loses_nothing() -> None:
         item.commit()
     assert seen == ids
     queue.close()
+
+
+@pytest.mark.parametrize(
+    ("there", "how"),
+    [
+        (True, {"kinds": {"store"}, "short_bytes": 5}),
+        (False, {"kinds": {"sync_directory", "unlink"}}),
+    ],
+    ids=["a torn frame", "a segment begun"],
+)
+def test_a_full_disk_says_so_again(there: bool, how: dict[str, Any]) -> None:
+    """The second put fails where it clears away what the first has left."""
+    failing = FailingDisk(CrashingDisk(), mapped=False)
+    queue = JournaledQueue("/data", "jobs", sync="never", disk=failing, clock=ManualClock())
+    if there:
+        queue.put(b"stored")
+    failing.arm(errno.ENOSPC, sticky=True, **how)
+    for _ in range(3):
+        with pytest.raises(QueueDiskFull):
+            queue.put(b"refused")
+    failing.disarm()
+    assert queue.put(b"room again") == 1 + there
+    assert [item.data for item in read_all(queue.reader())] == [*[b"stored"] * there, b"room again"]
+    queue.close()

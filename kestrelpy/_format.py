@@ -288,10 +288,14 @@ def frames_in(data: bytes, offset: int, marker: int) -> Iterator[tuple[int, Fram
         at = data.find(needle, at + 1)
 
 
-def find_frame(data: bytes, offset: int, marker: int, first_id: int) -> tuple[int, Frame] | None:
-    """The first valid frame of items at or after ``offset`` whose ids are ``first_id`` or above, and its offset."""
-    found = frames_in(data, offset, marker)
-    return next((hit for hit in found if hit[1].footer is None and hit[1].first_id >= first_id), None)
+def find_frame(data: bytes, offset: int, marker: int, missing_id: int) -> tuple[int, Frame] | None:
+    """The first valid frame of items to go on with, and where it is, if that of ``missing_id`` is due at ``offset`` and
+    is not intact: there only a later one counts.
+    """
+    for at, frame in frames_in(data, offset, marker):
+        if frame.footer is None and frame.first_id >= missing_id + (at == offset):
+            return at, frame
+    return None
 
 
 def look_beyond(data: bytes, marker: int, first_id: int) -> tuple[int, int]:

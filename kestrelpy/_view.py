@@ -140,7 +140,7 @@ class JournalView:
         want, left = SEARCH_BYTES, end - damage.offset
         while True:
             rest = file.read(damage.offset, min(want, left))
-            after = fmt.find_frame(rest, 1, segment.header.marker, bad_id)
+            after = fmt.find_frame(rest, 0, segment.header.marker, bad_id)
             if after is not None or want >= left:
                 break
             want *= 16  # the next one is near, mostly; and there may be damage after damage
@@ -174,6 +174,8 @@ class JournalView:
         self._aside.add((segment.number, offset))
         if (segment.number, offset) not in self._counted:
             self.quarantined += items
+        if not data:  # the record is gone, and nothing is in its place
+            return
         with contextlib.suppress(FileExistsError):
             file = self._directory.create(quarantine_name(self._queue, segment.number, offset))
             try:

@@ -173,9 +173,12 @@ def test_find_frame_finds_the_first_one(before: bytes, kind: str, after: bytes) 
 
 def test_find_frame_looks_from_the_id_on() -> None:
     data = FRAMES["item"] + fmt.encode_item(4, b"next", 255, None, 2, MARKER)
-    assert fmt.find_frame(data, 0, MARKER, 3)[0] == 0  # type: ignore[index]
-    assert fmt.find_frame(data, 0, MARKER, 4)[0] == len(FRAMES["item"])  # type: ignore[index]
-    assert fmt.find_frame(data, 1, MARKER, 3)[0] == len(FRAMES["item"])  # type: ignore[index]
+    item = len(FRAMES["item"])
+    assert fmt.find_frame(data, 0, MARKER, 2)[0] == 0  # type: ignore[index]  # 2 is missing, and 3 in its place
+    assert fmt.find_frame(data, 0, MARKER, 3)[0] == item  # type: ignore[index]  # it is there that 3 is not intact
+    assert fmt.find_frame(b"?" + data, 0, MARKER, 3)[0] == 1  # type: ignore[index]
+    assert fmt.find_frame(data, 0, MARKER, 4)[0] == item  # type: ignore[index]
+    assert fmt.find_frame(data, 1, MARKER, 3)[0] == item  # type: ignore[index]
     assert fmt.find_frame(data, 0, MARKER, 5) is None
     found = fmt.find_frame(FRAMES["footer"] + data, 0, MARKER, 4)
     assert found is not None

@@ -366,7 +366,7 @@ def torn_tail_not_cut() -> Iterator[None]:
     def follow(self: Recovery, file: Any, segment: Any, offset: int, size: int) -> int:
         while True:
             offset = real(self, file, segment, offset, size)
-            hit = _format.find_frame(file.read(offset, size - offset), 1, segment.header.marker, segment.last_id + 1)
+            hit = _format.find_frame(file.read(offset, size - offset), 0, segment.header.marker, segment.last_id + 1)
             if segment.closed or hit is None or hit[1].footer is not None:
                 return offset
             segment.last_id = hit[1].first_id - 1

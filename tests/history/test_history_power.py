@@ -233,7 +233,7 @@ def records_behind_a_hole() -> Iterator[None]:
         while True:
             offset = real(self, file, segment, offset, size)
             left = file.read(offset, size - offset)
-            hit = fmt.find_frame(left, 1, segment.header.marker, segment.last_id + 1)
+            hit = fmt.find_frame(left, 0, segment.header.marker, segment.last_id + 1)
             if segment.closed or hit is None or hit[1].footer is not None:
                 return offset
             segment.last_id = hit[1].first_id - 1

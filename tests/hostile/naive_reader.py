@@ -238,7 +238,7 @@ def read_segment(number: int, data: bytes) -> Segment:
             continue
         behind = [hit for hit in search(data, at, header.marker) if hit.first_id >= due]
         segment.watermark = max([segment.watermark, *(hit.watermark for hit in behind)])
-        following = next((hit for hit in search(data, at + 1, header.marker) if hit.first_id >= due), None)
+        following = next((hit for hit in behind if hit.offset > at or hit.first_id > due), None)
         segment.gaps.append(Gap(at, end if following is None else following.offset, due))
         if following is None:
             break

@@ -288,12 +288,12 @@ def frames_in(data: bytes, offset: int, marker: int) -> Iterator[tuple[int, Fram
         at = data.find(needle, at + 1)
 
 
-def find_frame(data: bytes, offset: int, marker: int, missing_id: int) -> tuple[int, Frame] | None:
-    """The first valid frame of items to go on with, and where it is, if that of ``missing_id`` is due at ``offset`` and
-    is not intact: there only a later one counts.
+def find_frame(data: bytes, offset: int, marker: int, missing: int, limit: int = LARGEST) -> tuple[int, Frame] | None:
+    """The first valid frame of items to go on with, and where it is, if that of item ``missing`` is due at ``offset``
+    and is not intact: there only a later one counts. One above ``limit`` does not belong there.
     """
     for at, frame in frames_in(data, offset, marker):
-        if frame.footer is None and frame.first_id >= missing_id + (at == offset):
+        if frame.footer is None and missing + (at == offset) <= frame.first_id <= limit:
             return at, frame
     return None
 

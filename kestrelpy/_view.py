@@ -138,9 +138,10 @@ class JournalView:
     ) -> Place | None:
         """Where the first whole frame behind the damage is; the one that is due may have been moved."""
         want, left = SEARCH_BYTES, end - damage.offset
+        most = segment.last_id if segment.closed else self.tail_id
         while True:
             rest = file.read(damage.offset, min(want, left))
-            after = fmt.find_frame(rest, 0, segment.header.marker, bad_id)
+            after = fmt.find_frame(rest, 0, segment.header.marker, bad_id, most)
             if after is not None or want >= left:
                 break
             want *= 16  # the next one is near, mostly; and there may be damage after damage

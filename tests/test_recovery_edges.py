@@ -259,3 +259,22 @@ def test_a_record_that_was_cut_out_is_the_only_one_missed(item_id: int) -> None:
         assert [item.data for item in items] == [put[item.id] for item in items]
         assert {1, 2, 3, 4, 5, 6} - {item.id for item in items} == {item_id}
         assert queue.stats().quarantined == 1
+
+
+def test_a_frame_whose_id_is_not_of_its_segment_is_no_place_to_go_on_from() -> None:
+    """All that is in between would be passed over."""
+    files = later({}, 0, b"1", b"2", b"3")
+    files = later(files, 1, b"4", b"5")
+    first, _ = segments(files)
+    data = files[first]
+    at = data.index(b"2") - fmt.FRAME_BYTES
+    marker = fmt.decode_header(data).marker  # type: ignore[union-attr]
+    files[first] = data[:at] + fmt.encode_item(1000, b"2", START_MS, None, 0, marker) + data[at + fmt.FRAME_BYTES + 1 :]
+    with opened(disk_of(files)) as queue:
+        assert [item.data for item in queue.get_many(9)] == [b"1"]
+        with pytest.raises(CorruptJournal) as caught:
+            queue.get_many(9, timeout=0)
+        assert caught.value.item_id == 2
+    with quarantined(disk_of(files)) as queue:
+        assert [item.data for item in take_all(queue)] == [b"1", b"3", b"4", b"5"]
+        assert queue.stats().quarantined == 1

@@ -229,6 +229,7 @@ def read_segment(number: int, data: bytes) -> Segment:
     end = len(data) if segment.footer is None else segment.footer.records_end
     data = data[:end]
     at, due = HEADER, header.first_id
+    most = LARGEST if segment.footer is None else segment.footer.last_id
     while at < end and (segment.footer is not None or data[at:].strip(b"\0")):
         frame = read_items(data, at, header.marker)
         if frame is not None and frame.first_id == due:
@@ -238,7 +239,8 @@ def read_segment(number: int, data: bytes) -> Segment:
             continue
         behind = [hit for hit in search(data, at, header.marker) if hit.first_id >= due]
         segment.watermark = max([segment.watermark, *(hit.watermark for hit in behind)])
-        following = next((hit for hit in behind if hit.offset > at or hit.first_id > due), None)
+        fitting = (hit for hit in behind if hit.offset > at or hit.first_id > due)
+        following = next((hit for hit in fitting if hit.first_id <= most), None)
         segment.gaps.append(Gap(at, end if following is None else following.offset, due))
         if following is None:
             break

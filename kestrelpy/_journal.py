@@ -163,28 +163,24 @@ class Journal(JournalView):
         self._last_ms = added_ms
 
     def _make_room(self, frame_bytes: int, added_ms: int) -> None:
-        """See to it that ``frame_bytes`` fit behind the last frame. Raises ``QueueDiskFull`` for whatever finds no room
-        on the way.
+        """See to it that ``frame_bytes`` fit behind the last frame: settle, grow, or rotate and begin. Raises
+        ``QueueDiskFull`` for whatever finds no room on the way.
         """
         if self._refusal is not None:
             raise self._refusal
         try:
-            self._find_room(frame_bytes, added_ms)
+            if self._unsettled:
+                self._settle()
+            if self._file is not None and self._at[0] + frame_bytes + fmt.FOOTER_BYTES > self._limit:
+                self.rotate()
+            if self._file is None:
+                self._begin(frame_bytes, added_ms)
+            elif self._at[0] + frame_bytes > self._room:
+                self._grow(self._file, self._at[0] + frame_bytes + fmt.FOOTER_BYTES)
         except OSError as error:
             if isinstance(error, KestrelError) or error.errno not in NO_ROOM:
                 raise
             raise QueueDiskFull(self._directory.path) from error
-
-    def _find_room(self, frame_bytes: int, added_ms: int) -> None:
-        """Settle, grow, or rotate and begin."""
-        if self._unsettled:
-            self._settle()
-        if self._file is not None and self._at[0] + frame_bytes + fmt.FOOTER_BYTES > self._limit:
-            self.rotate()
-        if self._file is None:
-            self._begin(frame_bytes, added_ms)
-        elif self._at[0] + frame_bytes > self._room:
-            self._grow(self._file, self._at[0] + frame_bytes + fmt.FOOTER_BYTES)
 
     def _undo(self, error: BaseException) -> None:
         """An append was cut short. What is there of it may be a whole frame, if its data ends in zeros: it goes at

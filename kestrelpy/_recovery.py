@@ -265,7 +265,8 @@ class Recovery:
             missing = segment.last_id + 1
             self._damage(segment.name, end, f"item {missing} was on disk and is not intact here", missing)
             self._found.counted.add((segment.number, end))
-            next_frame = fmt.find_frame(left, end - base, segment.header.marker, missing)
+            limit = fmt.LARGEST if end_id is None else end_id
+            next_frame = fmt.find_frame(left, end - base, segment.header.marker, missing, limit)
             if next_frame is None:
                 self._found.quarantined += durable_id - segment.last_id
                 segment.last_id = durable_id

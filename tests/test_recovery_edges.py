@@ -261,7 +261,8 @@ def test_a_record_that_was_cut_out_is_the_only_one_missed(item_id: int) -> None:
         assert queue.stats().quarantined == 1
 
 
-def test_a_frame_whose_id_is_not_of_its_segment_is_no_place_to_go_on_from() -> None:
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_frame_whose_id_is_not_of_its_segment_is_no_place_to_go_on_from(closed: bool) -> None:
     """All that is in between would be passed over."""
     files = later({}, 0, b"1", b"2", b"3")
     files = later(files, 1, b"4", b"5")
@@ -270,11 +271,15 @@ def test_a_frame_whose_id_is_not_of_its_segment_is_no_place_to_go_on_from() -> N
     at = data.index(b"2") - fmt.FRAME_BYTES
     marker = fmt.decode_header(data).marker  # type: ignore[union-attr]
     files[first] = data[:at] + fmt.encode_item(1000, b"2", START_MS, None, 0, marker) + data[at + fmt.FRAME_BYTES + 1 :]
-    with opened(disk_of(files)) as queue:
-        assert [item.data for item in queue.get_many(9)] == [b"1"]
-        with pytest.raises(CorruptJournal) as caught:
-            queue.get_many(9, timeout=0)
-        assert caught.value.item_id == 2
+    if closed:
+        with opened(disk_of(files)) as queue:
+            assert [item.data for item in queue.get_many(9)] == [b"1"]
+            with pytest.raises(CorruptJournal) as caught:
+                queue.get_many(9, timeout=0)
+            assert caught.value.item_id == 2
+    else:
+        files[first] = files[first][: -fmt.FOOTER_BYTES] + bytes(fmt.FOOTER_BYTES)
+        assert refused(files).path == f"/q/{first}"
     with quarantined(disk_of(files)) as queue:
         assert [item.data for item in take_all(queue)] == [b"1", b"3", b"4", b"5"]
         assert queue.stats().quarantined == 1

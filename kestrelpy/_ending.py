@@ -40,8 +40,8 @@ class Ending(Writing):
         """Write the checkpoints, close the journal properly, wake all waiters with ``QueueClosed``. Idempotent.
 
         Raises ``DurabilityUnknown`` or ``OSError`` if something could not be written, or if a sync in the background
-        has failed and no call has raised that yet. The queue is closed all the same, and what was acknowledged is in
-        its files.
+        has failed and no call of the queue (a reader's or a future does not count) has raised that yet. The queue is
+        closed all the same, and what was acknowledged is in its files.
         """
         self._end(QueueClosed(f"queue {self.name!r} is closed"))
 

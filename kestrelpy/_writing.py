@@ -53,7 +53,7 @@ class Writing:
     _feed: Feed
     _commit: GroupCommit
     _readership: Readership
-    _told = False  # a call has raised what the queue has failed of
+    _told = False  # a call of the queue's own has raised what it has failed of
 
     def _choose_path(self) -> None:
         """Whether a put may take the short way: nothing but journal and window to see to."""
@@ -348,8 +348,7 @@ class Writing:
         import asyncio  # here and not above: who does not use it must not pay for it
 
         if timeout == 0:
-            future = self.put_future(data, expires_in=expires_in, expires_at_ms=expires_at_ms)
-            return await asyncio.wrap_future(future)
+            return await asyncio.wrap_future(self.put_future(data, expires_in=expires_in, expires_at_ms=expires_at_ms))
         return await asyncio.to_thread(
             self.put, data, expires_in=expires_in, expires_at_ms=expires_at_ms, timeout=timeout
         )
@@ -426,7 +425,8 @@ class Writing:
 
     def _fail(self, error: DurabilityUnknown, *, told: bool = False) -> None:
         """A sync failed: the queue is failed until it is reopened (R9). Called with no lock held."""
-        self._told |= told
+        if told:  # one store: others may be here too
+            self._told = True
         with self._lock:
             if self._state is not None:
                 return

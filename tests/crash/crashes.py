@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from core import glance
 from promise import BrokenPromise, Promise
@@ -18,6 +19,15 @@ from recovered import MODELS, Setting, check, check_damaged, check_hostile, dama
 from kestrelpy import KestrelError
 from kestrelpy.testing import CrashingDisk, PowerModel
 from kestrelpy.testing._choices import Corner, Leaning
+
+
+class Image(NamedTuple):
+    """What one end has left: the disk, what was promised before, and whether the power was cut."""
+
+    setting: Setting
+    disk: CrashingDisk
+    promise: Promise
+    power: bool
 
 
 @dataclass
@@ -49,9 +59,9 @@ class Crashes:
 
     def look_at(self, setting: Setting, disk: CrashingDisk, promise: Promise, choose: random.Random) -> None:
         """Raises ``BrokenPromise``."""
-        self._check("kill", setting, disk.after_kill(), promise, choose, power=False)
+        self._check("kill", Image(setting, disk.after_kill(), promise, power=False), choose)
         for model, state in self._every_cut(disk) if self.every else self._some_cuts(disk, choose):
-            self._check(model.name, setting, state, promise, choose, power=True)
+            self._check(model.name, Image(setting, state, promise, power=True), choose)
         if choose.random() < self.lost:
             self._lose_checkpoint(setting, disk.after_kill(), promise, choose)
         if choose.random() < self.damage and not promise.failed:
@@ -81,37 +91,19 @@ class Crashes:
                     seen.add(digest)
                     yield model, state
 
-    def _check(
-        self,
-        kind: str,
-        setting: Setting,
-        disk: CrashingDisk,
-        promise: Promise,
-        choose: random.Random,
-        *,
-        power: bool,
-    ) -> None:
+    def _check(self, kind: str, image: Image, choose: random.Random) -> None:
         try:
             if choose.random() < self.nested:
                 self.counts[kind] += 1
-                self._crash_the_recovery(setting, disk, promise, choose, power=power)
+                self._crash_the_recovery(image, choose)
             else:
-                self._check_either(kind, setting, disk, promise, choose, power=power)
+                self._check_either(kind, image, choose)
         except (BrokenPromise, KestrelError, OSError) as broken:
             raise BrokenPromise(f"{kind}: {broken}") from broken
 
-    def _check_either(
-        self,
-        kind: str,
-        setting: Setting,
-        disk: CrashingDisk,
-        promise: Promise,
-        choose: random.Random,
-        *,
-        power: bool,
-        least: int = 0,
-    ) -> None:
+    def _check_either(self, kind: str, image: Image, choose: random.Random, *, least: int = 0) -> None:
         """Through a whole queue, or by the core alone."""
+        setting, disk, promise, power = image
         self.counts[kind] += 1
         if choose.random() < self.whole:
             states = check(setting, disk, promise, choose, power=power, twice=self.twice, least=least)
@@ -123,17 +115,9 @@ class Crashes:
             if (again := glance(disk, promise, power=power)) != found:
                 raise BrokenPromise(f"(6) a second recovery gives {again}, not {found}")
 
-    def _crash_the_recovery(
-        self,
-        setting: Setting,
-        disk: CrashingDisk,
-        promise: Promise,
-        choose: random.Random,
-        *,
-        power: bool,
-        deeper: bool = True,
-    ) -> None:
+    def _crash_the_recovery(self, image: Image, choose: random.Random, *, deeper: bool = True) -> None:
         """(R20) A recovery, and the opening of the readers, of a disk that has crashed before; and crashes in it."""
+        setting, disk, promise, power = image
         recovering = disk.after_kill()
         points: list[CrashingDisk] = []
         recovering.before_operation = lambda: points.append(recovering.after_kill(choose))
@@ -142,11 +126,12 @@ class Crashes:
         for point in choose.sample(points, min(self.within, len(points))):
             cut = choose.random() < 0.6
             state = point.after_power_cut(Leaning(choose), choose.choice(MODELS)) if cut else point
+            crashed = Image(setting, state, promise, power or cut)
             try:
                 if deeper and choose.random() < self.nested:  # and a crash in the recovery from that
-                    self._crash_the_recovery(setting, state, promise, choose, power=power or cut, deeper=False)
+                    self._crash_the_recovery(crashed, choose, deeper=False)
                 least = tail_id if power or not cut else 0  # what was durable before, or is still seen
-                self._check_either("in recovery", setting, state, promise, choose, power=power or cut, least=least)
+                self._check_either("in recovery", crashed, choose, least=least)
             except BrokenPromise as broken:
                 raise BrokenPromise(f"then in its recovery, {'power' if cut else 'kill'}: {broken}") from broken
 
@@ -155,7 +140,7 @@ class Crashes:
         for reader in promise.readers.values():
             reader.lose_checkpoint()
         lose_checkpoint(disk, choose)
-        self._check("lost checkpoint", setting, disk, promise, choose, power=False)
+        self._check("lost checkpoint", Image(setting, disk, promise, power=False), choose)
 
     def _damage(self, setting: Setting, disk: CrashingDisk, promise: Promise, choose: random.Random) -> None:
         if damage(disk, choose):

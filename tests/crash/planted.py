@@ -17,7 +17,7 @@ from zlib import crc32
 
 from workload import Style
 
-from kestrelpy import JournaledQueue, _checkpoint, _format, _journal, _names, _recovery, _segment
+from kestrelpy import _checkpoint, _format, _journal, _names, _recovery, _segment
 from kestrelpy._checkpoint import CheckpointFile
 from kestrelpy._feed import Feed
 from kestrelpy._home import Home
@@ -682,11 +682,4 @@ def segment_cut_at_its_first_growth() -> Iterator[None]:
         return real(self, file, segment, offset, min(size, offset + 2000))
 
     with patch.object(Recovery, "_follow", follow):
-        yield
-
-
-@fault("R9", "(8)", style=Style(failing=1.0), syncs=(0.1,))
-def failure_told_to_nobody() -> Iterator[None]:
-    """A background sync has failed, no call has raised that, and ``close`` does not either."""
-    with patch.object(JournaledQueue, "_told", True):
         yield

@@ -22,7 +22,6 @@ BY_A_QUEUE_ALONE = {
     "saved_behind_a_torn_state",
     "numbers_from_the_clock_alone",
     "segment_cut_at_its_first_growth",
-    "failure_told_to_nobody",
 }
 """Faults that only a queue shows: they are in what is archived, in what is not the queue's, and in what goes on, or
 they break the workload itself.

@@ -336,8 +336,9 @@ class Workload:
             self.promise.readers["right"].forget()
             self.open_reads["right"] = []
             self.failing.disarm()  # a reader whose close raises is closed and not dropped: nothing is promised of it
-            if self.detached is not None:
-                self.detached.close()
-                self.detached = None
+            detached, self.detached = self.detached, None
+            if detached is not None:
+                with contextlib.suppress(OSError):  # after a sync that failed before: it is closed all the same
+                    detached.close()
             del self.readers["right"]
             self.queue.drop_reader("right")

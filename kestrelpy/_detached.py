@@ -45,7 +45,8 @@ class FollowingView(JournalView):
         self._file: File | None = None
         self._at = (0, 0)
         self.queue_id = bytes(16)
-        self.durable_id = 0
+        self.durable_id = 0  # by the writer's word: what a sync from here says of it may be wrong
+        self._synced_id = 0
         self._doubted: tuple[File, OSError] | None = None  # a file of which a sync has failed
 
     @property
@@ -116,9 +117,11 @@ class FollowingView(JournalView):
     def make_durable(self, item_id: int) -> None:
         """Sync the writer's file from here (R4): a checkpoint must not name what a power cut may take.
 
-        If that fails, no later sync of the file is believed (R9); the writer's footer is.
+        If that fails, no later sync of the file is believed (R9); the writer's footer is. And if it does not, that is
+        no proof: of a sync of the writer's that has failed before, this one hears nothing. So nobody is told by it
+        that the items are on disk.
         """
-        if item_id > self.durable_id and self._file is not None:
+        if item_id > max(self.durable_id, self._synced_id) and self._file is not None:
             tail_id = self.tail_id
             if self._doubted is not None and self._doubted[0] is self._file:
                 raise self._doubted[1]
@@ -127,7 +130,7 @@ class FollowingView(JournalView):
             except OSError as error:
                 self._doubted = self._file, error
                 raise
-            self.durable_id = max(self.durable_id, tail_id)
+            self._synced_id = max(self._synced_id, tail_id)
 
     def forget_gone(self) -> None:
         """Segments that every reader was past may have been retired since."""

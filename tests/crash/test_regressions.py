@@ -127,6 +127,29 @@ def test_where_every_segment_is_set_aside_there_is_nothing_to_read() -> None:
     queue.close()
 
 
+def test_a_sync_from_elsewhere_does_not_vouch_for_what_a_failed_one_has_lost() -> None:
+    """It succeeds, as that of the writer has been told of the loss; the items were in doubt and are no damage."""
+    disk = CrashingDisk()
+    failing, clock = FailingDisk(disk), ManualClock(1_000)
+    queue = JournaledQueue("/data", "jobs", sync="never", clock=clock, disk=failing)
+    queue.reader("left")
+    queue.put(b"on disk")
+    queue.sync()
+    queue.put(b"in doubt")
+    failing.arm(errno.EIO, at=1, kinds={"sync"})
+    with pytest.raises(DurabilityUnknown):
+        queue.sync()
+    elsewhere = open_reader("/data", "jobs", "right", clock=clock, disk=failing)
+    assert elsewhere.head == 2
+    elsewhere.checkpoint(durable=True)
+    vanish(queue, disk, elsewhere)
+    queue = open_queue(disk)
+    assert [item.data for item in read_all(queue.reader("left"))] == [b"on disk"]
+    assert queue.put(b"another") == 3  # the reader's place names 2
+    assert [item.data for item in read_all(queue.reader("right"))] == [b"another"]
+    queue.close()
+
+
 def test_a_footer_that_a_kill_left_unsynced_is_synced_before_it_is_believed() -> None:
     disk = CrashingDisk()
     queue = open_queue(disk)

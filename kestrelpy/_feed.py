@@ -185,15 +185,13 @@ class Feed:
     def show_locked(self, first_id: int, entries: list[Entry]) -> None:
         """Let readers see these items, which follow the last visible one."""
         if self.shared.is_open:
-            self._keep_locked(list(enumerate(entries, first_id)))
+            self._keep_locked(dict(enumerate(entries, first_id)))
         self.visible_id = first_id + len(entries) - 1
 
-    def _keep_locked(self, numbered: list[tuple[int, Entry]]) -> None:
-        window, cost = self.shared, 0
-        for item_id, entry in numbered:
-            window.entries[item_id] = entry
-            cost += len(entry[0]) + ITEM_COST
-        window.left -= cost
+    def _keep_locked(self, entries: dict[int, Entry]) -> None:
+        window = self.shared
+        window.entries.update(entries)
+        window.left -= sum([len(entry[0]) for entry in entries.values()]) + ITEM_COST * len(entries)
         if window.left < 0:
             self.trim_locked()
 
@@ -212,7 +210,7 @@ class Feed:
             count += 1
         shown, left = self.pending[:count], self.pending[count:]
         if self.shared.is_open and shown:
-            self._keep_locked(shown)
+            self._keep_locked(dict(shown))
         self.pending = left
         if durable_id <= self.visible_id:
             return False

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -220,25 +220,24 @@ def decode_frame(data: bytes | memoryview, offset: int, marker: int) -> Frame | 
     if not kind & KIND_BATCH:
         entry = (bytes(data[body_start:end]), added_ms, expires_ms)
         return Frame(kind, first_id, first_id, watermark, (entry,), FRAME_BYTES + length)
-    bodies = _split_batch(data, body_start, end)
+    bodies = _split_batch(bytes(data[body_start:end]))
     if not bodies:
         return None
     entries = [(body, added_ms, expires_ms) for body in bodies]
     return Frame(kind, first_id, first_id + len(entries) - 1, watermark, entries, FRAME_BYTES + length)
 
 
-def _split_batch(data: bytes | memoryview, start: int, end: int) -> list[bytes] | None:
-    if end - start < _U32.size:
+def _split_batch(body: bytes) -> list[bytes] | None:
+    if len(body) < _U32.size:
         return None
-    (count,) = _U32.unpack_from(data, start)
-    table_end = start + _U32.size * (count + 1)
-    if table_end > end:
+    (count,) = _U32.unpack_from(body)
+    table_end = _U32.size * (count + 1)
+    if table_end > len(body):
         return None
-    lengths = struct.unpack_from(f"<{count}I", data, start + _U32.size)
-    if table_end + sum(lengths) != end:
+    ends = list(accumulate(struct.unpack_from(f"<{count}I", body, _U32.size), initial=table_end))
+    if ends[-1] != len(body):
         return None
-    starts = accumulate(lengths, initial=table_end)
-    return [bytes(data[at : at + size]) for at, size in zip(starts, lengths, strict=False)]
+    return [body[start:end] for start, end in pairwise(ends)]
 
 
 def _decode_footer_body(body: bytes | memoryview, last_id: int) -> SegmentFooter | None:

@@ -38,18 +38,20 @@ def check_sizes(segment_bytes: int, max_item_bytes: int | None) -> int:
 
 def encode_items(values: list[Any], codec: Codec | None, max_item_bytes: int) -> list[bytes]:
     """The items of a put as bytes. Raises ``TypeError``, ``ItemTooLarge``."""
-    items: list[bytes] = []
-    for value in values:
-        data = value if codec is None else codec.encode(value)
-        if not isinstance(data, bytes | bytearray | memoryview):
-            raise TypeError(f"an item must be bytes, bytearray or memoryview, not {type(data).__name__}")
-        data = bytes(data)
-        if len(data) > max_item_bytes:
-            raise ItemTooLarge(len(data), max_item_bytes)
-        items.append(data)
+    items = values if codec is None else [codec.encode(value) for value in values]
+    if set(map(type, items)) != {bytes}:
+        items = [_as_bytes(data) for data in items]
+    if max(map(len, items)) > max_item_bytes:
+        raise ItemTooLarge(next(len(data) for data in items if len(data) > max_item_bytes), max_item_bytes)
     if len(items) > 1 and (size := sum(map(len, items)) + 4 * len(items)) > MAX_BATCH_BYTES:
         raise ItemTooLarge(size, MAX_BATCH_BYTES)
     return items
+
+
+def _as_bytes(data: Any) -> bytes:
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"an item must be bytes, bytearray or memoryview, not {type(data).__name__}")
+    return bytes(data)
 
 
 def expiry(added_ms: int, expires_in: float | None, expires_at_ms: int | None) -> int | None:

@@ -8,6 +8,7 @@ there counts as released.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection
 from itertools import pairwise
 
 from kestrelpy import _format as fmt
@@ -53,6 +54,20 @@ class Progress:
                 self.absorb()
         if self.error_counts:
             self.error_counts.pop(item_id, None)
+
+    def release_all(self, ids: Collection[int], size: int) -> None:
+        """These ids, none of them done and of ``size`` bytes together, are done: from one step on, all of them."""
+        last_id = max(ids)
+        if last_id - self.head == len(ids):  # all that is behind the head, as nobody names an id twice
+            self.head = last_id
+        else:
+            self.done.update(dict.fromkeys(ids))
+        self.released_items += len(ids)
+        self.released_bytes += size
+        if self.error_counts:
+            for item_id in ids:
+                self.error_counts.pop(item_id, None)
+        self.absorb()
 
     def is_done(self, item_id: int) -> bool:
         """Whether ``item_id`` is done, or passed over."""

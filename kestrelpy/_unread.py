@@ -23,7 +23,7 @@ from kestrelpy._source import Source, Take
 from kestrelpy._window import Returned
 from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import KestrelError
-from kestrelpy.item import Item
+from kestrelpy.item import Item, new_item
 
 if TYPE_CHECKING:
     from kestrelpy._taking import Taking
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 20
 """How much memory one read of the journal may fill, if ``memory_bytes`` allows it."""
+_NO_LIMIT = 1 << 62
 
 
 class Unread(Waiting[Item]):
@@ -163,40 +164,58 @@ class Unread(Waiting[Item]):
 
     def _take_more_locked(self, items: list[Item], expired: list[Item], max_items: int, max_bytes: int | None) -> None:
         """Open reads of what is there, up to the limits. ``items`` has each before anything can interrupt."""
-        size = len(items[0].data)
+        left = (_NO_LIMIT if max_bytes is None else max_bytes) - len(items[0].data)
         while True:
-            if len(items) >= max_items or self._line:
+            if self._plain:
+                left = self._take_run_locked(items, max_items - len(items), left)
+            if len(items) >= max_items or left < 0 or self._line:
                 break
-            opened, progress = self._open, self._progress
-            item_id = progress.next_id
-            entry = self._take(item_id, None) if self._plain else None
-            if entry is not None and entry[2] is None:
-                if max_bytes is not None and size + len(entry[0]) > max_bytes:
-                    self._ahead[item_id] = entry
-                    break
-                item = Item(item_id, entry[0], entry[1], None, 0, cast("Reader", self))
-                items.append(item)
-                opened[item_id] = item
-                progress.next_id = item_id + 1
-                self._opened += 1
-            else:
-                if entry is not None:
-                    self._ahead[item_id] = entry
-                try:
-                    found = self._find_locked(expired)
-                except (KestrelError, OSError):  # the caller gets what was taken; whoever is next is told
-                    found = None
-                if found is None:
-                    break
-                if max_bytes is not None and size + len(found[1][0]) > max_bytes:
-                    self._returned.add(*found)
-                    self._look_again_locked()
-                    break
-                item = self._item(*found)
-                items.append(item)
-                self._open[item.id] = item
-                self._opened += 1
-            size += len(item.data)
+            try:
+                found = self._find_locked(expired)
+            except (KestrelError, OSError):  # the caller gets what was taken; whoever is next is told
+                break
+            if found is None:
+                break
+            left -= len(found[1][0])
+            if left < 0:
+                self._returned.add(*found)
+                self._look_again_locked()
+                break
+            item = self._item(*found)
+            items.append(item)
+            self._open[item.id] = item
+            self._opened += 1
+
+    def _take_run_locked(self, items: list[Item], count: int, left: int) -> int:
+        """Open reads of up to ``count`` items that are at hand and do not expire, as ``get`` opens one. Returns how
+        many of ``left`` bytes are left; less than none if there was no room for the next item.
+        """
+        opened, progress, take = self._open, self._progress, self._take
+        owner, next_id = cast("Reader", self), progress.next_id
+        for item_id in range(next_id, next_id + count):
+            entry = take(item_id, None)
+            if entry is None:
+                break
+            data, added_ms, expires_ms = entry
+            if expires_ms is not None:
+                self._ahead[item_id] = entry
+                break
+            left -= len(data)
+            if left < 0:
+                self._ahead[item_id] = entry
+                break
+            item = new_item(Item)
+            item.id = item_id
+            item.data = data
+            item.added_ms = added_ms
+            item.expires_ms = None
+            item.error_count = 0
+            item._owner = owner
+            items.append(item)
+            opened[item_id] = item
+            progress.next_id = item_id + 1
+            self._opened += 1
+        return left
 
     def _expire_locked(self, item_id: int, entry: Entry, expired: list[Item]) -> None:
         if item_id in self._returned.entries:

@@ -71,6 +71,10 @@ class Item:
         return f"<Item {self.id}: {shown!r}, {len(self.data)} bytes, error_count={self.error_count}>"
 
 
+new_item = object.__new__
+"""``new_item(Item)`` and a store for each slot make an item in half the time that ``Item(...)`` takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One item as it lies in a segment.

@@ -9,12 +9,14 @@ so that an older one never replaces a newer; it comes before ``_lock``.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import is_
+from typing import cast
 
 from kestrelpy._figures import Figures
 from kestrelpy._line import check_timeout
 from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import QueueClosed, QueueEmpty, UnknownItem
-from kestrelpy.item import Item, id_of, no_item
+from kestrelpy.item import Item, id_of, new_item, no_item
 
 __all__ = ["Reader"]
 
@@ -39,12 +41,19 @@ class Reader(Figures):
         try:
             with self._lock:
                 if self._plain and (timeout is None or timeout >= 0 or not block):
-                    progress = self._progress
+                    progress, take = self._progress, self._take
                     item_id = progress.next_id
-                    entry = self._take(item_id, None)
+                    entry = take(item_id, None)
                     if entry is not None:
-                        if entry[2] is None:
-                            item = Item(item_id, entry[0], entry[1], None, 0, self)
+                        data, added_ms, expires_ms = entry
+                        if expires_ms is None:
+                            item = new_item(Item)
+                            item.id = item_id
+                            item.data = data
+                            item.added_ms = added_ms
+                            item.expires_ms = None
+                            item.error_count = 0
+                            item._owner = self
                             self._open[item_id] = item
                             progress.next_id = item_id + 1
                             self._opened += 1
@@ -170,36 +179,45 @@ class Reader(Figures):
 
     def commit_many(self, items: Iterable[Item | int]) -> None:
         """Commit all of them, or none: raises ``UnknownItem`` before anything is done if one is not open."""
+        named = list(items)
         try:
             with self._lock:
-                self._commit_locked(self._chosen_locked(items))
+                chosen = self._chosen_locked(named)
+                if chosen:
+                    self._commit_locked(chosen)
         except BaseException as error:
             self._let_fall(error)
             raise
         if not self._quiet:
             self._tell()
 
-    def _chosen_locked(self, items: Iterable[Item | int]) -> dict[int, Item]:
-        chosen: dict[int, Item] = {}
-        for each in items:
+    def _chosen_locked(self, named: list[Item | int]) -> dict[int, Item]:
+        """The open reads that these name, by id."""
+        opened = self._open
+        try:
+            chosen = {item.id: item for item in cast("list[Item]", named)}
+        except AttributeError:  # there are ids among them, or what is neither
+            chosen = {}
+        if len(chosen) == len(named) and all(map(is_, map(opened.get, chosen), chosen.values())):
+            return chosen
+        chosen = {}
+        for each in named:
             item_id = id_of(each)
-            item = self._open.get(item_id)
+            item = opened.get(item_id)
             if item is None or not (each is item or isinstance(each, int)) or item_id in chosen:
                 raise self._unknown(item_id)
             chosen[item_id] = item
         return chosen
 
     def _commit_locked(self, chosen: dict[int, Item]) -> None:
-        progress = self._progress
-        size = sum(len(item.data) for item in chosen.values())
-        progress.done.update(dict.fromkeys(chosen))  # one step: from here on all of them are done
-        for item_id in chosen:
-            del self._open[item_id]
-            if progress.error_counts:
-                progress.error_counts.pop(item_id, None)
-        progress.released_items += len(chosen)
-        progress.released_bytes += size
-        progress.absorb()
+        opened = self._open
+        size = sum(map(len, [item.data for item in chosen.values()]))
+        self._progress.release_all(chosen, size)  # from its first step on all of them are done
+        if len(opened) == len(chosen):
+            opened.clear()
+        else:
+            for item_id in chosen:
+                del opened[item_id]
         self._committed += len(chosen)
 
     def abort(self, item_or_id: Item | int) -> None:

@@ -50,8 +50,8 @@ def test_a_codec_that_is_wrong_is_caught() -> None:
     """The targets see what they are for."""
     real = fmt._split_batch
 
-    def shifted(data: bytes, start: int, end: int) -> list[bytes] | None:
-        found = real(data, start, end)
+    def shifted(body: bytes) -> list[bytes] | None:
+        found = real(body)
         return found and [*found[1:], found[0]]
 
     with mock.patch.object(fmt, "_split_batch", shifted), pytest.raises(AssertionError):

@@ -64,6 +64,7 @@ LAYERS = {
     "_blocking": 4,
     # L5: one writer, many readers
     "_feed": 5,
+    "_durability": 5,
     "_writing": 5,
     "_readership": 5,
     "_detached": 5,

@@ -15,8 +15,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kestrelpy._line import ThreadWaiter, Waiter
+from kestrelpy._line import ThreadWaiter
+
+if TYPE_CHECKING:
+    from kestrelpy._promise import Promise
+
+    Ticket: TypeAlias = ThreadWaiter | Promise[Any]
 
 _DONE, _LEAD = "done", "lead"
 
@@ -32,7 +38,7 @@ class GroupCommit:
         self._sync_once = sync_once
         self._schedule = schedule
         self._lock = threading.Lock()
-        self._tickets: list[tuple[int, Waiter]] = []  # guarded by self._lock
+        self._tickets: list[tuple[int, Ticket]] = []  # guarded by self._lock
         self._leader: object = None  # guarded by self._lock: whose turn it is to sync, by its ticket
         self._error: BaseException | None = None  # guarded by self._lock
         self.durable_id = 0
@@ -67,7 +73,7 @@ class GroupCommit:
             self._leave(ticket)
             raise
 
-    def add(self, item_id: int, ticket: Waiter, *, soon: bool) -> None:
+    def add(self, item_id: int, ticket: Promise[int], *, soon: bool) -> None:
         """Complete ``ticket`` with ``item_id`` once that is on disk; with ``soon``, see to it that a sync comes."""
         with self._lock:
             error, done, leader = self._error, self.durable_id >= item_id, self._leader
@@ -97,8 +103,8 @@ class GroupCommit:
 
     def fail(self, error: BaseException) -> None:
         """No sync will be believed any more (R9): whoever waits or comes for what is not on disk gets ``error``."""
-        covered: list[tuple[int, Waiter]] = []
-        left: list[tuple[int, Waiter]] = []
+        covered: list[tuple[int, Ticket]] = []
+        left: list[tuple[int, Ticket]] = []
         try:
             with self._lock:
                 self._error = error
@@ -129,7 +135,7 @@ class GroupCommit:
         self._pass_on(leader)
 
     def _complete_through(self, durable_id: int, holding: bool = False) -> None:
-        covered: list[tuple[int, Waiter]] = []
+        covered: list[tuple[int, Ticket]] = []
         try:
             with self._lock:
                 self.durable_id = max(self.durable_id, durable_id)
@@ -141,9 +147,9 @@ class GroupCommit:
             _complete(covered)
             raise
 
-    def _take_covered_locked(self, threads_only: bool) -> list[tuple[int, Waiter]]:
-        covered: list[tuple[int, Waiter]] = []
-        left: list[tuple[int, Waiter]] = []
+    def _take_covered_locked(self, threads_only: bool) -> list[tuple[int, Ticket]]:
+        covered: list[tuple[int, Ticket]] = []
+        left: list[tuple[int, Ticket]] = []
         for entry in self._tickets:
             is_ready = entry[0] <= self.durable_id and not (threads_only and not isinstance(entry[1], ThreadWaiter))
             (covered if is_ready else left).append(entry)
@@ -160,7 +166,7 @@ class GroupCommit:
         """If ``leader`` has the lead, hand it to a waiting thread; without one, let somebody else sync for the tickets
         that are left.
         """
-        heir: Waiter | None = None
+        heir: Ticket | None = None
         try:
             with self._lock:
                 if self._leader is not leader:
@@ -183,12 +189,12 @@ class GroupCommit:
             raise
 
 
-def _without(tickets: list[tuple[int, Waiter]], gone: object) -> list[tuple[int, Waiter]]:
+def _without(tickets: list[tuple[int, Ticket]], gone: object) -> list[tuple[int, Ticket]]:
     # Not where a lock is held: at the jumps of such a loop CPython 3.13 does not see the "with".
     return [entry for entry in tickets if entry[1] is not gone]
 
 
-def _complete(tickets: list[tuple[int, Waiter]], error: BaseException | None = None) -> None:
+def _complete(tickets: list[tuple[int, Ticket]], error: BaseException | None = None) -> None:
     """May be repeated after an interrupt."""
     for item_id, ticket in tickets:
         if not ticket.claim():

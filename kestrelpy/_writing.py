@@ -12,7 +12,7 @@ from zlib import crc32
 
 from kestrelpy._durability import Durability
 from kestrelpy._format import FRAME_BYTES, Entry, pack_crc, pack_frame
-from kestrelpy._line import FutureWaiter, ThreadWaiter, check_timeout
+from kestrelpy._line import ThreadWaiter, check_timeout
 from kestrelpy._options import encode_items, expiry
 from kestrelpy._readership import AbsentReader, Limited
 from kestrelpy._segment import ITEM_COST
@@ -24,6 +24,8 @@ from kestrelpy.reader import Reader
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from kestrelpy._promise import Promise
+
 _NO_LIMIT = 1 << 62
 
 
@@ -34,6 +36,7 @@ class Writing(Durability):
     _codec: Codec | None
     _time_ns: Callable[[], int]
     _append: Callable[[bytes, int], int]
+    _promise: type[Promise[int]] | None = None
 
     def _choose_path(self) -> None:
         """Whether a put may take the short way: nothing but journal and window to see to."""
@@ -173,6 +176,9 @@ class Writing(Durability):
         """Everything of a put but waiting for the disk. ``patient``: wait for room whatever the policy, until it
         raises.
         """
+        plain = self._codec is None and not self._readership.limited and expires_in is None and expires_at_ms is None
+        if plain and timeout == 0 and len(values) == 1 and type(values[0]) is bytes:
+            return self._store_plain(values[0])
         check_timeout(timeout)
         items = encode_items(values, self._codec, self.max_item_bytes)
         deadline = None if timeout is None else SystemClock.monotonic() + timeout
@@ -194,6 +200,29 @@ class Writing(Durability):
         if self._feed.waiting:
             self._feed.wake()
         return ids
+
+    def _store_plain(self, data: bytes) -> range:
+        """``_store`` where there is nothing but journal and feed to see to."""
+        if len(data) > self.max_item_bytes:
+            raise ItemTooLarge(len(data), self.max_item_bytes)
+        feed = self._feed
+        try:
+            with self._lock:
+                self._check_usable()
+                added_ms = self._clock.time_ns() // 1_000_000
+                item_id = self._append(data, added_ms)
+                if self._sync_seconds == 0:
+                    feed.pending.append((item_id, (data, added_ms, None)))
+                else:
+                    feed.show_locked(item_id, [(data, added_ms, None)])
+                if not self._sync_armed:
+                    self._arm_sync()
+        except DurabilityUnknown as error:
+            self._fail(error, told=True)
+            raise
+        if feed.waiting:
+            feed.wake()
+        return range(item_id, item_id + 1)
 
     def _discard_expired(self, items: list[bytes]) -> None:
         """Expired items do not count where these would be refused; their hooks run outside the lock."""
@@ -292,19 +321,23 @@ class Writing(Durability):
         With ``sync="never"`` it is complete at once. Raises what ``put`` raises before anything is stored; the future
         fails with ``DurabilityUnknown``.
         """
-        ticket = FutureWaiter()
+        promise = (self._promise or self._import_promise())()
         try:
             item_id = self._store([data], expires_in, expires_at_ms, timeout)[0]
             if self._sync_seconds is None:
-                ticket.claim()
-                ticket.give(item_id)
+                promise.give(item_id)
             else:
-                self._commit.add(item_id, ticket, soon=self._sync_seconds == 0)
+                self._commit.add(item_id, promise, soon=self._sync_seconds == 0)
         except BaseException:
             self._after_interrupt()
             raise
-        future: Future[int] = ticket.future
-        return future
+        return promise
+
+    def _import_promise(self) -> type[Promise[int]]:
+        from kestrelpy._promise import Promise  # here and not above: who does not use it must not pay for it
+
+        Writing._promise = Promise
+        return Promise
 
     async def aput(
         self,

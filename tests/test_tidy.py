@@ -46,6 +46,7 @@ LAYERS = {
     "_progress": 2,
     # L3: the waiting line, the journal and what it is made of
     "_line": 3,
+    "_promise": 3,
     "_sync": 3,
     "_recovery": 3,
     "_view": 3,

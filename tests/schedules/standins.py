@@ -30,7 +30,7 @@ from scheduler import Scheduler, Stopped, Task
 import kestrelpy._blocking
 import kestrelpy._memory_disk
 import kestrelpy.folder
-from kestrelpy import _lifetime, clock
+from kestrelpy import _lifetime, _promise, clock
 from kestrelpy._home import Home
 
 START_MS = 1_700_000_000_000
@@ -51,6 +51,7 @@ LEVELS = {
     "a future's": LEAF,
     "the disk's": LEAF,
     "_lifetime's": LEAF,
+    "_promise's": LEAF,
     "a test's": LEAF,
 }
 NOT_WHILE_ASLEEP = {"Q", "R", "S", "T", "L", "M", "the timers"}
@@ -329,6 +330,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             (kestrelpy._memory_disk, "_guard", disk_guard),
             (kestrelpy._memory_disk, "_released", Condition(scheduler, disk_guard)),
             (_lifetime, "_guard", Mutex(scheduler, "_lifetime's")),
+            (_promise, "_making", Mutex(scheduler, "_promise's", reentrant=True)),
             (_lifetime, "_live", weakref.WeakSet()),
             (clock, "time", time),
             (clock.SystemClock, "monotonic", staticmethod(time.monotonic)),

@@ -298,6 +298,7 @@ class Recovery:
         self._check_reach(segment.name, segment.last_id)
         if found.tail_id > segment.last_id:  # before the footer makes the torn tail unseen: its ids stay used (R17)
             write_mark(self._directory, self._queue, found, segment.last_id)
+        self._directory.sync()  # a kill may have come before its name was on disk (R1); the next one will name it
         close_segment(file, segment)
 
     # -- all of them -------------------------------------------------------------------------------------------------

@@ -377,3 +377,22 @@ def test_a_second_name_does_not_make_a_place_void_whose_new_name_is_not_on_disk(
             assert [item.data for item in read_all(again.reader("left", start="earliest"))] == [b"to do"], kind
             vanish(again, cut)
     vanish(queue, killed)
+
+
+def test_a_segment_that_a_kill_has_left_unnamed_is_named_before_another_names_it() -> None:
+    disk = CrashingDisk()
+    queue = open_queue(disk, segment_bytes=4096)
+    queue.put(b"an item" * 500)
+    queue.sync()
+
+    def go_on() -> None:
+        again = open_queue(killed)
+        again.put(b"in a segment of its own")
+        vanish(again, killed)
+
+    for kind, killed in crashes_during(disk, lambda: queue.put(b"in the next one" * 100)):
+        for kind_then, clone in crashes_during(killed, go_on):
+            for seed in range(20):
+                cut = clone.after_power_cut(random.Random(seed), PowerModel.ANY)
+                assert 1 in contents(cut), (kind, kind_then)
+    vanish(queue, disk)

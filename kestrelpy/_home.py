@@ -116,12 +116,8 @@ class Home:
         """
         name = _names.checkpoint_name(self.queue, reader)
         state, exists = load_checkpoint(self.directory, name) if file is None else file.load()
-        if state is not None and state.queue_id == queue_id and state.reader == reader:
+        if state is not None and is_place_of(state, reader, queue_id):
             return state
-        if state is not None and state.queue_id == queue_id and not state.reader:
-            return state  # the default reader's, renamed for the first named one
-        if state is not None and not any(state.queue_id) and not state.highest_id and state.reader == reader:
-            return state  # saved elsewhere, before there was a segment to know the queue by
         if exists:
             _log.warning("checkpoint %s is damaged: its reader starts at the earliest item kept", name)
         return None
@@ -161,3 +157,11 @@ class Home:
             with contextlib.suppress(FileNotFoundError):
                 self.directory.unlink(name)
         self.directory.sync()
+
+
+def is_place_of(state: Checkpoint, reader: str, queue_id: bytes) -> bool:
+    """Whether a state found under a reader's name is its place in the queue of that id."""
+    if state.queue_id == queue_id:
+        return state.reader in (reader, "")  # the default reader's may be renamed for the first named one
+    # Saved elsewhere, before there was a segment to know the queue by.
+    return not any(state.queue_id) and not state.highest_id and state.reader == reader

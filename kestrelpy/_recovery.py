@@ -22,12 +22,13 @@ from kestrelpy._names import mark_name, quarantine_name, segments_among
 from kestrelpy._segment import (
     Segment,
     close_segment,
-    holds_frame,
+    is_none,
     iterate_frames,
     load_segment,
     read_header,
     read_searchable,
     read_used,
+    stored_header,
 )
 from kestrelpy.errors import CorruptJournal
 
@@ -91,14 +92,10 @@ class Recovery:
         return found
 
     def _check_reach(self, name: str, last_id: int) -> None:
-        """No crash loses so many ids, and no queue comes so far: what goes on from there could not be stored. Raises
-        ``CorruptJournal`` with quarantine, too: no record is bad, but the claim.
-        """
+        """Raises ``CorruptJournal`` with quarantine, too: no record is bad, but the claim."""
         found = self._found
-        last = found.segments[-1].header if found.segments else None
-        counts = (last.base_items, last.base_bytes) if last else ()
-        if found.tail_id - last_id > MOST_LOST or max(found.tail_id, *counts, 0) > fmt.LARGEST >> 1:
-            reason = f"ids up to {found.tail_id} are said to be given out, and {last_id} is the last one here"
+        reason = out_of_reach(found.tail_id, last_id, found.segments[-1] if found.segments else None)
+        if reason is not None:
             raise CorruptJournal(self._path(name), 0, reason, item_id=last_id + 1)
 
     def _within_reach(self, numbered: list[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -111,12 +108,8 @@ class Recovery:
     def _whose(self, numbered: list[tuple[int, str]]) -> bytes:
         """The queue's id, as its newest segment has it, or its checkpoints if there is none; empty for a new queue."""
         for number, name in reversed(numbered):
-            file = self._directory.open(name)
-            try:
-                header = read_header(file, self._path(name))
-            finally:
-                file.close()
-            if header is not None and header.number == number:
+            header = stored_header(self._directory, number, name)
+            if header is not None:
                 return header.queue_id
         return known_queue_id(self._states)
 
@@ -152,7 +145,7 @@ class Recovery:
             if not segment.closed:
                 if last:
                     self._close_last(file, segment)
-                elif self._is_left_over(file, header.marker, number, later):
+                elif is_none(file, number, header, 0, self._header_behind(later)):
                     self._put_away(name, number, read_used(file, fmt.HEADER_BYTES, segment.size))
                     return None
                 else:
@@ -176,7 +169,7 @@ class Recovery:
         """
         rest = read_used(file, fmt.HEADER_BYTES, file.size())
         before = self._found.segments[-1].last_id if self._found.segments else 0
-        if self._is_needed(number, later) or holds_frame(file, before):
+        if not is_none(file, number, None, before, self._header_behind(later)):
             self._damage(name, 0, "this segment has no valid header")
             return self._rebuilt_header(rest[-fmt.FOOTER_BYTES :], number, later)
         self._put_away(name, number, rest)
@@ -214,17 +207,6 @@ class Recovery:
         items, size = after.base_items - frame.footer.items, after.base_bytes - frame.footer.data_bytes
         return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, 0, first_id - 1, 0)
 
-    def _is_needed(self, number: int, later: list[tuple[int, str]]) -> bool:
-        """Whether a later segment names this one as the one before it."""
-        after = self._header_behind(later)
-        return after is not None and after.previous_number == number
-
-    def _is_left_over(self, file: File, marker: int, number: int, later: list[tuple[int, str]]) -> bool:
-        """Whether making this segment has failed, and removing it too, before another was made in its place."""
-        if self._is_needed(number, later):
-            return False
-        return next(fmt.frames_in(read_searchable(file, 0, file.size(), marker), 0, marker), None) is None
-
     def _end_before(self, later: list[tuple[int, str]]) -> int | None:
         """The last id in front of the segments named, as the first whole header among them has it."""
         header = self._header_behind(later)
@@ -232,15 +214,8 @@ class Recovery:
 
     def _header_behind(self, later: list[tuple[int, str]]) -> fmt.SegmentHeader | None:
         """The first whole header among the segments named."""
-        for number, name in later:
-            file = self._directory.open(name)
-            try:
-                header = read_header(file, self._path(name))
-            finally:
-                file.close()
-            if header is not None and (header.number, header.queue_id) == (number, self._found.queue_id):
-                return header
-        return None
+        headers = (stored_header(self._directory, number, name) for number, name in later)
+        return next((header for header in headers if header and header.queue_id == self._found.queue_id), None)
 
     def _scan(self, file: File, segment: Segment, end_id: int | None = None) -> int:
         """Go through the frames of a segment without a footer; returns the last id seen behind them, or 0.
@@ -349,6 +324,18 @@ class Recovery:
                 name, 0, f"items up to {found.watermark} were on disk; the journal ends at {last_id}", last_id + 1
             )
             found.quarantined += found.watermark - last_id
+
+
+def out_of_reach(tail_id: int, last_id: int, last: Segment | None) -> str | None:
+    """Why a queue can't go on behind ``tail_id``, if so: no crash loses so many ids, and no queue comes so far. What
+    goes on from there could not be stored.
+
+    ``last_id``: the last item that is there. ``last``: the last segment, or the one before it.
+    """
+    counts = (last.header.base_items, last.header.base_bytes) if last is not None else ()
+    if tail_id - last_id <= MOST_LOST and max(tail_id, *counts, 0) <= fmt.LARGEST >> 1:
+        return None
+    return f"ids up to {tail_id} are said to be given out, and {last_id} is the last one here"
 
 
 def write_mark(directory: Directory, queue: str, found: Recovered, durable_id: int) -> None:

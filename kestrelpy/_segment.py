@@ -182,6 +182,21 @@ def read_header(file: File, path: str) -> fmt.SegmentHeader | None:
     return fmt.decode_header(data)
 
 
+def stored_header(directory: Directory, number: int, name: str) -> fmt.SegmentHeader | None:
+    """The header of the segment of that number; ``None`` if the file has no valid one of its own, or is gone. Raises as
+    ``read_header``.
+    """
+    try:
+        file = directory.open(name)
+    except FileNotFoundError:
+        return None  # retired in this moment
+    try:
+        header = read_header(file, f"{directory.path}/{name}")
+    finally:
+        file.close()
+    return header if header is not None and header.number == number else None
+
+
 def read_footer(file: File, header: fmt.SegmentHeader) -> fmt.SegmentFooter | None:
     """The footer at the end of the file, or ``None``: not closed, or damaged."""
     size = file.size()
@@ -269,6 +284,23 @@ def holds_frame(file: File, last_id: int) -> bool:
             if found is not None and found[1].last_id > last_id:
                 return True
     return False
+
+
+def is_none(
+    file: File, number: int, header: fmt.SegmentHeader | None, last_id: int, after: fmt.SegmentHeader | None
+) -> bool:
+    """Whether a file without a footer is what is left of a making that failed, or that a crash has ended, and has never
+    taken a frame.
+
+    ``header``: its own, if it has a valid one; then this is to be asked only if there are later segments. ``last_id``:
+    of the segment before. ``after``: the first whole header behind it, which would name it.
+    """
+    if after is not None and after.previous_number == number:
+        return False
+    if header is None:
+        return not holds_frame(file, last_id)
+    data = read_searchable(file, 0, file.size(), header.marker)
+    return next(fmt.frames_in(data, 0, header.marker), None) is None
 
 
 def read_entries(

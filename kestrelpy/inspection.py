@@ -9,10 +9,11 @@ import os
 from dataclasses import dataclass
 
 from kestrelpy import _names
+from kestrelpy._chain import Chain
 from kestrelpy._checkpoint import load_checkpoint
 from kestrelpy._disk import Directory, Disk, RealDisk
 from kestrelpy._format import Checkpoint
-from kestrelpy._segment import Segment, frames_of, holds_frame, load_segment, read_header
+from kestrelpy._segment import Segment, frames_of, load_segment, read_header
 from kestrelpy.errors import CorruptJournal
 
 __all__ = ["QueueInspection", "SavedReader", "SegmentInfo", "inspect"]
@@ -83,6 +84,7 @@ def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None 
 
 
 def _look(folder: Directory, queue: str) -> QueueInspection:
+    chain = Chain([folder], queue)  # before the listing: the segments listed go at least as far
     names = [name for name in folder.names() if (owner := _names.parse_owner(name)) and owner[0] == queue]
     # Checkpoints before segments: what they name must then still be there or further on.
     states = [
@@ -94,9 +96,11 @@ def _look(folder: Directory, queue: str) -> QueueInspection:
     segments: list[Segment] = []
     for number, name in numbered:
         before = segments[-1].last_id if segments else 0
-        segment = _segment(folder, queue, number, name, before, last=name == numbered[-1][1])
+        segment = _segment(folder, chain, number, name, before, last=name == numbered[-1][1])
         if segment is not None:
             segments.append(segment)
+        elif name == numbered[-1][1] and chain.watermark > before:
+            raise CorruptJournal(f"{folder.path}/{name}", 0, "this segment has no valid header, and items are missing")
     put_items = segments[-1].header.base_items + segments[-1].items if segments else 0
     put_bytes = segments[-1].header.base_bytes + segments[-1].data_bytes if segments else 0
     return QueueInspection(
@@ -127,8 +131,8 @@ def _readers(states: list[Checkpoint], segments: list[Segment], put_items: int, 
     ]
 
 
-def _segment(folder: Directory, queue: str, number: int, name: str, before: int, *, last: bool) -> Segment | None:
-    """A segment, counted if it is not closed; ``None`` for a last one that is being made, or never was. ``before``: the
+def _segment(folder: Directory, chain: Chain, number: int, name: str, before: int, *, last: bool) -> Segment | None:
+    """A segment, counted if it is not closed; ``None`` for one that is being made, or never was one. ``before``: the
     last id of the one before it.
     """
     file = folder.open(name)
@@ -136,12 +140,14 @@ def _segment(folder: Directory, queue: str, number: int, name: str, before: int,
     try:
         header = read_header(file, path)
         if header is None or header.number != number:
-            if last and header is None and not holds_frame(file, before):
+            if chain.is_none(file, number, None, before):
                 return None
             raise CorruptJournal(path, 0, "this segment has no valid header")
-        segment = load_segment(file, queue, header)
+        segment = load_segment(file, chain.queue, header)
         segment.name = name
         if not segment.closed:
+            if not last and chain.is_none(file, number, header, before):
+                return None
             for offset, frame in frames_of(file, segment, path):
                 segment.count(offset, frame)
         return segment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
@@ -16,6 +17,7 @@ from kestrelpy._segment import (
     create_segment,
     frames_of,
     holds_frame,
+    is_none,
     iterate_frames,
     load_segment,
     read_entries,
@@ -23,6 +25,7 @@ from kestrelpy._segment import (
     read_header,
     read_searchable,
     read_used,
+    stored_header,
 )
 from kestrelpy.testing import FailingDisk, MemoryDisk
 
@@ -334,3 +337,22 @@ def test_a_file_holds_a_frame_at_its_beginning_or_its_footer() -> None:
     assert holds_frame(file, 0)
     empty, _ = made([], size=100)
     assert not holds_frame(empty, 0)
+
+
+def test_what_is_left_of_a_making_is_no_segment_unless_a_later_one_names_it() -> None:
+    empty, full = made([])[0], made(FRAMES)[0]
+    assert is_none(empty, 7, HEADER, 0, None)
+    assert is_none(empty, 7, None, 0, None)
+    assert not is_none(full, 7, HEADER, 0, None)
+    assert not is_none(full, 7, None, 4, None)
+    assert is_none(full, 7, None, 5, None), "what an old segment has left in its room"
+    assert not is_none(empty, 7, HEADER, 0, replace(HEADER, number=8, previous_number=7))
+    assert is_none(empty, 7, HEADER, 0, replace(HEADER, number=8))
+
+
+def test_the_header_of_a_segment_by_its_name() -> None:
+    directory = MemoryDisk().directory("/q", create=True)
+    create_segment(directory, NAME, HEADER, 4096)
+    assert stored_header(directory, 7, NAME) == HEADER
+    assert stored_header(directory, 8, NAME) is None
+    assert stored_header(directory, 9, "jobs.0000000000009.segment") is None, "it is gone"

@@ -72,6 +72,8 @@ LAYERS = {
     "_ending": 5,
     "queue": 5,
     # L6: many queues, other processes
+    "_chain": 6,
+    "_verification": 6,
     "folder": 6,
     "inspection": 6,
     "aio": 6,

@@ -14,7 +14,17 @@ from typing import NamedTuple
 
 from core import glance
 from promise import BrokenPromise, Promise
-from recovered import MODELS, Setting, check, check_damaged, check_hostile, damage, drain, lose_checkpoint
+from recovered import (
+    MODELS,
+    Setting,
+    check,
+    check_damaged,
+    check_hostile,
+    check_looks,
+    damage,
+    drain,
+    lose_checkpoint,
+)
 
 from kestrelpy import KestrelError
 from kestrelpy.testing import CrashingDisk, PowerModel
@@ -39,7 +49,7 @@ class Crashes:
     crashed, a durable record or a checkpoint is damaged, and a disk that keeps no promise is tried. ``twice``: how
     likely what was recovered is recovered again before life goes on. ``within``: at how many places a recovery is
     crashed. ``whole``: how likely a state is looked at through a whole queue, which goes on then; otherwise the core
-    alone recovers it.
+    alone recovers it. ``looks``: every so manieth state is looked at from outside before it is opened.
     """
 
     samples: int = 5
@@ -51,6 +61,7 @@ class Crashes:
     hostile: float = 0.1
     twice: float = 0.2
     whole: float = 0.25
+    looks: int = 16
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -105,6 +116,8 @@ class Crashes:
         """Through a whole queue, or by the core alone."""
         setting, disk, promise, power = image
         self.counts[kind] += 1
+        if self.looks and self.states % self.looks == 0:
+            check_looks(setting, disk)
         if choose.random() < self.whole:
             states = check(setting, disk, promise, choose, power=power, twice=self.twice, least=least)
             self.counts["after it went on"] += states - 1

@@ -4,7 +4,8 @@ The numbers in the messages are those of the invariants: (1) what was promised a
 byte-equal; (2) nothing saved as committed is; (3) nothing that was never put; (4) rising ids; (5) no hole; (6)
 recovering twice gives the same; (7) new ids never collide; (8) a second crash keeps all this; (9) no foreign file is
 touched; (10) opening never raises for legal states; (11) bounded time and memory; (12) after a clean close, opening
-reads no payload; (13) damage is never silent; (14) error counts survive; (15) items and bytes are exact.
+reads no payload; (13) damage is never silent; (14) error counts survive; (15) items and bytes are exact; (16) looks
+from outside object to nothing that an opening accepts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Literal
 
 from promise import READERS, BrokenPromise, Promise, Put
 
-from kestrelpy import CorruptJournal, Item, JournaledQueue, KestrelError, QueueEmpty, Reader, ReaderConfig, scan
+from kestrelpy import CorruptJournal, Item, JournaledQueue, KestrelError, QueueEmpty, Reader, ReaderConfig, scan, verify
 from kestrelpy import _format as fmt
 from kestrelpy._disk import Directory, Disk
 from kestrelpy._lifetime import forget
@@ -242,6 +243,19 @@ def check_existing(setting: Setting, disk: CrashingDisk, promise: Promise, *, po
         lost = sorted(item_id for item_id in promise.acknowledged if item_id <= kept_id and item_id not in existing)
         if lost:
             raise BrokenPromise(f"(1) items {lost} are neither in the journal nor in the archive")
+
+
+def check_looks(setting: Setting, disk: CrashingDisk) -> None:
+    """(16) Where an opening has nothing to object to, ``scan`` and ``verify`` have nothing, but a damaged place."""
+    if "/data" not in disk.folders or (setting.archive and "/archive" not in disk.folders):
+        return
+    try:
+        report, existing = verify("/data", "jobs", disk=disk), setting.existing(disk)
+    except (KestrelError, OSError) as error:
+        raise BrokenPromise(f"(16) a look raised {error!r}") from error
+    damage = [damage for damage in report.damage if not damage.path.endswith(".checkpoint")]
+    if damage:
+        raise BrokenPromise(f"(16) verify reports {damage}; there are {sorted(existing)}")
 
 
 def go_on(

@@ -20,17 +20,26 @@ from kestrelpy import _format as fmt
 from kestrelpy import _log
 from kestrelpy._checkpoint import known_queue_id
 from kestrelpy._disk import Directory, File
-from kestrelpy._format import Checkpoint
+from kestrelpy._format import Checkpoint, SegmentHeader
 from kestrelpy._lifetime import forget, remember
 from kestrelpy._names import segments_among
 from kestrelpy._readership import Readership
-from kestrelpy._segment import Place, Segment, iterate_frames, load_segment, read_footer, read_header
+from kestrelpy._segment import (
+    Place,
+    Segment,
+    is_none,
+    iterate_frames,
+    load_segment,
+    read_footer,
+    read_header,
+    stored_header,
+)
 from kestrelpy._source import Take
 from kestrelpy._taking import Taking
 from kestrelpy._view import Block, JournalView
 from kestrelpy.clock import Clock
 from kestrelpy.config import FullPolicy
-from kestrelpy.errors import ForkedQueue, KestrelError, QueueClosed
+from kestrelpy.errors import CorruptJournal, ForkedQueue, KestrelError, QueueClosed
 from kestrelpy.reader import Reader
 
 FIRST_POLL = 0.0005
@@ -61,13 +70,21 @@ class FollowingView(JournalView):
         return self._at
 
     def follow(self) -> None:
-        """See what the writer has done since. Raises ``OSError``, ``UnsupportedFormat``."""
+        """See what the writer has done since. Raises ``CorruptJournal``, ``OSError``, ``UnsupportedFormat``."""
         while True:
             last = self.segments[-1] if self.segments else None
             if last is not None and not last.closed and not self._follow_active(last):
-                return
+                if last.items or last.name in self._directory.names():
+                    return
+                last = self._forget_last()
             if not self._take_following(last):
                 return
+
+    def _forget_last(self) -> Segment | None:
+        """The last segment could not be made after all, and has gone. Returns the one before."""
+        self.close()
+        self.segments = self.segments[:-1]
+        return self.segments[-1] if self.segments else None
 
     def _follow_active(self, segment: Segment) -> bool:
         """Read on in the last segment; true if it turns out to be closed."""
@@ -92,27 +109,63 @@ class FollowingView(JournalView):
     def _take_following(self, last: Segment | None) -> bool:
         """Add the next segment, if there is one."""
         number = last.number if last is not None else -1
-        for _, name in [each for each in segments_among(self._directory.names(), self._queue) if each[0] > number]:
+        later = [each for each in segments_among(self._directory.names(), self._queue) if each[0] > number]
+        if later and not any(self.queue_id):
+            newest = self._first_header(later[::-1])
+            self.queue_id = newest.queue_id if newest is not None else self.queue_id
+        for at, (number, name) in enumerate(later):
             try:
                 file = self._directory.open(name)
             except FileNotFoundError:
                 continue  # retired in this moment
-            header = read_header(file, f"{self._directory.path}/{name}")
-            if header is None:  # being made in this moment
+            try:
+                segment = self._load(file, number, name, last.last_id if last is not None else 0, later[at + 1 :])
+            except BaseException:
                 file.close()
+                raise
+            if segment is not None:
+                self._add(file, segment)
+                return True
+            file.close()
+            if self._first_header(later[at + 1 :]) is None:  # being made in this moment
                 return False
-            segment = load_segment(file, self._queue, header)
-            self._file = file
-            if segment.closed:
-                file.close()
-                self._file = None
-            self.queue_id = header.queue_id
-            self.durable_id = segment.last_id if segment.closed else header.previous_last_id
-            self.segments = (*self.segments, segment)
-            self._at = (segment.last_id, header.base_bytes + segment.data_bytes)
-            self.missing = header.first_id - 1 - header.base_items
-            return True
         return False
+
+    def _first_header(self, numbered: list[tuple[int, str]]) -> SegmentHeader | None:
+        """The first whole header among the segments named."""
+        headers = (stored_header(self._directory, number, name) for number, name in numbered)
+        known = any(self.queue_id)
+        return next((each for each in headers if each and (not known or each.queue_id == self.queue_id)), None)
+
+    def _load(self, file: File, number: int, name: str, last_id: int, later: list[tuple[int, str]]) -> Segment | None:
+        """A segment behind the one that ends with ``last_id``; ``None`` if the file is none, or not yet. Raises
+        ``CorruptJournal`` for one that is not of this queue or not in its place.
+        """
+        path = f"{self._directory.path}/{name}"
+        header = read_header(file, path)
+        if header is None or header.number != number:
+            if is_none(file, number, None, last_id, self._first_header(later)):
+                return None
+            header = read_header(file, path)  # it may have been made meanwhile
+            if header is None or header.number != number:
+                raise CorruptJournal(path, 0, "this segment has no valid header")
+        if any(self.queue_id) and header.queue_id != self.queue_id:
+            raise CorruptJournal(path, 32, "this segment belongs to another queue")
+        segment = load_segment(file, self._queue, header)
+        after = self._first_header(later) if not segment.closed else None
+        return None if after is not None and is_none(file, number, header, last_id, after) else segment
+
+    def _add(self, file: File, segment: Segment) -> None:
+        header = segment.header
+        self._file = file
+        if segment.closed:
+            file.close()
+            self._file = None
+        self.queue_id = header.queue_id
+        self.durable_id = segment.last_id if segment.closed else header.previous_last_id
+        self.segments = (*self.segments, segment)
+        self._at = (segment.last_id, header.base_bytes + segment.data_bytes)
+        self.missing = header.first_id - 1 - header.base_items
 
     def make_durable(self, item_id: int) -> None:
         """Sync the writer's file from here (R4): a checkpoint must not name what a power cut may take.

@@ -57,8 +57,8 @@ def open_reader(
     item id; the first named one takes over the default reader's place, unless somebody has that open. Items are
     bytes.
 
-    Raises ``QueueLocked`` if the reader has an owner, ``InvalidName``, ``NoDefaultReader``, ``UnsupportedFormat``,
-    ``ValueError``, ``OSError`` (``FileNotFoundError`` for a folder that is not there).
+    Raises ``QueueLocked`` if the reader has an owner, ``InvalidName``, ``NoDefaultReader``, ``CorruptJournal``,
+    ``UnsupportedFormat``, ``ValueError``, ``OSError`` (``FileNotFoundError`` for a folder that is not there).
     """
     _names.check_name(queue)
     if reader:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,8 @@ from kestrelpy import (
     UnknownItem,
     open_reader,
 )
-from kestrelpy.testing import ManualClock
+from kestrelpy import _format as fmt
+from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 
 Open = Callable[..., JournaledQueue]
 
@@ -428,3 +431,101 @@ def test_a_writer_killed_in_mid_flow_leaves_a_prefix(folder: Path) -> None:
         assert new_id > seen
         assert far.get(timeout=20).data == b"new"
     far.close()
+
+
+# -- files that are not what their names say -------------------------------------------------------------------------
+
+
+def made(folder: Path, clock: ManualClock, *items: bytes) -> Path:
+    """The one segment of another queue of that name."""
+    with JournaledQueue(folder, "jobs", clock=clock) as queue:
+        queue.put_many(list(items))
+    (path,) = folder.glob("*.segment")
+    return path
+
+
+@pytest.mark.parametrize("opened_before", [True, False])
+def test_another_queues_segment_is_refused(
+    opened_before: bool, open_queue: Open, outside: Any, folder: Path, tmp_path: Path, clock: ManualClock
+) -> None:
+    with open_queue() as queue:
+        queue.reader("far")
+        queue.put(b"ours")
+    clock.advance(1)
+    theirs = made(tmp_path / "theirs", clock, b"theirs 1", b"theirs 2")
+    if opened_before:
+        far = outside()
+        assert far.get_nowait().data == b"ours"
+    (folder / theirs.name).write_bytes(theirs.read_bytes())
+    open_files = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(CorruptJournal, match="another queue"):
+            far.get_nowait() if opened_before else outside()
+    assert len(os.listdir("/proc/self/fd")) == open_files
+    with pytest.raises(CorruptJournal, match="another queue"):
+        open_queue()
+    (folder / theirs.name).unlink()
+    with open_queue() as queue:
+        queue.put(b"ours again")
+        assert take_all(far if opened_before else outside())[-1].data == b"ours again"
+
+
+def test_a_segment_under_the_name_of_another_is_refused(
+    open_queue: Open, outside: Any, folder: Path, clock: ManualClock
+) -> None:
+    open_queue().close()
+    far = outside()
+    for data in (b"1", b"2", b"3"):
+        with open_queue() as queue:
+            queue.put(data)
+        clock.advance(1)
+    _, second, third = sorted(folder.glob("*.segment"))
+    second.write_bytes(third.read_bytes())
+    with pytest.raises(CorruptJournal, match="no valid header") as caught:
+        far.get_nowait()
+    assert caught.value.path == str(second)
+    with pytest.raises(CorruptJournal, match="no valid header"):
+        open_queue()
+
+
+def test_what_is_left_of_a_making_is_passed_over(
+    open_queue: Open, outside: Any, folder: Path, clock: ManualClock
+) -> None:
+    """Of one that failed, with a header; of others that a crash has ended, with old bytes in their room, or none."""
+    open_queue().close()
+    far = outside()
+    numbers = []
+    for data in (b"1", b"2"):
+        with open_queue() as queue:
+            queue.put(data)
+        numbers.append(clock.time_ns() // 1_000_000)
+        clock.advance(1)
+    first, _ = sorted(folder.glob("*.segment"))
+    header = fmt.decode_header(first.read_bytes())
+    assert header is not None
+    vain = replace(header, number=numbers[0] + 1, marker=1 << 31)
+    for number, data in enumerate(
+        (fmt.encode_header(vain) + bytes(500), first.read_bytes(), bytes(500)), numbers[0] + 1
+    ):
+        (folder / f"jobs.{number}.segment").write_bytes(data)
+    (folder / f"jobs.{numbers[1] + 1}.segment").write_bytes(bytes(500))
+    assert drain(far) == [b"1", b"2"]
+    with open_queue() as queue:
+        queue.put(b"3")
+        assert drain(far) == [b"3"]
+
+
+def test_a_segment_that_could_not_be_made_is_not_waited_for() -> None:
+    disk = MemoryDisk()
+    failing = FailingDisk(disk)
+    with JournaledQueue("/q", "jobs", clock=ManualClock(1000), disk=failing, segment_bytes=4096) as queue:
+        far = open_reader("/q", "jobs", "far", clock=ManualClock(1000), disk=disk, start="earliest")
+        queue.put(bytes(3000))
+        failing.arm(errno.EIO, kinds={"sync_directory", "unlink"}, sticky=True)
+        with pytest.raises(OSError, match="Input/output error"):
+            queue.put(bytes(3001))
+        assert len(drain(far)) == 1, "and it has seen a segment that is about to go"
+        failing.disarm()
+        queue.put(bytes(3002))
+        assert [len(data) for data in drain(far)] == [3002]
+        far.close()

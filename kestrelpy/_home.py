@@ -24,6 +24,7 @@ class Home:
         self.directory = directory
         self.queue = queue
         self._guards: dict[int, Lock] = {}  # by thread
+        self._missed: set[str] = set()  # of which readers it was said that their places are gone
 
     def lock(self) -> tuple[Lock, list[str]]:
         """Lock the queue for writing; also what is in the folder then, for the rest of an opening to go by.
@@ -53,6 +54,9 @@ class Home:
                     self.directory.unlink(name)
                     continue
                 with self.guard(), contextlib.suppress(FileNotFoundError, QueueLocked):
+                    if _names.reader_lock_name(self.queue, reader) not in self.directory.names():
+                        self.directory.unlink(name)  # it was dropped
+                        continue
                     lock = self.lock_reader(reader)  # nobody asks for it meanwhile: that is done under the guard
                     try:
                         self.directory.unlink(name)
@@ -93,6 +97,13 @@ class Home:
         names = self.directory.names() if names is None else names
         return _names.readers_among(names, self.queue)
 
+    def lost_names(self, names: list[str] | None = None) -> set[str]:
+        """The readers that were owned and have no place any more: they begin with the earliest item when they are
+        opened. A default reader's place may have been taken over, and its lock file is left.
+        """
+        names = self.directory.names() if names is None else names
+        return _names.owned_among(names, self.queue) - self.reader_names(names) - {""}
+
     def lock_reader(self, reader: str) -> Lock:
         """Own a reader. Raises ``QueueLocked``."""
         return self.directory.lock(_names.reader_lock_name(self.queue, reader))
@@ -131,18 +142,34 @@ class Home:
 
     def drop(self, reader: str) -> None:
         """Forget a reader's place, durably. Its lock file goes too, while it is held: a lock that is waited for is
-        compared with the path after it is had (R25)."""
-        for name in (_names.checkpoint_name(self.queue, reader), _names.reader_lock_name(self.queue, reader)):
+        compared with the path after it is had (R25). It goes first, and is gone for good before the place goes: alone
+        it would say that the place was lost.
+        """
+        for name in (_names.reader_lock_name(self.queue, reader), _names.checkpoint_name(self.queue, reader)):
             with contextlib.suppress(FileNotFoundError):
                 self.directory.unlink(name)
-        self.directory.sync()
+            self.directory.sync()
+
+    def forget_owner(self, reader: str) -> None:
+        """A reader could not be made: unless it has a place already, it never was. While its lock is held."""
+        with contextlib.suppress(OSError):
+            if reader not in self.reader_names():
+                self.directory.unlink(_names.reader_lock_name(self.queue, reader))
 
     def lowest_head_elsewhere(self, own: set[str]) -> int | None:
-        """The lowest durable head of the readers that are not open here; ``None`` if there are none. Under
-        ``guard``.
+        """The lowest durable head of the readers that are not open here, 0 where one has lost its place; ``None`` if
+        there are none. Under ``guard``.
         """
+        names = self.directory.names()
+        lost = self.lost_names(names) - own
+        for reader in lost - self._missed:
+            name = _names.checkpoint_name(self.queue, reader)
+            _log.warning("checkpoint %s is gone: nothing is retired until its reader is opened, or dropped", name)
+        self._missed = lost
+        if lost:
+            return 0
         lowest: int | None = None
-        for reader in self.reader_names() - own:
+        for reader in self.reader_names(names) - own:
             state, _ = load_checkpoint(self.directory, _names.checkpoint_name(self.queue, reader), sync=True)
             head = 0 if state is None else state.head
             lowest = head if lowest is None else min(lowest, head)

@@ -102,6 +102,13 @@ def readers_among(names: Iterable[str], queue: str) -> set[str]:
     return {reader for name in mine if (reader := parse_checkpoint(name, queue)) is not None}
 
 
+def owned_among(names: Iterable[str], queue: str) -> set[str]:
+    """The readers of ``queue`` that were ever owned, by their lock files among a folder's ``names``."""
+    prefix = f"{queue}+"
+    mine = [name for name in names if name.startswith(prefix) and name.endswith(".lock")]
+    return {reader for name in mine if (reader := parse_checkpoint(f"{name[:-5]}.checkpoint", queue)) is not None}
+
+
 def parse_owner(file_name: str) -> tuple[str, bool] | None:
     """The queue that a file belongs to and whether it is a temporary one; ``None`` for a file that is not ours."""
     match = _OF_QUEUE.fullmatch(file_name)

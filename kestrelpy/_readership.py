@@ -217,7 +217,11 @@ class Readership:
             for reader in [reader for reader, its in self._locks.items() if its is lock]:
                 del self._locks[reader]
                 self._files.pop(reader, None)
-            lock.release()
+            try:
+                if not known:
+                    home.forget_owner(name)
+            finally:
+                lock.release()
             raise
 
     def _beginning(self, start: Start) -> Progress:
@@ -353,7 +357,8 @@ class Readership:
                 if self.open.get(name) not in (None, reader):  # made anew meanwhile
                     continue
                 with self._home.guard():
-                    if name in self._home.reader_names():
+                    names = self._home.directory.names()
+                    if name in self._home.reader_names(names) | self._home.lost_names(names):
                         lock = self._lock(name)
                         try:
                             self._home.drop(name)
@@ -419,4 +424,7 @@ class Readership:
         """Whether segments are kept that only readers elsewhere may still need: then somebody has to look now and
         then.
         """
-        return len(feed.journal.segments) > 1 and bool(self._home.reader_names() - set(self.open))
+        if len(feed.journal.segments) < 2:
+            return False
+        names = self._home.directory.names()
+        return bool((self._home.reader_names(names) | self._home.lost_names(names)) - set(self.open))

@@ -581,6 +581,14 @@ def test_drop_reader(run: Run, jobs: Path) -> None:
     refused(run("drop-reader", jobs, "other", "a"), 1, "no queue")
 
 
+def test_drop_reader_whose_place_is_lost(run: Run, jobs: Path) -> None:
+    """It holds segments until it is opened, or dropped."""
+    run("get", jobs, "jobs", "--reader", "a", "--max", "2")
+    (jobs / "jobs+a.checkpoint").unlink()
+    assert run("drop-reader", jobs, "jobs", "a") == (0, b"", "")
+    refused(run("drop-reader", jobs, "jobs", "a"), 1, "no reader 'a'")
+
+
 def test_drop_reader_of_an_open_queue(run: Run, jobs: Path) -> None:
     with JournaledQueue(jobs, "jobs") as queue:
         queue.reader("a").close()

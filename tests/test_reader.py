@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,8 +25,9 @@ from kestrelpy import (
     Reader,
     ReaderConfig,
     UnknownItem,
+    open_reader,
 )
-from kestrelpy.testing import ManualClock, MemoryDisk
+from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk, PowerModel
 
 Open = Callable[..., JournaledQueue]
 
@@ -1143,3 +1146,92 @@ def test_a_reader_does_what_a_list_does(steps: list[tuple[str, int]]) -> None:
         reader._check()
     assert [(item.id, item.error_count) for item in take_all(reader)] == sorted(unread.items())
     queue.close()
+
+
+# -- places that are lost --------------------------------------------------------------------------------------------
+
+
+def two_readers(open_queue: Open) -> tuple[JournaledQueue, Reader]:
+    """Twenty items in several segments, one reader, and a second one that is closed."""
+    queue = open_queue(segment_bytes=4096)
+    reader = queue.reader("a")
+    queue.reader("b").close()
+    for n in range(20):
+        queue.put(b"%02d" % n * 300)
+    return queue, reader
+
+
+@pytest.mark.parametrize("then", ["opened", "opened elsewhere", "dropped"])
+def test_a_reader_whose_checkpoint_is_gone_still_holds_segments(
+    then: str, open_queue: Open, folder: Path, clock: ManualClock, caplog: Any
+) -> None:
+    queue, reader = two_readers(open_queue)
+    (folder / "jobs+b.checkpoint").unlink()
+    segments = queue.stats().segments
+    assert segments > 3
+    reader.commit_many(take_all(reader))
+    for _ in range(3):
+        queue.checkpoint()
+    assert queue.stats().segments == segments
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
+        "checkpoint jobs+b.checkpoint is gone"
+    ]
+    if then == "dropped":
+        queue.drop_reader("b")
+        assert not list(folder.glob("jobs+b*"))
+    else:
+        other = queue.reader("b") if then == "opened" else open_reader(folder, "jobs", "b", clock=clock)
+        assert len(drain(other)) == 20
+        other.close()
+    clock.advance(5)
+    queue.checkpoint()
+    assert queue.stats().segments == 1
+
+
+def test_a_place_that_was_taken_over_is_not_lost(open_queue: Open, folder: Path) -> None:
+    with open_queue() as queue:
+        queue.reader().close()
+    queue, reader = two_readers(open_queue)
+    assert (folder / "jobs+.lock").exists()
+    queue.drop_reader("b")
+    reader.commit_many(take_all(reader))
+    queue.checkpoint()
+    assert queue.stats().segments == 1
+
+
+def test_a_reader_that_could_not_be_made_was_never_there(clock: ManualClock) -> None:
+    disk = FailingDisk(MemoryDisk())
+    with JournaledQueue("/q", "jobs", clock=clock, disk=disk) as queue:
+        queue.reader("first")
+        queue.put(b"old")
+        for kinds in ({"create"}, {"write"}, {"sync"}, {"rename"}):
+            disk.arm(errno.ENOSPC, kinds=kinds, sticky=True)
+            with pytest.raises(OSError, match="No space left"):
+                queue.reader("far", start="tail")
+            disk.disarm()
+            assert not {"jobs+far.lock", "jobs+far.checkpoint"} & set(disk.directory("/q").names())
+        assert queue.reader("far", start="tail").items == 0
+
+
+def test_a_drop_leaves_a_place_or_nothing() -> None:
+    disk = CrashingDisk()
+    queue = JournaledQueue("/q", "jobs", disk=disk, clock=ManualClock())
+    queue.reader("a")
+    queue.put(b"an item")
+    states: list[CrashingDisk] = []
+    disk.before_operation = lambda: states.append(disk.after_kill())
+    queue.drop_reader("a")
+    disk.before_operation = None
+    queue.close()
+    for state in states:
+        for seed in range(20):
+            names = state.after_power_cut(random.Random(seed), PowerModel.ANY).directory("/q").names()
+            assert "jobs+a.lock" not in names or "jobs+a.checkpoint" in names
+
+
+def test_what_a_dropped_reader_left_unfinished_does_not_bring_it_back(open_queue: Open, folder: Path) -> None:
+    with open_queue() as queue:
+        queue.reader("a")
+    (folder / "jobs+b.checkpoint.tmp").write_bytes(b"left")
+    with open_queue():
+        assert not list(folder.glob("jobs+b*"))

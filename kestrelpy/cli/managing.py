@@ -48,7 +48,8 @@ def run_drop_reader(args: argparse.Namespace) -> int:
     """``kestrelpy drop-reader``."""
     _common.require_queue(args.directory, args.queue)
     names = [reader.name for reader in kestrelpy.inspect(args.directory, args.queue).readers]
-    if args.reader not in names:
+    lost = Path(args.directory, f"{args.queue}+{args.reader}.lock")  # one whose place is gone, and that holds segments
+    if args.reader not in names and not (args.reader and lost.is_file()):
         there = ", ".join(name for name in names if name)
         raise _common.CommandError(
             f"queue {args.queue!r} has no reader {args.reader!r}" + (f"; it has {there}" if there else "")

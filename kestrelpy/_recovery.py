@@ -65,6 +65,7 @@ class Recovery:
         self._states = states
         self._heads: list[int] = []
         self._found = Recovered()
+        self._none: list[tuple[int, str, bool]] = []
 
     def run(self, names: Iterable[str]) -> Recovered:
         """``names``: what is in the directory. Raises ``CorruptJournal``, ``UnsupportedFormat`` and ``OSError``."""
@@ -89,6 +90,7 @@ class Recovery:
             self._check_reach(found.segments[-1].name, found.segments[-1].last_id)
         elif found.tail_id:
             self._check_reach(mark_name(self._queue), 0)
+        self._put_away()
         return found
 
     def _check_reach(self, name: str, last_id: int) -> None:
@@ -146,7 +148,7 @@ class Recovery:
                 if last:
                     self._close_last(file, segment)
                 elif is_none(file, number, header, 0, self._header_behind(later)):
-                    self._put_away(name, number, read_used(file, fmt.HEADER_BYTES, segment.size))
+                    self._none.append((number, name, bool(read_used(file, fmt.HEADER_BYTES, segment.size))))
                     return None
                 else:
                     self._damage(name, segment.size, "the footer of this closed segment is not intact")
@@ -172,15 +174,18 @@ class Recovery:
         if not is_none(file, number, None, before, self._header_behind(later)):
             self._damage(name, 0, "this segment has no valid header")
             return self._rebuilt_header(rest[-fmt.FOOTER_BYTES :], number, later)
-        self._put_away(name, number, rest)
+        self._none.append((number, name, bool(rest)))
         return None
 
-    def _put_away(self, name: str, number: int, rest: bytes) -> None:
-        """A segment that has taken no frame goes; ``rest``, what is behind its header, is kept aside (R19)."""
-        if rest:
-            self._directory.rename(name, quarantine_name(self._queue, number, 0))
-        else:
-            self._directory.unlink(name)
+    def _put_away(self) -> None:
+        """Files that have taken no frame go, and are kept aside if something is behind their headers (R19). A refused
+        opening leaves them: what their headers say is among the reasons.
+        """
+        for number, name, used in self._none:
+            if used:
+                self._directory.rename(name, quarantine_name(self._queue, number, 0))
+            else:
+                self._directory.unlink(name)
 
     def _rebuilt_header(self, end: bytes, number: int, later: list[tuple[int, str]]) -> fmt.SegmentHeader | None:
         """The header of a closed segment, by its footer (the last bytes of the file) and the segments beside it."""

@@ -145,6 +145,25 @@ def test_a_segment_that_was_begun_in_vain_goes_and_what_it_held_is_kept_aside(re
     assert kept == ([fmt.encode_header(vain) + rest] if rest.strip(b"\0") else [])
 
 
+@pytest.mark.parametrize("mode", ["raise", "quarantine"])
+def test_a_refused_opening_is_refused_again_in_the_same_words(mode: str) -> None:
+    """It had put a file away by then, whose header made a claim."""
+    files = three_segments()
+    last = segments(files)[-1]
+    header = fmt.decode_header(files[last])
+    assert header is not None
+    vain = replace(header, number=header.number - 500, marker=header.marker ^ 1, first_id=(fmt.LARGEST >> 1) + 2)
+    files[f"jobs.{vain.number}.segment"] = fmt.encode_header(vain) + bytes(500)
+    disk = disk_of(files)
+    words = []
+    for _ in range(2):
+        with pytest.raises(CorruptJournal, match="said to be given out") as caught:
+            opened(disk, on_corruption=mode)
+        words.append(str(caught.value))
+    assert words[0] == words[1]
+    assert files_of(disk) == files
+
+
 # -- a header that is gone -------------------------------------------------------------------------------------------
 
 

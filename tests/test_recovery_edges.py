@@ -287,7 +287,7 @@ def test_a_frame_whose_id_is_not_of_its_segment_is_no_place_to_go_on_from(closed
     files = later(files, 1, b"4", b"5")
     first, _ = segments(files)
     data = files[first]
-    at = data.index(b"2") - fmt.FRAME_BYTES
+    at = fmt.HEADER_BYTES + fmt.FRAME_BYTES + 1  # behind the first one
     marker = fmt.decode_header(data).marker  # type: ignore[union-attr]
     files[first] = data[:at] + fmt.encode_item(1000, b"2", START_MS, None, 0, marker) + data[at + fmt.FRAME_BYTES + 1 :]
     if closed:

@@ -9,12 +9,15 @@
 #   make coverage             which branches of what reads and writes files the tests reach
 #   make compare              other queues through the same kills and power cuts, into docs/comparison.md; for root
 #   make check                formatting, lint, types, the rules of the house
-#   make bench                the benchmarks; ARGS="--only put,cycle --repeats 3" and so on
+#   make bench                the benchmarks, and the goals at the end; ARGS="--only put,cycle --repeats 3" and so on
+#   make plots RESULTS=path   what bench wrote with --json path (default: the last of bench/results), drawn into docs/plots
+#   make micro                single calls, measured with pyperf; ARGS="--fast" and so on
 #   make clean                remove what these made
 
 PYTHON ?= python3
 VENV ?= .venv
 INPUT ?=
+RESULTS ?= $(lastword $(sort $(wildcard bench/results/*.json)))
 ARGS ?=
 HOURS ?= 1
 FILES = */_format.py,*/_segment.py,*/_checkpoint.py,*/_journal.py,*/_recovery.py
@@ -22,7 +25,7 @@ THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,format segment
 	tests/crash/test_regressions.py tests/crash/test_faults_injected.py tests/hostile/test_found_faults.py
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-all soak coverage compare check bench clean
+.PHONY: help demo test test-all soak coverage compare check bench plots micro clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -72,6 +75,12 @@ check: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-bench
 	@$(BIN)/python -m bench $(ARGS)
+
+plots: $(VENV)/.installed-bench
+	@$(BIN)/python -m bench.plots '$(RESULTS)' --into docs/plots $(ARGS)
+
+micro: $(VENV)/.installed-bench
+	@$(BIN)/python -m bench.micro $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,21 +1,29 @@
-"""``python -m bench``: run the workloads, print tables, write JSON."""
+"""``python -m bench``: run the workloads, print tables and goals, write JSON.
+
+``python -m bench goals FILE`` prints the goals of a run that was written before.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench import __doc__ as how
-from bench import measure, report
+from bench import goals, measure, report
 from bench.workloads import WORKLOADS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what ``argv`` asks for; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[:1] == ["goals"]:
+        return goals.main(argv[1:])
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=how, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -34,8 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--repeats and --scale must be above zero")
     if args.list:
         for workload in chosen:
-            print(f"{workload.name:<10} {workload.text}")
-            print(f"{'':<10} {', '.join(contender.name for contender in workload.contenders)}")
+            print(f"{workload.name:<15} {workload.text}")
+            places = list(dict.fromkeys(contender.at for contender in workload.contenders if contender.at is not None))
+            if places:
+                print(f"{'':<15} {workload.axis}: {', '.join(f'{at:,}' for at in places)}")
+            print(f"{'':<15} {', '.join(workload.names)}")
         return 0
     _run(chosen, args)
     return 0
@@ -43,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(chosen: list[measure.Workload], args: argparse.Namespace) -> None:
     results = []
+    facts: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="kestrelpy-bench-", dir=args.dir) as folder:
         scratch = Path(folder)
         for workload in chosen:
@@ -51,11 +63,13 @@ def _run(chosen: list[measure.Workload], args: argparse.Namespace) -> None:
             results.append(result)
             if args.json != "-":
                 print(report.table(result), flush=True)
-        facts = report.as_json(results, repeats=args.repeats, scale=args.scale, scratch=scratch)
+            facts = report.as_json(results, repeats=args.repeats, scale=args.scale, scratch=scratch)
+            if args.json and args.json != "-":  # after each one: a long run that breaks off has not been for nothing
+                Path(args.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     if args.json == "-":
         print(json.dumps(facts, indent=1))
-    elif args.json:
-        Path(args.json).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    else:
+        print(goals.table(facts, all_of_them=False), end="")
 
 
 def _say(text: str) -> None:
@@ -65,5 +79,11 @@ def _say(text: str) -> None:
         sys.stderr.flush()
 
 
+def _end(*_: object) -> None:
+    """Ended from outside: servers are ended and folders removed on the way out."""
+    sys.exit(1)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
     sys.exit(main())

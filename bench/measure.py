@@ -6,25 +6,36 @@ import gc
 import shutil
 import statistics
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 Figures = dict[str, float | list[float]]
 """What one contender measured in one round: a figure, or several, by what it is of."""
 
 
+class LeftOut(Exception):
+    """A contender cannot take part here; the text says why."""
+
+
 @dataclass(frozen=True)
 class Contender:
-    """A name and what it does in an empty folder, at a scale of 1 or below."""
+    """A name and what it does in an empty folder, at a scale of 1 or below. ``at``: where it stands on an axis."""
 
     name: str
     measure: Callable[[Path, float], Figures]
+    at: int | None = None
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Something that is measured. ``max_repeats`` bounds the rounds of one that takes long."""
+    """Something that is measured. ``max_repeats`` bounds the rounds of one that takes long.
+
+    ``axis``: what the contenders' ``at`` counts; those of one name are then one family, measured at several places.
+    """
 
     name: str
     text: str
@@ -32,6 +43,12 @@ class Workload:
     contenders: tuple[Contender, ...]
     max_repeats: int = 1000
     warm_up: bool = True
+    axis: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the contenders, each once."""
+        return list(dict.fromkeys(contender.name for contender in self.contenders))
 
 
 @dataclass
@@ -41,6 +58,7 @@ class Row:
     contender: str
     phase: str
     samples: list[float]
+    at: int | None = None
 
     @property
     def median(self) -> float:
@@ -60,10 +78,16 @@ class Result:
     rows: list[Row] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
-    def first(self, phase: str) -> Row | None:
-        """The row that the others of a phase are compared with."""
-        name = self.workload.contenders[0].name
-        return next((row for row in self.rows if (row.contender, row.phase) == (name, phase)), None)
+    def first(self, row: Row) -> Row | None:
+        """What a row is compared with: the first contender, at the same place; one that is alone: its first place."""
+        names = self.workload.names
+        found = (other for other in self.rows if (other.contender, other.phase) == (names[0], row.phase))
+        return next((other for other in found if len(names) == 1 or other.at == row.at), None)
+
+
+def along(values: Sequence[int], name: str, measure: Callable[[int, Path, float], Figures]) -> tuple[Contender, ...]:
+    """A family of contenders: the same thing at several places of an axis."""
+    return tuple(Contender(name, partial(measure, value), value) for value in values)
 
 
 def run(
@@ -72,7 +96,7 @@ def run(
     """Measure a workload: a warm-up round, then ``repeats`` rounds, the contenders in turn."""
     repeats = min(repeats, workload.max_repeats)
     warm_ups = 1 if workload.warm_up else 0
-    samples: dict[tuple[str, str], list[float]] = {}
+    samples: dict[tuple[str, str, int | None], list[float]] = {}
     result = Result(workload)
     for number in range(-warm_ups, repeats):
         for contender in _turned(workload.contenders, number):
@@ -81,17 +105,22 @@ def run(
             say(f"{workload.name}: round {number + 1} of {repeats}, {contender.name}")
             try:
                 figures = _in_fresh_folder(contender, scale, scratch)
+            except LeftOut as error:
+                result.left_out[contender.name] = str(error)
+                continue
             except ImportError as error:
                 result.left_out[contender.name] = f"{error.name or 'it'} is not installed"
                 continue
             if number < 0:
                 continue
             for phase, figure in figures.items():
-                samples.setdefault((contender.name, phase), []).extend(figure if isinstance(figure, list) else [figure])
-    order = [contender.name for contender in workload.contenders]
-    phases = list(dict.fromkeys(phase for _, phase in samples))
-    for name, phase in sorted(samples, key=lambda key: (phases.index(key[1]), order.index(key[0]))):
-        result.rows.append(Row(name, phase, samples[name, phase]))
+                found = samples.setdefault((contender.name, phase, contender.at), [])
+                found.extend(figure if isinstance(figure, list) else [figure])
+    phases = list(dict.fromkeys(phase for _, phase, _ in samples))
+    for name, phase, at in sorted(
+        samples, key=lambda key: (phases.index(key[1]), key[2] or 0, workload.names.index(key[0]))
+    ):
+        result.rows.append(Row(name, phase, samples[name, phase, at], at))
     return result
 
 
@@ -107,3 +136,48 @@ def _in_fresh_folder(contender: Contender, scale: float, scratch: Path) -> Figur
         return contender.measure(folder, scale)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- what the workloads measure with ---------------------------------------------------------------------------------
+
+
+def per_item(work: Callable[[], object], count: int) -> float:
+    """Microseconds that each of ``count`` items takes."""
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) / count * 1e6
+
+
+def together(works: Sequence[Callable[[], object]]) -> float:
+    """Seconds from when all these start, each in a thread of its own, until the last has ended."""
+    began = 0.0
+    ends: list[float] = []
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        nonlocal began
+        began = time.perf_counter()
+
+    gate = threading.Barrier(len(works), action=start)
+
+    def run_one(work: Callable[[], object]) -> None:
+        try:
+            gate.wait()
+            work()
+        except BaseException as error:
+            errors.append(error)
+        ends.append(time.perf_counter())
+
+    threads = [threading.Thread(target=run_one, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return max(ends) - began
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The sample that this share of them do not exceed."""
+    return sorted(samples)[min(len(samples) - 1, int(len(samples) * share))]

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shutil
 import sqlite3
+import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench.measure import Result
+from bench.measure import Result, Row
 
-_PACKAGES = ("kestrelpy", "queuelib", "persist-queue", "litequeue", "diskcache")
+_PACKAGES = (
+    "kestrelpy",
+    "queuelib",
+    "persist-queue",
+    "litequeue",
+    "diskcache",
+    "culsans",
+    "lmdb",
+    "rocksdict",
+    "redis",
+)
+_SERVERS = {"redis-server": "--version", "beanstalkd": "-v"}
 
 
 def table(result: Result) -> str:
@@ -20,11 +34,11 @@ def table(result: Result) -> str:
     workload = result.workload
     rows: list[tuple[str, ...]] = [("contender", "", "min", "median", "max", "times")]
     for row in result.rows:
-        first = result.first(row.phase)
-        ratio = row.ratio(first)
+        ratio = row.ratio(result.first(row))
         figures = (min(row.samples), row.median, max(row.samples))
         times = "" if ratio is None or len(workload.contenders) == 1 else f"{ratio:.2f}"
-        rows.append((row.contender, row.phase, *(_figure(one) for one in figures), times))
+        phase = row.phase if row.at is None else f"{row.phase}, {workload.axis}: {row.at:,}"
+        rows.append((row.contender, phase, *(short(one) for one in figures), times))
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
     lines = [f"{workload.name}: {workload.text}" + (f" ({workload.unit})" if workload.unit else "")]
     for cells in rows:
@@ -35,7 +49,8 @@ def table(result: Result) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _figure(value: float) -> str:
+def short(value: float) -> str:
+    """A figure for people."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 0.1 else f"{value:.2f}"
 
 
@@ -49,22 +64,25 @@ def as_json(results: list[Result], *, repeats: int, scale: float, scratch: Path)
                 "workload": result.workload.name,
                 "text": result.workload.text,
                 "unit": result.workload.unit,
+                **({"axis": result.workload.axis} if result.workload.axis else {}),
                 "left_out": result.left_out,
-                "rows": [
-                    {
-                        "contender": row.contender,
-                        "phase": row.phase,
-                        "min": min(row.samples),
-                        "median": row.median,
-                        "max": max(row.samples),
-                        "times": row.ratio(result.first(row.phase)),
-                        "samples": row.samples,
-                    }
-                    for row in result.rows
-                ],
+                "rows": [_row(row, result) for row in result.rows],
             }
             for result in results
         ],
+    }
+
+
+def _row(row: Row, result: Result) -> dict[str, Any]:
+    return {
+        "contender": row.contender,
+        "phase": row.phase,
+        **({} if row.at is None else {"at": row.at}),
+        "min": min(row.samples),
+        "median": row.median,
+        "max": max(row.samples),
+        "times": row.ratio(result.first(row)),
+        "samples": row.samples,
     }
 
 
@@ -80,6 +98,7 @@ def machine(scratch: Path) -> dict[str, Any]:
         "gil": getattr(sys, "_is_gil_enabled", lambda: True)(),
         "sqlite": sqlite3.sqlite_version,
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "servers": {name: found for name, option in _SERVERS.items() if (found := _server_version(name, option))},
     }
 
 
@@ -88,6 +107,16 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+def _server_version(program: str, option: str) -> str:
+    """The first number in what a program says of itself."""
+    path = shutil.which(program)
+    if path is None:
+        return ""
+    said = subprocess.run([path, option], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\d+(\.\d+)+", said)
+    return found[0] if found else ""
 
 
 def _processor() -> str:

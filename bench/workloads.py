@@ -1,36 +1,48 @@
 """The workloads, each a name, what it does, and who takes part. Times are microseconds per item, one thread, 100 bytes.
 
-memory       fill an in-memory queue, then empty it
-put          fill a durable queue, sync left to the system
-put-take     fill a durable queue, then take every item out for good: put, take, and both together
-cycle        put one item, take it out for good, again and again: a queue that is always short
-batch        put-take by the thousand, where a contender can
-readers      put with 1 and with 16 readers attached, all of them behind
-sync         put that returns when the item is on disk, from 1 and from 16 threads
-backlog      2 million items wait: memory that they cost, and a get in front of them    (scale.py, as all below)
-reopen       open a queue of 1 GiB of backlog that was closed cleanly
-disk         disk space of a queue with three small items
-thousand     1,000 open queues: threads, descriptors, time
-import       time to import
+memory           fill an in-memory queue, then empty it; put one and get one, again and again
+memory-threads   items a second from producers to consumers, 1 and 1, 4 and 4     (threads.py, with the next)
+wake-up          from a put to the consumer that was parked in get
+put              fill a durable queue, sync left to the system unless the name says otherwise
+put-take         fill a durable queue, then take every item out for good: put, take, and both together
+cycle            put one item, take it out for good, again and again: a queue that is always short
+batch            put-take by the thousand, where a contender can
+size             put and take of items of 10 bytes to 1 MB
+large            write and read items of 1 MB, against a bare file
+readers          put with 1 to 64 readers attached, all of them behind
+sync             put that returns when the item is on disk, from 1 to 64 threads  (threads.py)
+behind           cycle with 10 to a million items waiting: each one put at the end, each one taken from the front
+backlog          2 million items wait: memory that they cost, and a get in front of them  (scale.py, as those below)
+reopen           open a queue of 10 GB of backlog that was closed cleanly, and one whose process was killed
+disk             disk space of a queue with three small items
+thousand         1,000 queues opened, one put each: time, threads, descriptors, disk
+folder           10,000 queues in one folder, 1,000 of them busy
+detached         from a put to a reader in another process; what that costs when idle   (detached.py)
+import           time to import, over a bare interpreter                               (scale.py)
 """
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench import rivals, scale
-from bench.measure import Contender, Figures, Workload
+from bench import detached, rivals, scale, threads
+from bench.measure import Contender, Figures, Workload, along, per_item
 from bench.rivals import BATCH, ITEM, Rival
 
 MEMORY_ITEMS = 200_000
 DURABLE_ITEMS = 200_000
-SYNC_ITEMS = 1_600
-THREADS = 16
+SIZES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
+SIZED_ITEMS = 100_000
+SIZED_BYTES = 64_000_000
+"""A round of one size puts so many items or so many bytes, whichever is less."""
+LARGE_BYTES = 1_000_000
+LARGE_ITEMS = 256
+READERS = (1, 4, 16, 64)
+BACKLOGS = (10, 10_000, 1_000_000)
+BEHIND_ITEMS = 400_000
+"""Three segments' worth: each round pays for the same few rotations."""
 MICROSECONDS = "microseconds per item"
 
 
@@ -40,37 +52,61 @@ def _count(rival: type[Rival], items: int, scale: float) -> int:
     return max(rival.least, count // BATCH * BATCH if count > BATCH else count)
 
 
-def _per_item(work: Callable[[], object], count: int) -> float:
-    began = time.perf_counter()
-    work()
-    return (time.perf_counter() - began) / count * 1e6
+def _memory(rival: type[Rival], folder: Path, scale: float) -> Figures:
+    figures = _put_take(rival, MEMORY_ITEMS, folder, scale)
+    return figures | _cycle(rival, MEMORY_ITEMS, folder, scale)
 
 
 def _put(rival: type[Rival], items: int, folder: Path, scale: float) -> Figures:
     count = _count(rival, items, scale)
     made = rival(folder, count)
     try:
-        return {"put": _per_item(lambda: made.fill(count, ITEM), count)}
+        return {"put": per_item(lambda: made.fill(count, ITEM), count)}
+    finally:
+        made.close()
+
+
+def _through(rival: type[Rival], count: int, item: bytes, folder: Path) -> tuple[float, float]:
+    """What it costs to put each of so many items, and to take it out for good."""
+    made = rival(folder, count, len(item))
+    try:
+        return per_item(lambda: made.fill(count, item), count), per_item(lambda: made.drain(count), count)
     finally:
         made.close()
 
 
 def _put_take(rival: type[Rival], items: int, folder: Path, scale: float) -> Figures:
-    count = _count(rival, items, scale)
-    made = rival(folder, count)
-    try:
-        put = _per_item(lambda: made.fill(count, ITEM), count)
-        take = _per_item(lambda: made.drain(count), count)
-        return {"put": put, "take": take, "both": put + take}
-    finally:
-        made.close()
+    put, take = _through(rival, _count(rival, items, scale), ITEM, folder)
+    return {"put": put, "take": take, "both": put + take}
 
 
 def _cycle(rival: type[Rival], items: int, folder: Path, scale: float) -> Figures:
     count = _count(rival, items, scale)
     made = rival(folder, count)
     try:
-        return {"cycle": _per_item(lambda: made.cycle(count, ITEM), count)}
+        return {"cycle": per_item(lambda: made.cycle(count, ITEM), count)}
+    finally:
+        made.close()
+
+
+def _sized(rival: type[Rival], size: int, folder: Path, scale: float) -> Figures:
+    count = max(1, int(min(SIZED_ITEMS, SIZED_BYTES // size) * rival.share * scale))
+    put, take = _through(rival, count, b"x" * size, folder)
+    return {"put": put, "take": take}
+
+
+def _large(rival: type[Rival], folder: Path, scale: float) -> Figures:
+    write, read = _through(rival, max(1, int(LARGE_ITEMS * scale)), b"x" * LARGE_BYTES, folder)
+    return {"write": write, "read": read}
+
+
+def _behind(rival: type[Rival], waiting: int, folder: Path, scale: float) -> Figures:
+    waiting = max(BACKLOGS[0], int(waiting * scale))
+    count = max(1, int(BEHIND_ITEMS * rival.share * scale))
+    made = rival(folder, waiting + count)
+    try:
+        made.stock(waiting, ITEM)
+        return {"cycle": per_item(lambda: made.cycle(count, ITEM), count)}
     finally:
         made.close()
 
@@ -88,69 +124,7 @@ def _with_readers(readers: int, folder: Path, scale: float) -> Figures:
             for _ in range(count):
                 put(ITEM)
 
-        return {"put": _per_item(fill, count)}
-
-
-def _from_threads(put: Callable[[], object], threads: int, count: int) -> float:
-    """Seconds per put, ``count`` of them from so many threads."""
-    gate = threading.Barrier(threads + 1)
-    each = max(1, count // threads)
-
-    def work() -> None:
-        gate.wait()
-        for _ in range(each):
-            put()
-        gate.wait()
-
-    workers = [threading.Thread(target=work) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    gate.wait()
-    began = time.perf_counter()
-    gate.wait()
-    seconds = time.perf_counter() - began
-    for worker in workers:
-        worker.join()
-    return seconds / (each * threads)
-
-
-def _kestrel_sync(threads: int, folder: Path, scale: float) -> Figures:
-    from kestrelpy import JournaledQueue
-
-    with JournaledQueue(folder, "bench", sync="always") as queue:
-        put = partial(queue.put, ITEM)
-        return {"put": _from_threads(put, threads, int(SYNC_ITEMS * scale)) * 1e6}
-
-
-def _sqlite_sync(threads: int, folder: Path, scale: float) -> Figures:
-    """One connection behind a lock: several of them, each busy waiting for its turn, are ten times slower."""
-    made = rivals.SqliteFull(folder, SYNC_ITEMS)
-    lock, put = threading.Lock(), made.put
-
-    def locked() -> None:
-        with lock:
-            put(ITEM)
-
-    try:
-        return {"put": _from_threads(locked, threads, int(SYNC_ITEMS * scale)) * 1e6}
-    finally:
-        made.close()
-
-
-def _bare_sync(folder: Path, scale: float) -> Figures:
-    """An append and an fdatasync: what the disk takes."""
-    count = max(1, int(SYNC_ITEMS * scale))
-    descriptor = os.open(folder / "file", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def fill() -> None:
-        for _ in range(count):
-            os.write(descriptor, ITEM)
-            os.fdatasync(descriptor)
-
-    try:
-        return {"put": _per_item(fill, count)}
-    finally:
-        os.close(descriptor)
+        return {"put": per_item(fill, count)}
 
 
 def _queues(
@@ -159,18 +133,27 @@ def _queues(
     return tuple(Contender(rival.name, partial(measure, rival, items)) for rival in taking_part)
 
 
+def _families(
+    measure: Callable[[type[Rival], int, Path, float], Figures], values: tuple[int, ...]
+) -> tuple[Contender, ...]:
+    """The quick ones along an axis."""
+    families = [along(values, rival.name, partial(measure, rival)) for rival in rivals.FEW]
+    return tuple(contender for family in families for contender in family)
+
+
 WORKLOADS: tuple[Workload, ...] = (
     Workload(
         "memory",
-        "fill an in-memory queue, then empty it",
+        "fill an in-memory queue, then empty it; put and get one by one",
         MICROSECONDS,
-        _queues(_put_take, rivals.MEMORY, MEMORY_ITEMS),
+        tuple(Contender(rival.name, partial(_memory, rival)) for rival in rivals.MEMORY),
     ),
+    *threads.IN_MEMORY,
     Workload(
         "put",
-        "fill a durable queue, sync left to the system",
+        "fill a durable queue, sync left to the system unless the name says otherwise",
         MICROSECONDS,
-        _queues(_put, rivals.DURABLE, DURABLE_ITEMS),
+        _queues(_put, rivals.PUTTING, DURABLE_ITEMS),
     ),
     Workload(
         "put-take",
@@ -191,22 +174,30 @@ WORKLOADS: tuple[Workload, ...] = (
         _queues(_put_take, rivals.BATCHED, DURABLE_ITEMS),
     ),
     Workload(
-        "readers",
-        "put with 1 and with 16 readers attached, none of them reading",
-        MICROSECONDS,
-        tuple(Contender(f"{number} readers", partial(_with_readers, number)) for number in (1, 16)),
+        "size", "put and take of items of one size", MICROSECONDS, _families(_sized, SIZES), axis="bytes", max_repeats=5
     ),
     Workload(
-        "sync",
-        "put that returns when the item is on disk",
+        "large",
+        "write and read items of 1 MB, against a bare file",
         MICROSECONDS,
-        (
-            Contender("kestrelpy always, 1 thread", partial(_kestrel_sync, 1)),
-            Contender(f"kestrelpy always, {THREADS} threads", partial(_kestrel_sync, THREADS)),
-            Contender("sqlite3 FULL, 1 thread", partial(_sqlite_sync, 1)),
-            Contender(f"sqlite3 FULL, {THREADS} threads", partial(_sqlite_sync, THREADS)),
-            Contender("append and fdatasync", _bare_sync),
-        ),
+        tuple(Contender(rival.name, partial(_large, rival)) for rival in rivals.LARGE),
+    ),
+    Workload(
+        "readers",
+        "put with readers attached, none of them reading",
+        MICROSECONDS,
+        along(READERS, "kestrelpy never", _with_readers),
+        axis="readers",
+    ),
+    threads.ON_DISK,
+    Workload(
+        "behind",
+        "put an item behind a backlog, take one out in front of it, again and again",
+        MICROSECONDS,
+        _families(_behind, BACKLOGS),
+        axis="items waiting",
     ),
     *scale.WORKLOADS,
+    *detached.WORKLOADS,
+    scale.IMPORTING,
 )

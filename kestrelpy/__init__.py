@@ -7,6 +7,8 @@ touching it.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import Codec, FullPolicy, QueueStats, ReaderConfig, ReaderStats
 from kestrelpy.errors import (
@@ -25,12 +27,14 @@ from kestrelpy.errors import (
     UnknownItem,
     UnsupportedFormat,
 )
-from kestrelpy.folder import Damage, VerifyReport, open_reader, queue_names, scan, verify
-from kestrelpy.inspection import QueueInspection, SavedReader, SegmentInfo, inspect
 from kestrelpy.item import Item, Record
 from kestrelpy.memory import BlockingQueue, ConcurrentBlockingQueue, SimpleBlockingQueue
 from kestrelpy.queue import JournaledQueue
 from kestrelpy.reader import Reader
+
+if TYPE_CHECKING:
+    from kestrelpy.folder import Damage, VerifyReport, open_reader, queue_names, scan, verify
+    from kestrelpy.inspection import QueueInspection, SavedReader, SegmentInfo, inspect
 
 __version__ = "0.1.0"
 
@@ -74,3 +78,21 @@ __all__ = [
     "scan",
     "verify",
 ]
+
+if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__ any name would do for them
+    _LATER = {
+        **dict.fromkeys(("Damage", "VerifyReport", "folder", "open_reader", "queue_names", "scan", "verify"), "folder"),
+        **dict.fromkeys(("QueueInspection", "SavedReader", "SegmentInfo", "inspect", "inspection"), "inspection"),
+    }
+
+    def __getattr__(name: str) -> object:
+        """What a program with a queue of its own has no need of is imported when it is asked for (PEP 562)."""
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        home = import_module(f"{__name__}.{_LATER[name]}")  # from here on the package has it as an attribute
+        return globals().setdefault(name, home if name == _LATER[name] else getattr(home, name))
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATER})

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
@@ -64,8 +63,7 @@ Entry: TypeAlias = tuple[bytes, int, int | None]
 """One item as the readers pass it along: data, added_ms, expires_ms. A plain tuple: one is made for every put."""
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentHeader:
+class SegmentHeader(NamedTuple):
     """The first bytes of a segment. Everything up to ``previous_last_id`` was on disk before it was written (R7)."""
 
     marker: int
@@ -79,8 +77,7 @@ class SegmentHeader:
     previous_end: int
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentFooter:
+class SegmentFooter(NamedTuple):
     """The last bytes of a closed segment. An empty one has ``last_id == first_id - 1``."""
 
     first_id: int
@@ -323,8 +320,7 @@ MOST_ERRORS = (1 << 32) - 1
 """An error count goes no further: there it stays."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """A reader's saved state; as the queue's mark it has no reader and ``head`` is the last id given out.
 
     ``done`` are spans of ids above ``head`` that are finished with, first and last, rising and apart. The hint is a

@@ -14,27 +14,37 @@ For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING
 
 from kestrelpy.errors import InvalidName
 
-_LEGAL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}", re.ASCII)
-_SEGMENT = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\.([0-9]{1,19})(?:\.[0-9a-f]{8})?\.segment", re.ASCII)
-_CHECKPOINT = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\+([A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.checkpoint", re.ASCII)
-_OF_QUEUE = re.compile(
+if TYPE_CHECKING:
+    import re
+
+_LEGAL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}"
+_SEGMENT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\.([0-9]{1,19})(?:\.[0-9a-f]{8})?\.segment"
+_CHECKPOINT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\+([A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.checkpoint"
+_OF_QUEUE = (
     r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})"
     r"(?:\.[0-9]{1,19}(?:\.[0-9a-f]{8})?\.segment|\.[0-9]{1,19}\.[0-9]{1,19}\.quarantine|\.mark|\.lock|\.readers\.lock"
-    r"|\+(?:[A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.(?:checkpoint|lock))(\.tmp)?",
-    re.ASCII,
+    r"|\+(?:[A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.(?:checkpoint|lock))(\.tmp)?"
 )
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    import re  # here and not above, and nothing compiled at import: who has no queue on disk must not pay for it
+
+    return re.compile(pattern)
 
 
 def check_name(name: str) -> str:
     """Return ``name`` if it is a legal queue or reader name; raise ``InvalidName`` otherwise."""
     if not isinstance(name, str):
         raise InvalidName(name, "a name is a str")
-    if not _LEGAL.fullmatch(name):
+    if not _compiled(_LEGAL).fullmatch(name):
         raise InvalidName(name, "1 to 100 characters of A-Z a-z 0-9 _ -, not starting with -")
     return name
 
@@ -78,7 +88,7 @@ def temporary_name(name: str) -> str:
 
 def parse_segment(file_name: str, queue: str) -> int | None:
     """The number of a segment of ``queue``, or ``None`` if the file is no such thing."""
-    match = _SEGMENT.fullmatch(file_name)
+    match = _compiled(_SEGMENT).fullmatch(file_name)
     return int(match[2]) if match and match[1] == queue else None
 
 
@@ -91,7 +101,7 @@ def segments_among(names: Iterable[str], queue: str) -> list[tuple[int, str]]:
 
 def parse_checkpoint(file_name: str, queue: str) -> str | None:
     """The reader's name (empty: the default reader), or ``None`` if the file is no checkpoint of ``queue``."""
-    match = _CHECKPOINT.fullmatch(file_name)
+    match = _compiled(_CHECKPOINT).fullmatch(file_name)
     return (match[2] or "") if match and match[1] == queue else None
 
 
@@ -111,5 +121,5 @@ def owned_among(names: Iterable[str], queue: str) -> set[str]:
 
 def parse_owner(file_name: str) -> tuple[str, bool] | None:
     """The queue that a file belongs to and whether it is a temporary one; ``None`` for a file that is not ours."""
-    match = _OF_QUEUE.fullmatch(file_name)
+    match = _compiled(_OF_QUEUE).fullmatch(file_name)
     return (match[1], match[2] is not None) if match else None

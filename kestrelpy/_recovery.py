@@ -13,7 +13,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from kestrelpy import _format as fmt
 from kestrelpy._checkpoint import known_queue_id, replace_file
@@ -36,21 +35,25 @@ MOST_LOST = 1 << 31
 """So many ids may have been given out behind the last one that is there; a ``lag`` has room for twice as many."""
 
 
-@dataclass(slots=True)
 class Recovered:
-    """A journal as it was found."""
+    """A journal as it was found.
 
-    segments: list[Segment] = field(default_factory=list)
-    stale: list[Segment] = field(default_factory=list)
-    """Segments that every reader is past and that came back from a deletion; to be retired again."""
-    queue_id: bytes = b""
-    tail_id: int = 0
-    """The last id that was ever given out, as far as anything shows."""
-    watermark: int = 0
-    quarantined: int = 0
-    counted: set[tuple[int, int]] = field(default_factory=set)
-    """Number and offset of each place in a segment whose damage is in ``quarantined``: a reading will meet it again."""
-    last_number: int = 0
+    ``stale``: segments that every reader is past and that came back from a deletion; to be retired again. ``tail_id``:
+    the last id that was ever given out, as far as anything shows. ``counted``: number and offset of each place in a
+    segment whose damage is in ``quarantined``: a reading will meet it again.
+    """
+
+    __slots__ = ("counted", "last_number", "quarantined", "queue_id", "segments", "stale", "tail_id", "watermark")
+
+    def __init__(self, *, queue_id: bytes = b"", tail_id: int = 0) -> None:
+        self.segments: list[Segment] = []
+        self.stale: list[Segment] = []
+        self.queue_id = queue_id
+        self.tail_id = tail_id
+        self.watermark = 0
+        self.quarantined = 0
+        self.counted: set[tuple[int, int]] = set()
+        self.last_number = 0
 
 
 class Recovery:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TypeAlias
 from zlib import crc32
 
@@ -42,21 +41,38 @@ WORST_GROWTH = 9
 """How many times larger than its bytes a block may be in memory: one of empty items, 32 bytes each."""
 
 
-@dataclass(slots=True)
 class Segment:
-    """What is known of one segment. Only the active one, whose footer is not written, changes."""
+    """What is known of one segment. Only the active one, whose footer is not written, changes.
 
-    name: str
-    header: fmt.SegmentHeader
-    last_id: int
-    data_bytes: int
-    records_end: int
-    min_added_ms: int = 0
-    max_added_ms: int = 0
-    size: int = 0
-    closed: bool = False
-    marks: list[tuple[int, int]] = field(default_factory=list)
-    """Places in it, ``(id, offset)``, rising: where a search may start. May be empty."""
+    ``marks``: places in it, ``(id, offset)``, rising, where a search may start. May be empty.
+    """
+
+    __slots__ = (
+        "closed",
+        "data_bytes",
+        "header",
+        "last_id",
+        "marks",
+        "max_added_ms",
+        "min_added_ms",
+        "name",
+        "records_end",
+        "size",
+    )
+
+    def __init__(
+        self, name: str, header: fmt.SegmentHeader, last_id: int, data_bytes: int, records_end: int, *, size: int = 0
+    ) -> None:
+        self.name = name
+        self.header = header
+        self.last_id = last_id
+        self.data_bytes = data_bytes
+        self.records_end = records_end
+        self.min_added_ms = 0
+        self.max_added_ms = 0
+        self.size = size
+        self.closed = False
+        self.marks: list[tuple[int, int]] = []
 
     @property
     def number(self) -> int:

@@ -5,8 +5,6 @@ Nothing is written and no lock is taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from kestrelpy import _format as fmt
 from kestrelpy import _names
 from kestrelpy._chain import Chain
@@ -15,11 +13,11 @@ from kestrelpy._disk import Directory, File
 from kestrelpy._home import Home, is_place_of
 from kestrelpy._recovery import out_of_reach
 from kestrelpy._segment import Segment, frames_of, load_segment, read_header, read_used
+from kestrelpy._value import Value
 from kestrelpy.errors import CorruptJournal
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(Value):
     """One place that is not as it should be."""
 
     path: str
@@ -27,8 +25,7 @@ class Damage:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerifyReport:
+class VerifyReport(Value, kw_only=True):
     """What ``verify`` found. ``torn_bytes``: left behind by crashes above what was durable; no damage."""
 
     queue: str
@@ -40,7 +37,7 @@ class VerifyReport:
     torn_bytes: int = 0
     readers: tuple[str, ...] = ()
     damage: tuple[Damage, ...] = ()
-    unknown_files: tuple[str, ...] = field(default=())
+    unknown_files: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

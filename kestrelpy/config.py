@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
+
+from kestrelpy._value import Value
 
 if TYPE_CHECKING:
     from kestrelpy.item import Item
@@ -37,8 +38,7 @@ class Codec(Protocol):
     def decode(self, data: bytes) -> Any: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReaderConfig:
+class ReaderConfig(Value, kw_only=True):
     """The limits and hooks of one reader.
 
     ``max_items`` and ``max_bytes`` limit what is unread or open, by ``full_policy``. An item expires at the earlier
@@ -75,8 +75,7 @@ class ReaderConfig:
             raise TypeError(f"full_policy must be a FullPolicy, not {self.full_policy!r}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReaderStats:
+class ReaderStats(Value, kw_only=True):
     """One reader's figures at one moment. Counters count since the reader was opened in this process."""
 
     name: str
@@ -99,8 +98,7 @@ class ReaderStats:
     memory_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueueStats:
+class QueueStats(Value, kw_only=True):
     """A journaled queue's figures at one moment. ``items`` and ``bytes`` are sums over the readers open here.
 
     ``tail_id`` is the last id given out, ``durable_id`` the last one known to be on disk. Counters count since the
@@ -118,4 +116,4 @@ class QueueStats:
     put_bytes: int
     sync_count: int
     quarantined: int
-    readers: Mapping[str, ReaderStats] = field(default_factory=lambda: MappingProxyType({}))
+    readers: Mapping[str, ReaderStats] = MappingProxyType({})

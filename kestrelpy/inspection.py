@@ -6,7 +6,6 @@ Read-only and without a lock; it may be called beside a live writer.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from kestrelpy import _names
 from kestrelpy._chain import Chain
@@ -14,6 +13,7 @@ from kestrelpy._checkpoint import load_checkpoint
 from kestrelpy._disk import Directory, Disk, RealDisk
 from kestrelpy._format import Checkpoint
 from kestrelpy._segment import Segment, frames_of, load_segment, read_header
+from kestrelpy._value import Value
 from kestrelpy.errors import CorruptJournal
 
 __all__ = ["QueueInspection", "SavedReader", "SegmentInfo", "inspect"]
@@ -21,8 +21,7 @@ __all__ = ["QueueInspection", "SavedReader", "SegmentInfo", "inspect"]
 _TRIES = 5  # a live writer may retire a file between the listing and the look
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentInfo:
+class SegmentInfo(Value):
     """One segment. ``file_bytes``: its apparent size. Of one that is not closed, ``items`` counts what is whole."""
 
     name: str
@@ -35,8 +34,7 @@ class SegmentInfo:
     closed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SavedReader:
+class SavedReader(Value):
     """A reader as of its last checkpoint. ``items`` and ``bytes``: what was not done by then, open reads included.
 
     ``done``: spans of ids done above ``head``. ``error_counts``: id and how often it was aborted.
@@ -50,8 +48,7 @@ class SavedReader:
     error_counts: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class QueueInspection:
+class QueueInspection(Value):
     """A queue by its files. ``put_items``, ``put_bytes``: what was ever put; ``file_bytes``: their apparent size."""
 
     name: str

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
+
+from kestrelpy._value import Value, set_field
 
 __all__ = ["Item", "Record"]
 
@@ -75,19 +76,29 @@ new_item = object.__new__
 """``new_item(Item)`` and a store for each slot make an item in half the time that ``Item(...)`` takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Value):
     """One item as it lies in a segment.
 
     ``error_count`` is the highest that any reader's checkpoint notes for it. ``segment`` is the name of its file.
     """
 
+    __slots__ = ("added_ms", "data", "error_count", "expires_ms", "id", "segment")
     id: int
     data: bytes
     added_ms: int
     expires_ms: int | None
     error_count: int
     segment: str
+
+    def __init__(
+        self, id: int, data: bytes, added_ms: int, expires_ms: int | None, error_count: int, segment: str
+    ) -> None:
+        set_field(self, "id", id)
+        set_field(self, "data", data)
+        set_field(self, "added_ms", added_ms)
+        set_field(self, "expires_ms", expires_ms)
+        set_field(self, "error_count", error_count)
+        set_field(self, "segment", segment)
 
 
 def id_of(item_or_id: Item | int) -> int:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -503,7 +502,7 @@ def test_what_is_left_of_a_making_is_passed_over(
     first, _ = sorted(folder.glob("*.segment"))
     header = fmt.decode_header(first.read_bytes())
     assert header is not None
-    vain = replace(header, number=numbers[0] + 1, marker=1 << 31)
+    vain = header._replace(number=numbers[0] + 1, marker=1 << 31)
     for number, data in enumerate(
         (fmt.encode_header(vain) + bytes(500), first.read_bytes(), bytes(500)), numbers[0] + 1
     ):

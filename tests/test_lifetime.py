@@ -215,14 +215,3 @@ def test_a_queue_left_to_the_collector_warns(script: Any, folder: Path) -> None:
         folder,
     )
     assert "ResourceWarning" in told.split()
-
-
-def test_importing_is_quick_and_loads_no_extra(script: Any) -> None:
-    told = script(
-        """
-        import sys
-        import kestrelpy
-        print(*sorted({"asyncio", "portalocker", "pyspark", "kestrelpy.cli", "kestrelpy.testing"} & set(sys.modules)))
-        """
-    )
-    assert told == ""

@@ -7,7 +7,6 @@ what is not is counted.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,7 +90,7 @@ def test_a_mark_of_impossible_ids_is_refused_even_with_quarantine(segments_too: 
     files = three_segments()
     mark, _ = fmt.decode_checkpoints(files["jobs.mark"])
     assert mark is not None
-    forged = fmt.checkpoint_prefix() + fmt.encode_checkpoint(replace(mark, head=1 << 40, watermark=0))
+    forged = fmt.checkpoint_prefix() + fmt.encode_checkpoint(mark._replace(head=1 << 40, watermark=0))
     files = {name: data for name, data in files.items() if segments_too and name.endswith("segment")}
     for mode in ("raise", "quarantine"):
         disk = disk_of({**files, "jobs.mark": forged})
@@ -133,7 +132,7 @@ def test_a_segment_that_was_begun_in_vain_goes_and_what_it_held_is_kept_aside(re
     last = fmt.decode_header(files[segments(files)[-1]])
     assert last is not None
     number = last.number - 500
-    vain = replace(last, number=number, marker=last.marker ^ 1)
+    vain = last._replace(number=number, marker=last.marker ^ 1)
     name = f"jobs.{number}.segment"
     disk = disk_of({**files, name: fmt.encode_header(vain) + rest})
     with opened(disk) as queue:
@@ -152,7 +151,7 @@ def test_a_refused_opening_is_refused_again_in_the_same_words(mode: str) -> None
     last = segments(files)[-1]
     header = fmt.decode_header(files[last])
     assert header is not None
-    vain = replace(header, number=header.number - 500, marker=header.marker ^ 1, first_id=(fmt.LARGEST >> 1) + 2)
+    vain = header._replace(number=header.number - 500, marker=header.marker ^ 1, first_id=(fmt.LARGEST >> 1) + 2)
     files[f"jobs.{vain.number}.segment"] = fmt.encode_header(vain) + bytes(500)
     disk = disk_of(files)
     words = []

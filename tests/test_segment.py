@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
@@ -346,8 +345,8 @@ def test_what_is_left_of_a_making_is_no_segment_unless_a_later_one_names_it() ->
     assert not is_none(full, 7, HEADER, 0, None)
     assert not is_none(full, 7, None, 4, None)
     assert is_none(full, 7, None, 5, None), "what an old segment has left in its room"
-    assert not is_none(empty, 7, HEADER, 0, replace(HEADER, number=8, previous_number=7))
-    assert is_none(empty, 7, HEADER, 0, replace(HEADER, number=8))
+    assert not is_none(empty, 7, HEADER, 0, HEADER._replace(number=8, previous_number=7))
+    assert is_none(empty, 7, HEADER, 0, HEADER._replace(number=8))
 
 
 def test_the_header_of_a_segment_by_its_name() -> None:

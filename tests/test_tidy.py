@@ -28,6 +28,7 @@ MAX_MODULE_LINES = 450
 
 LAYERS = {
     # L0: values
+    "_value": 0,
     "errors": 0,
     "item": 0,
     "config": 0,
@@ -119,6 +120,7 @@ BANS = (
     Ban("datetime.*", "instants in milliseconds, of the clock that was passed in", PROGRAMS),
     Ban("random.*", "what was passed in (os.urandom is in kestrelpy._disk)", PROGRAMS),
     Ban("pickle.*", "a codec that the user passes"),
+    Ban("dataclasses.*", "kestrelpy._value: importing dataclasses takes long", ("_value", *PROGRAMS)),
     Ban("marshal.*", "kestrelpy._format"),
     Ban("eval", "code"),
     Ban("exec", "code"),

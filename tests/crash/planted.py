@@ -574,7 +574,7 @@ def open_reads_saved_as_done() -> Iterator[None]:
     real = Progress.checkpoint
 
     def checkpoint(self: Progress, *rest: Any) -> Any:
-        return replace(real(self, *rest), head=self.next_id - 1, done=())
+        return real(self, *rest)._replace(head=self.next_id - 1, done=())
 
     with patch.object(Progress, "checkpoint", checkpoint):
         yield
@@ -669,7 +669,7 @@ def expiry_not_stored() -> Iterator[None]:
 def sums_not_carried_on() -> Iterator[None]:
     """A new segment's header does not say how many items there were before it."""
     real = _format.encode_header
-    with patch.object(_format, "encode_header", lambda header: real(replace(header, base_items=0))):
+    with patch.object(_format, "encode_header", lambda header: real(header._replace(base_items=0))):
         yield
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -132,7 +131,7 @@ def test_history_go_diskqueue_34_a_place_that_is_no_boundary(tmp_path: Path) -> 
     for number in (state.hint_number, state.hint_number + 1, 1):
         for offset in (0, 96, 97, 133, 136, 140, 300, 1 << 40):
             for hint_id in (1, 3, 6, 9, 1 << 50):
-                forged = replace(state, hint_number=number, hint_offset=offset, hint_id=hint_id)
+                forged = state._replace(hint_number=number, hint_offset=offset, hint_id=hint_id)
                 overwrite(disk, CHECKPOINT, fmt.checkpoint_prefix() + fmt.encode_checkpoint(forged))
                 queue = on_disk(disk)
                 assert list(take(queue)) == [6, 7, 8, 9, 10], (number, offset, hint_id)

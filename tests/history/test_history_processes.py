@@ -12,7 +12,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -306,7 +305,7 @@ def done_means_all_up_to_there() -> Iterator[None]:
 
     def checkpoint(self: Progress, *arguments: Any) -> Any:
         state = real(self, *arguments)
-        return replace(state, head=state.done[-1][1], done=()) if state.done else state
+        return state._replace(head=state.done[-1][1], done=()) if state.done else state
 
     with patch.object(Progress, "checkpoint", checkpoint):
         yield

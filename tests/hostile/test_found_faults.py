@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -182,14 +181,14 @@ def with_state(files: Files, **fields: Any) -> Files:
     """The mark says something else, with its checksum."""
     state, _ = fmt.decode_checkpoints(files["jobs.mark"])
     assert state is not None
-    return {**files, "jobs.mark": fmt.checkpoint_prefix() + fmt.encode_checkpoint(replace(state, **fields))}
+    return {**files, "jobs.mark": fmt.checkpoint_prefix() + fmt.encode_checkpoint(state._replace(**fields))}
 
 
 def with_header(files: Files, **fields: Any) -> Files:
     name = segments(files)[-1]
     header = fmt.decode_header(files[name])
     assert header is not None
-    return {**files, name: fmt.encode_header(replace(header, **fields)) + files[name][96:]}
+    return {**files, name: fmt.encode_header(header._replace(**fields)) + files[name][96:]}
 
 
 @pytest.mark.parametrize("mode", ["raise", "quarantine"])

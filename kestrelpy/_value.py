@@ -1,0 +1,140 @@
+"""What the public values are made of: immutable, compared and hashed by what they hold, cheap to import.
+
+To its users a value is a frozen dataclass. But ``dataclasses`` brings in ``inspect``, ``ast`` and ``tokenize``, and
+compiles source for each class: that was nearly half of what importing the library took. So a dataclass is only made,
+as a twin of the value's class, when somebody asks for what it alone knows.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+
+if TYPE_CHECKING:
+    from dataclasses import Field
+    from typing import Self
+
+set_field = object.__setattr__
+"""``set_field(value, name, to)``: for the ``__init__`` of a value that is made so often that it has its own."""
+
+
+def _twin(cls: type[Value]) -> type[Any]:
+    """A dataclass with the fields of ``cls``, made once."""
+    if "_made" in vars(cls):
+        return cls._made
+    from dataclasses import field, make_dataclass  # here and not above: who does not use it must not pay for it
+
+    fields = []
+    for name, annotation in cls._annotated.items():
+        options: dict[str, Any] = {"kw_only": name not in cls.__match_args__}
+        if name in cls._defaults:
+            default = cls._defaults[name]
+            if type(default).__hash__ is None:  # dataclasses take it for one that may change
+                options["default_factory"] = lambda default=default: default
+            else:
+                options["default"] = default
+        fields.append((name, annotation, field(**options)))
+    cls._made = make_dataclass(cls.__qualname__, fields, frozen=True)
+    return cls._made
+
+
+class _OfTwin:
+    """A class attribute as the twin has it. ``Value`` itself has no fields, and none of this."""
+
+    def __set_name__(self, owner: type[Value], name: str) -> None:
+        self._name = name
+
+    def __get__(self, value: Value | None, cls: type[Value]) -> Any:
+        if not cls._annotated:
+            raise AttributeError(f"{cls.__name__} has no {self._name}")
+        return getattr(_twin(cls), self._name)
+
+
+class _Signature:
+    """The signature of the ``__init__`` that all share, for ``help`` and the like."""
+
+    def __get__(self, value: Value | None, cls: type[Value]) -> Any:
+        if not cls._annotated or cls.__init__ is not Value.__init__:
+            raise AttributeError(f"{cls.__name__} has an __init__ of its own")
+        from inspect import signature  # here and not above: who does not use it must not pay for it
+
+        return signature(_twin(cls))
+
+
+@dataclass_transform(frozen_default=True)
+class Value:
+    """The base of values. Their fields are what a class annotates, a default is what it assigns there.
+
+    ``class Point(Value, kw_only=True)`` has fields that are given by name. One with ``__slots__`` writes its own
+    ``__init__``, with ``set_field``. ``__post_init__`` is where a value is checked.
+    """
+
+    __slots__ = ()
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+    _annotated: ClassVar[dict[str, Any]] = {}
+    _defaults: ClassVar[dict[str, Any]] = {}
+    _values: ClassVar[attrgetter[Any]]
+    _made: ClassVar[type[Any]]
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    else:
+        __dataclass_fields__ = _OfTwin()
+        __dataclass_params__ = _OfTwin()
+        __signature__ = _Signature()
+
+    def __init_subclass__(cls, *, kw_only: bool = False) -> None:
+        own, held = cls.__annotations__, vars(cls)
+        cls._annotated = {**cls._annotated, **own}
+        cls._values = attrgetter(*cls._annotated)
+        if "__slots__" not in held:
+            cls._defaults = {**cls._defaults, **{name: held[name] for name in own if name in held}}
+        if not kw_only:
+            cls.__match_args__ = (*cls.__match_args__, *own)  # type: ignore[misc]  # mypy wants a literal
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        cls = type(self)
+        placed = dict(zip(cls.__match_args__, args, strict=False))
+        held = {**cls._defaults, **placed, **given}
+        if held.keys() != cls._annotated.keys() or len(placed) < len(args) or placed.keys() & given.keys():
+            _twin(cls)(*args, **given)  # raises TypeError, and says what is wrong
+        self.__dict__.update(held)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Raises for what the fields must not hold."""
+
+    def _held(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._annotated}
+
+    def __setattr__(self, name: str, to: object) -> None:
+        from dataclasses import FrozenInstanceError
+
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        from dataclasses import FrozenInstanceError
+
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Value) and type(other) is type(self):
+            return bool(self._values(self) == self._values(other))
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._values(self))
+
+    @recursive_repr()
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}({', '.join(f'{name}={held!r}' for name, held in self._held().items())})"
+
+    def __replace__(self, /, **changes: Any) -> Self:
+        return type(self)(**{**self._held(), **changes})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._held()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, held in state.items():
+            set_field(self, name, held)

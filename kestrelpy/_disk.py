@@ -305,12 +305,15 @@ class RealDirectory:
 
     def open(self, name: str, *, write: bool = False) -> RealFile:
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        descriptor = os.open(name, flags, dir_fd=self._number)
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
+        while True:
+            descriptor = os.open(name, flags, dir_fd=self._number)
+            about = os.fstat(descriptor)
+            if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+                return RealFile(descriptor, mapped=self._mapped)
             os.close(descriptor)
-            raise OSError(errno.EINVAL, "not a regular file with one link", os.path.join(self._path, name))
-        return RealFile(descriptor, mapped=self._mapped)
+            if about.st_nlink:
+                raise OSError(errno.EINVAL, "not a regular file with one link", os.path.join(self._path, name))
+            # It was removed or replaced between our open and our look: what is there now is meant.
 
     def create(self, name: str) -> RealFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

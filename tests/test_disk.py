@@ -878,3 +878,27 @@ def test_importing_the_disk_does_not_import_the_lock_library() -> None:
     code = "import kestrelpy._disk, sys; sys.exit('portalocker' in sys.modules)"
     root = Path(_disk.__file__).parent.parent
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_file_that_goes_while_it_is_opened(
+    real: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    """What has its name by then is meant, not the file without one."""
+    (tmp_path / "f").write_bytes(b"old")
+    plain_open = os.open
+
+    def opened_and_gone(name: str, *rest: int, **options: int) -> int:
+        descriptor = plain_open(name, *rest, **options)
+        if name == "f" and (tmp_path / "f").read_bytes() == b"old":
+            (tmp_path / "f").unlink()
+            if replaced:
+                (tmp_path / "f").write_bytes(b"new")
+        return descriptor
+
+    monkeypatch.setattr(os, "open", opened_and_gone)
+    if replaced:
+        assert real.open("f").read(0, 9) == b"new"
+    else:
+        with fails(errno.ENOENT, FileNotFoundError):
+            real.open("f")

@@ -40,17 +40,13 @@ def replace_file(directory: Directory, name: str, data: bytes) -> None:
     directory.sync()
 
 
-def load_checkpoint(directory: Directory, name: str, *, sync: bool = False) -> tuple[fmt.Checkpoint | None, bool]:
-    """The last whole state in the file, and whether the file is there.
-
-    With ``sync``, what is returned is durable: for deciding what may be retired. Raises ``OSError`` and
-    ``UnsupportedFormat``.
-    """
-    data = _read(directory, name, sync=sync)
+def load_checkpoint(directory: Directory, name: str) -> tuple[fmt.Checkpoint | None, bool]:
+    """The last whole state in the file, and whether the file is there. Raises ``OSError`` and ``UnsupportedFormat``."""
+    data = _read(directory, name)
     return (None, False) if data is None else (_decode(data)[0], True)
 
 
-def _read(directory: Directory, name: str, *, sync: bool = False) -> bytes | None:
+def _read(directory: Directory, name: str) -> bytes | None:
     """What the file holds, ``None`` if it is not there. Raises ``UnsupportedFormat``."""
     try:
         file = directory.open(name)
@@ -58,8 +54,6 @@ def _read(directory: Directory, name: str, *, sync: bool = False) -> bytes | Non
         return None
     try:
         data = _read_states(file)
-        if sync:
-            file.sync()
     finally:
         file.close()
     version = fmt.checkpoint_version(data)
@@ -107,6 +101,8 @@ class CheckpointFile:
         """The last state known to be on disk. As long as there is none, what the file holds may be in the page cache
         alone, where a sync that failed has left it: nothing that follows it there is durable.
         """
+        self.durable_head = 0
+        """Every id up to it is done in the last state known to be on disk, and in all since: those may get there."""
 
     def load(self) -> tuple[fmt.Checkpoint | None, bool]:
         """As ``load_checkpoint``; if the file ends with a whole state, saves go on behind it."""
@@ -115,6 +111,7 @@ class CheckpointFile:
             return None, False
         state, end = _decode(data)
         self._size = end if state is not None and end == len(data) else 0
+        self.durable_head = min(state.head, state.durable_head) if state is not None else 0
         return state, True
 
     def save(self, state: fmt.Checkpoint, *, durable: bool) -> None:
@@ -122,14 +119,15 @@ class CheckpointFile:
 
         Raises ``OSError``; then the last state that was saved counts, and the next save begins a new file.
         """
-        data = fmt.encode_checkpoint(state)
+        self.durable_head = min(self.durable_head, state.head)
+        data = fmt.encode_checkpoint(state._replace(durable_head=self.durable_head))
         size = self._size
         self._size = 0
         unsure = durable and self.durable is None
         if size == 0 or unsure or size + len(data) > max(REPLACE_BYTES, 4 * len(data)):
             replace_file(self._directory, self.name, fmt.checkpoint_prefix() + data)
             self._size = fmt.CHECKPOINT_PREFIX_BYTES + len(data)
-            self.durable = state
+            self._note_durable(state)
             return
         file = self._directory.open(self.name, write=True)
         try:
@@ -140,7 +138,25 @@ class CheckpointFile:
             file.close()
         self._size = size + len(data)
         if durable:
-            self.durable = state
+            self._note_durable(state)
+
+    def _note_durable(self, state: fmt.Checkpoint) -> None:
+        """``state`` is on disk. Says so in the file, for those who own the queue and not the reader: a sync of theirs
+        would not tell them, as of one that has failed here they hear nothing. If it can't be said, they wait.
+        """
+        self.durable = state
+        if self.durable_head == state.head:
+            return
+        self.durable_head = state.head
+        size, self._size = self._size, 0
+        data = fmt.encode_checkpoint(state._replace(durable_head=state.head))
+        with contextlib.suppress(OSError):
+            file = self._directory.open(self.name, write=True)
+            try:
+                file.write(size, data)
+            finally:
+                file.close()
+            self._size = size + len(data)
 
     def rename(self, name: str) -> None:
         """Give the file another name, durably: the default reader's place taken over by the first named one."""
@@ -150,5 +166,5 @@ class CheckpointFile:
 
     def forget(self) -> None:
         """The file is gone: the next save makes a new one."""
-        self._size = 0
+        self._size = self.durable_head = 0
         self.durable = None

@@ -324,7 +324,8 @@ class Checkpoint(NamedTuple):
     """A reader's saved state; as the queue's mark it has no reader and ``head`` is the last id given out.
 
     ``done`` are spans of ids above ``head`` that are finished with, first and last, rising and apart. The hint is a
-    place at or before which the record after ``head`` is found: ``hint_id`` is the id of the frame there.
+    place at or before which the record after ``head`` is found: ``hint_id`` is the id of the frame there. When it was
+    written, an older state was known to be on disk, with all ids up to ``durable_head`` done.
     """
 
     queue_id: bytes
@@ -339,6 +340,7 @@ class Checkpoint(NamedTuple):
     flags: int = 0
     done: tuple[tuple[int, int], ...] = ()
     error_counts: tuple[tuple[int, int], ...] = ()
+    durable_head: int = 0
 
     @property
     def highest_id(self) -> int:
@@ -375,7 +377,7 @@ def encode_checkpoint(state: Checkpoint) -> bytes:
                 state.hint_number,
                 state.hint_offset,
                 state.hint_id,
-                0,
+                state.durable_head,
                 state.flags,
                 len(name),
                 len(state.done),
@@ -417,7 +419,7 @@ def decode_checkpoints(data: bytes) -> tuple[Checkpoint | None, int]:
 
 
 def _decode_checkpoint_body(body: bytes) -> Checkpoint | None:
-    queue_id, head, watermark, items, size, number, offset, hint, _, flags, name_bytes, spans, errors = (
+    queue_id, head, watermark, items, size, number, offset, hint, durable, flags, name_bytes, spans, errors = (
         _CHECKPOINT_BODY.unpack_from(body)
     )
     name_end = _CHECKPOINT_BODY.size + name_bytes
@@ -432,7 +434,7 @@ def _decode_checkpoint_body(body: bytes) -> Checkpoint | None:
         return None
     counts = tuple(_ERROR_COUNT.iter_unpack(body[spans_end:]))
     return Checkpoint(
-        queue_id, name.decode("ascii"), head, watermark, items, size, number, offset, hint, flags, done, counts
+        queue_id, name.decode("ascii"), head, watermark, items, size, number, offset, hint, flags, done, counts, durable
     )
 
 

@@ -156,9 +156,9 @@ class Home:
             if reader not in self.reader_names():
                 self.directory.unlink(_names.reader_lock_name(self.queue, reader))
 
-    def lowest_head_elsewhere(self, own: set[str]) -> int | None:
+    def lowest_head_elsewhere(self, own: set[str], wanted: int) -> int | None:
         """The lowest durable head of the readers that are not open here, 0 where one has lost its place; ``None`` if
-        there are none. Under ``guard``.
+        there are none. ``wanted``: a lower one is of no use. Under ``guard``.
         """
         names = self.directory.names()
         lost = self.lost_names(names) - own
@@ -170,10 +170,31 @@ class Home:
             return 0
         lowest: int | None = None
         for reader in self.reader_names(names) - own:
-            state, _ = load_checkpoint(self.directory, _names.checkpoint_name(self.queue, reader), sync=True)
-            head = 0 if state is None else state.head
+            head = self._durable_head_elsewhere(reader, wanted)
             lowest = head if lowest is None else min(lowest, head)
         return lowest
+
+    def _durable_head_elsewhere(self, reader: str, wanted: int) -> int:
+        """What its owner says. The place of a reader that nobody owns is saved anew, if that helps."""
+        state, _ = load_checkpoint(self.directory, _names.checkpoint_name(self.queue, reader))
+        if state is None:
+            return 0
+        if state.durable_head < wanted <= state.head:
+            try:
+                lock = self.lock_reader(reader)
+            except QueueLocked:
+                return state.durable_head
+            try:
+                file = self.checkpoint_file(reader)
+                state, _ = file.load()
+                if state is None:
+                    return 0
+                with contextlib.suppress(OSError):  # no room, say: what was said before counts
+                    file.save(state, durable=True)
+                    return state.head
+            finally:
+                lock.release()
+        return min(state.head, state.durable_head)
 
     def erase(self) -> None:
         """Delete every file of this queue and no other; the locks last. What is left after a crash on the way may be

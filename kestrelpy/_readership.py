@@ -400,7 +400,7 @@ class Readership:
                     reader.checkpoint(durable=True)
         with self._home.guard():
             heads = [self._durable_head(reader) for reader in own]
-            elsewhere = self._home.lowest_head_elsewhere({reader.name for reader in own})
+            elsewhere = self._home.lowest_head_elsewhere({reader.name for reader in own}, first_last_id)
             if elsewhere is not None:
                 heads.append(elsewhere)
             if heads:
@@ -414,7 +414,7 @@ class Readership:
 
     def _durable_head(self, reader: Reader) -> int:
         file = self._files.get(reader)
-        return file.durable.head if file is not None and file.durable is not None else 0
+        return file.durable_head if file is not None and file.durable is not None else 0
 
     def dispose_stale(self, segments: list[Segment]) -> None:
         """Segments that came back from a deletion: retire them again, when the next ones are."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+from contextlib import nullcontext
 
 import pytest
 
 from kestrelpy import UnsupportedFormat
 from kestrelpy import _format as fmt
 from kestrelpy._checkpoint import REPLACE_BYTES, CheckpointFile, load_checkpoint, replace_file
+from kestrelpy._disk import Directory
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk
 
 NAME = "jobs+a.checkpoint"
@@ -18,13 +20,22 @@ def state(head: int, **more: object) -> fmt.Checkpoint:
     return fmt.Checkpoint(b"q" * 16, "a", head, head, head, head * 10, **more)  # type: ignore[arg-type]
 
 
+def without_claim(found: tuple[fmt.Checkpoint | None, bool]) -> tuple[fmt.Checkpoint | None, bool]:
+    """Without what a state says of older ones."""
+    return found[0] and found[0]._replace(durable_head=0), found[1]
+
+
+def loaded(directory: Directory) -> tuple[fmt.Checkpoint | None, bool]:
+    return without_claim(load_checkpoint(directory, NAME))
+
+
 def test_the_last_state_saved_is_the_one_loaded() -> None:
     directory = MemoryDisk().directory("/q", create=True)
-    assert load_checkpoint(directory, NAME) == (None, False)
+    assert loaded(directory) == (None, False)
     file = CheckpointFile(directory, NAME)
     for head in range(20):
         file.save(state(head), durable=head % 3 == 0)
-        assert load_checkpoint(directory, NAME) == (state(head), True)
+        assert loaded(directory) == (state(head), True)
     assert file.durable == state(18)
     assert directory.names() == [NAME]
 
@@ -58,7 +69,7 @@ def test_a_grown_file_is_replaced_by_one_state() -> None:
         largest = max(largest, directory.open(NAME).size())
     assert disk.counts["rename"] > 1
     assert largest <= REPLACE_BYTES
-    assert load_checkpoint(directory, NAME)[0] == state(1999)
+    assert loaded(directory)[0] == state(1999)
 
 
 def test_a_large_state_does_not_replace_the_file_every_time() -> None:
@@ -78,19 +89,22 @@ def test_a_save_that_fails_leaves_the_last_state_and_the_next_begins_anew() -> N
     file.save(state(1), durable=True)
     before = counting.operations
     file.save(state(2), durable=True)
-    for at in range(1, counting.operations - before + 1):
+    operations = counting.operations - before
+    said = operations - 1  # from here on it is only said in the file that it is durable: open, write
+    for at in range(1, operations + 1):
         for short in (0, 5):
             disk = FailingDisk(MemoryDisk())
             directory = disk.directory("/q", create=True)
             file = CheckpointFile(directory, NAME)
             file.save(state(1), durable=True)
             disk.arm(errno.EIO, at=at, short_bytes=short)
-            with pytest.raises(OSError, match="Input/output"):
+            with pytest.raises(OSError, match="Input/output") if at < said else nullcontext():
                 file.save(state(2), durable=True)
+            assert disk.failures == 1
             disk.disarm()
-            assert load_checkpoint(directory, NAME)[0] in (state(1), state(2))
+            assert loaded(directory)[0] in ((state(1), state(2)) if at < said else (state(2),))
             file.save(state(3), durable=True)
-            assert load_checkpoint(directory, NAME) == (state(3), True)
+            assert loaded(directory) == (state(3), True)
             assert file.durable == state(3)
 
 
@@ -99,7 +113,7 @@ def test_garbage_is_no_state(data: bytes) -> None:
     """logstash #8218, #12554; Kafka 16541: a zero-byte file, zeros, garbage."""
     directory = MemoryDisk().directory("/q", create=True)
     directory.create(NAME).write(0, data)
-    assert load_checkpoint(directory, NAME) == (None, True)
+    assert loaded(directory) == (None, True)
 
 
 def test_a_newer_version_is_unsupported() -> None:
@@ -115,13 +129,54 @@ def test_a_torn_append_leaves_the_state_before() -> None:
     file = CheckpointFile(directory, NAME)
     file.save(state(1), durable=True)
     size = directory.open(NAME).size()
-    file.save(state(2), durable=True)
+    file.save(state(2), durable=False)
     for end in range(size, directory.open(NAME).size()):
         directory.open(NAME, write=True).truncate(end)
-        assert load_checkpoint(directory, NAME) == (state(1), True)
+        assert loaded(directory) == (state(1), True)
         file = CheckpointFile(directory, NAME)
         file.save(state(1), durable=True)
+        file.save(state(2), durable=False)
+
+
+def test_what_is_on_disk_is_said_in_the_file() -> None:
+    """By its owner, after the sync; and no more than every later state still has as done."""
+    directory = MemoryDisk().directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+
+    def said() -> tuple[int, int]:
+        found = load_checkpoint(directory, NAME)[0]
+        assert found is not None
+        return found.head, found.durable_head
+
+    file.save(state(3), durable=False)  # a new file is durable whatever was asked for
+    assert said() == (3, 3)
+    file.save(state(5), durable=False)
+    assert said() == (5, 3)
+    file.save(state(7), durable=True)
+    assert said() == (7, 7)
+    file.save(state(2), durable=False)  # a seek backwards, which may get to the disk
+    assert said() == (2, 2)
+    file.save(state(9), durable=False)
+    assert said() == (9, 2)
+    file = CheckpointFile(directory, NAME)
+    file.load()
+    file.save(state(11), durable=False)
+    assert said() == (11, 2)
+    file.save(state(11), durable=True)
+    assert said() == (11, 11)
+
+
+def test_a_failed_sync_is_not_said_to_be_none() -> None:
+    disk = FailingDisk(MemoryDisk())
+    directory = disk.directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    file.save(state(1), durable=True)
+    disk.arm(errno.EIO, at=1, kinds={"sync"})
+    with pytest.raises(OSError, match="Input/output"):
         file.save(state(2), durable=True)
+    found = load_checkpoint(directory, NAME)[0]
+    assert found is not None
+    assert (found.head, found.durable_head) == (2, 1)
 
 
 def test_replace_file_is_atomic_at_every_kill() -> None:
@@ -157,7 +212,7 @@ def test_rename_takes_the_state_along() -> None:
     file.rename(NAME)
     file.save(state(2), durable=True)
     assert directory.names() == [NAME]
-    assert load_checkpoint(directory, NAME) == (state(2), True)
+    assert loaded(directory) == (state(2), True)
 
 
 def test_a_large_file_is_read_as_far_as_its_states_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,14 +223,14 @@ def test_a_large_file_is_read_as_far_as_its_states_go(monkeypatch: pytest.Monkey
     file.write(0, whole)
     for block in (1, 16, 20, len(whole) - 4, len(whole), len(whole) + 1):
         monkeypatch.setattr("kestrelpy._checkpoint.READ_BYTES", block)
-        assert load_checkpoint(directory, NAME) == (state(39), True)
+        assert loaded(directory) == (state(39), True)
     file.truncate(1 << 20)
     monkeypatch.setattr("kestrelpy._checkpoint.READ_BYTES", 4096)
-    assert load_checkpoint(directory, NAME) == (state(39), True)
+    assert loaded(directory) == (state(39), True)
     lying = bytearray(whole)
     lying[20:24] = (1 << 31).to_bytes(4, "little")
     file.write(0, bytes(lying))
-    assert load_checkpoint(directory, NAME) == (None, True)
+    assert loaded(directory) == (None, True)
 
 
 def test_a_file_that_ends_with_a_whole_state_is_gone_on_with() -> None:
@@ -184,16 +239,16 @@ def test_a_file_that_ends_with_a_whole_state_is_gone_on_with() -> None:
     assert CheckpointFile(directory, NAME).load() == (None, False)
     CheckpointFile(directory, NAME).save(state(1), durable=True)
     file = CheckpointFile(directory, NAME)
-    assert file.load() == (state(1), True)
+    assert without_claim(file.load()) == (state(1), True)
     renames = disk.counts["rename"]
     file.save(state(2), durable=False)
     assert disk.counts["rename"] == renames
     directory.open(NAME, write=True).write(directory.open(NAME).size(), b"torn")
-    assert file.load() == (state(2), True)
+    assert without_claim(file.load()) == (state(2), True)
     file.save(state(3), durable=False)
     assert disk.counts["rename"] == renames + 1
     file.forget()
     assert file.durable is None
     directory.unlink(NAME)
     file.save(state(4), durable=False)
-    assert load_checkpoint(directory, NAME) == (state(4), True)
+    assert loaded(directory) == (state(4), True)

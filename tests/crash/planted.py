@@ -415,7 +415,7 @@ def ids_of_a_torn_tail_used_again() -> Iterator[None]:
         yield
 
 
-@fault("R20 R17", "(7)", **UNSYNCED, samples=4, nested=1.0, twice=0.5, style=TEARING)
+@fault("R20 R17", "(7)", **UNSYNCED, samples=8, points=10, nested=1.0, twice=0.5, style=TEARING)
 def mark_after_the_footer() -> Iterator[None]:
     """A crash between them: the footer hides the torn tail, and nothing says which ids it had."""
     real_mark, real = _recovery.write_mark, Recovery._close_last
@@ -627,6 +627,7 @@ def place_in_the_page_cache_believed_durable() -> Iterator[None]:
     def load(self: CheckpointFile) -> Any:
         found = real(self)
         self.durable = found[0]
+        self.durable_head = found[0].head if found[0] is not None else 0
         return found
 
     with patch.object(CheckpointFile, "load", load):

@@ -15,6 +15,7 @@ from kestrelpy import (
     JournaledQueue,
     QueueDiskFull,
     QueueFull,
+    Reader,
     ReaderConfig,
     open_reader,
     scan,
@@ -23,7 +24,7 @@ from kestrelpy import (
 from kestrelpy._feed import Feed
 from kestrelpy._format import FRAME_BYTES, HEADER_BYTES
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
-from kestrelpy.testing._choices import Corner
+from kestrelpy.testing._choices import Corner, Leaning
 
 
 def open_queue(disk: CrashingDisk, *, segment_bytes: int = 1 << 20) -> JournaledQueue:
@@ -147,6 +148,55 @@ def test_a_sync_from_elsewhere_does_not_vouch_for_what_a_failed_one_has_lost() -
     assert [item.data for item in read_all(queue.reader("left"))] == [b"on disk"]
     assert queue.put(b"another") == 3  # the reader's place names 2
     assert [item.data for item in read_all(queue.reader("right"))] == [b"another"]
+    queue.close()
+
+
+def settle(reader: Reader, last_id: int, *, durable: bool) -> None:
+    """All items up to ``last_id`` are done, and that is saved."""
+    reader.commit_many([item for item in read_all(reader) if item.id <= last_id])
+    reader.checkpoint(durable)
+
+
+def test_a_seek_backwards_that_may_get_to_the_disk_holds_segments_back() -> None:
+    """Saved and not synced, it may be what a power cut leaves, rather than the place that was synced before it."""
+    disk = CrashingDisk()
+    queue = open_queue(disk, segment_bytes=4096)
+    reader = queue.reader()
+    for _ in range(9):
+        queue.put(bytes(1000))
+    settle(reader, 4, durable=True)
+    reader.seek(2)
+    settle(reader, 9, durable=False)
+    queue._readership.retire(queue._feed)
+    heads = set()
+    for seed in range(60):
+        left = disk.after_power_cut(Leaning(random.Random(seed)), PowerModel.ANY)
+        again = open_queue(left)
+        heads.add(again.reader().head)
+        vanish(again, left)
+    assert heads == {9}  # saved durably before anything was retired
+    vanish(queue, disk)
+
+
+def test_a_place_whose_sync_has_failed_elsewhere_retires_nothing() -> None:
+    """A sync from here of what is in the page cache alone, and taken for written since then, succeeds."""
+    disk = CrashingDisk()
+    failing, clock = FailingDisk(disk), ManualClock(1_000)
+    queue = open_queue(disk, segment_bytes=4096)
+    mine = queue.reader("left")
+    elsewhere = open_reader("/data", "jobs", "right", start="earliest", clock=clock, disk=failing)
+    ids = {queue.put(bytes(1000)) for _ in range(9)}
+    settle(mine, 9, durable=True)
+    settle(elsewhere, 1, durable=True)
+    elsewhere.commit_many(read_all(elsewhere))
+    queue.sync()
+    failing.arm(errno.EIO, at=1, kinds={"sync"})
+    with pytest.raises(OSError, match="Input/output error"):
+        elsewhere.checkpoint(durable=True)
+    queue.checkpoint(durable=True)
+    vanish(queue, disk, elsewhere)
+    queue = open_queue(all_lost(disk))
+    assert {item.id for item in read_all(queue.reader("right"))} == ids - {1}
     queue.close()
 
 

@@ -85,8 +85,8 @@ def what_cannot_be_read_raises() -> Iterator[None]:
     """The file is decoded as it is, and whoever opens the queue gets what comes of that."""
     real = _checkpoint.load_checkpoint
 
-    def load(directory: Any, name: str, *, sync: bool = False) -> Any:
-        found = real(directory, name, sync=sync)
+    def load(directory: Any, name: str) -> Any:
+        found = real(directory, name)
         if found == (None, True):
             raise EOFError("ran out of input")
         return found

@@ -133,6 +133,11 @@ class Home:
             _log.warning("checkpoint %s is damaged: its reader starts at the earliest item kept", name)
         return None
 
+    def has_place(self, reader: str, queue_id: bytes) -> bool:
+        """Whether a reader's saved state is whole and its own."""
+        state, _ = load_checkpoint(self.directory, _names.checkpoint_name(self.queue, reader))
+        return state is not None and is_place_of(state, reader, queue_id)
+
     def load_all(self, names: list[str]) -> list[Checkpoint]:
         """The mark and every reader's state, those that are whole: what recovery goes by."""
         files = [_names.mark_name(self.queue)]

@@ -129,9 +129,9 @@ class Readership:
 
     def tidy(self, names: set[str]) -> None:
         """When a queue is opened: a default reader's place that named readers have superseded goes (unless it is in
-        use). ``names``: the readers that have a place.
+        use). ``names``: the readers that have a place. One of another queue's is none, and supersedes nothing.
         """
-        if "" in names and len(names) > 1:
+        if "" in names and any(self._home.has_place(name, self.feed.queue_id) for name in names - {""}):
             with self._home.guard():
                 if not self._home.is_owned(""):
                     self._home.drop("")

@@ -108,7 +108,7 @@ class Workload:
             if not self.failing.failures:
                 raise
             self.promise.in_flight = []  # nothing of it is stored
-            if self.queue.closed:
+            if self.queue.closed or not self.readers:  # it was closed, or opened and no reader could be
                 self._fail_over()
 
     # -- the disk ----------------------------------------------------------------------------------------------------

@@ -221,3 +221,18 @@ def test_what_is_no_segment_yet_goes_or_is_kept_aside(spare: bytes) -> None:
     queue.close()
     kept = files_of(disk).get("jobs.1700000009999.0.quarantine", b"")
     assert kept.rstrip(b"\0") == (spare if spare[96:].strip(b"\0") else b"")
+
+
+def test_a_checkpoint_of_another_queue_supersedes_no_default_reader() -> None:
+    """An opening took it for a named reader's, deleted the default reader's place, and the next one was refused."""
+    mine = fmt.Checkpoint(b"q" * 16, "", 0, 0, 0, 0)
+    foreign = fmt.Checkpoint(b"x" * 16, "a", 21, 21, 21, 21)
+    prefix = fmt.checkpoint_prefix()
+    files = {
+        "jobs+.checkpoint": prefix + fmt.encode_checkpoint(mine),
+        "jobs+a.checkpoint": prefix + fmt.encode_checkpoint(foreign),
+    }
+    disk = disk_of(files)
+    for _ in range(2):
+        open_queue(disk).close()
+        assert "jobs+.checkpoint" in files_of(disk)

@@ -120,25 +120,31 @@ class CheckpointFile:
         Raises ``OSError``; then the last state that was saved counts, and the next save begins a new file.
         """
         self.durable_head = min(self.durable_head, state.head)
-        data = fmt.encode_checkpoint(state._replace(durable_head=self.durable_head))
-        size = self._size
-        self._size = 0
+        data = self._encode(state)
         unsure = durable and self.durable is None
-        if size == 0 or unsure or size + len(data) > max(REPLACE_BYTES, 4 * len(data)):
+        if self._size == 0 or unsure or self._size + len(data) > max(REPLACE_BYTES, 4 * len(data)):
+            self._size = 0
             replace_file(self._directory, self.name, fmt.checkpoint_prefix() + data)
             self._size = fmt.CHECKPOINT_PREFIX_BYTES + len(data)
+            durable = True
+        else:
+            self._append(data, sync=durable)
+        if durable:
             self._note_durable(state)
-            return
+
+    def _encode(self, state: fmt.Checkpoint) -> bytes:
+        return fmt.encode_checkpoint(state._replace(durable_head=self.durable_head))
+
+    def _append(self, data: bytes, *, sync: bool) -> None:
+        at, self._size = self._size, 0
         file = self._directory.open(self.name, write=True)
         try:
-            file.write(size, data)
-            if durable:
+            file.write(at, data)
+            if sync:
                 file.sync()
         finally:
             file.close()
-        self._size = size + len(data)
-        if durable:
-            self._note_durable(state)
+        self._size = at + len(data)
 
     def _note_durable(self, state: fmt.Checkpoint) -> None:
         """``state`` is on disk. Says so in the file, for those who own the queue and not the reader: a sync of theirs
@@ -148,15 +154,8 @@ class CheckpointFile:
         if self.durable_head == state.head:
             return
         self.durable_head = state.head
-        size, self._size = self._size, 0
-        data = fmt.encode_checkpoint(state._replace(durable_head=state.head))
         with contextlib.suppress(OSError):
-            file = self._directory.open(self.name, write=True)
-            try:
-                file.write(size, data)
-            finally:
-                file.close()
-            self._size = size + len(data)
+            self._append(self._encode(state), sync=False)
 
     def rename(self, name: str) -> None:
         """Give the file another name, durably: the default reader's place taken over by the first named one."""

@@ -27,12 +27,12 @@ from kestrelpy._readership import Readership
 from kestrelpy._segment import (
     Place,
     Segment,
+    first_header,
     is_none,
     iterate_frames,
     load_segment,
     read_footer,
     read_header,
-    stored_header,
 )
 from kestrelpy._source import Take
 from kestrelpy._taking import Taking
@@ -111,7 +111,7 @@ class FollowingView(JournalView):
         number = last.number if last is not None else -1
         later = [each for each in segments_among(self._directory.names(), self._queue) if each[0] > number]
         if later and not any(self.queue_id):
-            newest = self._first_header(later[::-1])
+            newest = first_header(self._directory, reversed(later))
             self.queue_id = newest.queue_id if newest is not None else self.queue_id
         for at, (number, name) in enumerate(later):
             try:
@@ -132,10 +132,8 @@ class FollowingView(JournalView):
         return False
 
     def _first_header(self, numbered: list[tuple[int, str]]) -> SegmentHeader | None:
-        """The first whole header among the segments named."""
-        headers = (stored_header(self._directory, number, name) for number, name in numbered)
-        known = any(self.queue_id)
-        return next((each for each in headers if each and (not known or each.queue_id == self.queue_id)), None)
+        """The first whole header of this queue among the segments named."""
+        return first_header(self._directory, numbered, self.queue_id if any(self.queue_id) else b"")
 
     def _load(self, file: File, number: int, name: str, last_id: int, later: list[tuple[int, str]]) -> Segment | None:
         """A segment behind the one that ends with ``last_id``; ``None`` if the file is none, or not yet. Raises

@@ -21,13 +21,13 @@ from kestrelpy._names import mark_name, quarantine_name, segments_among
 from kestrelpy._segment import (
     Segment,
     close_segment,
+    first_header,
     is_none,
     iterate_frames,
     load_segment,
     read_header,
     read_searchable,
     read_used,
-    stored_header,
 )
 from kestrelpy.errors import CorruptJournal
 
@@ -112,11 +112,8 @@ class Recovery:
 
     def _whose(self, numbered: list[tuple[int, str]]) -> bytes:
         """The queue's id, as its newest segment has it, or its checkpoints if there is none; empty for a new queue."""
-        for number, name in reversed(numbered):
-            header = stored_header(self._directory, number, name)
-            if header is not None:
-                return header.queue_id
-        return known_queue_id(self._states)
+        newest = first_header(self._directory, reversed(numbered))
+        return newest.queue_id if newest is not None else known_queue_id(self._states)
 
     def _path(self, name: str) -> str:
         return f"{self._directory.path}/{name}"
@@ -222,8 +219,7 @@ class Recovery:
 
     def _header_behind(self, later: list[tuple[int, str]]) -> fmt.SegmentHeader | None:
         """The first whole header among the segments named."""
-        headers = (stored_header(self._directory, number, name) for number, name in later)
-        return next((header for header in headers if header and header.queue_id == self._found.queue_id), None)
+        return first_header(self._directory, later, self._found.queue_id)
 
     def _scan(self, file: File, segment: Segment, end_id: int | None = None) -> int:
         """Go through the frames of a segment without a footer; returns the last id seen behind them, or 0.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 from zlib import crc32
 
@@ -211,6 +211,14 @@ def stored_header(directory: Directory, number: int, name: str) -> fmt.SegmentHe
     finally:
         file.close()
     return header if header is not None and header.number == number else None
+
+
+def first_header(
+    directory: Directory, numbered: Iterable[tuple[int, str]], queue_id: bytes = b""
+) -> fmt.SegmentHeader | None:
+    """The first whole header among the segments named, of this queue if its id is given. Raises as ``read_header``."""
+    headers = (stored_header(directory, number, name) for number, name in numbered)
+    return next((each for each in headers if each is not None and queue_id in (b"", each.queue_id)), None)
 
 
 def read_footer(file: File, header: fmt.SegmentHeader) -> fmt.SegmentFooter | None:

@@ -156,6 +156,16 @@ class ThreadWaiter(_Sleeper):
             return
 
 
+def claim(future: Future[Any]) -> bool:
+    """Whether ``future`` may be completed; if so, it can't be cancelled any more. May be repeated until it is."""
+    try:
+        if future.done() and not future.cancelled():
+            return False  # this is a repetition, or its holder has completed it, which was not his to do
+        return future.running() or future.set_running_or_notify_cancel()
+    except RuntimeError:  # its holder has done so in this moment
+        return False
+
+
 class FutureWaiter(Waiter):
     """A ``concurrent.futures.Future`` that somebody holds."""
 
@@ -167,12 +177,7 @@ class FutureWaiter(Waiter):
         self.future: Future[Any] = Future()
 
     def claim(self) -> bool:
-        try:
-            if self.future.done() and not self.future.cancelled():
-                return False  # this is a repetition, or its holder has completed it, which was not his to do
-            return self.future.running() or self.future.set_running_or_notify_cancel()
-        except RuntimeError:  # its holder has done so in this moment
-            return False
+        return claim(self.future)
 
     def give(self, item: Any) -> None:
         self.stop_timer()

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
+from kestrelpy._line import claim
+
 T = TypeVar("T")
 
 _PENDING, _FINISHED = "PENDING", "FINISHED"
@@ -52,7 +54,7 @@ class Promise(Future[T]):
 
     def claim(self) -> bool:
         """Whether it may be completed: not if it is, or if its holder has cancelled it."""
-        return self._state == _PENDING if self._is_light else self._claim_slowly()
+        return self._state == _PENDING if self._is_light else claim(self)
 
     def give(self, result: T) -> None:
         with _making:
@@ -61,17 +63,9 @@ class Promise(Future[T]):
                     self._result = result
                     self._state = _FINISHED
                 return
-        if self._claim_slowly():
+        if claim(self):
             self.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        if self._claim_slowly():
+        if claim(self):
             self.set_exception(error)
-
-    def _claim_slowly(self) -> bool:
-        try:
-            if self.done() and not self.cancelled():
-                return False  # this is a repetition, or its holder has completed it, which was not his to do
-            return self.running() or self.set_running_or_notify_cancel()
-        except RuntimeError:  # its holder has done so in this moment
-            return False

@@ -176,7 +176,10 @@ def _leave_a_child(folder: str, name: str) -> None:
         signal.pause()
 
     owner = child_of(parent)
-    sleeper = int.from_bytes(os.read(hear, 4), "little")
+    os.close(tell)  # if no child is left to tell anything, the pipe ends
+    told = os.read(hear, 4)
+    assert told, "there was no child"
+    sleeper = int.from_bytes(told, "little")
     try:
         os.kill(owner, signal.SIGKILL)
         os.waitpid(owner, 0)
@@ -184,7 +187,6 @@ def _leave_a_child(folder: str, name: str) -> None:
     finally:
         os.kill(sleeper, signal.SIGKILL)
         os.close(hear)
-        os.close(tell)
 
 
 def _take_what_is_left(folder: str) -> None:

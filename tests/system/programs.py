@@ -6,8 +6,10 @@ promise is broken.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +21,9 @@ from types import ModuleType
 from spoilt import PLANTS
 
 import kestrelpy
+
+PATIENCE = 120  # seconds for a harness, whatever it does
+ROUND = 1  # and for each round: many times what one takes on a slow machine
 
 
 def rounds(limit: int | None, seconds: float | None) -> Iterator[int]:
@@ -45,9 +50,34 @@ def run(
     """
     package = str(Path(kestrelpy.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": package, "TMPDIR": str(folder)}
-    command = [sys.executable, "-W", "error", str(harness.__file__), what, str(seed), str(limit), str(seconds), plant]
-    patience = 120 + 2 * limit + 2 * seconds if limit or seconds else None
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience, check=False)
+    python = [sys.executable, "-W", "error", "-X", "faulthandler"]
+    command = [*python, str(harness.__file__), what, str(seed), str(limit), str(seconds), plant]
+    patience = PATIENCE + ROUND * limit + 2 * seconds
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # to be ended as one, with all of its children
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # and it says where it is
+            raise AssertionError(f"{what} hangs: {_last_words(process)}") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _last_words(process: subprocess.Popen[str]) -> str:
+    """What it has printed, though a child may keep the pipe open."""
+    try:
+        return "\n".join(process.communicate(timeout=5))
+    except subprocess.TimeoutExpired as expired:
+        return f"{expired.stdout!r}\n{expired.stderr!r}"
 
 
 def counts_of(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -44,7 +45,12 @@ def test_races_for_ownership(what: str, tmp_path: Path, tally: Tally) -> None:
     ("harness", "what", "plant", "shows"),
     [
         (fork_races, "held", "keeps locks in children", "QueueLocked"),
-        (fork_races, "forks", "unlocks in children", "QueueLocked was due"),
+        (
+            fork_races,
+            "forks",
+            "unlocks in children",
+            "QueueLocked was due|Bus error",
+        ),  # the child cuts its segment short
         (owner_races, "owners", "locks nothing", "there are two owners"),
         (owner_races, "owners", "compares no lock", "a process ended with status"),
     ],
@@ -52,7 +58,7 @@ def test_races_for_ownership(what: str, tmp_path: Path, tally: Tally) -> None:
 def test_a_planted_fault_is_found(
     harness: ModuleType, what: str, plant: str, shows: str, tmp_path: Path, tally: Tally
 ) -> None:
-    done = run(harness, tmp_path, what, SEED, limit=4000, plant=plant)
+    done = run(harness, tmp_path, what, SEED, seconds=60, plant=plant)
     assert done.returncode != 0
-    assert shows in done.stderr
+    assert re.search(shows, done.stderr), done.stderr
     tally.add("planted faults caught", 1)

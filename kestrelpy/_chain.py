@@ -43,12 +43,12 @@ class Chain:
                 found.setdefault(number, []).append((folder, name))
         return found
 
-    def is_none(self, file: File, number: int, header: fmt.SegmentHeader | None, last_id: int) -> bool:
+    def is_none(self, file: File, name: str, number: int, header: fmt.SegmentHeader | None) -> bool:
         """As ``_segment.is_none``."""
         later = sorted((each, places) for each, places in self.numbered().items() if each > number)
         headers = (_header(folder, each, name) for each, places in later for folder, name in places)
         after = next((each for each in headers if each is not None and each.queue_id == self.queue_id), None)
-        return is_none(file, number, header, last_id, after)
+        return is_none(file, name, number, header, after)
 
     def objection(self, before: Segment | None, segment: Segment) -> str | None:
         """Why ``segment`` cannot come behind ``before``, or be the first one that is left, if it cannot."""

@@ -22,7 +22,7 @@ from kestrelpy._checkpoint import known_queue_id
 from kestrelpy._disk import Directory, File
 from kestrelpy._format import Checkpoint, SegmentHeader
 from kestrelpy._lifetime import forget, remember
-from kestrelpy._names import segments_among
+from kestrelpy._names import is_new, segments_among
 from kestrelpy._readership import Readership
 from kestrelpy._segment import (
     Place,
@@ -31,6 +31,7 @@ from kestrelpy._segment import (
     is_none,
     iterate_frames,
     load_segment,
+    open_segment,
     read_footer,
     read_header,
 )
@@ -74,7 +75,7 @@ class FollowingView(JournalView):
         while True:
             last = self.segments[-1] if self.segments else None
             if last is not None and not last.closed and not self._follow_active(last):
-                if last.items or last.name in self._directory.names():
+                if last.items or last.number in self._numbers():
                     return
                 last = self._forget_last()
             if not self._take_following(last):
@@ -115,11 +116,11 @@ class FollowingView(JournalView):
             self.queue_id = newest.queue_id if newest is not None else self.queue_id
         for at, (number, name) in enumerate(later):
             try:
-                file = self._directory.open(name)
+                file = open_segment(self._directory, name)
             except FileNotFoundError:
                 continue  # retired in this moment
             try:
-                segment = self._load(file, number, name, last.last_id if last is not None else 0, later[at + 1 :])
+                segment = self._load(file, number, name, later[at + 1 :])
             except BaseException:
                 file.close()
                 raise
@@ -135,23 +136,23 @@ class FollowingView(JournalView):
         """The first whole header of this queue among the segments named."""
         return first_header(self._directory, numbered, self.queue_id if any(self.queue_id) else b"")
 
-    def _load(self, file: File, number: int, name: str, last_id: int, later: list[tuple[int, str]]) -> Segment | None:
-        """A segment behind the one that ends with ``last_id``; ``None`` if the file is none, or not yet. Raises
-        ``CorruptJournal`` for one that is not of this queue or not in its place.
+    def _load(self, file: File, number: int, name: str, later: list[tuple[int, str]]) -> Segment | None:
+        """The next segment; ``None`` if the file is none, or not yet. Raises ``CorruptJournal`` for one that is not of
+        this queue or not in its place.
         """
         path = f"{self._directory.path}/{name}"
         header = read_header(file, path)
         if header is None or header.number != number:
-            if is_none(file, number, None, last_id, self._first_header(later)):
+            if is_none(file, name, number, None, self._first_header(later)):
                 return None
             header = read_header(file, path)  # it may have been made meanwhile
             if header is None or header.number != number:
                 raise CorruptJournal(path, 0, "this segment has no valid header")
         if any(self.queue_id) and header.queue_id != self.queue_id:
             raise CorruptJournal(path, 32, "this segment belongs to another queue")
-        segment = load_segment(file, self._queue, header)
+        segment = load_segment(file, name, header)
         after = self._first_header(later) if not segment.closed else None
-        return None if after is not None and is_none(file, number, header, last_id, after) else segment
+        return None if after is not None and is_none(file, name, number, header, after) else segment
 
     def _add(self, file: File, segment: Segment) -> None:
         header = segment.header
@@ -178,15 +179,21 @@ class FollowingView(JournalView):
                 raise self._doubted[1]
             try:
                 self._file.sync()
+                if is_new(self.segments[-1].name):
+                    self._directory.sync()
             except OSError as error:
                 self._doubted = self._file, error
                 raise
             self._synced_id = max(self._synced_id, tail_id)
 
+    def _numbers(self) -> set[int]:
+        """Of the segments that are there. Names change: a new one is given its lasting one."""
+        return {number for number, _ in segments_among(self._directory.names(), self._queue)}
+
     def forget_gone(self) -> None:
         """Segments that every reader was past may have been retired since."""
-        there = set(self._directory.names())
-        gone = [at for at, segment in enumerate(self.segments[:-1]) if segment.name not in there]
+        there = self._numbers()
+        gone = [at for at, segment in enumerate(self.segments[:-1]) if segment.number not in there]
         if gone:
             self.segments = self.segments[gone[-1] + 1 :]
 

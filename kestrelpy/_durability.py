@@ -65,7 +65,7 @@ class Durability:
             with self._syncing:
                 if self._journal.is_active(file):
                     try:
-                        file.sync()
+                        self._journal.sync(file)
                     except OSError as cause:
                         failure = self._journal.fail(cause)
                         failure.__cause__ = cause

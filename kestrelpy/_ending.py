@@ -65,6 +65,8 @@ class Ending(Writing):
             forget(self)
             if erase and is_open:
                 self._readership.stop(closed)
+                with self._syncing:
+                    self._journal.keep_name()
                 self._home.erase()
             elif state is None:
                 self._close_cleanly(closed)

@@ -21,9 +21,17 @@ from zlib import crc32
 from kestrelpy import _format as fmt
 from kestrelpy._disk import Buffer, Directory, File
 from kestrelpy._format import FRAME_BYTES, pack_crc, pack_frame
-from kestrelpy._names import archived_name, segment_name
+from kestrelpy._names import archived_name, is_new, lasting_name, new_segment_name, segment_name
 from kestrelpy._recovery import Recovered
-from kestrelpy._segment import FIRST_GROWTH, MARK_EVERY, Segment, close_segment, create_segment, read_header
+from kestrelpy._segment import (
+    FIRST_GROWTH,
+    MARK_EVERY,
+    Segment,
+    close_segment,
+    create_segment,
+    read_header,
+    settle_segment,
+)
 from kestrelpy._view import JournalView
 from kestrelpy.errors import DurabilityUnknown, KestrelError, QueueDiskFull
 
@@ -247,7 +255,7 @@ class Journal(JournalView):
         needed = fmt.HEADER_BYTES + frame_bytes + fmt.FOOTER_BYTES
         limit = max(self._segment_bytes, needed)
         size = max(needed, min(FIRST_GROWTH, limit))
-        name = segment_name(self._queue, number)
+        name = new_segment_name(self._queue, number)
         segment = Segment(name, header, tail_id, 0, fmt.HEADER_BYTES, size=size)
         segments, at, room = (
             (*self.segments, segment),
@@ -279,8 +287,8 @@ class Journal(JournalView):
         self._buffer = None
         with self._exclusive:
             try:
-                if self.durable_id < tail_id:
-                    file.sync()  # before the footer, which says that all in front of it is on disk
+                if self.durable_id < tail_id or is_new(segment.name):
+                    settle_segment(self._directory, file, segment)  # the footer says that all before it is on disk
                 if not segment.closed:
                     close_segment(file, segment)
             except OSError as error:
@@ -307,6 +315,16 @@ class Journal(JournalView):
             raise self._refusal
         return file is self._file and self._segment is not None and not self._segment.closed
 
+    def sync(self, file: File) -> None:
+        """Sync the active file. Under ``exclusive``; raises ``OSError``."""
+        assert self._segment is not None
+        settle_segment(self._directory, file, self._segment)
+
+    def keep_name(self) -> None:
+        """The files are about to go: let no sync look for the active one, to rename it. Under ``exclusive``."""
+        if self._segment is not None:
+            self._segment.name = lasting_name(self._segment.name)
+
     def fail(self, cause: OSError) -> DurabilityUnknown:
         """A sync failed: refuse everything from now on; returns what to raise."""
         error = DurabilityUnknown(self._directory.path, self.durable_id + 1, self._at[1], cause)
@@ -329,11 +347,12 @@ class Journal(JournalView):
     def take_retired(self, head: int) -> list[Segment]:
         """Take the segments out that hold nothing above ``head``, the lowest durable head of all readers (R5).
 
-        The newest segment always stays: it tells the tail.
+        The newest segment always stays, and the newest that is known to be on disk: it tells the tail.
         """
         segments = self.segments
+        most = len(segments) - 2 if segments and is_new(segments[-1].name) else len(segments) - 1
         count = 0
-        while count < len(segments) - 1 and segments[count].last_id <= head:
+        while count < most and segments[count].last_id <= head:
             count += 1
         retired = list(segments[:count])
         self.segments = segments[count:]

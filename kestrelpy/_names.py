@@ -3,6 +3,7 @@
 For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
 
     jobs.1700000000000.segment      a segment; the number orders them (rule R34)
+    jobs.1700000000000.new.segment  the newest one, as long as none of it is known to be on disk (rule R1)
     jobs.mark                       the queue's mark: how far the journal was durable at its last clean close
     jobs.lock                       held by the process that writes the queue
     jobs.readers.lock               held for moments: while readers are made or dropped and segments are retired
@@ -23,12 +24,13 @@ from kestrelpy.errors import InvalidName
 if TYPE_CHECKING:
     import re
 
+_NEW = ".new.segment"
 _LEGAL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}"
-_SEGMENT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\.([0-9]{1,19})(?:\.[0-9a-f]{8})?\.segment"
+_SEGMENT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\.([0-9]{1,19})(?:\.(?:[0-9a-f]{8}|new))?\.segment"
 _CHECKPOINT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\+([A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.checkpoint"
 _OF_QUEUE = (
     r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})"
-    r"(?:\.[0-9]{1,19}(?:\.[0-9a-f]{8})?\.segment|\.[0-9]{1,19}\.[0-9]{1,19}\.quarantine|\.mark|\.lock|\.readers\.lock"
+    r"(?:\.[0-9]{1,19}(?:\.(?:[0-9a-f]{8}|new))?\.segment|\.[0-9]{1,19}\.[0-9]{1,19}\.quarantine|\.mark|\.lock|\.readers\.lock"
     r"|\+(?:[A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.(?:checkpoint|lock))(\.tmp)?"
 )
 
@@ -51,6 +53,21 @@ def check_name(name: str) -> str:
 
 def segment_name(queue: str, number: int) -> str:
     return f"{queue}.{number:013d}.segment"
+
+
+def new_segment_name(queue: str, number: int) -> str:
+    """For a segment of which nothing is known to be on disk."""
+    return f"{queue}.{number:013d}{_NEW}"
+
+
+def is_new(name: str) -> bool:
+    """Whether a segment of that name was never known to be on disk."""
+    return name.endswith(_NEW)
+
+
+def lasting_name(name: str) -> str:
+    """What a segment of that name is called once it is known to be on disk."""
+    return f"{name.removesuffix(_NEW)}.segment" if is_new(name) else name
 
 
 def archived_name(queue: str, number: int, queue_id: bytes) -> str:
@@ -93,10 +110,13 @@ def parse_segment(file_name: str, queue: str) -> int | None:
 
 
 def segments_among(names: Iterable[str], queue: str) -> list[tuple[int, str]]:
-    """The segments of ``queue`` among a folder's ``names``: number and name, in order (R34)."""
+    """The segments of ``queue`` among a folder's ``names``: number and name, in order (R34). Of one that was listed
+    under both of its names while it was renamed, the lasting one.
+    """
     prefix = f"{queue}."
     mine = [name for name in names if name.startswith(prefix) and name.endswith(".segment")]
-    return sorted((number, name) for name in mine if (number := parse_segment(name, queue)) is not None)
+    there = {(number, name) for name in mine if (number := parse_segment(name, queue)) is not None}
+    return sorted(each for each in there if not is_new(each[1]) or (each[0], lasting_name(each[1])) not in there)
 
 
 def parse_checkpoint(file_name: str, queue: str) -> str | None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from kestrelpy import _format as fmt
 from kestrelpy._checkpoint import known_queue_id, replace_file
 from kestrelpy._disk import Directory, File
-from kestrelpy._names import mark_name, quarantine_name, segments_among
+from kestrelpy._names import is_new, mark_name, quarantine_name, segments_among
 from kestrelpy._segment import (
     Segment,
     close_segment,
@@ -28,6 +28,7 @@ from kestrelpy._segment import (
     read_header,
     read_searchable,
     read_used,
+    settle_segment,
 )
 from kestrelpy.errors import CorruptJournal
 
@@ -140,14 +141,13 @@ class Recovery:
             if header.queue_id != found.queue_id:
                 self._damage(name, 32, "this segment belongs to another queue")
                 return None
-            segment = load_segment(file, self._queue, header)
-            segment.name = name
+            segment = load_segment(file, name, header)
             found.watermark = max(found.watermark, header.previous_last_id)
             found.tail_id = max(found.tail_id, header.first_id - 1)
             if not segment.closed:
                 if last:
                     self._close_last(file, segment)
-                elif is_none(file, number, header, 0, self._header_behind(later)):
+                elif is_none(file, name, number, header, self._header_behind(later)):
                     self._none.append((number, name, bool(read_used(file, fmt.HEADER_BYTES, segment.size))))
                     return None
                 else:
@@ -163,15 +163,15 @@ class Recovery:
     def _without_header(
         self, file: File, name: str, number: int, later: list[tuple[int, str]]
     ) -> fmt.SegmentHeader | None:
-        """A crash while a segment was made leaves a file without a valid header: it has taken no frame yet (R1).
+        """A crash while a segment was made leaves a file without a valid header: it has taken no frame yet, or
+        none that is known to be on disk (R1).
 
         What its room holds then is zeros, or whatever the disk had there, which may be a part of an old segment: that
         is kept aside. New frames mean that a header was there: returns what it was, as far as quarantine is on and the
         footer and the neighbours tell.
         """
         rest = read_used(file, fmt.HEADER_BYTES, file.size())
-        before = self._found.segments[-1].last_id if self._found.segments else 0
-        if not is_none(file, number, None, before, self._header_behind(later)):
+        if not is_none(file, name, number, None, self._header_behind(later)):
             self._damage(name, 0, "this segment has no valid header")
             return self._rebuilt_header(rest[-fmt.FOOTER_BYTES :], number, later)
         self._none.append((number, name, bool(rest)))
@@ -277,7 +277,10 @@ class Recovery:
         self._check_reach(segment.name, segment.last_id)
         if found.tail_id > segment.last_id:  # before the footer makes the torn tail unseen: its ids stay used (R17)
             write_mark(self._directory, self._queue, found, segment.last_id)
-        self._directory.sync()  # a kill may have come before its name was on disk (R1); the next one will name it
+        if is_new(segment.name):
+            settle_segment(self._directory, file, segment)
+        else:
+            self._directory.sync()  # a kill may have come before its name was on disk (R1); the next one will name it
         close_segment(file, segment)
 
     # -- all of them -------------------------------------------------------------------------------------------------

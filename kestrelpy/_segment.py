@@ -1,7 +1,8 @@
 """One segment: what is known of the file, making and closing it, and reading its frames.
 
 Rules:
-1. A new segment takes its first frame only after its header and its name are on disk (R1).
+1. A segment is new, and is called so, until its header, its frames and its name are on disk (R1): of a new one a power
+   cut may leave frames without the header, and nothing is lost by that.
 2. A segment is closed by a footer, synced; from then on its bytes never change (R7).
 3. Reading is bounded by what the caller knows of the segment; a frame that should be there and is not raises
    ``CorruptJournal``.
@@ -10,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import errno
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
@@ -17,7 +19,7 @@ from zlib import crc32
 
 from kestrelpy import _format as fmt
 from kestrelpy._disk import Buffer, Directory, File
-from kestrelpy._names import segment_name
+from kestrelpy._names import is_new, lasting_name
 from kestrelpy.errors import CorruptJournal, UnsupportedFormat
 
 FIRST_GROWTH = 64 << 10
@@ -124,22 +126,50 @@ class Segment:
 
 
 def create_segment(directory: Directory, name: str, header: fmt.SegmentHeader, size: int) -> tuple[File, Buffer]:
-    """Make the file of a new segment of ``size`` bytes; on disk, by content and by name, when this returns.
+    """Make the file of a new segment of ``size`` bytes. Nothing of it is on disk when this returns.
 
-    Raises ``OSError`` with no file left behind, as far as the disk lets itself be cleaned.
+    Raises ``OSError`` with no file left behind, as far as the disk lets itself be cleaned; ``FileExistsError`` if its
+    lasting name is taken.
     """
+    with contextlib.suppress(FileNotFoundError):
+        directory.open(lasting_name(name)).close()
+        raise FileExistsError(errno.EEXIST, "another file has the name of this segment", lasting_name(name))
     file = directory.create(name)
     try:
         buffer = file.grow(size)
         buffer[0 : fmt.HEADER_BYTES] = fmt.encode_header(header)
-        file.sync()
-        directory.sync()
     except BaseException:
         file.close()
         with contextlib.suppress(OSError):  # an empty last segment is harmless: the next open removes it
             directory.unlink(name)
         raise
     return file, buffer
+
+
+def settle_segment(directory: Directory, file: File, segment: Segment) -> None:
+    """Sync a segment; a new one by its name too, which it keeps from then on (R1). May be repeated after an interrupt.
+
+    Raises ``OSError``.
+    """
+    file.sync()
+    if is_new(segment.name):
+        name = lasting_name(segment.name)
+        try:
+            directory.rename(segment.name, name)
+        except FileNotFoundError:  # done before, and interrupted
+            directory.open(name).close()
+        directory.sync()
+        segment.name = name
+
+
+def open_segment(directory: Directory, name: str, *, write: bool = False) -> File:
+    """Open a segment, under its lasting name if it was given that in this moment. Raises as ``Directory.open``."""
+    try:
+        return directory.open(name, write=write)
+    except FileNotFoundError:
+        if not is_new(name):
+            raise
+        return directory.open(lasting_name(name), write=write)
 
 
 def close_segment(file: File, segment: Segment) -> None:
@@ -203,7 +233,7 @@ def stored_header(directory: Directory, number: int, name: str) -> fmt.SegmentHe
     ``read_header``.
     """
     try:
-        file = directory.open(name)
+        file = open_segment(directory, name)
     except FileNotFoundError:
         return None  # retired in this moment
     try:
@@ -231,9 +261,9 @@ def read_footer(file: File, header: fmt.SegmentHeader) -> fmt.SegmentFooter | No
     return footer if footer is not None and footer.records_end <= at else None
 
 
-def load_segment(file: File, queue: str, header: fmt.SegmentHeader) -> Segment:
+def load_segment(file: File, name: str, header: fmt.SegmentHeader) -> Segment:
     """What the header and the footer say of a segment; without a footer it is not ``closed`` and empty."""
-    segment = Segment(segment_name(queue, header.number), header, header.first_id - 1, 0, fmt.HEADER_BYTES)
+    segment = Segment(name, header, header.first_id - 1, 0, fmt.HEADER_BYTES)
     segment.size = file.size()
     footer = read_footer(file, header)
     if footer is not None:
@@ -294,35 +324,19 @@ def _was_on_disk(file: File, segment: Segment, offset: int, item_id: int) -> boo
     return there is None or there[1].first_id != item_id  # its writer may have stored it meanwhile
 
 
-def holds_frame(file: File, last_id: int) -> bool:
-    """Whether a whole frame stands where the first one would, or the footer, whatever the header says.
-
-    ``last_id``: of the segment before; frames of ids up to there are what an old segment has left in this one's room.
-    """
-    size = file.size()
-    for at in (fmt.HEADER_BYTES, size - fmt.FOOTER_BYTES):
-        if fmt.HEADER_BYTES <= at <= size - fmt.FRAME_BYTES:
-            head = file.read(at, fmt.FRAME_BYTES)
-            marker = int.from_bytes(head[fmt.MARKER_OFFSET :], "little")
-            found = next(iterate_frames(file, marker, at, size), None)
-            if found is not None and found[1].last_id > last_id:
-                return True
-    return False
-
-
 def is_none(
-    file: File, number: int, header: fmt.SegmentHeader | None, last_id: int, after: fmt.SegmentHeader | None
+    file: File, name: str, number: int, header: fmt.SegmentHeader | None, after: fmt.SegmentHeader | None
 ) -> bool:
     """Whether a file without a footer is what is left of a making that failed, or that a crash has ended, and has never
-    taken a frame.
+    taken a frame; or was new, and a power cut has kept frames of it without the header.
 
-    ``header``: its own, if it has a valid one; then this is to be asked only if there are later segments. ``last_id``:
-    of the segment before. ``after``: the first whole header behind it, which would name it.
+    ``header``: its own, if it has a valid one; then this is to be asked only if there are later segments. ``after``:
+    the first whole header behind it, which would name it.
     """
     if after is not None and after.previous_number == number:
         return False
     if header is None:
-        return not holds_frame(file, last_id)
+        return is_new(name)
     data = read_searchable(file, 0, file.size(), header.marker)
     return next(fmt.frames_in(data, 0, header.marker), None) is None
 

@@ -12,7 +12,7 @@ from kestrelpy._checkpoint import load_checkpoint
 from kestrelpy._disk import Directory, File
 from kestrelpy._home import Home, is_place_of
 from kestrelpy._recovery import out_of_reach
-from kestrelpy._segment import Segment, frames_of, load_segment, read_header, read_used
+from kestrelpy._segment import Segment, frames_of, load_segment, open_segment, read_header, read_used
 from kestrelpy._value import Value
 from kestrelpy.errors import CorruptJournal
 
@@ -66,8 +66,7 @@ class Verification:
         segments: list[Segment] = []
         numbered = _names.segments_among(self._folder.names(), self._queue)
         for number, name in numbered:
-            before = segments[-1].last_id if segments else 0
-            segment = self._check_segment(number, name, before, last=name == numbered[-1][1])
+            segment = self._check_segment(number, name, last=name == numbered[-1][1])
             if segment is not None:
                 objection = self._chain.objection(segments[-1] if segments else None, segment)
                 if objection is not None:
@@ -114,8 +113,8 @@ class Verification:
         if reason is not None:
             self._report(name or _names.mark_name(self._queue), 0, reason)
 
-    def _check_segment(self, number: int, name: str, before: int, *, last: bool) -> Segment | None:
-        file = self._folder.open(name)
+    def _check_segment(self, number: int, name: str, *, last: bool) -> Segment | None:
+        file = open_segment(self._folder, name)
         path = f"{self._folder.path}/{name}"
         segment = None
         try:
@@ -124,17 +123,16 @@ class Verification:
                 return None
             header = read_header(file, path)
             if header is None or header.number != number:
-                if not self._chain.is_none(file, number, None, before):
+                if not self._chain.is_none(file, name, number, None):
                     self._report(name, 0, "no valid header")
                 return None
             if self._chain.queue_id not in (b"", header.queue_id):
                 self._report(name, 32, "this segment belongs to another queue")
                 return None
-            segment = load_segment(file, self._queue, header)
-            segment.name = name
+            segment = load_segment(file, name, header)
             self._watermark = max(self._watermark, header.previous_last_id)
             if not segment.closed and not last:
-                if self._chain.is_none(file, number, header, before):
+                if self._chain.is_none(file, name, number, header):
                     return None
                 self._report(name, segment.size, "no valid footer")
             self._count(file, segment, path)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kestrelpy import _format as fmt
 from kestrelpy._disk import Directory, File
 from kestrelpy._names import quarantine_name
-from kestrelpy._segment import MARK_EVERY, Place, Segment, read_entries
+from kestrelpy._segment import MARK_EVERY, Place, Segment, open_segment, read_entries
 from kestrelpy.errors import CorruptJournal
 
 SEARCH_BYTES = 64 << 10
@@ -99,7 +99,7 @@ class JournalView:
         places = [segment.place_before(item_id)]
         if hint is not None and hint[0] == segment.number and places[0][0] <= hint[1][0] <= item_id:
             places.append(hint[1])
-        file = self._directory.open(segment.name)
+        file = open_segment(self._directory, segment.name)
         try:
             return self._read_block(file, segment, places, item_id, last_id, max_bytes)
         finally:
@@ -242,7 +242,7 @@ class JournalView:
         sizes: dict[int, int] = {}
         place = (segment.first_id, fmt.HEADER_BYTES)
         marker, path = segment.header.marker, f"{self._directory.path}/{segment.name}"
-        file = self._directory.open(segment.name)
+        file = open_segment(self._directory, segment.name)
         try:
             end, stop = segment.records_end if segment.closed else file.size(), last_id
             while place[0] <= last_id:

@@ -15,7 +15,7 @@ from kestrelpy._detached import Outside
 from kestrelpy._disk import Directory, Disk, File, RealDisk
 from kestrelpy._home import Home
 from kestrelpy._readership import Readership, Start, check_start
-from kestrelpy._segment import Segment, frames_of, load_segment, read_footer, read_header
+from kestrelpy._segment import Segment, frames_of, load_segment, open_segment, read_footer, read_header
 from kestrelpy._verification import Damage, Verification, VerifyReport
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import ReaderConfig
@@ -144,8 +144,8 @@ class _Scan:
         numbers = sorted(self._chain.numbered())
         gone = False
         for number in numbers:
-            before, last = 0 if self._before is None else self._before.last_id, number == numbers[-1]
-            opened = self._open(number, before, last=last)
+            last = number == numbers[-1]
+            opened = self._open(number, last=last)
             if opened is None:  # being made in this moment, or retired since the folder was listed
                 if number not in self._chain.numbered():
                     self._before, gone = None, True
@@ -162,9 +162,8 @@ class _Scan:
             path, reason = f"{self._folders[0].path}/{name}", f"items {last_id + 1} to {watermark} are missing"
             raise CorruptJournal(path, 0, reason, item_id=last_id + 1)
 
-    def _open(self, number: int, before: int, *, last: bool) -> tuple[File, str, str, fmt.SegmentHeader] | None:
-        """The file of a segment, wherever it is by now; ``None`` if it is gone, or never was one. ``before``: the last
-        id of the segment before it.
+    def _open(self, number: int, *, last: bool) -> tuple[File, str, str, fmt.SegmentHeader] | None:
+        """The file of a segment, wherever it is by now; ``None`` if it is gone, or never was one.
 
         Raises ``CorruptJournal`` where there is no other than a file without a valid header. In an archive another
         queue's may have the plain name.
@@ -174,18 +173,18 @@ class _Scan:
         for folder, name in chain.numbered().get(number, []):
             path = f"{folder.path}/{name}"
             try:
-                file = folder.open(name)
+                file = open_segment(folder, name)
             except FileNotFoundError:
                 continue
             try:
                 header = read_header(file, path)
                 if header is None or header.number != number:
-                    if not chain.is_none(file, number, None, before):
+                    if not chain.is_none(file, name, number, None):
                         objection = objection or CorruptJournal(path, 0, "this segment has no valid header")
                 elif chain.queue_id not in (b"", header.queue_id):
                     if folder is self._folders[0]:
                         objection = CorruptJournal(path, 32, "this segment belongs to another queue")
-                elif last or read_footer(file, header) or not chain.is_none(file, number, header, before):
+                elif last or read_footer(file, header) or not chain.is_none(file, name, number, header):
                     return file, path, name, header
             except BaseException:
                 file.close()
@@ -198,8 +197,7 @@ class _Scan:
     def _records_of(
         self, file: File, path: str, name: str, header: fmt.SegmentHeader, *, last: bool
     ) -> Iterator[Record]:
-        segment = load_segment(file, self._queue, header)
-        segment.name = name
+        segment = load_segment(file, name, header)
         objection = self._chain.objection(self._before, segment)
         if objection is not None:
             raise CorruptJournal(path, 48, objection)

@@ -92,11 +92,10 @@ def _look(folder: Directory, queue: str) -> QueueInspection:
     numbered = _names.segments_among(names, queue)
     segments: list[Segment] = []
     for number, name in numbered:
-        before = segments[-1].last_id if segments else 0
-        segment = _segment(folder, chain, number, name, before, last=name == numbered[-1][1])
+        segment = _segment(folder, chain, number, name, last=name == numbered[-1][1])
         if segment is not None:
             segments.append(segment)
-        elif name == numbered[-1][1] and chain.watermark > before:
+        elif name == numbered[-1][1] and chain.watermark > (segments[-1].last_id if segments else 0):
             raise CorruptJournal(f"{folder.path}/{name}", 0, "this segment has no valid header, and items are missing")
     put_items = segments[-1].header.base_items + segments[-1].items if segments else 0
     put_bytes = segments[-1].header.base_bytes + segments[-1].data_bytes if segments else 0
@@ -128,22 +127,19 @@ def _readers(states: list[Checkpoint], segments: list[Segment], put_items: int, 
     ]
 
 
-def _segment(folder: Directory, chain: Chain, number: int, name: str, before: int, *, last: bool) -> Segment | None:
-    """A segment, counted if it is not closed; ``None`` for one that is being made, or never was one. ``before``: the
-    last id of the one before it.
-    """
+def _segment(folder: Directory, chain: Chain, number: int, name: str, *, last: bool) -> Segment | None:
+    """A segment, counted if it is not closed; ``None`` for one that is being made, or never was one."""
     file = folder.open(name)
     path = f"{folder.path}/{name}"
     try:
         header = read_header(file, path)
         if header is None or header.number != number:
-            if chain.is_none(file, number, None, before):
+            if chain.is_none(file, name, number, None):
                 return None
             raise CorruptJournal(path, 0, "this segment has no valid header")
-        segment = load_segment(file, chain.queue, header)
-        segment.name = name
+        segment = load_segment(file, name, header)
         if not segment.closed:
-            if not last and chain.is_none(file, number, header, before):
+            if not last and chain.is_none(file, name, number, header):
                 return None
             for offset, frame in frames_of(file, segment, path):
                 segment.count(offset, frame)

@@ -506,8 +506,8 @@ def test_what_is_left_of_a_making_is_passed_over(
     for number, data in enumerate(
         (fmt.encode_header(vain) + bytes(500), first.read_bytes(), bytes(500)), numbers[0] + 1
     ):
-        (folder / f"jobs.{number}.segment").write_bytes(data)
-    (folder / f"jobs.{numbers[1] + 1}.segment").write_bytes(bytes(500))
+        (folder / f"jobs.{number}.new.segment").write_bytes(data)
+    (folder / f"jobs.{numbers[1] + 1}.new.segment").write_bytes(bytes(500))
     assert drain(far) == [b"1", b"2"]
     with open_queue() as queue:
         queue.put(b"3")
@@ -520,7 +520,7 @@ def test_a_segment_that_could_not_be_made_is_not_waited_for() -> None:
     with JournaledQueue("/q", "jobs", clock=ManualClock(1000), disk=failing, segment_bytes=4096) as queue:
         far = open_reader("/q", "jobs", "far", clock=ManualClock(1000), disk=disk, start="earliest")
         queue.put(bytes(3000))
-        failing.arm(errno.EIO, kinds={"sync_directory", "unlink"}, sticky=True)
+        failing.arm(errno.EIO, kinds={"grow", "unlink"}, sticky=True)
         with pytest.raises(OSError, match="Input/output error"):
             queue.put(bytes(3001))
         assert len(drain(far)) == 1, "and it has seen a segment that is about to go"

@@ -44,6 +44,7 @@ def test_every_name_made_is_recognised(queue: str, reader: str, number: int, off
     made = [
         names.segment_name(queue, number),
         names.archived_name(queue, number, b"\xab" * 16),
+        names.new_segment_name(queue, number),
         names.quarantine_name(queue, number, offset),
         names.mark_name(queue),
         names.lock_name(queue),
@@ -54,7 +55,9 @@ def test_every_name_made_is_recognised(queue: str, reader: str, number: int, off
     for name in made:
         assert names.parse_owner(name) == (queue, False)
         assert names.parse_owner(names.temporary_name(name)) == (queue, True)
-    assert names.parse_segment(made[0], queue) == names.parse_segment(made[1], queue) == number
+    assert {names.parse_segment(name, queue) for name in made[:3]} == {number}
+    assert [names.is_new(name) for name in made[:3]] == [False, False, True]
+    assert [names.lasting_name(name) for name in made[:3]] == [made[0], made[1], made[0]]
     assert names.parse_checkpoint(names.checkpoint_name(queue, reader), queue) == reader
 
 
@@ -78,6 +81,16 @@ def test_lk_f81_other_files_are_no_segments(name: str) -> None:
 def test_strange_names_are_nobodys_or_fit_the_table(name: str) -> None:
     owner = names.parse_owner(name)
     assert owner is None or re.fullmatch(r"[\w-]+[.+][\w.+-]*", name, re.ASCII)
+
+
+def test_a_segment_listed_under_both_of_its_names_is_one() -> None:
+    both = ["jobs.2.new.segment", "jobs.1.segment", "jobs.1.new.segment", "jobs.1.0a0b0c0d.segment", "jobs.3.segment"]
+    assert names.segments_among(both, "jobs") == [
+        (1, "jobs.1.0a0b0c0d.segment"),
+        (1, "jobs.1.segment"),
+        (2, "jobs.2.new.segment"),
+        (3, "jobs.3.segment"),
+    ]
 
 
 def test_segments_sort_by_number() -> None:

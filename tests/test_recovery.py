@@ -302,7 +302,7 @@ def test_a_torn_tail_above_which_ids_were_given_keeps_them_used() -> None:
 @pytest.mark.parametrize("content", [b"", bytes(96), bytes(65_536), b"KSTRLSEG\1\0" + bytes(500), b"KSTR"])
 def test_history_libkestrel_4_an_unfinished_last_segment(content: bytes) -> None:
     files = reference(killed=False)
-    disk = disk_of(files | {"jobs.9000000000000.segment": content})
+    disk = disk_of(files | {"jobs.9000000000000.new.segment": content})
     with opened(disk) as queue:
         assert len(take_all(queue)) == 8
         queue.put(b"new")
@@ -329,6 +329,7 @@ def test_r5_a_deleted_segment_that_comes_back_is_harmless() -> None:
     with opened(disk, segment_bytes=4096) as queue:
         for n in range(20):
             queue.put(b"%02d" % n * 300)
+        queue.sync()
         before = files_of(disk)
         queue.commit_many([item.id for item in queue.get_many(15)])
         queue.checkpoint()

@@ -15,15 +15,16 @@ from kestrelpy._segment import (
     close_segment,
     create_segment,
     frames_of,
-    holds_frame,
     is_none,
     iterate_frames,
     load_segment,
+    open_segment,
     read_entries,
     read_footer,
     read_header,
     read_searchable,
     read_used,
+    settle_segment,
     stored_header,
 )
 from kestrelpy.testing import FailingDisk, MemoryDisk
@@ -31,6 +32,7 @@ from kestrelpy.testing import FailingDisk, MemoryDisk
 MARKER = 0x80000001
 HEADER = fmt.SegmentHeader(MARKER, b"q" * 16, 7, 5, 4, 40, 6, 4, 200)
 NAME = "jobs.0000000000007.segment"
+NEW = "jobs.0000000000007.new.segment"
 
 
 def made(frames: list[bytes], size: int = 4096) -> tuple[Any, Segment]:
@@ -65,26 +67,53 @@ ENTRIES = {
 
 
 # R1: content and name are on disk before it is used.
-def test_r1_a_new_segment_is_synced_by_content_and_by_name() -> None:
+def test_r1_a_segment_is_new_until_it_is_on_disk_by_content_and_by_name() -> None:
     disk = FailingDisk(MemoryDisk())
     directory = disk.directory("/q", create=True)
     before = disk.counts.copy()
-    file, _ = create_segment(directory, NAME, HEADER, 4096)
-    assert (disk.counts["sync"] - before["sync"], disk.counts["sync_directory"] - before["sync_directory"]) == (1, 1)
+    file, _ = create_segment(directory, NEW, HEADER, 4096)
+    assert disk.counts["sync"] + disk.counts["sync_directory"] == before["sync"] + before["sync_directory"]
     assert file.size() == 4096
     assert read_header(file, "path") == HEADER
     assert read_footer(file, HEADER) is None
+    segment = load_segment(file, NEW, HEADER)
     with pytest.raises(FileExistsError):
-        create_segment(directory, NAME, HEADER, 4096)
+        create_segment(directory, NEW, HEADER, 4096)
+    for synced in ((1, 1), (2, 1)):
+        settle_segment(directory, file, segment)
+        counts = disk.counts - before
+        assert (counts["sync"], counts["sync_directory"], counts["rename"]) == (*synced, 1)
+        assert (segment.name, directory.names()) == (NAME, [NAME])
+    with pytest.raises(FileExistsError, match="has the name"):
+        create_segment(directory, NEW, HEADER, 4096)
+    assert open_segment(directory, NEW).read(0, 96) == open_segment(directory, NAME).read(0, 96)
+    for name in (NEW, NAME):
+        with pytest.raises(FileNotFoundError):
+            open_segment(directory, name.replace("7", "8"))
 
 
-@pytest.mark.parametrize("kind", ["grow", "sync", "sync_directory"])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_segment_may_be_given_its_name_once_more(at: int) -> None:
+    """As far as it came before it was interrupted."""
+    disk = FailingDisk(MemoryDisk())
+    directory = disk.directory("/q", create=True)
+    file, _ = create_segment(directory, NEW, HEADER, 4096)
+    segment = load_segment(file, NEW, HEADER)
+    disk.arm(errno.EINTR, at=at)
+    with pytest.raises(InterruptedError):
+        settle_segment(directory, file, segment)
+    assert segment.name == NEW
+    settle_segment(directory, file, segment)
+    assert (segment.name, directory.names()) == (NAME, [NAME])
+
+
+@pytest.mark.parametrize("kind", ["grow"])
 def test_a_segment_that_cannot_be_made_leaves_no_file(kind: str) -> None:
     disk = FailingDisk(MemoryDisk())
     directory = disk.directory("/q", create=True)
     disk.arm(errno.ENOSPC, kinds={kind})
     with pytest.raises(OSError, match="No space"):
-        create_segment(directory, NAME, HEADER, 4096)
+        create_segment(directory, NEW, HEADER, 4096)
     assert directory.names() == []
 
 
@@ -94,7 +123,7 @@ def test_close_and_load_again() -> None:
     close_segment(file, segment)
     assert segment.closed
     assert file.size() == segment.size == segment.records_end + fmt.FOOTER_BYTES
-    loaded = load_segment(file, "jobs", HEADER)
+    loaded = load_segment(file, NAME, HEADER)
     assert loaded.closed
     assert (loaded.name, loaded.number, loaded.first_id, loaded.last_id, loaded.items) == (NAME, 7, 5, 10, 6)
     assert (loaded.data_bytes, loaded.records_end, loaded.size) == (126, segment.records_end, segment.size)
@@ -104,7 +133,7 @@ def test_close_and_load_again() -> None:
 def test_an_empty_segment_can_be_closed() -> None:
     file, segment = made([])
     close_segment(file, segment)
-    loaded = load_segment(file, "jobs", HEADER)
+    loaded = load_segment(file, NAME, HEADER)
     assert (loaded.closed, loaded.items, loaded.last_id) == (True, 0, 4)
 
 
@@ -115,7 +144,7 @@ def test_leftover_bytes_are_kept_and_not_read() -> None:
     close_segment(file, segment)
     assert file.read(segment.records_end, 10) == b"torn bytes"
     assert file.size() == segment.records_end + 10 + fmt.FOOTER_BYTES
-    loaded = load_segment(file, "jobs", HEADER)
+    loaded = load_segment(file, NAME, HEADER)
     assert (loaded.closed, loaded.last_id, loaded.records_end) == (True, 5, segment.records_end)
 
 
@@ -327,26 +356,18 @@ def test_a_footer_or_nonsense_where_an_item_is_due() -> None:
         assert (caught.value.offset, caught.value.item_id) == (at, 7)
 
 
-def test_a_file_holds_a_frame_at_its_beginning_or_its_footer() -> None:
-    file, segment = made(FRAMES)
-    assert holds_frame(file, 0)
-    file.write(fmt.HEADER_BYTES, b"x")
-    assert not holds_frame(file, 0)
-    close_segment(file, segment)
-    assert holds_frame(file, 0)
-    empty, _ = made([], size=100)
-    assert not holds_frame(empty, 0)
-
-
 def test_what_is_left_of_a_making_is_no_segment_unless_a_later_one_names_it() -> None:
     empty, full = made([])[0], made(FRAMES)[0]
-    assert is_none(empty, 7, HEADER, 0, None)
-    assert is_none(empty, 7, None, 0, None)
-    assert not is_none(full, 7, HEADER, 0, None)
-    assert not is_none(full, 7, None, 4, None)
-    assert is_none(full, 7, None, 5, None), "what an old segment has left in its room"
-    assert not is_none(empty, 7, HEADER, 0, HEADER._replace(number=8, previous_number=7))
-    assert is_none(empty, 7, HEADER, 0, HEADER._replace(number=8))
+    assert is_none(empty, NAME, 7, HEADER, None)
+    assert is_none(empty, NEW, 7, None, None)
+    assert not is_none(full, NAME, 7, HEADER, None)
+    assert not is_none(full, NEW, 7, HEADER, None)
+    assert not is_none(full, NAME, 7, None, None)
+    assert not is_none(empty, NAME, 7, None, None), "its header was on disk before it had this name"
+    assert is_none(full, NEW, 7, None, None), "a power cut may have kept its frames without the header"
+    assert not is_none(empty, NAME, 7, HEADER, HEADER._replace(number=8, previous_number=7))
+    assert not is_none(empty, NEW, 7, None, HEADER._replace(number=8, previous_number=7))
+    assert is_none(empty, NAME, 7, HEADER, HEADER._replace(number=8))
 
 
 def test_the_header_of_a_segment_by_its_name() -> None:

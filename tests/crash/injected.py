@@ -56,6 +56,7 @@ class Run:
     refused: set[bytes] = field(default_factory=set)
     doubtful: set[bytes] = field(default_factory=set)
     durable_id: int = 0
+    in_doubt_to: int = 0
     committed: dict[str, set[int]] = field(default_factory=lambda: {name: set() for name in NAMES})
     opened: dict[str, list[Item]] = field(default_factory=lambda: {name: [] for name in NAMES})
     errors: int = 0
@@ -167,6 +168,7 @@ class Run:
         assert error.first_id > self.durable_id
         assert error.last_id >= max(self.acknowledged, default=0)
         self.durable_id = error.first_id - 1
+        self.in_doubt_to = error.last_id
         self.doubt()
 
     def doubt(self) -> None:
@@ -229,11 +231,15 @@ class Run:
             self.serial += 1
             items.append(b"%05d" % self.serial + bytes(size))
         self.refused |= set(items)
+        tail_id = self.queue.stats().tail_id if self.queue is not None else 0
         try:
             self.do(lambda queue: queue.put_many(items) if len(items) > 1 else queue.put(items[0]), self.stored(items))
         finally:
             if self.errors and self.queue is None:
                 self.refused -= set(items)
+            if self.in_doubt_to > tail_id:  # stored, and then the sync failed, or what comes after it
+                self.refused -= set(items)
+                self.doubtful |= set(items)
 
     def stored(self, items: list[bytes]) -> Callable[[Any], None]:
         def note(result: Any) -> None:

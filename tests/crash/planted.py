@@ -25,6 +25,7 @@ from kestrelpy._journal import Journal
 from kestrelpy._progress import Progress
 from kestrelpy._readership import Readership
 from kestrelpy._recovery import Recovered, Recovery
+from kestrelpy._segment import Segment
 from kestrelpy._sync import GroupCommit
 from kestrelpy.reader import Reader
 from kestrelpy.testing import CrashingDisk
@@ -165,8 +166,36 @@ def footer_before_the_frames_are_on_disk() -> Iterator[None]:
 @fault("R1", "(1) (8) (10)")
 def no_directory_sync_for_a_new_segment() -> Iterator[None]:
     """R1: the file is on disk, its name is not."""
-    real = _segment.create_segment
+    real = _segment.settle_segment
     with in_place_of(real, lambda directory, *rest: real(_Deaf(directory), *rest)):
+        yield
+
+
+@fault("R1", "(1) (8) (10)")
+def named_before_its_content_is_synced() -> Iterator[None]:
+    """R1: what a power cut has taken the header of is called as if that had been on disk."""
+    real = _segment.settle_segment
+
+    def settle(directory: Any, file: Any, segment: Segment) -> None:
+        real(directory, _Deaf(file), segment)
+        file.sync()
+
+    with in_place_of(real, settle):
+        yield
+
+
+@fault("R1", "(1) (8) (10)", **UNSYNCED, samples=8)
+def a_new_segment_without_a_header_taken_for_damage() -> Iterator[None]:
+    """R1: a power cut may keep frames of it alone."""
+    real = _segment.is_none
+    with in_place_of(real, lambda file, name, *rest: real(file, _names.lasting_name(name), *rest)):
+        yield
+
+
+@fault("R1", "(1) (8) (10)", **UNSYNCED, samples=8, style=RETIRING)
+def the_last_segment_on_disk_is_retired_beside_a_new_one() -> Iterator[None]:
+    """A power cut takes the new one, and nothing says any more how far the queue had come."""
+    with patch.object(_journal, "is_new", lambda name: False):
         yield
 
 
@@ -415,7 +444,7 @@ def ids_of_a_torn_tail_used_again() -> Iterator[None]:
         yield
 
 
-@fault("R20 R17", "(7)", **UNSYNCED, samples=8, points=10, nested=1.0, twice=0.5, style=TEARING)
+@fault("R20 R17", "(7)", **UNSYNCED, samples=16, points=20, nested=1.0, twice=0.5, style=TEARING)
 def mark_after_the_footer() -> Iterator[None]:
     """A crash between them: the footer hides the torn tail, and nothing says which ids it had."""
     real_mark, real = _recovery.write_mark, Recovery._close_last

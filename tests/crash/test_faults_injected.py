@@ -202,7 +202,7 @@ def test_a_read_that_fails_loses_nothing() -> None:
     ("there", "how"),
     [
         (True, {"kinds": {"store"}, "short_bytes": 5}),
-        (False, {"kinds": {"sync_directory", "unlink"}}),
+        (False, {"kinds": {"grow", "unlink"}}),
     ],
     ids=["a torn frame", "a segment begun"],
 )

@@ -64,11 +64,11 @@ def contents(disk: CrashingDisk) -> dict[int, bytes]:
 
 def test_a_segment_that_could_neither_be_made_nor_removed_is_in_nobodys_way() -> None:
     disk = CrashingDisk()
-    failing = FailingDisk(disk)
+    failing = FailingDisk(disk, mapped=False)
     queue = JournaledQueue("/data", "jobs", sync="never", segment_bytes=4096, clock=ManualClock(1_000), disk=failing)
     queue.put(b"first" * 700)
     for _ in range(2):
-        failing.arm(errno.EIO, sticky=True, kinds={"sync_directory", "unlink"})
+        failing.arm(errno.EIO, sticky=True, kinds={"store", "unlink"})
         with pytest.raises(OSError, match="Input/output error"):
             queue.put(b"second" * 600)
         failing.disarm()
@@ -95,7 +95,7 @@ def test_the_room_of_a_new_segment_may_hold_a_part_of_an_old_one(lost: int) -> N
         queue.put(b"an item")
     old = next(name for name in disk.directory("/data").names() if name.endswith(".segment"))
     data = disk.directory("/data").open(old).read(0, 1 << 20)
-    stored(disk, "jobs.0000000009000.segment", bytes(lost) + data[lost:])  # a crash in the making of this one
+    stored(disk, "jobs.0000000009000.new.segment", bytes(lost) + data[lost:])  # a crash in the making of this one
     assert verify("/data", "jobs", disk=disk).ok or not lost
     assert contents(disk) == {1: b"an item"}
     assert [name for name in disk.directory("/data").names() if "quarantine" in name]
@@ -105,8 +105,8 @@ def test_several_segments_whose_making_a_crash_has_ended_are_none() -> None:
     disk = CrashingDisk()
     with open_queue(disk) as queue:
         queue.put(b"an item")
-    stored(disk, "jobs.0000000009000.segment", bytes(5000))
-    stored(disk, "jobs.0000000009001.segment", b"")
+    stored(disk, "jobs.0000000009000.new.segment", bytes(5000))
+    stored(disk, "jobs.0000000009001.new.segment", b"")
     assert contents(disk) == {1: b"an item"}
 
 
@@ -253,12 +253,12 @@ def test_empty_segments_in_a_row_do_not_hide_what_follows() -> None:
     queue = open_queue(disk)
     queue.put(b"lost")
     vanish(queue, disk)
-    disk = all_lost(disk)
+    lose_frame(disk, "jobs.0000000001000.new.segment", b"lost")
     queue = open_queue(disk)
     for _ in range(3):
         queue.put(b"lost")
     vanish(queue, disk)
-    lose_frame(disk, "jobs.0000000001001.segment", b"lost")
+    lose_frame(disk, "jobs.0000000001001.new.segment", b"lost")
     queue = open_queue(disk)  # two segments without an item, and ids that were given out and are lost
     reader = queue.reader()
     item_id = queue.put(b"there")

@@ -153,14 +153,14 @@ def nothing(*_: object, **__: object) -> None:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-@rule("R1", "test_r1_a_new_segment_is_synced_by_content_and_by_name")
+@rule("R1", "test_r1_a_segment_is_new_until_it_is_on_disk_by_content_and_by_name")
 def names_of_segments_not_synced() -> None:
-    real = _segment.create_segment
+    real = _segment.settle_segment
 
-    def create(directory: Any, *rest: Any) -> Any:
+    def settle(directory: Any, *rest: Any) -> Any:
         return real(Deaf(directory), *rest)
 
-    _segment.create_segment = _journal.create_segment = create
+    _segment.settle_segment = _journal.settle_segment = _recovery.settle_segment = settle
 
 
 @rule("R2", "test_a_directory_that_is_made_is_synced_into_its_parent")

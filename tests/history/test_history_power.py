@@ -58,8 +58,8 @@ def clones_of(disk: CrashingDisk, limit: int, *, kills: bool = False) -> tuple[l
 
 def names_not_synced() -> Any:
     """A new segment's content is on disk, its name need not be."""
-    real = _journal.create_segment
-    return patch.object(_journal, "create_segment", lambda directory, *rest: real(Deaf(directory), *rest))
+    real = _journal.settle_segment
+    return patch.object(_journal, "settle_segment", lambda directory, *rest: real(Deaf(directory), *rest))
 
 
 @history(names_not_synced, raises=(CorruptJournal,))

@@ -27,6 +27,7 @@ from naive_reader import HEADER, Reading, read_queue
 from reference import FOLDER, NAME, Case, disk_of, files_of, let_die, open_queue
 
 from kestrelpy import KestrelError, QueueEmpty, scan, verify
+from kestrelpy._names import lasting_name
 from kestrelpy.inspection import inspect
 from kestrelpy.testing import MemoryDisk
 
@@ -157,7 +158,8 @@ def nothing_destroyed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -
     for name, data in before.items():
         used = data.rstrip(b"\0")
         if name.endswith(".segment") and used[HEADER:]:
-            kept = after.get(name, b"").startswith(used) or any(each.startswith(used) for each in aside)
+            there = [after.get(each, b"") for each in (name, lasting_name(name))]
+            kept = any(each.startswith(used) for each in there + aside)
             require(kept, f"5: {name} has lost bytes")
 
 

@@ -96,6 +96,7 @@ class Segment:
     footer: Footer | None = None
     watermark: int = 0
     """The highest one of any frame that is valid, wherever it stands."""
+    is_new: bool = False
 
 
 @dataclass(frozen=True)
@@ -326,14 +327,18 @@ def read_queue(files: Mapping[str, bytes], queue: str) -> Reading:
     """What the files of one queue hold, and what is wrong with them."""
     reading = Reading()
     for name, data in files.items():
-        segment_name = re.fullmatch(re.escape(queue) + r"\.([0-9]{1,19})\.segment", name)
+        segment_name = re.fullmatch(re.escape(queue) + r"\.([0-9]{1,19})(\.new)?\.segment", name)
         if segment_name is not None:
-            reading.segments.append(read_segment(int(segment_name[1]), data))
+            segment = read_segment(int(segment_name[1]), data)
+            segment.is_new = segment_name[2] is not None
+            if segment.is_new and f"{queue}.{segment_name[1]}.segment" in files:
+                continue
+            reading.segments.append(segment)
     reading.segments.sort(key=lambda segment: segment.number)
     reading.segments = [
         segment
         for at, segment in enumerate(reading.segments)
-        if segment.header is not None or is_needed(reading.segments, at, segment_data(files, queue, segment.number))
+        if segment.header is not None or is_needed(reading.segments, at)
     ]
     headers = [segment.header for segment in reading.segments if segment.header is not None]
     states = checkpoints_of(files, queue)
@@ -363,35 +368,10 @@ def read_queue(files: Mapping[str, bytes], queue: str) -> Reading:
     return reading
 
 
-def segment_data(files: Mapping[str, bytes], queue: str, number: int) -> bytes:
-    return next(data for name, data in files.items() if re.fullmatch(rf"{queue}\.0*{number}\.segment", name))
-
-
-def is_needed(segments: list[Segment], at: int, data: bytes) -> bool:
-    """Whether a segment without a valid header is more than what a crash has left of its creation: a later one names
-    it, or a new frame stands where its first one, or its footer, would be.
-    """
+def is_needed(segments: list[Segment], at: int) -> bool:
+    """Whether a segment without a valid header is more than what a crash has left of its creation."""
     later = next((segment.header for segment in segments[at + 1 :] if segment.header is not None), None)
-    if later is not None and later.previous_number == segments[at].number:
-        return True
-    before = next((segment for segment in reversed(segments[:at]) if segment.header is not None), None)
-    last_id = 0 if before is None else last_id_of(before)
-    for offset in (HEADER, len(data) - FOOTER):
-        marker = int.from_bytes(data[offset + 28 : offset + 32], "little")
-        frame = read_items(data, offset, marker) if offset >= HEADER else None
-        if frame is not None and frame.last_id > last_id:
-            return True
-        found = read_frame(data, offset, marker) if offset >= HEADER else None
-        if frame is None and found is not None and found[1] > last_id:
-            return True
-    return False
-
-
-def last_id_of(segment: Segment) -> int:
-    assert segment.header is not None
-    if segment.footer is not None:
-        return segment.footer.last_id
-    return segment.frames[-1].last_id if segment.frames else segment.header.first_id - 1
+    return not segments[at].is_new or (later is not None and later.previous_number == segments[at].number)
 
 
 def checkpoints_of(files: Mapping[str, bytes], queue: str) -> dict[str | None, Checkpoint | None]:

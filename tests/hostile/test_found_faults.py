@@ -12,6 +12,7 @@ from reference import FOLDER, NAME, SEGMENT_BYTES, disk_of, files_of, let_die, o
 
 from kestrelpy import CorruptJournal, scan, verify
 from kestrelpy import _format as fmt
+from kestrelpy._names import lasting_name, new_segment_name
 from kestrelpy.inspection import inspect
 from kestrelpy.testing import MemoryDisk
 
@@ -214,13 +215,23 @@ def test_a_reader_whose_counts_are_forged_can_be_saved() -> None:
 
 @pytest.mark.parametrize("spare", [b"", bytes(500), b"KSTRLSEG", bytes(500) + b"\1\2\3"])
 def test_what_is_no_segment_yet_goes_or_is_kept_aside(spare: bytes) -> None:
-    files = {**made([b"one"]), "jobs.1700000009999.segment": spare}
+    files = {**made([b"one"]), "jobs.1700000009999.new.segment": spare}
     disk = disk_of(files)
     queue = open_queue(disk)
     assert drain(queue) == [b"one"]
     queue.close()
     kept = files_of(disk).get("jobs.1700000009999.0.quarantine", b"")
     assert kept.rstrip(b"\0") == (spare if spare[96:].strip(b"\0") else b"")
+
+
+def test_a_last_segment_whose_first_sector_is_lost_is_damaged() -> None:
+    """It was taken for what a crash had left of its making, and all that was in it went in silence."""
+    files = made([b"one"], close=False)
+    (name,) = segments(files)
+    data = files[name]
+    spoilt = bytes(512) + data[512:]
+    all_see_it({lasting_name(name): spoilt})
+    assert opened({new_segment_name("jobs", int(name.split(".")[1])): spoilt}, drain) == [], "none of it was on disk"
 
 
 def test_a_checkpoint_of_another_queue_supersedes_no_default_reader() -> None:

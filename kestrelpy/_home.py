@@ -27,14 +27,16 @@ class Home:
         self._missed: set[str] = set()  # of which readers it was said that their places are gone
 
     def lock(self) -> tuple[Lock, list[str]]:
-        """Lock the queue for writing; also what is in the folder then, for the rest of an opening to go by.
+        """Lock the queue for writing; also what there is of it in the folder then, for the rest of an opening to go by:
+        a folder may be full of others' files.
 
         Raises ``QueueLocked``, ``InvalidName`` for a name that differs from another only in case (R23).
         """
         name = _names.lock_name(self.queue)
         lock = self.directory.lock(name)
         try:
-            names = self.directory.names()
+            mine = (f"{self.queue}.", f"{self.queue}+")
+            names = [each for each in self.directory.names() if each.startswith(mine)]
             if name not in names:
                 raise InvalidName(self.queue, "another queue here has this name but for upper and lower case")
         except BaseException:

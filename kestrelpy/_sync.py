@@ -1,11 +1,15 @@
 """Group commit: many producers wait for durability, few syncs.
 
 One thread at a time syncs, the leader; whoever comes meanwhile leaves a ticket and sleeps. After its sync the leader
-completes every ticket that it covered, each with one wake-up, and hands the lead to the first thread that is left.
-Nobody queues on a lock to find out that its item is on disk already (rule R33).
+completes every ticket that it covered and hands the lead to the first thread that is left. Nobody queues on a lock to
+find out that its item is on disk already (rule R33).
+
+The threads that a sync covered are woken in a chain: the leader wakes the first, and each, as the first thing it does,
+the next. Woken all at once they would stand in line for the interpreter's lock: each would be woken there once more,
+and come to the queue's lock together with all others.
 
 An exception may strike anywhere, such as ``KeyboardInterrupt``. The lead is one attribute: who leaves it unused passes
-it on, and who has taken tickets out completes them, in whatever way it ends.
+it on; who has taken tickets out completes them, and who is in a chain wakes the next, in whatever way it ends.
 
 NOTE ON LOCKING: ``_lock`` guards the tickets and is a leaf. It is not held during a sync or while a ticket is
 completed.
@@ -25,6 +29,18 @@ if TYPE_CHECKING:
     Ticket: TypeAlias = ThreadWaiter | Promise[Any]
 
 _DONE, _LEAD = "done", "lead"
+
+
+class _Link(ThreadWaiter):
+    """A thread in a chain of wake-ups. Not the main thread, where a handler of signals may run before it wakes anybody,
+    and wait for those behind.
+    """
+
+    next: _Link | None = None  # set under the lock, in one step with leaving the tickets; what it gets may be repeated
+
+    def wake_next(self) -> None:
+        if self.next is not None:
+            self.next.give(_DONE)
 
 
 class GroupCommit:
@@ -50,7 +66,7 @@ class GroupCommit:
         ``holding``: the caller has locks of its own. A sync by this thread then completes no future, as that runs what
         users call back: another one does, soon.
         """
-        ticket = ThreadWaiter()
+        ticket = ThreadWaiter() if threading.get_ident() == threading.main_thread().ident else _Link()
         try:
             with self._lock:
                 if self.durable_id >= item_id:  # first: what is on disk stays so, whatever has failed since
@@ -64,6 +80,8 @@ class GroupCommit:
                     self._tickets.append((item_id, ticket))
             if not leads:  # and not by another look: who fails meanwhile takes the lead from everybody
                 ticket.wait(None)
+                if isinstance(ticket, _Link):
+                    ticket.wake_next()
                 if ticket.result() is _DONE:
                     return
             self._lead(ticket, holding)
@@ -140,7 +158,7 @@ class GroupCommit:
             with self._lock:
                 self.durable_id = max(self.durable_id, durable_id)
                 covered = self._take_covered_locked(holding)
-            _complete(covered)
+            _complete(_without_followers(covered))
         except BaseException:
             with self._lock:
                 covered += self._take_covered_locked(holding)
@@ -150,16 +168,26 @@ class GroupCommit:
     def _take_covered_locked(self, threads_only: bool) -> list[tuple[int, Ticket]]:
         covered: list[tuple[int, Ticket]] = []
         left: list[tuple[int, Ticket]] = []
+        last: _Link | None = None
         for entry in self._tickets:
-            is_ready = entry[0] <= self.durable_id and not (threads_only and not isinstance(entry[1], ThreadWaiter))
-            (covered if is_ready else left).append(entry)
+            item_id, ticket = entry
+            if item_id > self.durable_id or (threads_only and not isinstance(ticket, ThreadWaiter)):
+                left.append(entry)
+                continue
+            covered.append(entry)
+            if type(ticket) is _Link:
+                if last is not None:
+                    last.next = ticket
+                last = ticket
         self._tickets = left
         return covered
 
     def _leave(self, ticket: ThreadWaiter) -> None:
-        """The thread of this ticket will not wait any more, and not lead."""
+        """The thread of this ticket will not wait any more, not lead, and not be woken to wake the next."""
         with self._lock:
             self._tickets = _without(self._tickets, ticket)
+        if isinstance(ticket, _Link):
+            ticket.wake_next()
         self._pass_on(ticket)
 
     def _pass_on(self, leader: object) -> None:
@@ -192,6 +220,12 @@ class GroupCommit:
 def _without(tickets: list[tuple[int, Ticket]], gone: object) -> list[tuple[int, Ticket]]:
     # Not where a lock is held: at the jumps of such a loop CPython 3.13 does not see the "with".
     return [entry for entry in tickets if entry[1] is not gone]
+
+
+def _without_followers(covered: list[tuple[int, Ticket]]) -> list[tuple[int, Ticket]]:
+    """Those of ``covered`` that nobody in the chain wakes: its first link, and who is in none."""
+    links = [entry for entry in covered if type(entry[1]) is _Link]
+    return links[:1] + [entry for entry in covered if type(entry[1]) is not _Link]
 
 
 def _complete(tickets: list[tuple[int, Ticket]], error: BaseException | None = None) -> None:

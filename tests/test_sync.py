@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from budget import share
 from conftest import until
 
-from kestrelpy._line import FutureWaiter
-from kestrelpy._sync import GroupCommit
+from kestrelpy._line import FutureWaiter, ThreadWaiter
+from kestrelpy._sync import GroupCommit, _Link
 
 
 class Disk:
@@ -178,3 +181,151 @@ def test_an_interrupted_leader_passes_the_lead_on(start: Callable[..., threading
     follower.join(20)
     assert disk.commit.durable_id == 2
     assert disk.count == 2
+
+
+def covered(commit: GroupCommit, *tickets: Any) -> None:
+    """A sync has brought what these wait for to the disk."""
+    with commit._lock:
+        commit._tickets += [(commit.durable_id + 1, ticket) for ticket in tickets]
+    commit.note(commit.durable_id + 1)
+    assert not commit._tickets
+
+
+def is_woken(waiter: ThreadWaiter) -> bool:
+    return not waiter._asleep.locked()
+
+
+def test_each_thread_of_a_chain_wakes_the_next() -> None:
+    commit = Disk().commit
+    links, alone, ticket = [_Link(), _Link(), _Link()], ThreadWaiter(), FutureWaiter()
+    covered(commit, links[0], alone, links[1], ticket, links[2])
+    assert [is_woken(link) for link in links] == [True, False, False]
+    assert is_woken(alone)
+    assert ticket.future.done()
+    links[0].wake_next()
+    assert [is_woken(link) for link in links] == [True, True, False]
+    links[1].wake_next()
+    links[1].wake_next()  # may be repeated
+    links[2].wake_next()
+    assert [link.wait(0) and link.result() for link in links] == ["done"] * 3
+
+
+def test_a_chain_is_of_those_whom_one_sync_covered() -> None:
+    commit = Disk().commit
+    links = [_Link(), _Link(), _Link()]
+    commit._tickets = [(1, links[0]), (2, links[1]), (1, links[2])]
+    commit.note(1)
+    links[0].wake_next()
+    assert [is_woken(link) for link in links] == [True, False, True]
+    commit.note(2)
+    assert is_woken(links[1])
+
+
+@pytest.mark.parametrize("woken", [False, True])
+def test_who_leaves_a_chain_wakes_the_next(woken: bool) -> None:
+    """Whether it has been woken by then or not."""
+    commit = Disk().commit
+    before, gone, behind = _Link(), _Link(), _Link()
+    covered(commit, before, gone, behind)
+    if woken:
+        before.wake_next()
+    assert not is_woken(behind)
+    commit._leave(gone)
+    assert is_woken(behind)
+
+
+def test_an_interrupted_follower_is_not_missed_in_the_chain(
+    start: Callable[..., threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk()
+    disk.gate.clear()
+    disk.written = 1
+    threads = [start(disk.commit.run)]
+    assert disk.entered.acquire(timeout=20)
+
+    def struck() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            disk.commit.wait(1)
+
+    def wait(self: ThreadWaiter, timeout: float | None, real: Any = ThreadWaiter.wait) -> bool:
+        woken = bool(real(self, timeout))
+        if threading.current_thread() is victim:
+            raise KeyboardInterrupt
+        return woken
+
+    monkeypatch.setattr(ThreadWaiter, "wait", wait)
+    victim = start(struck)
+    until(lambda: len(disk.commit._tickets) == 1)
+    threads += [start(disk.commit.wait, item_id) for item_id in (1, 1, 1)]
+    until(lambda: len(disk.commit._tickets) == 4)
+    disk.gate.set()
+    for thread in [*threads, victim]:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert disk.commit._leader is None
+
+
+def test_a_signal_handler_may_wait_for_those_behind(start: Callable[..., threading.Thread]) -> None:
+    """It runs in the main thread, before that can wake anybody."""
+    disk = Disk()
+    disk.gate.clear()
+    disk.written = 1
+    leader = start(disk.commit.run)
+    assert disk.entered.acquire(timeout=20)
+    ended: list[bool] = []
+
+    def strike() -> None:
+        until(lambda: len(disk.commit._tickets) == 1)
+        followers = [start(disk.commit.wait, 1) for _ in range(2)]
+        until(lambda: len(disk.commit._tickets) == 3)
+
+        def join(_: int, __: object) -> None:
+            disk.gate.set()
+            for follower in followers:
+                follower.join(20)
+                ended.append(not follower.is_alive())
+
+        handlers.append(join)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    handlers: list[Callable[[int, object], None]] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: handlers[0](number, frame))
+    try:
+        striker = start(strike)
+        disk.commit.wait(1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    striker.join(20)
+    leader.join(20)
+    assert ended == [True, True]
+
+
+@pytest.fixture
+def switch_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("switch_often")
+def test_nobody_is_forgotten_whoever_comes_when(start: Callable[..., threading.Thread]) -> None:
+    """Threads that come again and again; the interpreter may switch between any two steps of theirs."""
+    rounds, count = share(100_000), 8
+    disk = Disk()
+    given = threading.Lock()
+
+    def put_and_wait() -> None:
+        for _ in range(rounds // count + 1):
+            with given:
+                disk.written += 1
+                item_id = disk.written
+            disk.commit.wait(item_id)
+            assert disk.commit.durable_id >= item_id
+
+    threads = [start(put_and_wait) for _ in range(count)]
+    for thread in threads:
+        thread.join(200)
+        assert not thread.is_alive()
+    assert not disk.commit._tickets
+    assert disk.commit._leader is None

@@ -6,6 +6,7 @@ every run of the suite.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from strikes import Interrupter
 from kestrelpy import FullPolicy, QueueClosed, QueueEmpty, ReaderConfig
 from kestrelpy._lifetime import forget
 from kestrelpy._line import FutureWaiter, ThreadWaiter
+from kestrelpy._sync import _Link
 
 SMALL = 4096
 """The smallest segment there is."""
@@ -475,6 +477,31 @@ def sync_that_inherits_the_lead(interrupter: Interrupter) -> Prepared:
     answered = _lead_elsewhere(scene)
     scene.fill(2, b"later")
     return Prepared(scene, waits(scene, interrupter, scene.queue.sync, answered), answered)
+
+
+@operation
+def sync_in_a_chain(interrupter: Interrupter) -> Prepared:
+    """Somebody else is behind it, whom it is to wake."""
+    scene = attached()
+    scene.fill(2)
+    answered = _lead_elsewhere(scene)
+    tail_id, behind = scene.queue._journal.tail_id, _Link()
+    elsewhere = mock.Mock(ident=0)
+
+    def arrive() -> None:
+        if scene.queue._commit.durable_id < tail_id:
+            scene.queue._commit._tickets.append((tail_id, behind))
+        answered()
+
+    def sync() -> None:
+        with mock.patch.object(threading, "main_thread", return_value=elsewhere):
+            scene.queue.sync()
+
+    def afterwards() -> None:
+        arrive()
+        demand(behind.wait(0), "(7) who is behind in the chain was not woken")
+
+    return Prepared(scene, waits(scene, interrupter, sync, arrive), afterwards, always=True)
 
 
 @operation

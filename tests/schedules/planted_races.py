@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from kestrelpy._journal import Journal
 from kestrelpy._line import ThreadWaiter, Waiter
-from kestrelpy._sync import GroupCommit
+from kestrelpy._sync import GroupCommit, _Link
 from kestrelpy._taking import Taking
 from kestrelpy._writing import Writing
 from kestrelpy.memory._exchange import Exchange
@@ -204,6 +204,12 @@ def the_lead_is_not_passed_on() -> Iterator[None]:
                 self._leader = None
 
     with patch.object(GroupCommit, "_pass_on", pass_on):
+        yield
+
+
+@race(NOT_WOKEN, "flow", "failing")
+def who_is_woken_wakes_nobody() -> Iterator[None]:
+    with patch.object(_Link, "wake_next", lambda self: None):
         yield
 
 

@@ -32,6 +32,7 @@ from kestrelpy import (
     open_reader,
 )
 from kestrelpy import _format as fmt
+from kestrelpy._detached import Outside
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 
 Open = Callable[..., JournaledQueue]
@@ -124,6 +125,83 @@ def test_waiting_polls_soon_at_first_and_more_seldom_then(open_queue: Open, outs
     queue.put(b"2")
     clock.advance(0.5)
     assert again.result(0).data == b"2"
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> list[float]:
+    """When the files were looked at for who waits."""
+    moments: list[float] = []
+
+    def poll(self: Outside, waited: float, real: Any = Outside._poll) -> None:
+        moments.append(clock.monotonic())
+        real(self, waited)
+
+    monkeypatch.setattr(Outside, "_poll", poll)
+    return moments
+
+
+@pytest.mark.parametrize("pause", [0.001, 0.005, 0.02, 0.1, 1.0])
+def test_what_comes_at_a_pace_is_seen_within_a_share_of_it(
+    open_queue: Open, outside: Any, clock: ManualClock, pause: float
+) -> None:
+    queue = open_queue()
+    far = outside(poll_interval=0.5)
+    for number in range(5):
+        future = far.get_future()
+        clock.advance(pause)
+        queue.put(b"%d" % number)
+        clock.advance(max(0.0005, pause * 0.033))
+        assert future.result(0).data == b"%d" % number
+
+
+def test_an_idle_reader_looks_no_more_often_than_it_must(
+    open_queue: Open, outside: Any, clock: ManualClock, looks: list[float]
+) -> None:
+    queue = open_queue()
+    far = outside(poll_interval=0.05)
+    future, _ = far.get_future(), far.get_future()
+    queue.put(b"1")
+    clock.advance(2)
+    assert future.done()
+    assert len(looks) < 200, "it was not much busier on the way"
+    looks.clear()
+    clock.advance(10)
+    assert len(looks) in (200, 201)
+
+
+def test_who_comes_after_a_long_pause_is_soon_served(open_queue: Open, outside: Any, clock: ManualClock) -> None:
+    """By looks that grow as if it had just begun, and stop at a share of the time since the last item."""
+    queue = open_queue()
+    far = outside(poll_interval=0.5)
+    clock.advance(100)
+    future = far.get_future()
+    clock.advance(0.003)
+    queue.put(b"1")
+    clock.advance(0.004)
+    assert future.result(0).data == b"1"
+
+
+def test_what_the_reader_found_by_itself_counts_as_come(open_queue: Open, outside: Any, clock: ManualClock) -> None:
+    queue = open_queue()
+    far = outside(poll_interval=0.5)
+    clock.advance(100)
+    queue.put(b"1")
+    assert far.get_nowait().data == b"1"
+    future = far.get_future()
+    clock.advance(0.02)
+    queue.put(b"2")
+    clock.advance(0.001)
+    assert future.result(0).data == b"2"
+
+
+def test_a_poll_interval_below_the_first_wait_holds_from_the_start(
+    open_queue: Open, outside: Any, clock: ManualClock, looks: list[float]
+) -> None:
+    open_queue()
+    far = outside(poll_interval=0.0001)
+    far.get_future()
+    clock.advance(0.002)
+    assert len(looks) == 20
 
 
 def test_threads_and_tasks_wait_too(open_queue: Open, folder: Path, start: Any) -> None:

@@ -1,12 +1,13 @@
 """Group commit: many producers wait for durability, few syncs.
 
 One thread at a time syncs, the leader; whoever comes meanwhile leaves a ticket and sleeps. After its sync the leader
-completes every ticket that it covered and hands the lead to the first thread that is left. Nobody queues on a lock to
-find out that its item is on disk already (rule R33).
+completes every ticket that it covered and hands the lead to a thread that is left. Nobody queues on a lock to find out
+that its item is on disk already (rule R33).
 
 The threads that a sync covered are woken in a chain: the leader wakes the first, and each, as the first thing it does,
 the next. Woken all at once they would stand in line for the interpreter's lock: each would be woken there once more,
-and come to the queue's lock together with all others.
+and come to the queue's lock together with all others. Who is to lead next is the middle one of the chain: by then
+half of the others have put their next items, which the next sync covers.
 
 An exception may strike anywhere, such as ``KeyboardInterrupt``. The lead is one attribute: who leaves it unused passes
 it on; who has taken tickets out completes them, and who is in a chain wakes the next, in whatever way it ends.
@@ -36,11 +37,13 @@ class _Link(ThreadWaiter):
     and wait for those behind.
     """
 
-    next: _Link | None = None  # set under the lock, in one step with leaving the tickets; what it gets may be repeated
+    next: _Link | None = None  # set under the lock, in one step with leaving the tickets
+    news: str | None = None  # as above: what it is woken with; None: it has not left them after all
 
     def wake_next(self) -> None:
-        if self.next is not None:
-            self.next.give(_DONE)
+        """May be repeated."""
+        if self.next is not None and self.next.news is not None:
+            self.next.give(self.next.news)
 
 
 class GroupCommit:
@@ -149,37 +152,40 @@ class GroupCommit:
     def _finish(self, leader: object, durable_id: int, holding: bool = False) -> None:
         """A sync has brought everything up to ``durable_id`` to the disk."""
         self.sync_count += 1
-        self._complete_through(durable_id, holding)
-        self._pass_on(leader)
+        self._complete_through(durable_id, holding, leader)
+        self._pass_on(leader)  # unless it has been, in the chain
 
-    def _complete_through(self, durable_id: int, holding: bool = False) -> None:
+    def _complete_through(self, durable_id: int, holding: bool = False, leader: object = None) -> None:
         covered: list[tuple[int, Ticket]] = []
         try:
             with self._lock:
                 self.durable_id = max(self.durable_id, durable_id)
-                covered = self._take_covered_locked(holding)
+                covered = self._take_covered_locked(holding, leader)
             _complete(_without_followers(covered))
         except BaseException:
             with self._lock:
-                covered += self._take_covered_locked(holding)
+                covered += self._take_covered_locked(holding, leader)
             _complete(covered)
             raise
 
-    def _take_covered_locked(self, threads_only: bool) -> list[tuple[int, Ticket]]:
+    def _take_covered_locked(self, threads_only: bool, leader: object = None) -> list[tuple[int, Ticket]]:
+        """Take out the tickets that are covered, and among them the one whose turn it is to lead after ``leader``."""
         covered: list[tuple[int, Ticket]] = []
         left: list[tuple[int, Ticket]] = []
-        last: _Link | None = None
         for entry in self._tickets:
-            item_id, ticket = entry
-            if item_id > self.durable_id or (threads_only and not isinstance(ticket, ThreadWaiter)):
-                left.append(entry)
-                continue
-            covered.append(entry)
-            if type(ticket) is _Link:
-                if last is not None:
-                    last.next = ticket
-                last = ticket
-        self._tickets = left
+            is_ready = entry[0] <= self.durable_id and not (threads_only and not isinstance(entry[1], ThreadWaiter))
+            (covered if is_ready else left).append(entry)
+        heir = None
+        if leader is not None and self._leader is leader:
+            heir = next((ticket for _, ticket in left if isinstance(ticket, _Link)), None)
+        if heir is not None:
+            left = _without(left, heir)
+            covered.insert(len(covered) // 2, (0, heir))
+        _chain(covered, heir)
+        self._tickets = left  # from here on there is no call, and so no interrupt
+        if heir is not None:
+            heir.news = _LEAD
+            self._leader = heir
         return covered
 
     def _leave(self, ticket: ThreadWaiter) -> None:
@@ -222,10 +228,21 @@ def _without(tickets: list[tuple[int, Ticket]], gone: object) -> list[tuple[int,
     return [entry for entry in tickets if entry[1] is not gone]
 
 
+def _chain(covered: list[tuple[int, Ticket]], heir: _Link | None) -> None:
+    before: _Link | None = None
+    for _, ticket in covered:
+        if isinstance(ticket, _Link):
+            if before is not None:
+                before.next = ticket
+            if ticket is not heir:
+                ticket.news = _DONE
+            before = ticket
+
+
 def _without_followers(covered: list[tuple[int, Ticket]]) -> list[tuple[int, Ticket]]:
     """Those of ``covered`` that nobody in the chain wakes: its first link, and who is in none."""
-    links = [entry for entry in covered if type(entry[1]) is _Link]
-    return links[:1] + [entry for entry in covered if type(entry[1]) is not _Link]
+    links = [entry for entry in covered if isinstance(entry[1], _Link)]
+    return links[:1] + [entry for entry in covered if not isinstance(entry[1], _Link)]
 
 
 def _complete(tickets: list[tuple[int, Ticket]], error: BaseException | None = None) -> None:
@@ -235,5 +252,7 @@ def _complete(tickets: list[tuple[int, Ticket]], error: BaseException | None = N
             continue
         if error is not None:
             ticket.fail(error)
+        elif isinstance(ticket, _Link):
+            ticket.give(ticket.news)
         else:
             ticket.give(_DONE if isinstance(ticket, ThreadWaiter) else item_id)

@@ -221,6 +221,46 @@ def test_a_chain_is_of_those_whom_one_sync_covered() -> None:
     assert is_woken(links[1])
 
 
+def test_who_is_to_lead_is_the_middle_one_of_the_chain() -> None:
+    disk = Disk()
+    commit, leader = disk.commit, object()
+    commit._leader = leader
+    done, heir, other = [_Link(), _Link()], _Link(), _Link()
+    commit._tickets = [(2, heir), (1, done[0]), (2, other), (1, done[1])]
+    commit._finish(leader, 1)
+    assert commit._leader is heir
+    assert commit._tickets == [(2, other)]
+    assert [is_woken(link) for link in (done[0], heir, done[1])] == [True, False, False]
+    done[0].wake_next()
+    assert [is_woken(link) for link in (done[0], heir, done[1])] == [True, True, False]
+    heir.wake_next()
+    assert is_woken(done[1])
+    assert not is_woken(other)
+    assert [link.result() for link in (done[0], heir, done[1])] == ["done", "lead", "done"]
+    commit._leave(heir)  # it is interrupted, and leads no sync
+    assert commit._leader is other
+    assert is_woken(other)
+
+
+def test_an_heir_who_was_not_appointed_is_not_woken() -> None:
+    """The one before it is interrupted while the leader is, in the middle of linking them."""
+    commit = Disk().commit
+    before, heir = _Link(), _Link()
+    commit._tickets = [(1, before), (2, heir)]
+    before.next = heir
+    commit._leave(before)
+    assert not is_woken(heir)
+
+
+def test_a_rotation_leaves_the_lead_where_it_is() -> None:
+    commit = Disk().commit
+    commit._leader = leader = object()
+    commit._tickets = [(1, _Link()), (2, _Link())]
+    commit.note(1)
+    assert commit._leader is leader
+    assert len(commit._tickets) == 1
+
+
 @pytest.mark.parametrize("woken", [False, True])
 def test_who_leaves_a_chain_wakes_the_next(woken: bool) -> None:
     """Whether it has been woken by then or not."""

@@ -505,6 +505,58 @@ def sync_in_a_chain(interrupter: Interrupter) -> Prepared:
 
 
 @operation
+def lead_in_a_chain(interrupter: Interrupter) -> Prepared:
+    """What it waits for was put later: it is to lead, and to wake somebody before that."""
+    scene = attached()
+    scene.fill(2)
+    answered = _lead_elsewhere(scene)
+    tail_id, behind = scene.queue._journal.tail_id, _Link()
+    elsewhere = mock.Mock(ident=0)
+    scene.fill(2, b"later")
+
+    def arrive() -> None:
+        if scene.queue._commit.durable_id < tail_id:
+            scene.queue._commit._tickets.append((tail_id, behind))
+        answered()
+
+    def sync() -> None:
+        with mock.patch.object(threading, "main_thread", return_value=elsewhere):
+            scene.queue.sync()
+
+    def afterwards() -> None:
+        arrive()
+        demand(behind.wait(0), "(7) who is behind in the chain was not woken")
+        scene.queue.sync()
+        demand(scene.queue._commit._leader is None, "(7) the lead is left with one who has gone")
+
+    return Prepared(scene, waits(scene, interrupter, sync, arrive), afterwards, always=True)
+
+
+@operation
+def lead_to_a_chain(_: Interrupter) -> Prepared:
+    """A leader who has a chain to set off, with the next leader in it."""
+    scene = attached()
+    scene.fill(2)
+    commit = scene.queue._commit
+    tail_id, links = scene.queue._journal.tail_id, [_Link(), _Link(), _Link()]
+    commit._tickets = [(tail_id, links[0]), (tail_id + 1, links[1]), (tail_id, links[2])]
+
+    def afterwards() -> None:
+        scene.fill(1)
+        commit.run()  # unless somebody leads
+        while woken := [link for link in links if link.wait(0)]:
+            for link in woken:  # what their threads would do
+                links.remove(link)
+                link.wake_next()
+                if commit._leader is link:
+                    commit._lead(link)
+        demand(not links, "(7) one of a chain was not woken")
+        demand(not commit._tickets and commit._leader is None, "(7) the lead is left with one who has gone")
+
+    return Prepared(scene, scene.queue.sync, afterwards, always=True)
+
+
+@operation
 def sync_for_others(_: Interrupter) -> Prepared:
     """A leader who has others' tickets to complete."""
     scene = attached(sync="always")

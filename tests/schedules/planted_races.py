@@ -213,6 +213,16 @@ def who_is_woken_wakes_nobody() -> Iterator[None]:
         yield
 
 
+@race("acknowledged before its sync|has lost|was on disk and is not|nobody gets anywhere|deadlock", "flow", "cut")
+def who_is_to_lead_is_told_that_it_is_done() -> Iterator[None]:
+    def wake_next(self: _Link) -> None:
+        if self.next is not None:
+            self.next.give("done")
+
+    with patch.object(_Link, "wake_next", wake_next):
+        yield
+
+
 @race("acknowledged before its sync", "one_sync_fails")
 def a_journal_that_has_failed_has_nothing_to_sync() -> Iterator[None]:
     """A rotation's sync has failed, and a leader finds no file: it takes that for good."""

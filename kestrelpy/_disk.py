@@ -1,4 +1,4 @@
-"""The disk: the only module that touches the operating system's files.
+"""The disk: with ``_file``, the only module that touches the operating system's files.
 
 ``Disk``, ``Directory``, ``File`` and ``Buffer`` are what the rest of the library knows. ``RealDisk`` is the real
 thing; the simulated ones are in ``kestrelpy.testing``. All of them raise ``OSError`` as the system does and nothing
@@ -9,24 +9,21 @@ Rules:
    (R1, R24).
 2. Only regular files with one link are opened (R22).
 3. A write that raises may have left part of itself: the caller undoes it (R12).
-4. ``grow`` reserves real blocks, so that a full disk is an error there and never a SIGBUS in a mapped store.
-5. Reads go through ``pread``, never through a mapping: a bad sector is an exception.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import stat
 import threading
 import weakref
 from typing import Any, Protocol, cast
 
+from kestrelpy._file import RealFile
 from kestrelpy.errors import QueueLocked
 
-_ZEROS = bytes(1 << 20)
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster", "afs", "lustre", "ocfs", "gfs", "beegfs", "virtiofs")
 
 
@@ -111,101 +108,6 @@ class Disk(Protocol):
 
 
 # -- the real one ----------------------------------------------------------------------------------------------------
-
-
-class _PlainBuffer:
-    """Stores by ``pwrite``, for file systems that refuse a mapping."""
-
-    def __init__(self, file: RealFile) -> None:
-        self._file = file
-
-    def __setitem__(self, span: slice, data: bytes) -> None:
-        self._file.write(span.start, data)
-
-
-class RealFile:
-    """A file of the operating system. Its mapping, if it has one, holds a second descriptor of it."""
-
-    def __init__(self, descriptor: int, *, mapped: bool = True) -> None:
-        self._descriptor = descriptor
-        self._mapped = mapped
-        self._map: mmap.mmap | None = None
-
-    def read(self, offset: int, size: int) -> bytes:
-        data = os.pread(self._descriptor, size, offset)
-        if len(data) == size or not data:
-            return data
-        parts = [data]
-        while data and (missing := size - sum(map(len, parts))):
-            data = os.pread(self._descriptor, missing, offset + size - missing)
-            parts.append(data)
-        return b"".join(parts)
-
-    def write(self, offset: int, data: bytes) -> None:
-        written = os.pwrite(self._descriptor, data, offset)
-        while written < len(data):
-            written += os.pwrite(self._descriptor, memoryview(data)[written:], offset + written)
-
-    def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
-
-    def grow(self, size: int) -> Buffer:
-        """Zeros are written as well as reserved: a page that is in the cache costs a store a third of a fault on one
-        that is not (measured: 0.09 against 0.19 microseconds for 132 bytes, all included)."""
-        old = self.size()
-        try:
-            self._reserve(old, size)
-            for start in range(old, size, len(_ZEROS)):
-                self.write(start, _ZEROS[: size - start])
-            return self._mapping(size)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, old)
-            raise
-
-    def _reserve(self, old: int, size: int) -> None:
-        try:
-            os.posix_fallocate(self._descriptor, old, size - old)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                raise
-
-    def _mapping(self, size: int) -> Buffer:
-        if not self._mapped:
-            return _PlainBuffer(self)
-        try:
-            if self._map is None:
-                self._map = mmap.mmap(self._descriptor, size)
-            else:
-                self._map.resize(size)
-        except OSError as error:
-            if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE):
-                raise
-            self._mapped = False
-            return _PlainBuffer(self)
-        return self._map
-
-    def truncate(self, size: int) -> None:
-        if self._map is not None:  # a mapping must never reach past the end of its file
-            self._map.close()
-            self._map = None
-        os.ftruncate(self._descriptor, size)
-
-    def sync(self) -> None:
-        if self._descriptor < 0:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))  # as all other calls; fdatasync(-1) is a ValueError
-        os.fdatasync(self._descriptor)
-
-    def forget(self) -> None:
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def close(self) -> None:
-        if self._map is not None:
-            self._map.close()
-            self._map = None
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
 
 
 class _RealLock:

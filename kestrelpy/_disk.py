@@ -39,14 +39,15 @@ class File(Protocol):
     def read(self, offset: int, size: int) -> bytes:
         """Up to ``size`` bytes from ``offset``; fewer only at the end of the file."""
 
-    def write(self, offset: int, data: bytes) -> None:
-        """All of ``data`` at ``offset``."""
+    def write(self, offset: int, *parts: bytes) -> None:
+        """All of ``parts``, one behind the other, at ``offset``."""
 
     def size(self) -> int: ...
 
-    def grow(self, size: int) -> Buffer:
+    def grow(self, size: int, *, fill: bool = True) -> Buffer:
         """Make the file ``size`` bytes with room for them on disk, the new ones zero; return its buffer.
 
+        ``fill``: whether to make them quick to store to, which is in vain for what ``write`` is about to replace.
         Raises ``OSError`` (ENOSPC) with the file and the buffer in hand as they were.
         """
 

@@ -47,34 +47,40 @@ class RealFile:
             parts.append(data)
         return b"".join(parts)
 
-    def write(self, offset: int, data: bytes) -> None:
-        written = os.pwrite(self._descriptor, data, offset)
-        while written < len(data):
-            written += os.pwrite(self._descriptor, memoryview(data)[written:], offset + written)
+    def write(self, offset: int, *parts: bytes) -> None:
+        size = sum(map(len, parts))
+        written = os.pwritev(self._descriptor, parts, offset)
+        if written < size:
+            rest = memoryview(b"".join(parts))
+            while written < size:
+                written += os.pwrite(self._descriptor, rest[written:], offset + written)
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
 
-    def grow(self, size: int) -> Buffer:
+    def grow(self, size: int, *, fill: bool = True) -> Buffer:
         """Zeros are written as well as reserved: a page that is in the cache costs a store a third of a fault on one
         that is not (measured: 0.09 against 0.19 microseconds for 132 bytes, all included)."""
         old = self.size()
         try:
-            self._reserve(old, size)
-            for start in range(old, size, len(_ZEROS)):
-                self.write(start, _ZEROS[: size - start])
+            if not self._reserve(old, size) or fill:
+                for start in range(old, size, len(_ZEROS)):
+                    self.write(start, _ZEROS[: size - start])
             return self._mapping(size)
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, old)
             raise
 
-    def _reserve(self, old: int, size: int) -> None:
+    def _reserve(self, old: int, size: int) -> bool:
+        """Whether this file system knows how to; where it does not, only what is written has its room."""
         try:
             os.posix_fallocate(self._descriptor, old, size - old)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
+            return False
+        return True
 
     def _mapping(self, size: int) -> Buffer:
         if not self._mapped:

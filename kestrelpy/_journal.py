@@ -25,6 +25,7 @@ from kestrelpy._names import archived_name, is_new, lasting_name, new_segment_na
 from kestrelpy._recovery import Recovered
 from kestrelpy._segment import (
     FIRST_GROWTH,
+    LARGE_BYTES,
     MARK_EVERY,
     Segment,
     close_segment,
@@ -37,6 +38,8 @@ from kestrelpy.errors import DurabilityUnknown, KestrelError, QueueDiskFull
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MAX_BATCH_BYTES = 1 << 31
+SEGMENT_COST = fmt.HEADER_BYTES + FRAME_BYTES + fmt.FOOTER_BYTES
+"""Bytes of a segment of one item beside its data."""
 
 
 class Journal(JournalView):
@@ -125,6 +128,8 @@ class Journal(JournalView):
         size = len(data)
         end = offset + FRAME_BYTES + size
         if end > self._room:
+            if LARGE_BYTES <= size <= self._segment_bytes - SEGMENT_COST:
+                return self._append_large(data, added_ms)
             self._make_room(FRAME_BYTES + size, added_ms)
             offset = self._at[0]
             end = offset + FRAME_BYTES + size
@@ -135,6 +140,26 @@ class Journal(JournalView):
         try:
             self._buffer[offset:end] = pack_crc(crc32(frame)) + frame  # type: ignore[index]  # room means a buffer
             self._at = (end, tail_id, total_bytes + size)
+        except BaseException as error:
+            self._undo(error)
+            raise
+        return tail_id
+
+    def _append_large(self, data: bytes, added_ms: int) -> int:
+        """``append`` for an item of many pages, which is written by one call: with no zeros before it in its place, and
+        no copy but the kernel's. A new segment is made without room for it, which it would sync for nothing.
+        """
+        size = len(data)
+        self._make_room(FRAME_BYTES + size, added_ms, large=True)
+        if added_ms != self._last_ms:
+            self._note_time(added_ms)
+        offset, tail_id, total_bytes = self._at
+        tail_id += 1
+        head = pack_frame(size, tail_id, added_ms, tail_id - self.durable_id, self._marker)
+        head = pack_crc(crc32(data, crc32(head))) + head
+        try:
+            self._file.write(offset, head, data)  # type: ignore[union-attr]  # room means a file
+            self._at = (offset + FRAME_BYTES + size, tail_id, total_bytes + size)
         except BaseException as error:
             self._undo(error)
             raise
@@ -170,7 +195,7 @@ class Journal(JournalView):
             segment.max_added_ms = max(segment.max_added_ms, added_ms)
         self._last_ms = added_ms
 
-    def _make_room(self, frame_bytes: int, added_ms: int) -> None:
+    def _make_room(self, frame_bytes: int, added_ms: int, *, large: bool = False) -> None:
         """See to it that ``frame_bytes`` fit behind the last frame: settle, grow, or rotate and begin. Raises
         ``QueueDiskFull`` for whatever finds no room on the way.
         """
@@ -182,9 +207,9 @@ class Journal(JournalView):
             if self._file is not None and self._at[0] + frame_bytes + fmt.FOOTER_BYTES > self._limit:
                 self.rotate()
             if self._file is None:
-                self._begin(frame_bytes, added_ms)
-            elif self._at[0] + frame_bytes > self._room:
-                self._grow(self._file, self._at[0] + frame_bytes + fmt.FOOTER_BYTES)
+                self._begin(0 if large else frame_bytes, added_ms)
+            if self._at[0] + frame_bytes > self._room:
+                self._grow(self._at[0] + frame_bytes + fmt.FOOTER_BYTES, large=large)
         except OSError as error:
             if isinstance(error, KestrelError) or error.errno not in NO_ROOM:
                 raise
@@ -211,22 +236,28 @@ class Journal(JournalView):
             self._room = size - fmt.FOOTER_BYTES if self._refusal is None else 0
         self._unsettled = False
 
-    def _grow(self, file: File, needed: int) -> None:
-        segment = self._segment
+    def _grow(self, needed: int, *, large: bool) -> None:
+        """Make the file ``needed`` bytes at least. For a ``large`` item, which is written and not stored, ``_room``
+        stays where it is: what comes next looks here first, whether it is large, too, or not.
+        """
+        file, segment = self._file, self._segment
+        assert file is not None
         assert segment is not None
         step = min(max(segment.size, FIRST_GROWTH), MARK_EVERY)
-        try:
-            self._take_buffer(file, max(needed, min(segment.size + step, self._limit)))
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            self._take_buffer(file, needed)
-        segment.marks.append((self._at[1] + 1, self._at[0]))
+        if needed > segment.size:
+            try:
+                self._take_buffer(file, max(needed, min(segment.size + step, self._limit)), fill=not large)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                self._take_buffer(file, needed, fill=not large)
+            segment.marks.append((self._at[1] + 1, self._at[0]))
+        if not large:
+            self._room = segment.size - fmt.FOOTER_BYTES
 
-    def _take_buffer(self, file: File, size: int) -> None:
+    def _take_buffer(self, file: File, size: int, *, fill: bool) -> None:
         assert self._segment is not None
-        self._buffer = file.grow(size)
-        self._room = size - fmt.FOOTER_BYTES
+        self._buffer = file.grow(size, fill=fill)
         self._segment.size = size
 
     def _begin(self, frame_bytes: int, added_ms: int) -> None:

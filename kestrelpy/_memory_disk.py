@@ -154,16 +154,17 @@ class MemoryFile:
         self._disk.bytes_read += len(data)
         return data
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, *parts: bytes) -> None:
         self._check_open(refused=errno.EBADF)
-        order = self._disk._before("write", self._name, self._node, offset, data)
-        self._node.store(offset, data, order)
+        data = b"".join(parts)
+        self._node.store(offset, data, self._disk._before("write", self._name, self._node, offset, data))
 
     def size(self) -> int:
         self._check_open()
         return self._node.size
 
-    def grow(self, size: int) -> Buffer:
+    def grow(self, size: int, *, fill: bool = True) -> Buffer:
+        del fill
         self._check_open(refused=errno.EBADF)
         if size > self._node.size:
             self._node.resize(size, self._disk._before("grow", self._name))
@@ -174,9 +175,8 @@ class MemoryFile:
 
     def truncate(self, size: int) -> None:
         self._check_open(refused=errno.EINVAL)
-        order = self._disk._before("truncate", self._name)
+        self._node.resize(size, self._disk._before("truncate", self._name))
         self._buffer = None
-        self._node.resize(size, order)
 
     def sync(self) -> None:
         self._check_open()

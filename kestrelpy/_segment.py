@@ -36,6 +36,9 @@ ITEM_COST = 256
 READ_BYTES = 256 << 10
 """How much one read asks for."""
 
+LARGE_BYTES = 64 << 10
+"""From this size on an item is written by itself, and not stored through the mapping: copies cost more than calls."""
+
 MAX_SEGMENT_BYTES = 1 << 32
 """No segment is larger: twice the largest batch, for what a crash may have left behind the frames."""
 

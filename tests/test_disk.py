@@ -277,6 +277,23 @@ def test_grow(directory: Directory) -> None:
     file.close()
 
 
+def test_growing_for_what_is_written_next(directory: Directory) -> None:
+    file = directory.create("f")
+    file.grow(8192)[0:5] = b"hello"
+    buffer = file.grow(200_000, fill=False)
+    assert (file.size(), file.read(0, 200_000)) == (200_000, b"hello" + bytes(199_995))
+    data = bytes(range(250)) * 400
+    file.write(8192, b"head", data, b"")
+    assert file.read(8190, 100_100) == bytes(2) + b"head" + data + bytes(94)
+    buffer[108_196:108_199] = b"abc"  # a store behind it, and one into it
+    buffer[8192:8193] = b"H"
+    file.grow(300_000)[299_999:300_000] = b"z"
+    assert file.read(8190, 7) == bytes(2) + b"Head\0"
+    assert file.read(108_194, 191_806) == data[-2:] + b"abc" + bytes(191_800) + b"z"
+    file.sync()
+    file.close()
+
+
 def test_grow_behind_what_was_written(directory: Directory) -> None:
     make(directory, "f", b"abc")
     file = directory.open("f", write=True)
@@ -634,10 +651,14 @@ def test_reading_over_several_short_reads(real: Directory) -> None:
 
 def test_writing_over_several_short_writes(real: Directory) -> None:
     file = real.create("f")
-    pwrite = os.pwrite
-    with mock.patch("os.pwrite", lambda number, data, offset: pwrite(number, data[:7], offset)):
+    pwrite, pwritev = os.pwrite, os.pwritev
+    with (
+        mock.patch("os.pwritev", lambda number, parts, offset: pwritev(number, [b"".join(parts)[:7]], offset)),
+        mock.patch("os.pwrite", lambda number, data, offset: pwrite(number, data[:7], offset)),
+    ):
         file.write(3, bytes(range(50)))
-    assert file.read(0, 100) == bytes(3) + bytes(range(50))
+        file.write(53, bytes(range(50, 54)), b"", bytes(range(54, 100)))
+    assert file.read(0, 200) == bytes(3) + bytes(range(100))
     file.close()
 
 

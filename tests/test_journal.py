@@ -8,16 +8,19 @@ import contextlib
 import errno
 import itertools
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from kestrelpy import DurabilityUnknown, ForkedQueue, QueueDiskFull
+import kestrelpy._journal
+from kestrelpy import CorruptJournal, DurabilityUnknown, ForkedQueue, QueueDiskFull
 from kestrelpy import _format as fmt
-from kestrelpy._journal import Journal, archive_segment
+from kestrelpy._disk import RealDisk
+from kestrelpy._journal import SEGMENT_COST, Journal, archive_segment
 from kestrelpy._recovery import Recovered, Recovery
-from kestrelpy._segment import read_header
+from kestrelpy._segment import LARGE_BYTES, frames_of, read_header
 from kestrelpy.testing import FailingDisk, MemoryDisk
 
 
@@ -26,8 +29,8 @@ def randomness() -> Any:
     return lambda size: next(counter).to_bytes(size, "little")
 
 
-def journal(disk: Any, **options: Any) -> Journal:
-    directory = disk.directory("/q", create=True)
+def journal(disk: Any, *, folder: str = "/q", **options: Any) -> Journal:
+    directory = disk.directory(folder, create=True)
     found = Recovery(directory, "jobs", (), quarantine=False).run(directory.names())
     options.setdefault("segment_bytes", 4096)
     return Journal(directory, "jobs", found, randomness=options.pop("randomness", randomness()), **options)
@@ -47,6 +50,41 @@ def everything(each: Journal) -> dict[int, fmt.Entry]:
         found |= block.entries
         next_id, hint = block.next_id, (block.number, block.place)
     return found
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Items of so many bytes are large ones here."""
+    monkeypatch.setattr("kestrelpy._journal.LARGE_BYTES", 1000)
+    return 1000
+
+
+class InterruptAtLine:
+    """A ``KeyboardInterrupt`` before the ``at``-th line that is run in a file."""
+
+    def __init__(self, at: int, path: str) -> None:
+        self._left = at
+        self._path = path
+
+    @property
+    def has_struck(self) -> bool:
+        return self._left <= 0
+
+    def __enter__(self) -> None:
+        self._before = sys.gettrace()  # what measures the coverage
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != self._path:
+            return None
+        if event == "line":
+            self._left -= 1
+            if self._left == 0:
+                raise KeyboardInterrupt
+        return self._trace
 
 
 def test_append_and_read_back() -> None:
@@ -271,6 +309,149 @@ def test_r13_an_interrupt_at_any_store_leaves_file_and_memory_of_one_mind() -> N
         disk.inner.kill()
         found = everything_of(disk.inner)
         assert {item_id: found[item_id][0] for item_id in acknowledged} == acknowledged
+
+
+# -- large items -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("real", [True, False])
+def test_items_of_all_sizes_around_the_large_ones(tmp_path: Path, real: bool, mapped: bool) -> None:
+    disk: Any = RealDisk(mapped=mapped) if real else FailingDisk(MemoryDisk(), mapped=mapped)
+    folder = str(tmp_path)
+    each = journal(disk, folder=folder, segment_bytes=1 << 20)
+    sizes = [0, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, 10, 300_000, 300_000, 7, 500_000, 300_000, 0, 100_000]
+    sizes += [(1 << 20) - SEGMENT_COST + more for more in (-1, 0, 1)] + [5, 1 << 21, 9, 200_000]
+    expected = {}
+    for size in sizes:
+        data = bytes([1 + len(expected) % 250]) * size
+        item_id = each.append(data, 100 + len(expected))
+        expected[item_id] = (data, 100 + len(expected), None)
+        assert everything(each) == expected
+    assert len(each.segments) > 5
+    for segment in each.segments[:-1]:
+        with contextlib.closing(disk.directory(folder).open(segment.name)) as file:
+            assert file.size() == segment.records_end + fmt.FOOTER_BYTES == segment.size
+            assert [frame.first_id for _, frame in frames_of(file, segment, "path")] == [
+                *range(segment.first_id, segment.last_id + 1)
+            ]
+    assert everything(journal(disk, folder=folder)) == expected, "as after a kill"
+
+
+def test_a_large_item_is_one_write_and_small_ones_go_on_behind_it(large: int) -> None:
+    disk = FailingDisk(MemoryDisk(), mapped=False)
+    each = journal(disk, segment_bytes=1 << 20)
+    each.append(b"x" * 65_000, 1)
+    before = disk.counts.copy()
+    each.append(b"y" * large, 1)
+    assert disk.counts - before == {"grow": 1, "write": 1}
+    before = disk.counts.copy()
+    for _ in range(10):
+        each.append(b"y" * large, 1)
+    assert disk.counts - before == {"write": 10}, "room is made for many"
+    before = disk.counts.copy()
+    each.append(b"z", 1)
+    each.append(b"z", 1)
+    assert disk.counts - before == {"store": 2}, "and what is left of it serves small ones"
+    assert [len(data) for data, _, _ in everything(each).values()] == [65_000, *[large] * 11, 1, 1]
+
+
+def test_a_segment_has_marks_between_large_items_but_not_at_each(large: int) -> None:
+    each = journal(MemoryDisk(), segment_bytes=1 << 20)
+    for _ in range(600):
+        each.append(bytes(large), 1)
+    (segment,) = each.segments
+    assert [offset // 60_000 for _, offset in segment.marks] == [1, 2, 4, 8]
+    assert all(offset == fmt.HEADER_BYTES + (item_id - 1) * (large + 32) for item_id, offset in segment.marks)
+
+
+# R12, R13: a large write that failed half-way is undone before the next one.
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("short", [0, 1, 31, 32, 40, -1])
+def test_r12_a_short_write_of_a_large_item_is_undone(large: int, short: int, error: int) -> None:
+    for following in (b"second" * large, b"second"):
+        disk = FailingDisk(MemoryDisk())
+        each = journal(disk, segment_bytes=1 << 17)
+        first = b"first" * 13_000
+        each.append(first, 1)
+        disk.arm(error, kinds={"write"}, short_bytes=short)
+        with pytest.raises(OSError, match=r"\[Errno") as caught:
+            each.append(b"torn" * large, 1)
+        assert isinstance(caught.value, QueueDiskFull) == (error == errno.ENOSPC)
+        assert (each.tail_id, each.total_bytes) == (1, len(first))
+        assert b"torn" not in disk.inner.directory("/q").open(each.segments[0].name).read(0, 1 << 20)
+        disk.inner.kill()
+        assert list(everything(journal(disk.inner))) == [1], "nothing of it is left"
+        disk = FailingDisk(MemoryDisk())
+        each = journal(disk, segment_bytes=1 << 17)
+        each.append(first, 1)
+        disk.arm(error, kinds={"write"}, short_bytes=short)
+        with pytest.raises(OSError, match=r"\[Errno"):
+            each.append(b"torn" * large, 1)
+        assert each.append(following, 1) == 2
+        expected = {1: (first, 1, None), 2: (following, 1, None)}
+        assert everything(each) == expected
+        disk.inner.kill()
+        assert everything(journal(disk.inner)) == expected
+
+
+@pytest.mark.parametrize("kind", ["create", "grow", "sync", "sync_directory"])
+def test_a_large_item_that_finds_no_room_takes_no_id(large: int, kind: str) -> None:
+    for at in (1, 2):
+        disk = FailingDisk(MemoryDisk())
+        each = journal(disk, segment_bytes=1 << 20)
+        disk.arm(errno.ENOSPC, kinds={kind}, at=at, sticky=True)
+        data = b"x" * 100_000
+        if kind == "grow" or at == 1:
+            with pytest.raises(QueueDiskFull):
+                each.append(data, 1)
+            assert (each.tail_id, each.total_bytes) == (0, 0)
+            assert everything(each) == {}
+        disk.disarm()
+        assert each.append(b"small", 1) == 1
+        assert each.append(data, 1) == 2
+        assert everything(each) == {1: (b"small", 1, None), 2: (data, 1, None)}
+
+
+def test_r13_an_interrupt_between_any_two_lines_of_a_large_append(large: int) -> None:
+    data = b"x" * 3000 + bytes(100)
+    expected = {1: (b"first", 1, None), 2: (data, 2, None)}
+    struck = 0
+    for at in itertools.count(1):
+        each = journal(disk := MemoryDisk(), segment_bytes=1 << 17)
+        each.append(b"first", 1)
+        strike = InterruptAtLine(at, kestrelpy._journal.__file__)
+        try:
+            with strike:
+                each.append(data, 2)
+        except KeyboardInterrupt:
+            struck += 1
+            if each.tail_id == 1:
+                assert everything(each) == {1: expected[1]}
+                assert each.append(data, 2) == 2
+        assert everything(each) == expected
+        assert each.append(b"third", 2) == 3
+        assert each.append(data, 2) == 4
+        disk.kill()
+        assert everything(journal(disk)) == expected | {3: (b"third", 2, None), 4: (data, 2, None)}
+        if not strike.has_struck:
+            break
+    assert struck > 15
+
+
+def test_damage_in_a_large_item_is_told_with_its_id(large: int) -> None:
+    for at, mask in ((0, 1), (4, 1), (5, 255), (8, 1), (16, 1), (22, 1), (24, 1), (28, 1), (32, 1), (3031, 128)):
+        each = journal(disk := MemoryDisk(), segment_bytes=1 << 17)
+        for n in range(1, 5):
+            each.append(b"%d" % n * 3000, 1)
+        each.rotate()
+        (segment,) = each.segments
+        offset = fmt.HEADER_BYTES + 2 * 3032 + at
+        file = disk.directory("/q").open(segment.name, write=True)
+        file.write(offset, bytes([file.read(offset, 1)[0] ^ mask]))
+        with pytest.raises(CorruptJournal, match="item 3 ") as caught:
+            everything(each)
+        assert (caught.value.item_id, caught.value.offset) == (3, offset - at)
 
 
 # R9: a sync that failed at a rotation refuses everything from then on.

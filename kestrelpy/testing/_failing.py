@@ -146,11 +146,12 @@ class FailingFile:
         self._disk.attempt("read")
         return self._inner.read(offset, size)
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, *parts: bytes) -> None:
         error = self._disk.due("write")
         if error is None:
-            self._inner.write(offset, data)
+            self._inner.write(offset, *parts)
             return
+        data = b"".join(parts)
         if part := self._disk.written_part(len(data)):
             self._inner.write(offset, data[:part])
         raise error
@@ -158,9 +159,9 @@ class FailingFile:
     def size(self) -> int:
         return self._inner.size()
 
-    def grow(self, size: int) -> Buffer:
+    def grow(self, size: int, *, fill: bool = True) -> Buffer:
         self._disk.attempt("grow")
-        buffer = self._inner.grow(size)
+        buffer = self._inner.grow(size, fill=fill)
         return buffer if self._disk.mapped else _FailingBuffer(self._disk, buffer)
 
     def truncate(self, size: int) -> None:

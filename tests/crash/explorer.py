@@ -10,15 +10,16 @@ import gc
 import random
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 from crashes import Crashes
 from promise import BrokenPromise, Promise
 from recovered import abandon_all
 from workload import Style, Workload
 
-from kestrelpy import KestrelError
+from kestrelpy import KestrelError, _journal
 from kestrelpy.testing import CrashingDisk
 
 SYNCS = ("always", 0.1, "never")
@@ -71,7 +72,13 @@ class Explorer:
                     gc.collect()
 
     def run_one(self, seed: int, sync: float | str) -> None:
-        """One workload and its crash points. Raises ``BrokenPromise``."""
+        """One workload and its crash points; in every second one items are large from a few hundred bytes on. Raises
+        ``BrokenPromise``.
+        """
+        with large_items_from(500) if seed % 2 else nullcontext():
+            self._run_one(seed, sync)
+
+    def _run_one(self, seed: int, sync: float | str) -> None:
         choose = random.Random(f"{seed} {sync}")
         points: list[tuple[CrashingDisk, Promise]] = []
         rare = False
@@ -99,6 +106,13 @@ class Explorer:
                 self.crashes.look_at(workload.setting, disk, promise, choose)
             except BrokenPromise as broken:
                 raise BrokenPromise(f"{where}, point {at}, {broken}") from broken
+
+
+@contextmanager
+def large_items_from(size: int) -> Iterator[None]:
+    """Items of so many bytes are written as large ones."""
+    with patch.object(_journal, "LARGE_BYTES", size):
+        yield
 
 
 @contextmanager

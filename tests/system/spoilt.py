@@ -87,7 +87,7 @@ def forgives_syncs() -> None:
 
 def writes_short() -> None:
     """A write that was cut short counts as done."""
-    RealFile.write = lambda self, offset, data: os.pwrite(self._descriptor, data, offset) and None  # type: ignore
+    RealFile.write = lambda self, offset, *parts: os.pwritev(self._descriptor, parts, offset) and None  # type: ignore
 
 
 def grows_sparse() -> None:

@@ -41,6 +41,7 @@ FAULTS = {
     "fdatasync": ("EIO", "ENOSPC"),
     "fsync": ("EIO",),
     "pwrite64": ("EIO", "ENOSPC"),
+    "pwritev2": ("EIO", "ENOSPC"),
     "pread64": ("EIO",),
     "ftruncate": ("EIO",),
     "fallocate": ("ENOSPC", "EIO", "EOPNOTSUPP"),

@@ -36,6 +36,9 @@ ITEM_COST = 256
 READ_BYTES = 256 << 10
 """How much one read asks for."""
 
+PEEK_BYTES = 4096
+"""How much it asks for at least; where large items are probable, no more than this to see what is there."""
+
 LARGE_BYTES = 64 << 10
 """From this size on an item is written by itself, and not stored through the mapping: copies cost more than calls."""
 
@@ -358,7 +361,9 @@ def read_entries(
     item_id, offset = place
     unpack, frame_bytes, shortest_other = fmt.unpack_frame, fmt.FRAME_BYTES, fmt.KIND_EXPIRES << fmt.KIND_SHIFT
     entries: dict[int, fmt.Entry] = {}
-    want = block = min(READ_BYTES, max(max_bytes // WORST_GROWTH, 4096))
+    want = block = min(READ_BYTES, max(max_bytes // WORST_GROWTH, PEEK_BYTES))
+    if end - offset > block * (last_id + 1 - item_id):  # probably larger than a block, and read by themselves
+        want = PEEK_BYTES
     while not entries and item_id <= last_id:
         data = file.read(offset, min(want, max(end - offset, 0)))
         at, size = 0, len(data)
@@ -384,9 +389,35 @@ def read_entries(
             at = behind
             if item_id > last_id:
                 break
-        want = block if at else _larger_want(data, offset, want, end, path, item_id)
-        offset += at
+        if at:
+            want = block
+            offset += at
+            continue
+        length = _larger_want(data, offset, want, end, path, item_id)
+        want = max(length, block)
+        if length > block and unpack(data)[3] < shortest_other:
+            entry = _read_large(file, data, marker, path, (item_id, offset))
+            if item_id >= first_id:
+                entries[item_id] = entry
+            item_id += 1
+            offset += length
+            want = block
     return entries, (item_id, offset)
+
+
+def _read_large(file: File, head: bytes, marker: int, path: str, place: Place) -> fmt.Entry:
+    """The plain item whose frame is at ``place`` and begins with ``head``. What is read is its data, and is not copied.
+
+    One at a time: with several in memory, each would be in pages that are new to the process, which cost as much as
+    the reading (measured: 168 microseconds for 256 KB, against 73).
+    """
+    item_id, offset = place
+    crc, length, found_id, stamp, _, found = fmt.unpack_frame(head)
+    is_due = found_id == item_id and found == marker
+    data = file.read(offset + fmt.FRAME_BYTES, length) if is_due else b""
+    if not is_due or len(data) < length or crc32(data, crc32(head[4 : fmt.FRAME_BYTES])) != crc:
+        raise CorruptJournal(path, offset, f"item {item_id} is not intact here", item_id=item_id)
+    return data, stamp, None
 
 
 def _larger_want(data: bytes, offset: int, want: int, end: int, path: str, item_id: int) -> int:

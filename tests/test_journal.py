@@ -54,8 +54,10 @@ def everything(each: Journal) -> dict[int, fmt.Entry]:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Items of so many bytes are large ones here."""
+    """Items of so many bytes are large ones here, to read and to write."""
     monkeypatch.setattr("kestrelpy._journal.LARGE_BYTES", 1000)
+    monkeypatch.setattr("kestrelpy._segment.READ_BYTES", 500)
+    monkeypatch.setattr("kestrelpy._segment.PEEK_BYTES", 100)
     return 1000
 
 

@@ -189,6 +189,32 @@ def test_read_entries_from_any_id_to_any_id() -> None:
     assert read(file, segment, 5, 10)[1] == (11, segment.records_end)
 
 
+def test_items_larger_than_a_block_are_read_by_themselves_and_only_once() -> None:
+    directory = (disk := MemoryDisk()).directory("/q", create=True)
+    sizes = [300_000, 300_000, 10, 20, 300_000, 200_000, 1_000_000, 5]
+    entries = {n: (b"%d" % (n % 10) * size, 100, 999 if n == 10 else None) for n, size in enumerate(sizes, 5)}
+    frames = [fmt.encode_item(n, *entry, 4, MARKER) for n, entry in entries.items()]
+    file, _ = create_segment(directory, NAME, HEADER, 3 << 20)
+    file.write(fmt.HEADER_BYTES, *frames)
+    end = fmt.HEADER_BYTES + sum(map(len, frames))
+    for max_bytes in (1, 1 << 20):
+        found: dict[int, fmt.Entry] = {}
+        place, before = (5, fmt.HEADER_BYTES), disk.bytes_read
+        while place[0] <= 12:
+            some, place = read_entries(file, MARKER, "path", place, end, place[0], 12, max_bytes)
+            assert some
+            found |= some
+        assert found == entries
+        assert place == (13, end)
+        assert disk.bytes_read - before < end * 1.35, "what expires is read by a block first, and no other"
+    place = (5, fmt.HEADER_BYTES)
+    for first_id in entries:
+        for last_id in range(first_id, 13):
+            some, (next_id, _) = read_entries(file, MARKER, "path", place, end, first_id, last_id, 1 << 20)
+            assert next(iter(some)) == first_id
+            assert next_id == max(some) + 1 <= last_id + 1
+
+
 def test_reading_goes_on_from_the_place_it_ended_at() -> None:
     file, segment = made([fmt.encode_item(n, b"%02d" % n * 1000, 100, None, 4, MARKER) for n in range(5, 25)], 65_536)
     found: dict[int, Any] = {}

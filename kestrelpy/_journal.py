@@ -38,6 +38,8 @@ from kestrelpy.errors import DurabilityUnknown, KestrelError, QueueDiskFull
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MAX_BATCH_BYTES = 1 << 31
+UNFILLED_BYTES = 512 << 10
+"""Room for smaller ones is filled by the megabyte: so its pages come in larger pieces than by their own writes."""
 SEGMENT_COST = fmt.HEADER_BYTES + FRAME_BYTES + fmt.FOOTER_BYTES
 """Bytes of a segment of one item beside its data."""
 
@@ -244,13 +246,14 @@ class Journal(JournalView):
         assert file is not None
         assert segment is not None
         step = min(max(segment.size, FIRST_GROWTH), MARK_EVERY)
+        fill = not large or needed - self._at[0] < UNFILLED_BYTES
         if needed > segment.size:
             try:
-                self._take_buffer(file, max(needed, min(segment.size + step, self._limit)), fill=not large)
+                self._take_buffer(file, max(needed, min(segment.size + step, self._limit)), fill=fill)
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
-                self._take_buffer(file, needed, fill=not large)
+                self._take_buffer(file, needed, fill=fill)
             segment.marks.append((self._at[1] + 1, self._at[0]))
         if not large:
             self._room = segment.size - fmt.FOOTER_BYTES

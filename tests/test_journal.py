@@ -18,7 +18,7 @@ import kestrelpy._journal
 from kestrelpy import CorruptJournal, DurabilityUnknown, ForkedQueue, QueueDiskFull
 from kestrelpy import _format as fmt
 from kestrelpy._disk import RealDisk
-from kestrelpy._journal import SEGMENT_COST, Journal, archive_segment
+from kestrelpy._journal import SEGMENT_COST, UNFILLED_BYTES, Journal, archive_segment
 from kestrelpy._recovery import Recovered, Recovery
 from kestrelpy._segment import LARGE_BYTES, frames_of, read_header
 from kestrelpy.testing import FailingDisk, MemoryDisk
@@ -356,6 +356,28 @@ def test_a_large_item_is_one_write_and_small_ones_go_on_behind_it(large: int) ->
     each.append(b"z", 1)
     assert disk.counts - before == {"store": 2}, "and what is left of it serves small ones"
     assert [len(data) for data, _, _ in everything(each).values()] == [65_000, *[large] * 11, 1, 1]
+
+
+@pytest.mark.parametrize(("size", "filled"), [(1000, True), (UNFILLED_BYTES - 200, True), (UNFILLED_BYTES, False)])
+def test_room_is_not_filled_for_what_fills_it(large: int, size: int, filled: bool) -> None:
+    class Watched(FailingDisk):
+        def directory(self, path: str, *, create: bool = False) -> Any:
+            directory = super().directory(path, create=create)
+            make = directory.create
+            directory.create = lambda name: watch(make(name))  # type: ignore[method-assign]
+            return directory
+
+    def watch(file: Any) -> Any:
+        grow = file.grow
+        file.grow = lambda size, fill=True: grown.append(fill) or grow(size, fill=fill)
+        return file
+
+    grown: list[bool] = []
+    each = journal(Watched(MemoryDisk()), segment_bytes=4 << 20)
+    for _ in range(100_000 // size + 2):
+        each.append(bytes(size), 1)
+    assert grown[0], "the first room is for whatever comes"
+    assert set(grown[1:]) == {filled}
 
 
 def test_a_segment_has_marks_between_large_items_but_not_at_each(large: int) -> None:

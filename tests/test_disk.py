@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import multiprocessing
 import os
 import resource
@@ -659,6 +660,27 @@ def test_writing_over_several_short_writes(real: Directory) -> None:
         file.write(3, bytes(range(50)))
         file.write(53, bytes(range(50, 54)), b"", bytes(range(54, 100)))
     assert file.read(0, 200) == bytes(3) + bytes(range(100))
+    file.close()
+
+
+def test_a_large_write_is_on_its_way_to_the_disk_by_whole_pages(real: Directory) -> None:
+    file = real.create("f")
+    advised: list[tuple[int, int]] = []
+    with mock.patch("os.posix_fadvise", lambda number, offset, size, advice: advised.append((offset, size))):
+        file.grow(1 << 22)
+        file.write(0, bytes(100))
+        for n in range(11):
+            file.write(100 + n * 300_032, bytes(32), bytes(300_000))
+    assert len(advised) == 2, "not for the zeros of a growth, nor for every write"
+    (start, size), (then, more) = advised
+    assert (start, then) == (0, size)
+    assert size >= 1 << 20
+    assert more >= 1 << 20
+    assert (size % mmap.PAGESIZE, more % mmap.PAGESIZE) == (0, 0)
+    with mock.patch("os.posix_fadvise", mock.Mock(side_effect=OSError(errno.EIO, "no"))) as refused:
+        file.write(4_000_000, b"x" * (1 << 20))
+    assert refused.call_count == 1
+    assert file.read(4_000_000, 9) == b"x" * 9, "it is only a hurry"
     file.close()
 
 

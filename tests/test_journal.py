@@ -17,8 +17,9 @@ import pytest
 import kestrelpy._journal
 from kestrelpy import CorruptJournal, DurabilityUnknown, ForkedQueue, QueueDiskFull
 from kestrelpy import _format as fmt
+from kestrelpy._archive import archive_segment
 from kestrelpy._disk import RealDisk
-from kestrelpy._journal import SEGMENT_COST, UNFILLED_BYTES, Journal, archive_segment
+from kestrelpy._journal import SEGMENT_COST, UNFILLED_BYTES, Journal
 from kestrelpy._recovery import Recovered, Recovery
 from kestrelpy._segment import LARGE_BYTES, frames_of, read_header
 from kestrelpy.testing import FailingDisk, MemoryDisk

@@ -53,6 +53,7 @@ LAYERS = {
     "_recovery": 3,
     "_view": 3,
     "_journal": 3,
+    "_archive": 3,
     "_window": 3,
     "_home": 3,
     # L4: one reader; queues in memory

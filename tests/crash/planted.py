@@ -17,7 +17,7 @@ from zlib import crc32
 
 from workload import Style
 
-from kestrelpy import _checkpoint, _format, _journal, _names, _recovery, _segment
+from kestrelpy import _archive, _checkpoint, _format, _names, _recovery, _segment
 from kestrelpy._checkpoint import CheckpointFile
 from kestrelpy._feed import Feed
 from kestrelpy._home import Home
@@ -377,7 +377,7 @@ def retired_past_a_reader_elsewhere() -> Iterator[None]:
 @fault("R6", "(1) (10)", style=replace(RETIRING, archive=1.0, other_mount=1.0))
 def archived_copy_not_synced() -> Iterator[None]:
     """R6: to another file system without a sync of the copy."""
-    real = _journal._copy
+    real = _archive._copy
     with in_place_of(real, lambda directory, name, target, new: real(directory, name, _MakesDeaf(target), new)):
         yield
 
@@ -572,7 +572,7 @@ def numbers_from_the_clock_alone() -> Iterator[None]:
 @fault("R6", "(1)", style=replace(RETIRING, archive=1.0, other_mount=1.0), samples=6)
 def archive_not_synced() -> Iterator[None]:
     """The segment is removed here before its name there is on disk."""
-    real = _journal.archive_segment
+    real = _archive.archive_segment
 
     def archive(directory: Any, name: str, target: Any, *rest: Any) -> bool:
         return real(directory, name, _Deaf(target), *rest)
@@ -583,7 +583,7 @@ def archive_not_synced() -> Iterator[None]:
 
 @fault("R6", "(1)", style=replace(RETIRING, archive=1.0, other_mount=0.0))
 def segment_deleted_instead_of_archived() -> Iterator[None]:
-    with in_place_of(_journal.archive_segment, lambda directory, name, *_: directory.unlink(name) or True):
+    with in_place_of(_archive.archive_segment, lambda directory, name, *_: directory.unlink(name) or True):
         yield
 
 

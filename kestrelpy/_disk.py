@@ -155,6 +155,18 @@ class _Descriptor:
         self.number = number
         self.key = key
         self.users = 0
+        self.named = ""  # the path under which it has been synced into its parent since it is open here
+
+    @classmethod
+    def is_named(cls, path: str) -> bool:
+        """Whether a queue of this process has the folder open, under this path, and has synced it into its parent."""
+        try:
+            about = os.stat(path)
+        except OSError:
+            return False  # whoever makes or opens it hears why
+        with cls.guard:
+            shared = cls.shared.get((about.st_dev, about.st_ino))
+        return shared is not None and shared.named == path
 
 
 def _reset_after_fork() -> None:
@@ -196,6 +208,11 @@ class RealDirectory:
         if self._shared is None:
             raise OSError(errno.EBADF, "this directory is closed", self._path)
         return self._shared.number
+
+    def note_named(self) -> None:
+        """Its name is on disk: who opens it beside this does not see to that again."""
+        if self._shared is not None:
+            self._shared.named = self._path
 
     def names(self) -> list[str]:
         """Listed through a descriptor of its own: the place in a listing belongs to the descriptor, and two threads, or
@@ -301,10 +318,13 @@ class RealDisk:
     def directory(self, path: str, *, create: bool = False) -> RealDirectory:
         """Open a folder, after making it and its missing parents (each synced into its own parent, R2) if asked to."""
         path = os.path.abspath(path)
-        if create:
+        makes = create and not _Descriptor.is_named(path)
+        if makes:
             self._make(path)
         directory = RealDirectory(path, mapped=self._mapped)
         try:
+            if makes:
+                directory.note_named()
             if not self._allow_network and (kind := _network_type(path)):
                 raise OSError(errno.ENOTSUP, f"{kind} is a network file system: its locks and syncs promise less", path)
         except BaseException:

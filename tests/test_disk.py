@@ -710,6 +710,21 @@ def test_a_directory_that_is_made_is_synced_into_its_parent(tmp_path: Path) -> N
     assert synced_paths(disk, "/") == ["/"]
 
 
+def test_a_folder_that_is_open_here_is_synced_into_its_parent_once(tmp_path: Path) -> None:
+    """A thousand queues in it would cost a thousand syncs."""
+    disk = RealDisk()
+    folder, other = str(tmp_path / "a"), str(tmp_path / "b")
+    os.mkdir(folder)
+    first = disk.directory(folder)
+    assert synced_paths(disk, folder) == [str(tmp_path)], "whoever opened it has not made it"
+    assert synced_paths(disk, folder) == []
+    os.rename(folder, other)
+    assert synced_paths(disk, other) == [str(tmp_path)]
+    assert synced_paths(disk, folder) == [str(tmp_path.parent), str(tmp_path)], "another folder"
+    first.close()
+    assert synced_paths(disk, other) == [str(tmp_path)], "it may have been made anew since"
+
+
 def test_a_parent_that_cannot_be_synced_matters_only_for_what_is_made(tmp_path: Path) -> None:
     disk = RealDisk()
     disk.directory(str(tmp_path / "a"), create=True).close()

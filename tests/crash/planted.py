@@ -17,7 +17,7 @@ from zlib import crc32
 
 from workload import Style
 
-from kestrelpy import _archive, _checkpoint, _format, _names, _recovery, _segment
+from kestrelpy import _archive, _checkpoint, _format, _journal, _names, _recovery, _segment
 from kestrelpy._checkpoint import CheckpointFile
 from kestrelpy._feed import Feed
 from kestrelpy._home import Home

@@ -10,7 +10,7 @@ that takes a reader's lock as well says so.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kestrelpy._format import Checkpoint, Entry
@@ -182,16 +182,17 @@ class Feed:
 
     # -- items -------------------------------------------------------------------------------------------------------
 
-    def show_locked(self, first_id: int, entries: list[Entry]) -> None:
-        """Let readers see these items, which follow the last visible one."""
+    def show_locked(self, first_id: int, entries: list[Entry], size: int) -> None:
+        """Let readers see these items, which follow the last visible one and have ``size`` bytes together."""
+        count = len(entries)
         if self.shared.is_open:
-            self._keep_locked(dict(enumerate(entries, first_id)))
-        self.visible_id = first_id + len(entries) - 1
+            self._keep_locked(enumerate(entries, first_id), count, size)
+        self.visible_id = first_id + count - 1
 
-    def _keep_locked(self, entries: dict[int, Entry]) -> None:
+    def _keep_locked(self, entries: Iterable[tuple[int, Entry]], count: int, size: int) -> None:
         window = self.shared
         window.entries.update(entries)
-        window.left -= sum([len(entry[0]) for entry in entries.values()]) + ITEM_COST * len(entries)
+        window.left -= size + ITEM_COST * count
         if window.left < 0:
             self.trim_locked()
 
@@ -210,7 +211,7 @@ class Feed:
             count += 1
         shown, left = self.pending[:count], self.pending[count:]
         if self.shared.is_open and shown:
-            self._keep_locked(dict(shown))
+            self._keep_locked(shown, count, sum([len(entry[0]) for _, entry in shown]))
         self.pending = left
         if durable_id <= self.visible_id:
             return False

@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
@@ -184,9 +184,9 @@ def encode_batch(
     return _seal(pack_frame(len(body), first_id, added_ms | kind << KIND_SHIFT, first_id - durable_id, marker) + body)
 
 
-def batch_bytes(items: Iterable[bytes], count: int) -> int:
-    """The size of the frame of a batch that expires."""
-    return FRAME_BYTES + _U64.size + _U32.size * (count + 1) + sum(map(len, items))
+def batch_bytes(size: int, count: int) -> int:
+    """The size of the frame of a batch that expires, of ``count`` items that have ``size`` bytes together."""
+    return FRAME_BYTES + _U64.size + _U32.size * (count + 1) + size
 
 
 def _seal(frame: bytes) -> bytes:

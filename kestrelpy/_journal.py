@@ -170,7 +170,8 @@ class Journal(JournalView):
     def append_frame(self, items: Sequence[bytes], added_ms: int, expires_ms: int | None) -> range:
         """Store one item that expires, or a batch as one frame; their ids. Guarantees and errors as ``append``."""
         single = len(items) == 1
-        bound = FRAME_BYTES + 8 + len(items[0]) if single else fmt.batch_bytes(items, len(items))
+        size = sum(map(len, items))
+        bound = FRAME_BYTES + 8 + size if single else fmt.batch_bytes(size, len(items))
         if self._at[0] + bound > self._room:
             self._make_room(bound, added_ms)
         if added_ms != self._last_ms:
@@ -184,7 +185,7 @@ class Journal(JournalView):
         end = offset + len(frame)
         try:
             self._buffer[offset:end] = frame  # type: ignore[index]  # room means a buffer
-            self._at = (end, tail_id + len(items), total_bytes + sum(map(len, items)))
+            self._at = (end, tail_id + len(items), total_bytes + size)
         except BaseException as error:
             self._undo(error)
             raise

@@ -41,9 +41,10 @@ def encode_items(values: list[Any], codec: Codec | None, max_item_bytes: int) ->
     items = values if codec is None else [codec.encode(value) for value in values]
     if set(map(type, items)) != {bytes}:
         items = [_as_bytes(data) for data in items]
-    if max(map(len, items)) > max_item_bytes:
-        raise ItemTooLarge(next(len(data) for data in items if len(data) > max_item_bytes), max_item_bytes)
-    if len(items) > 1 and (size := sum(map(len, items)) + 4 * len(items)) > MAX_BATCH_BYTES:
+    sizes = list(map(len, items))
+    if max(sizes) > max_item_bytes:
+        raise ItemTooLarge(next(size for size in sizes if size > max_item_bytes), max_item_bytes)
+    if len(items) > 1 and (size := sum(sizes) + 4 * len(items)) > MAX_BATCH_BYTES:
         raise ItemTooLarge(size, MAX_BATCH_BYTES)
     return items
 

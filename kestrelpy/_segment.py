@@ -382,10 +382,9 @@ def read_entries(
                 frame = fmt.decode_frame(data, at, marker)
                 if frame is None or frame.footer is not None:
                     raise CorruptJournal(path, offset + at, f"item {item_id} is not intact here", item_id=item_id)
-                for item_id, entry in enumerate(frame.entries, item_id):  # noqa: B020 - goes on from where it is
-                    if item_id >= first_id:
-                        entries[item_id] = entry
-                item_id += 1
+                skipped = max(0, first_id - item_id)
+                entries.update(enumerate(frame.entries[skipped:], item_id + skipped))
+                item_id = frame.last_id + 1
             at = behind
             if item_id > last_id:
                 break

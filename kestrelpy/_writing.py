@@ -216,7 +216,7 @@ class Writing(Durability):
                 if self._sync_seconds == 0:
                     feed.pending.append((item_id, (data, added_ms, None)))
                 else:
-                    feed.show_locked(item_id, [(data, added_ms, None)])
+                    feed.show_locked(item_id, [(data, added_ms, None)], len(data))
                 if not self._sync_armed:
                     self._arm_sync()
         except DurabilityUnknown as error:
@@ -252,16 +252,18 @@ class Writing(Durability):
     def _append_locked(self, items: list[bytes], expires_in: float | None, expires_at_ms: int | None) -> range:
         added_ms = self._time_ns() // 1_000_000
         expires_ms = expiry(added_ms, expires_in, expires_at_ms)
+        journal = self._journal
+        before = journal.total_bytes
         if len(items) == 1 and expires_ms is None:
             first_id = self._append(items[0], added_ms)
             ids = range(first_id, first_id + 1)
         else:
-            ids = self._journal.append_frame(items, added_ms, expires_ms)
+            ids = journal.append_frame(items, added_ms, expires_ms)
         entries: list[Entry] = [(data, added_ms, expires_ms) for data in items]
         if self._sync_seconds == 0:
             self._feed.hold_locked(ids[0], entries)
         else:
-            self._feed.show_locked(ids[0], entries)
+            self._feed.show_locked(ids[0], entries, journal.total_bytes - before)
         if not self._sync_armed:
             self._arm_sync()
         return ids

@@ -80,7 +80,7 @@ def test_batch_round_trip(
     assert found is not None
     assert (found.first_id, found.last_id) == (first_id, first_id + len(items) - 1)
     assert list(found.entries) == [(data, added_ms, expires_ms) for data in items]
-    assert len(frame) <= fmt.batch_bytes(items, len(items))
+    assert len(frame) <= fmt.batch_bytes(sum(map(len, items)), len(items))
 
 
 def test_documented_example() -> None:

@@ -130,6 +130,8 @@ def _sizes() -> Iterator[Goal]:
         "KiB of disk, real, the largest": 128.0,
     }.items():
         yield Goal(f"1,000 queues: {phase}", Figure("thousand", "kestrelpy", phase), at_most=at_most)
+    never = Figure("thousand", "kestrelpy never", "s to open 1,000 and put one each")
+    yield Goal(f"1,000 queues, never: {never.phase}", never, at_most=1.0)
 
 
 def _elsewhere() -> Iterator[Goal]:

@@ -183,17 +183,20 @@ def disk(folder: Path, _scale: float) -> Figures:
     }
 
 
-def thousand(folder: Path, scale: float) -> Figures:
-    """Open many queues in one process, put one item into each."""
+def thousand(folder: Path, scale: float, sync: float | str = 0.1) -> Figures:
+    """Open many queues in one process, put one item into each. With a ``sync`` in seconds, others are synced beside
+    that.
+    """
     from kestrelpy import JournaledQueue
 
     count = max(1, int(QUEUES * scale))
     _allow_descriptors()
     threads, descriptors, resident = threading.active_count(), _descriptors(), _resident()[0]
+    os.sync()  # what the one before has left to write is nobody's here
     began = time.perf_counter()
     queues = []
     for number in range(count):
-        queue = JournaledQueue(folder, f"q{number:04}")
+        queue = JournaledQueue(folder, f"q{number:04}", sync=sync)  # type: ignore[arg-type]
         queue.put(ITEM)
         queues.append(queue)
     put = time.perf_counter() - began
@@ -219,6 +222,7 @@ def thousand_files(folder: Path, scale: float) -> Figures:
     """The floor: a thousand files, one write into each."""
     count = max(1, int(QUEUES * scale))
     _allow_descriptors()
+    os.sync()
     began = time.perf_counter()
     files = []
     for number in range(count):
@@ -316,6 +320,7 @@ APART: dict[str, Callable[[Path, float], Figures]] = {
     "killed": killed,
     "disk": disk,
     "thousand": thousand,
+    "thousand, never": partial(thousand, sync="never"),
     "files": thousand_files,
     "folder": folder_of_queues,
 }
@@ -339,6 +344,7 @@ WORKLOADS = (
         "thousand",
         f"{QUEUES:,} queues opened in one process, one item put into each",
         Contender("kestrelpy", partial(_elsewhere, "thousand")),
+        Contender("kestrelpy never", partial(_elsewhere, "thousand, never")),
         Contender("floor: files", partial(_elsewhere, "files")),
         repeats=7,
     ),

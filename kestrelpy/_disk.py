@@ -156,6 +156,7 @@ class _Descriptor:
         self.key = key
         self.users = 0
         self.named = ""  # the path under which it has been synced into its parent since it is open here
+        self.is_local = False  # known to be: a file system does not change under an open folder
 
     @classmethod
     def is_named(cls, path: str) -> bool:
@@ -208,6 +209,16 @@ class RealDirectory:
         if self._shared is None:
             raise OSError(errno.EBADF, "this directory is closed", self._path)
         return self._shared.number
+
+    def check_local(self) -> None:
+        """Raise ``OSError`` (ENOTSUP) for a folder on a network file system."""
+        shared = self._shared
+        if shared is None or shared.is_local:
+            return
+        if kind := _network_type(self._path):
+            reason = f"{kind} is a network file system: its locks and syncs promise less"
+            raise OSError(errno.ENOTSUP, reason, self._path)
+        shared.is_local = True
 
     def note_named(self) -> None:
         """Its name is on disk: who opens it beside this does not see to that again."""
@@ -325,8 +336,8 @@ class RealDisk:
         try:
             if makes:
                 directory.note_named()
-            if not self._allow_network and (kind := _network_type(path)):
-                raise OSError(errno.ENOTSUP, f"{kind} is a network file system: its locks and syncs promise less", path)
+            if not self._allow_network:
+                directory.check_local()
         except BaseException:
             directory.close()
             raise

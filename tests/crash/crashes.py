@@ -32,12 +32,17 @@ from kestrelpy.testing._choices import Corner, Leaning
 
 
 class Image(NamedTuple):
-    """What one end has left: the disk, what was promised before, and whether the power was cut."""
+    """What one end has left: the disk, what was promised before, and whether the power was cut.
+
+    ``placed``: whether any reader's place is left. If none is, and a power cut then undoes some of the deletions of
+    retired segments, nothing on the disk can tell what is missing from what was needed: that is refused, rightly.
+    """
 
     setting: Setting
     disk: CrashingDisk
     promise: Promise
     power: bool
+    placed: bool = True
 
 
 @dataclass
@@ -114,7 +119,7 @@ class Crashes:
 
     def _check_either(self, kind: str, image: Image, choose: random.Random, *, least: int = 0) -> None:
         """Through a whole queue, or by the core alone."""
-        setting, disk, promise, power = image
+        setting, disk, promise, power, _ = image
         self.counts[kind] += 1
         if self.looks and self.states % self.looks == 0:
             check_looks(setting, disk)
@@ -130,16 +135,16 @@ class Crashes:
 
     def _crash_the_recovery(self, image: Image, choose: random.Random, *, deeper: bool = True) -> None:
         """(R20) A recovery, and the opening of the readers, of a disk that has crashed before; and crashes in it."""
-        setting, disk, promise, power = image
+        setting, disk, promise, power, placed = image
         recovering = disk.after_kill()
         points: list[CrashingDisk] = []
         recovering.before_operation = lambda: points.append(recovering.after_kill(choose))
         tail_id = drain(setting, recovering, promise, power=power).tail_id
         recovering.before_operation = None
         for point in choose.sample(points, min(self.within, len(points))):
-            cut = choose.random() < 0.6
+            cut = choose.random() < 0.6 and placed
             state = point.after_power_cut(Leaning(choose), choose.choice(MODELS)) if cut else point
-            crashed = Image(setting, state, promise, power or cut)
+            crashed = Image(setting, state, promise, power or cut, placed)
             try:
                 if deeper and choose.random() < self.nested:  # and a crash in the recovery from that
                     self._crash_the_recovery(crashed, choose, deeper=False)
@@ -152,8 +157,8 @@ class Crashes:
         promise = promise.copy()
         for reader in promise.readers.values():
             reader.lose_checkpoint()
-        lose_checkpoint(disk, choose)
-        self._check("lost checkpoint", Image(setting, disk, promise, power=False), choose)
+        placed = lose_checkpoint(disk, choose)
+        self._check("lost checkpoint", Image(setting, disk, promise, power=False, placed=placed), choose)
 
     def _damage(self, setting: Setting, disk: CrashingDisk, promise: Promise, choose: random.Random) -> None:
         if damage(disk, choose):

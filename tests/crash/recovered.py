@@ -336,8 +336,8 @@ def _commit_one(queue: JournaledQueue, choose: random.Random) -> dict[str, int]:
 # -- what is not a crash ---------------------------------------------------------------------------------------------
 
 
-def lose_checkpoint(disk: CrashingDisk, choose: random.Random) -> None:
-    """One reader's checkpoint is damaged, or gone."""
+def lose_checkpoint(disk: CrashingDisk, choose: random.Random) -> bool:
+    """One reader's checkpoint is damaged, or gone. Returns whether another one is left."""
     folder = disk.directory("/data")
     there = sorted(name for name in folder.names() if parse_checkpoint(name, "jobs") is not None)
     if there:
@@ -348,6 +348,7 @@ def lose_checkpoint(disk: CrashingDisk, choose: random.Random) -> None:
             file = folder.open(name, write=True)
             file.write(20, b"\xff" * 60)
     disk.kill()
+    return len(there) > 1
 
 
 def damage(disk: CrashingDisk, choose: random.Random) -> bool:

@@ -1,5 +1,5 @@
 # What there is to do here. Each target makes its own environment in .venv first, once; nothing else is needed than a
-# Python 3.11 or newer with its venv module, and a package index that pip can reach.
+# Python 3.11 or newer with its venv module, and a package index that pip can reach. What runs on Spark needs Java 17.
 #
 #   make demo                 real lines through a durable queue, with SIGKILLs on the way and a proof at the end
 #   make demo INPUT=path      the same with your own file or folder
@@ -25,7 +25,7 @@ THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,format segment
 	tests/crash/test_regressions.py tests/crash/test_faults_injected.py tests/hostile/test_found_faults.py
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-all soak coverage compare check bench plots micro clean
+.PHONY: help java demo test test-all soak coverage compare check bench plots micro clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -40,7 +40,7 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,spark]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
@@ -50,10 +50,14 @@ $(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
 demo: $(VENV)/.installed
 	@$(BIN)/python -m kestrelpy demo $(if $(INPUT),--input '$(INPUT)') $(ARGS)
 
-test: $(VENV)/.installed-dev
+java:
+	@java -version 2>&1 | grep -qE 'version "(17|21)' || \
+	    { echo "Java 17 or 21 is missing: install openjdk-17-jre-headless (Debian, Ubuntu) or set PATH to one" >&2; exit 1; }
+
+test: $(VENV)/.installed-dev java
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
-test-all: $(VENV)/.installed-dev
+test-all: $(VENV)/.installed-dev java
 	KESTRELPY_LONG=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 soak: $(VENV)/.installed-dev

@@ -73,11 +73,14 @@ LAYERS = {
     "_readership": 5,
     "_detached": 5,
     "_ending": 5,
+    "_parts": 5,
+    "_intake": 5,
     "queue": 5,
     # L6: many queues, other processes
     "_chain": 6,
     "_verification": 6,
     "folder": 6,
+    "inbox": 6,
     "inspection": 6,
     "aio": 6,
     # L7: built on the public interface alone
@@ -90,8 +93,8 @@ LAYERS = {
 }
 PUBLIC_ONLY = 7
 """From this layer up, private modules of the library are not imported ..."""
-PRIVATE_ALLOWED = {"testing"}
-"""... except by the fakes."""
+PRIVATE_ALLOWED = {"testing", "spark"}
+"""... except by the fakes, and by Spark's executors, which decode segments by themselves."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Ban:
     exceptions: tuple[str, ...] = ()
 
 
-PROGRAMS = ("cli", "__main__", "testing")
+PROGRAMS = ("cli", "__main__", "testing", "spark")
 BANS = (
     Ban(
         "os.*",

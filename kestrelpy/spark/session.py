@@ -1,0 +1,75 @@
+"""Sessions: one that works out of the box, and what any session needs to know of kestrelpy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from kestrelpy.errors import KestrelError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_JAVA = "Spark needs Java 17 or 21: install openjdk-17-jre-headless (Debian, Ubuntu), or set JAVA_HOME"
+
+
+class JavaMissing(KestrelError):
+    """There is no Java that Spark could run on."""
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format ``"kestrel"`` known to a session, and let Spark push filters down to it.
+
+    Executors import kestrelpy by its name: it must be installed where they run.
+    """
+    from kestrelpy.spark.source import KestrelSource
+
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.dataSource.register(KestrelSource)
+
+
+def local_session(**conf: object) -> SparkSession:
+    """A session on this machine, with the format ``"kestrel"`` registered; the one there is, if one is there.
+
+    ``conf``: settings with underscores for dots and without the leading ``spark``, or whole names through a
+    dictionary: ``local_session(master="local[2]", **{"spark.sql.shuffle.partitions": 4})``. Python workers run
+    this interpreter. Raises ``JavaMissing``.
+    """
+    check_java()
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.master": "local[*]",
+        "spark.app.name": "kestrelpy",
+        "spark.pyspark.python": sys.executable,
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+    }
+    for name, value in conf.items():
+        full = name if name.startswith("spark.") else f"spark.{name.replace('_', '.')}"
+        settings[full] = str(value).lower() if isinstance(value, bool) else str(value)
+    builder = SparkSession.builder
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def check_java() -> None:
+    """Raise ``JavaMissing``, with one line that says what to install, if Spark could not start here."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    if java is None or not os.path.exists(java):
+        raise JavaMissing(_JAVA)
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    if not any(f'version "{major}' in told.stderr + told.stdout for major in (17, 21)):
+        raise JavaMissing(f"{_JAVA}; {java} is another one")

@@ -1,0 +1,56 @@
+"""Spark sessions for the tests: one a worker, quiet and small; and clusters of real executor processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from kestrelpy.spark import JavaMissing, local_session
+from kestrelpy.spark.session import check_java
+
+QUIET = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+}
+
+
+def need_java() -> None:
+    """Without Java the tests on Spark are left out and say so; where ``CI`` is set they fail."""
+    try:
+        check_java()
+    except JavaMissing as missing:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """The session of this test worker, on ``local[2]``."""
+    need_java()
+    session = local_session(master="local[2]", **QUIET)
+    yield session
+    session.stop()
+
+
+@contextmanager
+def cluster() -> Iterator[Any]:
+    """A session on ``local-cluster[2,1,1024]``: two executor processes of their own. For a process that has no other
+    session: tests run it in a child.
+    """
+    import pyspark
+
+    os.environ["SPARK_HOME"] = os.path.dirname(pyspark.__file__)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = local_session(master="local-cluster[2,1,1024]", **QUIET)
+    try:
+        yield session
+    finally:
+        session.stop()

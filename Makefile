@@ -20,8 +20,8 @@ INPUT ?=
 RESULTS ?= $(lastword $(sort $(wildcard bench/results/*.json)))
 ARGS ?=
 HOURS ?= 1
-FILES = */_format.py,*/_segment.py,*/_checkpoint.py,*/_journal.py,*/_archive.py,*/_recovery.py
-THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,format segment checkpoint journal recovery codecs sync))) \
+FILES = */_packing.py,*/_format.py,*/_segment.py,*/_checkpoint.py,*/_journal.py,*/_archive.py,*/_recovery.py
+THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,packing format segment checkpoint journal recovery codecs sync))) \
 	tests/crash/test_regressions.py tests/crash/test_faults_injected.py tests/hostile/test_found_faults.py
 BIN := $(VENV)/bin
 

@@ -115,10 +115,18 @@ class Feed:
     # -- the window --------------------------------------------------------------------------------------------------
 
     def window(self, reader: Taking) -> Take | None:
-        entries = self.shared.entries
-        if reader in self.attached and reader._progress.next_id in entries:
+        if reader not in self.attached:
+            return None
+        next_id = reader._progress.next_id
+        if next_id in self.shared.entries:
             return self._take()
-        return None
+        batch = self.shared.batch_of(next_id)
+        if batch is None:
+            return None
+        if len(self.attached) == 1:
+            self.shared.batches.pop(batch[0], None)
+        reader._batch = batch
+        return reader._expand_locked()
 
     def _take(self) -> Take:
         """One reader alone takes items out; several leave them for each other, and ``trim`` clears up."""
@@ -144,7 +152,7 @@ class Feed:
         ahead = reader._ahead
         held_id = max(ahead, default=reader._progress.next_id - 1)
         if held_id < self.visible_id:
-            if reader in self.attached and self.shared.is_open and held_id + 1 in self.shared.entries:
+            if reader in self.attached and self.shared.is_open and self._is_kept(held_id + 1):
                 return True
             try:
                 block = self.journal.read(held_id + 1, self.visible_id, BLOCK_BYTES, reader._hint)
@@ -156,13 +164,16 @@ class Feed:
             reader._hint = (block.number, block.place)
         return True
 
+    def _is_kept(self, item_id: int) -> bool:
+        return item_id in self.shared.entries or self.shared.batch_of(item_id) is not None
+
     def detach(self, reader: Reader) -> None:
         """The reader is closed. Takes the queue's lock, and the others'."""
         with self.lock:
             if self.attached.pop(reader, reader) is None:
                 if not self.attached:
                     self.shared.close()
-                    self.shared.entries.clear()
+                    self.shared.clear()
                 self._resize_locked()
                 self._share_out_locked()
 
@@ -188,6 +199,16 @@ class Feed:
         if self.shared.is_open:
             self._keep_locked(enumerate(entries, first_id), count, size)
         self.visible_id = first_id + count - 1
+
+    def show_batch_locked(self, first_id: int, items: list[bytes], added_ms: int, size: int) -> None:
+        """As ``show_locked``, for items that do not expire and were put together."""
+        window = self.shared
+        if window.is_open:
+            window.batches[first_id] = (first_id, items, added_ms)
+            window.left -= size + ITEM_COST * len(items)
+            if window.left < 0:
+                self.trim_locked()
+        self.visible_id = first_id + len(items) - 1
 
     def _keep_locked(self, entries: Iterable[tuple[int, Entry]], count: int, size: int) -> None:
         window = self.shared

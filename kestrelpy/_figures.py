@@ -66,8 +66,11 @@ class Figures(Taking):
     def memory_bytes(self) -> int:
         """What this reader keeps in memory for itself: data and a fixed cost an item. Cost: O(items kept)."""
         with self._lock:
-            kept = [*self._ahead.values(), *self._returned.entries.values()]
-        return sum(len(entry[0]) + ITEM_COST for entry in kept)
+            kept = [entry[0] for entry in (*self._ahead.values(), *self._returned.entries.values())]
+            if self._batch is not None:
+                first_id, items, _ = self._batch
+                kept += items[self._progress.next_id + len(self._ahead) - first_id :]
+        return sum(map(len, kept)) + ITEM_COST * len(kept)
 
     def stats(self) -> ReaderStats:
         """The reader's figures at this moment."""

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import repeat
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
+
+from kestrelpy._packing import TABLE_BYTES, join_batch, split_batch
 
 FORMAT_VERSION = 1
 
@@ -171,22 +173,25 @@ def encode_item(
 
 
 def encode_batch(
-    first_id: int, items: Sequence[bytes], added_ms: int, expires_ms: int | None, durable_id: int, marker: int
+    first_id: int,
+    items: Sequence[bytes],
+    sizes: Sequence[int],
+    added_ms: int,
+    expires_ms: int | None,
+    durable_id: int,
+    marker: int,
 ) -> bytes:
-    """Several items as one frame: after a crash all of them are there, or none."""
-    kind, parts = KIND_BATCH, []
+    """Several items, of these sizes, as one frame: after a crash all of them are there, or none."""
+    kind, head = KIND_BATCH, b""
     if expires_ms is not None:
-        kind |= KIND_EXPIRES
-        parts.append(_U64.pack(expires_ms))
-    parts.append(struct.pack(f"<I{len(items)}I", len(items), *map(len, items)))
-    parts.extend(items)
-    body = b"".join(parts)
+        kind, head = KIND_BATCH | KIND_EXPIRES, _U64.pack(expires_ms)
+    body = join_batch(head, items, sizes)
     return _seal(pack_frame(len(body), first_id, added_ms | kind << KIND_SHIFT, first_id - durable_id, marker) + body)
 
 
 def batch_bytes(size: int, count: int) -> int:
     """The size of the frame of a batch that expires, of ``count`` items that have ``size`` bytes together."""
-    return FRAME_BYTES + _U64.size + _U32.size * (count + 1) + size
+    return FRAME_BYTES + _U64.size + TABLE_BYTES * (count + 1) + size
 
 
 def _seal(frame: bytes) -> bytes:
@@ -217,24 +222,11 @@ def decode_frame(data: bytes | memoryview, offset: int, marker: int) -> Frame | 
     if not kind & KIND_BATCH:
         entry = (bytes(data[body_start:end]), added_ms, expires_ms)
         return Frame(kind, first_id, first_id, watermark, (entry,), FRAME_BYTES + length)
-    bodies = _split_batch(bytes(data[body_start:end]))
+    bodies = split_batch(bytes(data[body_start:end]))
     if not bodies:
         return None
-    entries = [(body, added_ms, expires_ms) for body in bodies]
+    entries = list(zip(bodies, repeat(added_ms), repeat(expires_ms)))
     return Frame(kind, first_id, first_id + len(entries) - 1, watermark, entries, FRAME_BYTES + length)
-
-
-def _split_batch(body: bytes) -> list[bytes] | None:
-    if len(body) < _U32.size:
-        return None
-    (count,) = _U32.unpack_from(body)
-    table_end = _U32.size * (count + 1)
-    if table_end > len(body):
-        return None
-    ends = list(accumulate(struct.unpack_from(f"<{count}I", body, _U32.size), initial=table_end))
-    if ends[-1] != len(body):
-        return None
-    return [body[start:end] for start, end in pairwise(ends)]
 
 
 def _decode_footer_body(body: bytes | memoryview, last_id: int) -> SegmentFooter | None:

@@ -170,7 +170,8 @@ class Journal(JournalView):
     def append_frame(self, items: Sequence[bytes], added_ms: int, expires_ms: int | None) -> range:
         """Store one item that expires, or a batch as one frame; their ids. Guarantees and errors as ``append``."""
         single = len(items) == 1
-        size = sum(map(len, items))
+        sizes = list(map(len, items))
+        size = sum(sizes)
         bound = FRAME_BYTES + 8 + size if single else fmt.batch_bytes(size, len(items))
         if self._at[0] + bound > self._room:
             self._make_room(bound, added_ms)
@@ -181,7 +182,7 @@ class Journal(JournalView):
         if single:
             frame = fmt.encode_item(first_id, items[0], added_ms, expires_ms, self.durable_id, self._marker)
         else:
-            frame = fmt.encode_batch(first_id, items, added_ms, expires_ms, self.durable_id, self._marker)
+            frame = fmt.encode_batch(first_id, items, sizes, added_ms, expires_ms, self.durable_id, self._marker)
         end = offset + len(frame)
         try:
             self._buffer[offset:end] = frame  # type: ignore[index]  # room means a buffer

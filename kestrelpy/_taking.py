@@ -295,7 +295,7 @@ class Taking(Unread):
         try:
             with self._lock:
                 self._broken, self._plain, self._open, self._settling = error, False, {}, {}
-                self._returned, self._ahead, self._take = returned, ahead, ahead.pop
+                self._returned, self._ahead, self._batch, self._take = returned, ahead, None, ahead.pop
                 gone = self._line.drain()  # at once: else the next item would be given to one of them
                 self._after_line_locked()
             _fail(gone, error)

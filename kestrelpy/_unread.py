@@ -12,6 +12,7 @@ NOTE ON LOCKING: ``_lock`` (R in docs/locking.md) guards everything here that is
 from __future__ import annotations
 
 import threading
+from itertools import repeat
 from typing import TYPE_CHECKING, cast
 
 from kestrelpy._format import Entry
@@ -20,7 +21,7 @@ from kestrelpy._mending import mend_locked
 from kestrelpy._progress import Progress
 from kestrelpy._segment import Place
 from kestrelpy._source import Source, Take
-from kestrelpy._window import Returned
+from kestrelpy._window import Batch, Returned
 from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import KestrelError
 from kestrelpy.item import Item, new_item
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 20
 """How much memory one read of the journal may fill, if ``memory_bytes`` allows it."""
+EXPANDED = 256
+"""How many items of a batch become entries at a time: ``get`` takes entries, ``get_many`` the batch itself."""
 _NO_LIMIT = 1 << 62
 
 
@@ -50,6 +53,7 @@ class Unread(Waiting[Item]):
         self._returned = Returned()
         self._settling: dict[int, Item] = {}  # a hook has them, or has failed on them
         self._ahead: dict[int, Entry] = {}  # read back from the journal for this reader alone
+        self._batch: Batch | None = None  # at hand for this reader: what comes behind _ahead, or is done
         self._hint: tuple[int, Place] | None = None  # where in the journal to go on reading
         self._take: Take = self._ahead.pop
         self._plain = False  # whether get() may take the short way; see _look_again_locked
@@ -118,8 +122,9 @@ class Unread(Waiting[Item]):
         progress, source = self._progress, self._source
         visible_id = source.visible_id
         if progress.next_id > visible_id:
+            self._batch = None
             return False
-        take = source.window(cast("Taking", self))
+        take = self._expand_locked() or source.window(cast("Taking", self))
         if take is not None:
             self._take = take
             self._hint = None
@@ -133,6 +138,20 @@ class Unread(Waiting[Item]):
         self._hint = (block.number, block.place) if block.number else None
         self._wants_window = block.next_id > visible_id
         return bool(block.entries) or first_id <= visible_id
+
+    def _expand_locked(self) -> Take | None:
+        """Make entries of the next items of the batch at hand; ``None`` if it has no more."""
+        if self._batch is None:
+            return None
+        first_id, items, added_ms = self._batch
+        next_id = self._progress.next_id
+        at = next_id - first_id
+        if not 0 <= at < len(items):
+            self._batch = None
+            return None
+        some = items[at : at + EXPANDED]
+        self._ahead = dict(zip(range(next_id, next_id + len(some)), zip(some, repeat(added_ms), repeat(None))))  # noqa: B905 - repeat() has no end
+        return self._ahead.pop
 
     def _pass_over_locked(self, item_id: int) -> None:
         """What is not done before ``item_id`` and not in memory is lost, or was never there."""
@@ -190,8 +209,8 @@ class Unread(Waiting[Item]):
         """Open reads of up to ``count`` items that are at hand and do not expire, as ``get`` opens one. Returns how
         many of ``left`` bytes are left; less than none if there was no room for the next item.
         """
-        opened, progress, take = self._open, self._progress, self._take
-        owner, next_id = cast("Reader", self), progress.next_id
+        take, owner, made = self._take, cast("Reader", self), {}
+        next_id = self._progress.next_id
         for item_id in range(next_id, next_id + count):
             entry = take(item_id, None)
             if entry is None:
@@ -204,18 +223,49 @@ class Unread(Waiting[Item]):
             if left < 0:
                 self._ahead[item_id] = entry
                 break
-            item = new_item(Item)
+            item = made[item_id] = new_item(Item)
             item.id = item_id
             item.data = data
             item.added_ms = added_ms
             item.expires_ms = None
             item.error_count = 0
             item._owner = owner
-            items.append(item)
-            opened[item_id] = item
-            progress.next_id = item_id + 1
-            self._opened += 1
+        self._open_run_locked(items, made)
+        if self._batch is not None and not self._ahead and left >= 0:
+            left = self._take_batch_locked(items, count - len(made), left)
         return left
+
+    def _take_batch_locked(self, items: list[Item], count: int, left: int) -> int:
+        """The same out of the batch at hand."""
+        assert self._batch is not None
+        first_id, batch, added_ms = self._batch
+        owner, made = cast("Reader", self), {}
+        next_id = self._progress.next_id
+        at = next_id - first_id
+        for item_id, data in enumerate(batch[at : at + count] if at >= 0 else (), next_id):
+            left -= len(data)
+            if left < 0:
+                break
+            item = made[item_id] = new_item(Item)
+            item.id = item_id
+            item.data = data
+            item.added_ms = added_ms
+            item.expires_ms = None
+            item.error_count = 0
+            item._owner = owner
+        self._open_run_locked(items, made)
+        return left
+
+    def _open_run_locked(self, items: list[Item], made: dict[int, Item]) -> None:
+        """Those of ``made``, which follow each other, are open reads, and behind ``items``."""
+        if made:
+            opened, taken = self._open, list(made.values())
+            next_id, count = taken[-1].id + 1, self._opened + len(taken)
+            # No call from here on: an interrupt falls before all of it or behind.
+            items += taken
+            opened |= made
+            self._progress.next_id = next_id
+            self._opened = count
 
     def _expire_locked(self, item_id: int, entry: Entry, expired: list[Item]) -> None:
         if item_id in self._returned.entries:
@@ -273,6 +323,7 @@ class Unread(Waiting[Item]):
         self._settling = settling
         self._returned = returned
         self._ahead = ahead
+        self._batch = None
         self._take = take
         self._hint = None
 

@@ -1,10 +1,11 @@
 """The shared window: the newest items in memory, for all readers of a queue that keep up.
 
-A put stores its item here once, whatever the number of readers. A reader that falls behind the window reads the journal
-instead, and joins again when it has caught up. Losing any of it loses nothing.
+A put stores its item here once, whatever the number of readers, and a batch as one thing: an entry for each of its
+items is made by whoever reads them. A reader that falls behind the window reads the journal instead, and joins again
+when it has caught up. Losing any of it loses nothing.
 
-NOTE ON LOCKING: writers of ``entries`` hold the queue's lock, except that readers take out of it under their own; every
-single operation on it is atomic. Everything else here is guarded by the queue's lock.
+NOTE ON LOCKING: writers of ``entries`` and ``batches`` hold the queue's lock, except that readers take out of them
+under their own; every single operation on them is atomic. Everything else here is guarded by the queue's lock.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from heapq import heappop, heappush
 from kestrelpy._format import Entry
 from kestrelpy._segment import ITEM_COST
 
+Batch = tuple[int, list[bytes], int]
+"""The first id of a batch that does not expire, its items, and when they were added."""
+
 
 class Window:
-    """Items by id. ``is_open``: whether puts go into it. ``left``: bytes until it has to be looked after."""
+    """Items by id, batches by their first id. ``is_open``: whether puts go into it. ``left``: bytes until it has to be
+    looked after.
+    """
 
-    __slots__ = ("capacity", "entries", "is_open", "left")
+    __slots__ = ("batches", "capacity", "entries", "is_open", "left")
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
+        self.batches: dict[int, Batch] = {}
         self.is_open = False
         self.capacity = 0
         self.left = 0
@@ -34,7 +41,7 @@ class Window:
 
     def restart(self) -> None:
         """Empty and open: from the next put on it has every item."""
-        self.entries.clear()
+        self.clear()
         self.left = self.capacity
         self.is_open = True
 
@@ -42,19 +49,30 @@ class Window:
         """Take no more items; what is in it may still be read."""
         self.is_open = False
 
+    def clear(self) -> None:
+        """Forget all items."""
+        self.entries.clear()
+        self.batches.clear()
+
+    def batch_of(self, item_id: int) -> Batch | None:
+        """The batch that has this item. Readers mostly ask for its first one."""
+        batch = self.batches.get(item_id)
+        if batch is not None:
+            return batch
+        return next((batch for batch in list(self.batches.values()) if batch[0] < item_id <= last_of(batch)), None)
+
     def trim(self, next_ids: Iterable[int]) -> None:
         """``left`` has run out: drop what every reader (by its next id) is past, or what holds up the fastest.
 
         If even the fastest reader is more than half a window behind, the window closes: the journal serves then.
         """
         positions = sorted(next_ids)
-        entries = self.entries
         if positions:
             self._drop_before(positions[0])
-        used = sum(len(entry[0]) for entry in list(entries.values())) + ITEM_COST * len(entries)
+        used = self._used()
         if used > self.capacity // 2 and len(positions) > 1:
             self._drop_before(positions[-1])
-            used = sum(len(entry[0]) for entry in list(entries.values())) + ITEM_COST * len(entries)
+            used = self._used()
         self.left = self.capacity - used
         if not positions or used > self.capacity // 2:
             self.is_open = False
@@ -62,6 +80,22 @@ class Window:
     def _drop_before(self, item_id: int) -> None:
         for stale in [key for key in list(self.entries) if key < item_id]:
             self.entries.pop(stale, None)
+        for batch in list(self.batches.values()):
+            if last_of(batch) < item_id:
+                self.batches.pop(batch[0], None)
+
+    def _used(self) -> int:
+        """Bytes that it takes up."""
+        entries = list(self.entries.values())
+        used = sum(len(entry[0]) for entry in entries) + ITEM_COST * len(entries)
+        for _, items, _ in list(self.batches.values()):
+            used += sum(map(len, items)) + ITEM_COST * len(items)
+        return used
+
+
+def last_of(batch: Batch) -> int:
+    """The last id of a batch."""
+    return batch[0] + len(batch[1]) - 1
 
 
 class Returned:

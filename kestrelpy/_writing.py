@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kestrelpy._promise import Promise
 
 _NO_LIMIT = 1 << 62
+LARGE_BATCH = 16
+"""A batch of so many items stays together in the window: a reader makes the entries of a smaller one no cheaper."""
 
 
 class Writing(Durability):
@@ -259,11 +261,14 @@ class Writing(Durability):
             ids = range(first_id, first_id + 1)
         else:
             ids = journal.append_frame(items, added_ms, expires_ms)
-        entries: list[Entry] = [(data, added_ms, expires_ms) for data in items]
-        if self._sync_seconds == 0:
-            self._feed.hold_locked(ids[0], entries)
+        if self._sync_seconds != 0 and expires_ms is None and len(items) >= LARGE_BATCH:
+            self._feed.show_batch_locked(ids[0], items, added_ms, journal.total_bytes - before)
         else:
-            self._feed.show_locked(ids[0], entries, journal.total_bytes - before)
+            entries: list[Entry] = [(data, added_ms, expires_ms) for data in items]
+            if self._sync_seconds == 0:
+                self._feed.hold_locked(ids[0], entries)
+            else:
+                self._feed.show_locked(ids[0], entries, journal.total_bytes - before)
         if not self._sync_armed:
             self._arm_sync()
         return ids

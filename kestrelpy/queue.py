@@ -26,6 +26,7 @@ from kestrelpy._options import check_sizes, check_sync, open_directory
 from kestrelpy._readership import Readership, Start
 from kestrelpy._recovery import Recovered, Recovery
 from kestrelpy._sync import GroupCommit
+from kestrelpy._window import last_of
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import Codec, QueueStats, ReaderConfig
 from kestrelpy.errors import (
@@ -371,6 +372,7 @@ class JournaledQueue(Ending):
             assert feed.visible_id == journal.tail_id or self._sync_seconds == 0
             assert all(feed.visible_id < item_id <= journal.tail_id for item_id, _ in feed.pending)
             assert all(item_id <= feed.visible_id for item_id in feed.shared.entries)
+            assert all(last_of(batch) <= feed.visible_id for batch in feed.shared.batches.values())
             ids = [(segment.first_id, segment.last_id) for segment in journal.segments]
             assert ids == sorted(ids)
         for reader in self._readership.open.values():

@@ -194,6 +194,8 @@ class Reader(Figures):
     def _chosen_locked(self, named: list[Item | int]) -> dict[int, Item]:
         """The open reads that these name, by id."""
         opened = self._open
+        if len(named) == len(opened) and all(map(is_, named, opened.values())):
+            return opened
         try:
             chosen = {item.id: item for item in cast("list[Item]", named)}
         except AttributeError:  # there are ids among them, or what is neither

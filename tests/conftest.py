@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from budget import Tally
 
-from kestrelpy import JournaledQueue
+from kestrelpy import JournaledQueue, _unread, _writing
 from kestrelpy._disk import RealDisk
 from kestrelpy.testing import ManualClock
 
@@ -56,6 +56,15 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(scope="module")
+def small_batches() -> Iterator[None]:
+    """Every ``put_many`` stays together in the window, and is read by twos: where a few items have to do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_writing, "LARGE_BATCH", 2)
+        patch.setattr(_unread, "EXPANDED", 2)
+        yield
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_item_round_trip(
 def test_batch_round_trip(
     first_id: int, items: list[bytes], added_ms: int, expires_ms: int | None, marker: int
 ) -> None:
-    frame = fmt.encode_batch(first_id, items, added_ms, expires_ms, first_id - 1, marker)
+    frame = fmt.encode_batch(first_id, items, list(map(len, items)), added_ms, expires_ms, first_id - 1, marker)
     found = fmt.decode_frame(frame, 0, marker)
     assert found is not None
     assert (found.first_id, found.last_id) == (first_id, first_id + len(items) - 1)
@@ -103,8 +103,8 @@ def test_documented_example() -> None:
 FRAMES = {
     "item": fmt.encode_item(3, b"hello", 255, None, 2, MARKER),
     "expiring": fmt.encode_item(3, b"hello", 255, 999, 2, MARKER),
-    "batch": fmt.encode_batch(3, [b"a", b"", b"ccc"], 255, None, 2, MARKER),
-    "expiring batch": fmt.encode_batch(3, [b"a", b"", b"ccc"], 255, 999, 2, MARKER),
+    "batch": fmt.encode_batch(3, [b"a", b"", b"ccc"], [1, 0, 3], 255, None, 2, MARKER),
+    "expiring batch": fmt.encode_batch(3, [b"a", b"", b"ccc"], [1, 0, 3], 255, 999, 2, MARKER),
     "footer": fmt.encode_footer(fmt.SegmentFooter(1, 5, 5, 40, 10, 20, 300), 7, MARKER),
 }
 

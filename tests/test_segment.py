@@ -53,7 +53,7 @@ def made(frames: list[bytes], size: int = 4096) -> tuple[Any, Segment]:
 FRAMES = [
     fmt.encode_item(5, b"five", 100, None, 4, MARKER),
     fmt.encode_item(6, b"", 101, 500, 4, MARKER),
-    fmt.encode_batch(7, [b"a", b"", b"c"], 102, None, 6, MARKER),
+    fmt.encode_batch(7, [b"a", b"", b"c"], [1, 0, 1], 102, None, 6, MARKER),
     fmt.encode_item(10, b"ten" * 40, 103, None, 6, MARKER),
 ]
 ENTRIES = {
@@ -229,7 +229,7 @@ def test_reading_goes_on_from_the_place_it_ended_at() -> None:
 
 def test_frames_larger_than_one_read() -> None:
     large = fmt.encode_item(5, bytes(700_000), 100, None, 4, MARKER)
-    batch = fmt.encode_batch(6, [bytes(300_000)] * 3, 100, None, 4, MARKER)
+    batch = fmt.encode_batch(6, [bytes(300_000)] * 3, [300_000] * 3, 100, None, 4, MARKER)
     file, segment = made([large, batch], 2 << 20)
     for max_bytes in (1, 1 << 30):
         entries, place = read(file, segment, 5, 5, max_bytes)

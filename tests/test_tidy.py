@@ -37,6 +37,7 @@ LAYERS = {
     "_lifetime": 0,
     "_log": 0,
     # L1: bytes to records, names, the disk
+    "_packing": 1,
     "_format": 1,
     "_names": 1,
     "_disk": 1,

@@ -121,7 +121,9 @@ def encoded(frame: fmt.Frame, header: fmt.SegmentHeader) -> bytes:
     data, added_ms, expires_ms = frame.entries[0]
     if frame.kind & fmt.KIND_BATCH:
         items = [entry[0] for entry in frame.entries]
-        return fmt.encode_batch(frame.first_id, items, added_ms, expires_ms, frame.watermark, header.marker)
+        return fmt.encode_batch(
+            frame.first_id, items, list(map(len, items)), added_ms, expires_ms, frame.watermark, header.marker
+        )
     return fmt.encode_item(frame.first_id, data, added_ms, expires_ms, frame.watermark, header.marker)
 
 

@@ -46,7 +46,7 @@ def sealed_frame(data: bytes) -> None:
     items = [entry[0] for entry in found.entries]
     _, added_ms, expires_ms = found.entries[0]
     if kind & fmt.KIND_BATCH:
-        assert fmt.encode_batch(5, items, added_ms, expires_ms, found.watermark, MARKER) == made
+        assert fmt.encode_batch(5, items, list(map(len, items)), added_ms, expires_ms, found.watermark, MARKER) == made
     else:
         assert fmt.encode_item(5, items[0], added_ms, expires_ms, found.watermark, MARKER) == made
 

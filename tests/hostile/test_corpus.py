@@ -48,13 +48,13 @@ def test_what_is_near_the_corpus_holds(target: str) -> None:
 
 def test_a_codec_that_is_wrong_is_caught() -> None:
     """The targets see what they are for."""
-    real = fmt._split_batch
+    real = fmt.split_batch
 
     def shifted(body: bytes) -> list[bytes] | None:
         found = real(body)
         return found and [*found[1:], found[0]]
 
-    with mock.patch.object(fmt, "_split_batch", shifted), pytest.raises(AssertionError):
+    with mock.patch.object(fmt, "split_batch", shifted), pytest.raises(AssertionError):
         play("sealed_frame")
     with mock.patch.object(fmt, "_spans_rise", return_value=True), pytest.raises(AssertionError):
         play("sealed_checkpoint")

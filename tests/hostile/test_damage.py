@@ -67,7 +67,7 @@ PLANTED: dict[str, tuple[str, Callable[[], Any]]] = {
     "the ends are not checked": ("damaged", lambda: mock.patch.object(Recovery, "_check_ends", return_value=None)),
     "no bound to what is claimed": ("forged", lambda: mock.patch.object(Recovery, "_check_reach", return_value=None)),
     "no bound to lost ids": ("forged", lambda: mock.patch("kestrelpy._recovery.MOST_LOST", 1 << 62)),
-    "a batch of nothing": ("segments", lambda: mock.patch.object(fmt, "_split_batch", return_value=[b""])),
+    "a batch of nothing": ("segments", lambda: mock.patch.object(fmt, "split_batch", return_value=[b""])),
     "spans that fall": ("checkpoints", lambda: mock.patch.object(fmt, "_spans_rise", return_value=True)),
     "a search that goes into payloads": (
         "segments", lambda: mock.patch.object(fmt, "find_frame", lambda data, at, *_: fmt.decode_frame(data, at, 1)),

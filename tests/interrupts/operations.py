@@ -281,6 +281,21 @@ def get_many(_: Interrupter) -> Prepared:
     return Prepared(scene, lambda: scene.take(3))
 
 
+@central
+def get_many_from_a_batch(_: Interrupter) -> Prepared:
+    scene = attached()
+    scene.do_put(*(b"%d" % number for number in range(9)))
+    return Prepared(scene, lambda: scene.take(6))
+
+
+@central
+def get_from_a_batch(_: Interrupter) -> Prepared:
+    scene = attached()
+    scene.do_put(*(b"%d" % number for number in range(5)))
+    scene.take(2)
+    return Prepared(scene, lambda: scene.take(1))
+
+
 @operation
 def get_many_from_everywhere(_: Interrupter) -> Prepared:
     scene = Scene(segment_bytes=SMALL)
@@ -340,6 +355,14 @@ def commit_many(_: Interrupter) -> Prepared:
     scene.fill(5)
     scene.take(5)
     return Prepared(scene, lambda: scene.user.commit(scene.reader, 2, 3, 5))
+
+
+@operation
+def commit_many_of_all_that_is_open(_: Interrupter) -> Prepared:
+    scene = attached()
+    scene.fill(5)
+    scene.take(5)
+    return Prepared(scene, lambda: scene.user.commit(scene.reader, *sorted(scene.user.held)))
 
 
 @operation

@@ -14,6 +14,8 @@ from allocations import PLANTED, Supervisor, available
 from budget import SEED
 from operations import CENTRAL, OPERATIONS
 
+pytestmark = pytest.mark.usefixtures("small_batches")
+
 LONG = bool(os.environ.get("KESTRELPY_LONG"))
 OTHERS = [name for name in OPERATIONS if name not in CENTRAL]
 DRAWN = OTHERS if LONG else random.Random(SEED).sample(OTHERS, 4)

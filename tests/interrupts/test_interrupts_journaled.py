@@ -29,6 +29,8 @@ from kestrelpy._unread import Unread
 from kestrelpy.reader import Reader
 from kestrelpy.testing import CrashingDisk, ManualClock
 
+pytestmark = pytest.mark.usefixtures("small_batches")
+
 LONG = bool(os.environ.get("KESTRELPY_LONG"))
 SAMPLE = 25
 PACKAGE = Path(strikes.__file__).parents[2] / "kestrelpy"

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -19,6 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kestrelpy import Item, JournaledQueue, QueueEmpty, ReaderConfig
 from kestrelpy._lifetime import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
+
+pytestmark = pytest.mark.usefixtures("small_batches")
 
 SIZES = st.lists(st.sampled_from([0, 3, 300, 1500]), min_size=1, max_size=3)
 MODELS = st.sampled_from([PowerModel.PREFIX, PowerModel.EXT4, PowerModel.ANY])

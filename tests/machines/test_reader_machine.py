@@ -6,12 +6,15 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kestrelpy import FullPolicy, Item, JournaledQueue, QueueEmpty, QueueFull, ReaderConfig, UnknownItem
 from kestrelpy.testing import ManualClock, MemoryDisk
+
+pytestmark = pytest.mark.usefixtures("small_batches")
 
 SIZES = st.sampled_from([0, 1, 7, 100, 700, 2500])
 LIFETIMES = st.sampled_from([None, None, None, 0.0, 0.5, 3.0, 60.0])
@@ -173,7 +176,10 @@ class ReaderMachine(RuleBasedStateMachine):
         model, max_bytes = self.model, 800 if by_bytes else None
         expected: list[int] = []
         size = 0
-        while len(expected) < count and (item_id := model.take(self.now_ms)) is not None:
+        while len(expected) < count and (max_bytes is None or size <= max_bytes):
+            item_id = model.take(self.now_ms)
+            if item_id is None:
+                break
             size += len(model.items[item_id][0])
             if expected and max_bytes is not None and size > max_bytes:
                 model.returned.add(item_id)

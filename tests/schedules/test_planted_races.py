@@ -10,6 +10,8 @@ from planted_races import RACES, Race
 from scheduler import BrokenSchedule
 from schedules import play
 
+pytestmark = pytest.mark.usefixtures("small_batches")
+
 SCHEDULES = 3_000
 
 

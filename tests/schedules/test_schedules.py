@@ -13,6 +13,8 @@ import pytest
 from schedules import SCENES, play, run
 from standins import LEVELS
 
+pytestmark = pytest.mark.usefixtures("small_batches")
+
 SEED = int(os.environ.get("KESTRELPY_SEED", "1"))
 SCHEDULES = 30_000 if os.environ.get("KESTRELPY_LONG") == "1" else 3_000
 SHARES = 3

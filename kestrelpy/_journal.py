@@ -84,6 +84,10 @@ class Journal(JournalView):
         self.durable_id = last.last_id if last else 0  # not the tail: what a crash has lost is not on disk
         self.quarantined, self._counted = found.quarantined, found.counted
         self.archived_count = 0
+        self.on_followed: Callable[[], None] | None = None
+        """Called when a segment was begun behind another one, which may be retired some day. A failure of it fails the
+        put.
+        """
         self._file: File | None = None
         self._segment: Segment | None = None
         self._buffer: Buffer | None = None
@@ -305,6 +309,8 @@ class Journal(JournalView):
         self._limit, self._marker, self._room, self._last_ms = limit, header.marker, room, 0
         self.segments, self._at = segments, at
         self._begun = None
+        if before is not None and self.on_followed is not None:
+            self.on_followed()
 
     def rotate(self) -> None:
         """Close the active segment: synced and with its footer when this returns. The next append begins another.

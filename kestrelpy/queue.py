@@ -170,6 +170,7 @@ class JournaledQueue(Ending):
             closed_reader=self._readership.closed,
         )
         self._lock = self._feed.lock
+        journal.on_followed = self._arm_maintenance  # readers elsewhere may be past the segment before
         self._readership.dispose_stale(found.stale)
 
     # -- readers --------------------------------------------------------------------------------------------------
@@ -292,6 +293,10 @@ class JournaledQueue(Ending):
                 waiting = self._room.drain()
             for waiter in waiting:
                 waiter.give(None)
+        self._arm_maintenance()
+
+    def _arm_maintenance(self) -> None:
+        """See to it that ``_maintain`` runs before long. With or without the lock."""
         if not self._maintenance_armed:
             self._maintenance_armed = True
             try:

@@ -245,6 +245,26 @@ def test_its_place_is_kept(open_queue: Open, outside: Any) -> None:
     assert queue.reader("far").items == 0
 
 
+def test_a_writer_without_readers_of_its_own_retires_for_those_elsewhere(
+    open_queue: Open, outside: Any, clock: ManualClock
+) -> None:
+    queue = open_queue(segment_bytes=4096, sync="never")
+    queue.put(b"first")
+    far = outside(start="earliest")
+    segments = []
+    for _ in range(3):
+        queue.put_many([b"x" * 300] * 10)
+        for n in range(30):
+            queue.put(b"%02d" % n * 150)
+        segments.append(queue.stats().segments)
+        far.commit_many(far.get_many(100))
+        far.checkpoint(durable=True)
+        clock.advance(1.0)
+        assert queue.stats().segments <= 2, "what is done elsewhere is let go before long"
+        clock.advance(1.0)
+    assert min(segments) > 3
+
+
 # R5 across processes: the writer keeps what a reader elsewhere has not durably done.
 def test_the_writer_keeps_what_it_needs(open_queue: Open, outside: Any) -> None:
     queue = open_queue(segment_bytes=4096)

@@ -5,12 +5,15 @@
 #   make demo INPUT=path      the same with your own file or folder
 #   make test                 the test suite, on all cores
 #   make test-all             the same with ten times as many cases
+#   make test-spark           the tests on Spark that start drivers and executors, and kill them
 #   make soak HOURS=8         all harnesses for hours, at low priority; what was seen goes into docs/ledger.json
 #   make coverage             which branches of what reads and writes files the tests reach
 #   make compare              other queues through the same kills and power cuts, into docs/comparison.md; for root
 #   make check                formatting, lint, types, the rules of the house
 #   make bench                the benchmarks, and the goals at the end; ARGS="--only put,cycle --repeats 3" and so on
 #   make plots RESULTS=path   what bench wrote with --json path (default: the last of bench/results), drawn into docs/plots
+#   make bench-spark          the benchmarks on Spark
+#   make pipeline             a service, a Spark query on it, a lake and a report, with SIGKILLs and a proof; INPUT=path
 #   make micro                single calls, measured with pyperf; ARGS="--fast" and so on
 #   make clean                remove what these made
 
@@ -20,12 +23,12 @@ INPUT ?=
 RESULTS ?= $(lastword $(sort $(wildcard bench/results/*.json)))
 ARGS ?=
 HOURS ?= 1
-FILES = */_packing.py,*/_format.py,*/_segment.py,*/_checkpoint.py,*/_journal.py,*/_archive.py,*/_recovery.py
-THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,packing format segment checkpoint journal recovery codecs sync))) \
+FILES = */_packing.py,*/_format.py,*/_segment.py,*/_checkpoint.py,*/_journal.py,*/_archive.py,*/_recovery.py,*/_inbox_format.py,*/_parts.py,*/_batches.py,*/_intake.py,*/inbox.py
+THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,packing format segment checkpoint journal recovery codecs sync inbox))) \
 	tests/crash/test_regressions.py tests/crash/test_faults_injected.py tests/hostile/test_found_faults.py
 BIN := $(VENV)/bin
 
-.PHONY: help java demo test test-all soak coverage compare check bench plots micro clean
+.PHONY: help java demo test test-all test-spark soak coverage compare check bench bench-spark pipeline plots micro clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -41,6 +44,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,spark]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-spark: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
@@ -59,6 +66,9 @@ test: $(VENV)/.installed-dev java
 
 test-all: $(VENV)/.installed-dev java
 	KESTRELPY_LONG=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+test-spark: $(VENV)/.installed-dev java
+	KESTRELPY_LONG=1 $(BIN)/python -m pytest -n auto --dist worksteal -m slow_spark tests/spark $(ARGS)
 
 soak: $(VENV)/.installed-dev
 	@$(BIN)/python tests/soak --hours $(HOURS) $(ARGS)
@@ -79,6 +89,12 @@ check: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-bench
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-spark: $(VENV)/.installed-bench $(VENV)/.installed-spark java
+	@$(BIN)/python -m bench --spark $(ARGS)
+
+pipeline: $(VENV)/.installed-spark java
+	@$(BIN)/python -m kestrelpy.spark.pipeline $(if $(INPUT),--input '$(INPUT)') $(ARGS)
 
 plots: $(VENV)/.installed-bench
 	@$(BIN)/python -m bench.plots '$(RESULTS)' --into docs/plots $(ARGS)

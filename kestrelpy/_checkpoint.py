@@ -27,6 +27,13 @@ def replace_file(directory: Directory, name: str, data: bytes) -> None:
     """Make ``name`` hold ``data``, atomically; durable when this returns. Raises ``OSError`` with the old file in
     place.
     """
+    temporary = write_temporary(directory, name, data)
+    directory.rename(temporary, name)
+    directory.sync()
+
+
+def write_temporary(directory: Directory, name: str, data: bytes) -> str:
+    """What ``replace_file`` does before anybody sees it; the name of the temporary file. Raises ``OSError``."""
     temporary = temporary_name(name)
     with contextlib.suppress(FileNotFoundError):
         directory.unlink(temporary)
@@ -36,8 +43,7 @@ def replace_file(directory: Directory, name: str, data: bytes) -> None:
         file.sync()
     finally:
         file.close()
-    directory.rename(temporary, name)
-    directory.sync()
+    return temporary
 
 
 def load_checkpoint(directory: Directory, name: str) -> tuple[fmt.Checkpoint | None, bool]:

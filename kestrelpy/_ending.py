@@ -51,6 +51,8 @@ class Ending(Writing):
 
     def _end(self, closed: QueueClosed, *, erase: bool = False) -> None:
         mine = False
+        if self._inflow is not None and not isinstance(self._state, ForkedQueue):
+            self._inflow.stop()
         try:
             with self._lock:
                 if self._gone or self._ending or isinstance(self._state, ForkedQueue):
@@ -67,6 +69,8 @@ class Ending(Writing):
                 self._readership.stop(closed)
                 with self._syncing:
                     self._journal.keep_name()
+                if self._inflow is not None:
+                    self._inflow.erase()
                 self._home.erase()
             elif state is None:
                 self._close_cleanly(closed)
@@ -129,6 +133,8 @@ class Ending(Writing):
         self._readership.abandon(foreign)
         self._journal.abandon()
         self._writer_lock.abandon()
+        if self._inflow is not None:
+            self._inflow.leave()
         self._home.directory.close()
 
     def __enter__(self: Q) -> Q:

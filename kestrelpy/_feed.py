@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kestrelpy._disk import Directory
 from kestrelpy._format import Checkpoint, Entry
 from kestrelpy._journal import Journal
 from kestrelpy._segment import ITEM_COST, Place
@@ -25,6 +26,8 @@ from kestrelpy.clock import Clock
 from kestrelpy.config import Codec
 from kestrelpy.errors import CorruptJournal
 from kestrelpy.reader import Reader
+
+NO_LIMIT = 1 << 62
 
 
 class Feed:
@@ -52,6 +55,12 @@ class Feed:
         self.waiting: dict[Taking, None] = {}
         self.attached: dict[Taking, None] = {}  # guarded by self.lock: who shares the window
         self.pending: list[tuple[int, Entry]] = []  # guarded by self.lock: written, not durable, not to be seen yet
+        self.limit_id = NO_LIMIT
+        """Nothing above it is visible: a batch of the inbox is not there to its end. Guarded by self.lock, as all of
+        this.
+        """
+        self._limit_bytes = 0
+        self._holds_back = holds_back
         self._shown_bytes = journal.total_bytes if holds_back else None  # guarded by self.lock
         self._codec = codec
         self._make_durable = make_durable
@@ -74,6 +83,10 @@ class Feed:
     @property
     def queue_id(self) -> bytes:
         return self.journal.queue_id
+
+    @property
+    def directory(self) -> Directory:
+        return self.journal._directory
 
     @property
     def durable_id(self) -> int:
@@ -227,6 +240,8 @@ class Feed:
 
         Not by what is ``pending``: an interrupted put may have stored its item and not got that far.
         """
+        if durable_id > self.limit_id:
+            durable_id, total_bytes = self.limit_id, self._limit_bytes
         count = 0
         while count < len(self.pending) and self.pending[count][0] <= durable_id:
             count += 1
@@ -240,6 +255,26 @@ class Feed:
             self._shown_bytes = total_bytes
         self.visible_id = durable_id
         return True
+
+    def hide_locked(self, first_id: int) -> None:
+        """Show nothing from ``first_id`` on, until ``show_hidden_locked``; all before it is visible. May be repeated.
+        Raises ``OSError``, ``CorruptJournal``.
+        """
+        if self.limit_id == NO_LIMIT:
+            self._limit_bytes = self.journal.before(first_id)[1]
+            self._shown_bytes = self._limit_bytes
+            self.limit_id = first_id - 1
+            self.visible_id = min(self.visible_id, self.limit_id)
+
+    def show_hidden_locked(self) -> None:
+        """All there is may be seen, and is on disk. The window did not take it: readers read it back."""
+        journal = self.journal
+        if journal.tail_id > self.visible_id:
+            self.shared.close()
+        self.limit_id = NO_LIMIT
+        if not self._holds_back:
+            self._shown_bytes = None
+        self.show_durable_locked(journal.tail_id, journal.total_bytes)
 
     def wake(self) -> None:
         """Serve whoever waits. Called with no lock held, after every put."""

@@ -22,6 +22,7 @@ from kestrelpy import _format as fmt
 from kestrelpy._archive import archive_segment
 from kestrelpy._disk import Buffer, Directory, File
 from kestrelpy._format import FRAME_BYTES, pack_crc, pack_frame
+from kestrelpy._inbox_format import Body
 from kestrelpy._names import is_new, lasting_name, new_segment_name
 from kestrelpy._recovery import Recovered
 from kestrelpy._segment import (
@@ -195,6 +196,34 @@ class Journal(JournalView):
             self._undo(error)
             raise
         return range(first_id, first_id + len(items))
+
+    def append_body(self, body: Body, added_ms: int) -> None:
+        """Store items whose frame's body was made elsewhere. Guarantees and errors as ``append``."""
+        size = len(body.data)
+        large = LARGE_BYTES <= size <= self._segment_bytes - SEGMENT_COST
+        if large or self._at[0] + FRAME_BYTES + size > self._room:
+            self._make_room(FRAME_BYTES + size, added_ms, large=large)
+        if added_ms != self._last_ms:
+            self._note_time(added_ms)
+        offset, tail_id, total_bytes = self._at
+        first_id, stamp = tail_id + 1, added_ms | body.kind << fmt.KIND_SHIFT
+        head = pack_frame(size, first_id, stamp, first_id - self.durable_id, self._marker)
+        head = pack_crc(crc32(body.data, crc32(head))) + head
+        end = offset + FRAME_BYTES + size
+        try:
+            if large:
+                self._file.write(offset, head, body.data)  # type: ignore[union-attr]  # room means a file
+            else:
+                self._buffer[offset:end] = head + body.data  # type: ignore[index]  # and a buffer
+            self._at = (end, tail_id + body.items, total_bytes + body.size)
+        except BaseException as error:
+            self._undo(error)
+            raise
+
+    @property
+    def most_body_bytes(self) -> int:
+        """The largest body of a frame that an empty segment of the usual size has room for."""
+        return self._segment_bytes - SEGMENT_COST
 
     def _note_time(self, added_ms: int) -> None:
         segment = self._segment
@@ -377,6 +406,11 @@ class Journal(JournalView):
         """Let every later append raise ``error``."""
         self._refusal = error
         self._room = 0
+
+    def allow(self) -> None:
+        """Take appends again after ``refuse``, unless a sync has failed (R9)."""
+        if not isinstance(self._refusal, DurabilityUnknown):
+            self._refusal = None
 
     def abandon(self) -> None:
         """Let go of the file, as it is. Closed first: if that is interrupted, it is done again."""

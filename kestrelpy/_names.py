@@ -9,21 +9,33 @@ For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
     jobs.readers.lock               held for moments: while readers are made or dropped and segments are retired
     jobs+audit.checkpoint           the reader's saved state
     jobs+audit.lock                 held by the process that owns the reader
+    jobs+audit.batch                the last plan of a driver buffer on that reader (``kestrelpy.spark``)
     *.tmp                           one of the above before it is whole; removed at open (rule R8)
     jobs.1700000000000.4096.quarantine   the bytes of damaged records at that offset of that segment, kept aside
+
+and in the folder ``inbox`` beside them:
+
+    jobs.018bcfe568000123456789abcdef0123.part   items of a batch to come; the first 12 digits are when it was begun
+    jobs.1700000000000.batch   a published batch; the number orders them
+    jobs.1700000000000.batch.refused   one that can't be taken in, kept aside
+    jobs.batches                what is remembered of batches taken in; jobs.1700000000000.batches.damaged: kept aside
+    jobs.lock                   held for moments by who publishes
+    *.tmp                       one of the above before it is whole
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kestrelpy.errors import InvalidName
 
 if TYPE_CHECKING:
     import re
 
+INBOX = "inbox"
+"""The folder of what other processes publish, beside the queues."""
 _NEW = ".new.segment"
 _LEGAL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}"
 _SEGMENT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\.([0-9]{1,19})(?:\.(?:[0-9a-f]{8}|new))?\.segment"
@@ -32,6 +44,11 @@ _OF_QUEUE = (
     r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})"
     r"(?:\.[0-9]{1,19}(?:\.(?:[0-9a-f]{8}|new))?\.segment|\.[0-9]{1,19}\.[0-9]{1,19}\.quarantine|\.mark|\.lock|\.readers\.lock"
     r"|\+(?:[A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.(?:checkpoint|lock))(\.tmp)?"
+)
+_IN_INBOX = (
+    r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})"
+    r"(?:\.([0-9a-f]{32})\.part|\.([0-9]{13,19})\.batch(\.refused)?"
+    r"|\.batches|\.[0-9]{13,19}\.batches\.damaged|\.lock)(\.tmp)?"
 )
 
 
@@ -143,3 +160,69 @@ def parse_owner(file_name: str) -> tuple[str, bool] | None:
     """The queue that a file belongs to and whether it is a temporary one; ``None`` for a file that is not ours."""
     match = _compiled(_OF_QUEUE).fullmatch(file_name)
     return (match[1], match[2] is not None) if match else None
+
+
+# -- the inbox -------------------------------------------------------------------------------------------------------
+
+
+class InInbox(NamedTuple):
+    """What a file of an inbox is: a part by its id, a published batch by its number, or neither."""
+
+    queue: str
+    part_id: bytes | None
+    number: int | None
+    is_refused: bool
+    is_temporary: bool
+
+
+def part_name(queue: str, part_id: bytes) -> str:
+    return f"{queue}.{part_id.hex()}.part"
+
+
+def batch_name(queue: str, number: int) -> str:
+    return f"{queue}.{number:013d}.batch"
+
+
+def refused_name(queue: str, number: int) -> str:
+    return f"{batch_name(queue, number)}.refused"
+
+
+def memory_name(queue: str) -> str:
+    return f"{queue}.batches"
+
+
+def damaged_memory_name(queue: str, number: int) -> str:
+    return f"{queue}.{number:013d}.batches.damaged"
+
+
+def part_begun_ms(part_id: bytes) -> int:
+    """When a part was begun, by the clock of the one who did."""
+    return int.from_bytes(part_id[:6], "big")
+
+
+def parse_inbox(file_name: str) -> InInbox | None:
+    """What a file of an inbox is; ``None`` for one that is not ours."""
+    match = _compiled(_IN_INBOX).fullmatch(file_name)
+    if match is None:
+        return None
+    queue, part_id, number, refused, temporary = match.groups()
+    return InInbox(
+        queue,
+        None if part_id is None else bytes.fromhex(part_id),
+        None if number is None else int(number),
+        refused is not None,
+        temporary is not None,
+    )
+
+
+def batches_among(names: Iterable[str], queue: str) -> list[tuple[int, str]]:
+    """The published batches of ``queue`` among an inbox's ``names``: number and name, in order."""
+    prefix = f"{queue}."
+    mine = [(name, parse_inbox(name)) for name in names if name.startswith(prefix) and name.endswith(".batch")]
+    return sorted((about.number, name) for name, about in mine if about is not None and about.number is not None)
+
+
+def publishing_queues(names: Iterable[str]) -> set[str]:
+    """The queues that have a published batch among an inbox's ``names``."""
+    found = (parse_inbox(name) for name in names if name.endswith(".batch"))
+    return {about.queue for about in found if about is not None}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kestrelpy._disk import Directory
 from kestrelpy._format import Checkpoint, Entry
 from kestrelpy._segment import Place
 from kestrelpy._view import Block
@@ -47,6 +48,10 @@ class Source(Protocol):
 
     @property
     def queue_id(self) -> bytes: ...
+
+    @property
+    def directory(self) -> Directory:
+        """Where the queue's files are."""
 
     @property
     def durable_id(self) -> int: ...

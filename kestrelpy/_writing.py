@@ -24,6 +24,7 @@ from kestrelpy.reader import Reader
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from kestrelpy._inflow import Inflow, Watch
     from kestrelpy._promise import Promise
 
 _NO_LIMIT = 1 << 62
@@ -39,11 +40,18 @@ class Writing(Durability):
     _time_ns: Callable[[], int]
     _append: Callable[[bytes, int], int]
     _promise: type[Promise[int]] | None = None
+    _inflow: Inflow | None = None
+    _watch: Watch | None = None
+    _unfinished = False  # a batch of the inbox is not taken in to its end
 
     def _choose_path(self) -> None:
         """Whether a put may take the short way: nothing but journal and window to see to."""
         self._plain = (
-            self._state is None and self._codec is None and self._sync_seconds != 0 and not self._readership.limited
+            self._state is None
+            and self._codec is None
+            and self._sync_seconds != 0
+            and not self._readership.limited
+            and not self._unfinished
         )
 
     def put(
@@ -153,8 +161,8 @@ class Writing(Durability):
         feed = self._feed
         with self._lock:
             if self._sync_seconds != 0:
-                feed.visible_id = self._journal.tail_id
-            hidden = self._state is None and feed.visible_id < self._journal.tail_id
+                feed.visible_id = min(self._journal.tail_id, feed.limit_id)
+            hidden = not self._unfinished and self._state is None and feed.visible_id < self._journal.tail_id
         if hidden:
             self._sync_soon()
         if feed.waiting:
@@ -178,6 +186,8 @@ class Writing(Durability):
         """Everything of a put but waiting for the disk. ``patient``: wait for room whatever the policy, until it
         raises.
         """
+        if self._unfinished and self._inflow is not None:
+            self._inflow.finish()
         plain = self._codec is None and not self._readership.limited and expires_in is None and expires_at_ms is None
         if plain and timeout == 0 and len(values) == 1 and type(values[0]) is bytes:
             return self._store_plain(values[0])
@@ -238,16 +248,16 @@ class Writing(Durability):
         config = reader.config
         if config.full_policy is FullPolicy.DROP_OLDEST:
             return False
-        if isinstance(reader, AbsentReader) and not self._fits(reader, items):
+        if isinstance(reader, AbsentReader) and not self._fits(reader, len(items)):
             reader.refresh()
-        return not self._fits(reader, items)
+        return not self._fits(reader, len(items))
 
-    def _fits(self, reader: Limited, items: list[bytes]) -> bool:
+    def _fits(self, reader: Limited, count: int) -> bool:
         """Items are limited to the last one; bytes may be overshot by one put, as anything else would keep a large
         item out.
         """
         config, waiting = reader.config, len(self._feed.pending)
-        return (config.max_items is None or reader.items + waiting + len(items) <= config.max_items) and (
+        return (config.max_items is None or reader.items + waiting + count <= config.max_items) and (
             config.max_bytes is None or reader.bytes < config.max_bytes
         )
 

@@ -60,7 +60,9 @@ class JournaledQueue(Ending):
     deleted. ``checkpoint_interval``: seconds between checkpoints of readers that moved. ``readers``,
     ``default_reader``: how readers are configured, by name and otherwise. ``journaled=False``: the same queue in
     memory only. ``codec``: values instead of bytes. ``on_corruption``: ``"raise"``, or ``"quarantine"`` to skip
-    exactly the bad records and keep their bytes aside. ``clock`` and ``disk``: other than the system's, for tests.
+    exactly the bad records and keep their bytes aside. ``inbox_interval``: seconds between looks for what other
+    processes have published for this queue (``kestrelpy.inbox``); ``None``: only at opening, and when ``take_in`` is
+    called. ``clock`` and ``disk``: other than the system's, for tests.
 
     Raises ``InvalidName``, ``QueueLocked``, ``CorruptJournal``, ``UnsupportedFormat``, ``ValueError`` for an option
     out of range, and ``OSError``. Thread-safe. Cost of opening: O(segments), and the scan of the last one if it was
@@ -82,6 +84,7 @@ class JournaledQueue(Ending):
         journaled: bool = True,
         codec: Codec | None = None,
         on_corruption: Literal["raise", "quarantine"] = "raise",
+        inbox_interval: float | None = 0.5,
         clock: Clock | None = None,
         disk: Disk | None = None,
     ) -> None:
@@ -92,6 +95,8 @@ class JournaledQueue(Ending):
         self.max_item_bytes = check_sizes(segment_bytes, max_item_bytes)
         if not checkpoint_interval > 0:
             raise ValueError(f"checkpoint_interval must be above 0, not {checkpoint_interval!r}")
+        if inbox_interval is not None and not inbox_interval > 0:
+            raise ValueError(f"inbox_interval must be above 0, or None, not {inbox_interval!r}")
         if on_corruption not in ("raise", "quarantine"):
             raise ValueError(f"on_corruption must be 'raise' or 'quarantine', not {on_corruption!r}")
         for reader_name in readers:
@@ -111,11 +116,16 @@ class JournaledQueue(Ending):
         except BaseException:
             home.directory.close()
             raise
+        self._inbox_interval = inbox_interval if journaled else None
         self._open(segment_bytes, archive_dir if journaled else None, disk, quarantine=on_corruption == "quarantine")
+        if not journaled:
+            self._inflow = None
 
     def _open(
         self, segment_bytes: int, archive_dir: str | os.PathLike[str] | None, disk: Disk | None, *, quarantine: bool
     ) -> None:
+        from kestrelpy._inflow import Inflow, Watch  # here and not above: a queue in memory must not pay for it
+
         home = self._home = self._readership._home
         archive = None
         writer_lock: Lock | None = None
@@ -138,15 +148,21 @@ class JournaledQueue(Ending):
             )
             self._set_up(journal, found)
             self._writer_lock, self._archive = writer_lock, archive
+            self._inflow = inflow = Inflow(self, disk, quarantine=quarantine)
+            inflow.open()
             self._state = None
             self._readership.tidy(home.reader_names(names))
             remember(self)
+            if self._inbox_interval is not None:
+                Watch.join(self, disk, self._clock, self._inbox_interval)
         except BaseException as error:
             self._state = error if isinstance(error, Exception) else QueueClosed("opening was interrupted")
             if writer_lock is not None:
                 writer_lock.release()
             if archive is not None:
                 archive.close()
+            if self._inflow is not None:
+                self._inflow.leave()
             home.directory.close()
             forget(self)
             raise
@@ -286,6 +302,20 @@ class JournaledQueue(Ending):
         if not self._readership.open and not any(self._home.reader_names()):
             self.reader()
 
+    def take_in(self) -> int:
+        """Take in now what other processes have published for this queue (``kestrelpy.inbox``); how many items.
+
+        Each published batch is taken in once and as a whole, in the order of its publishing: its items are on disk, and
+        visible to readers, all at once. They are added at this moment, whatever their writer's clock says. A batch for
+        which a reader has no room waits, with all behind it; one larger than that reader's limits until it is empty.
+        0 if there is nothing, also with ``journaled=False``. Looked for by itself every ``inbox_interval`` seconds.
+
+        Raises ``QueueDiskFull`` or another ``OSError``: then it is tried again, and puts raise until it is done, if it
+        had begun. ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``. Thread-safe.
+        """
+        self._check_usable()
+        return 0 if self._inflow is None else self._inflow.take_in()
+
     def _moved(self, _reader: object) -> None:
         """Something was released: checkpoint before long, and let producers look for room again."""
         if self._room:
@@ -374,7 +404,7 @@ class JournaledQueue(Ending):
         with self._lock:
             assert feed.visible_id <= journal.tail_id
             assert journal.durable_id <= journal.tail_id
-            assert feed.visible_id == journal.tail_id or self._sync_seconds == 0
+            assert feed.visible_id == journal.tail_id or self._sync_seconds == 0 or self._unfinished
             assert all(feed.visible_id < item_id <= journal.tail_id for item_id, _ in feed.pending)
             assert all(item_id <= feed.visible_id for item_id in feed.shared.entries)
             assert all(last_of(batch) <= feed.visible_id for batch in feed.shared.batches.values())

@@ -42,11 +42,13 @@ LAYERS = {
     "_names": 1,
     "_disk": 1,
     "_file": 1,
+    "_inbox_format": 1,
     "_memory_disk": 1,
     # L2: one file each
     "_segment": 2,
     "_checkpoint": 2,
     "_progress": 2,
+    "_batches": 2,
     # L3: the waiting line, the journal and what it is made of
     "_line": 3,
     "_promise": 3,
@@ -76,6 +78,7 @@ LAYERS = {
     "_ending": 5,
     "_parts": 5,
     "_intake": 5,
+    "_inflow": 5,
     "queue": 5,
     # L6: many queues, other processes
     "_chain": 6,
@@ -134,7 +137,7 @@ BANS = (
     Ban("subprocess.*", "nothing: the library starts no process", PROGRAMS),
     Ban("multiprocessing.*", "nothing: the library starts no process", PROGRAMS),
 )
-LET_BE = {("queue", "os.urandom")}
+LET_BE = {("queue", "os.urandom"), ("inbox", "os.urandom"), ("_parts", "os.urandom")}
 """Uses all the same: where the randomness comes from that the layers below are passed."""
 MAY_SLEEP = {"stress", "crash", "system"}
 """Folders of tests, beside the unit tests, that may wait for the passing of time."""
@@ -150,6 +153,7 @@ PUBLIC = {
         "open_reader scan Record queue_names verify VerifyReport inspect QueueInspection"
     ),
     "kestrelpy.codecs": "JSON UTF8",
+    "kestrelpy.inbox": "Part PartWriter discard last_version pending publish take_in",
     "kestrelpy.testing": "ManualClock MemoryDisk FailingDisk CrashingDisk check_blocking_queue",
 }
 METHODS = {
@@ -159,7 +163,8 @@ METHODS = {
     ),
     "JournaledQueue": (
         "put put_many put_future aput sync reader drop_reader get get_nowait get_many get_future aget peek commit "
-        "commit_many abort seek checkpoint flush discard_expired evict_waiters stats as_blocking_queue close erase"
+        "commit_many abort seek checkpoint flush discard_expired evict_waiters take_in stats as_blocking_queue close "
+        "erase"
     ),
     "Reader": (
         "get get_nowait get_many get_future aget peek commit commit_many abort seek flush discard_expired checkpoint "
@@ -235,7 +240,7 @@ def layer_complaints(path: str, source: str, known: set[str]) -> list[str]:
     complaints = []
     for name, line in imported(source, known).items():
         other = area_of(name)
-        is_public_face = not name or other in ("errors", "item", "config", "clock", "codecs")
+        is_public_face = name in ("", "spark") or other in ("errors", "item", "config", "clock", "codecs")
         if LAYERS.get(other, 0) > LAYERS[area]:
             complaints.append(f"{path}:{line}: layer {LAYERS[area]} imports {name} of layer {LAYERS.get(other)}")
         elif not name and LAYERS[area] < PUBLIC_ONLY:

@@ -34,11 +34,14 @@ from kestrelpy import (
     _segment,
     _view,
     _writing,
+    inbox,
     queue,
 )
+from kestrelpy._batches import MemoryFile as IntakeMemory
 from kestrelpy._disk import RealDirectory, RealFile
 from kestrelpy._feed import Feed
 from kestrelpy._home import Home
+from kestrelpy._intake import Intake
 from kestrelpy._journal import Journal
 from kestrelpy._memory_disk import MemoryFile
 from kestrelpy._readership import Readership
@@ -441,3 +444,28 @@ def numbers_by_the_clock() -> None:
         real(self, frame_bytes, added_ms)
 
     Journal._begin = begin  # type: ignore[method-assign]
+
+
+@rule("R35", "test_a_batch_that_can_never_be_taken_is_kept_aside")
+def taken_in_unchecked() -> None:
+    Intake._objection = lambda self, batch: None  # type: ignore[method-assign]
+
+
+@rule("R36", "test_half_a_batch_survives_a_close")
+def no_intent() -> None:
+    IntakeMemory.begin = lambda self, intent: None  # type: ignore[method-assign]
+
+
+@rule("R37", "test_half_a_batch_is_not_seen_and_the_rest_follows")
+def half_a_batch_is_seen() -> None:
+    Feed.hide_locked = lambda self, first_id: None  # type: ignore[method-assign]
+
+
+@rule("R38", "test_the_memory_does_not_grow_for_ever")
+def nothing_is_forgotten() -> None:
+    IntakeMemory.forget_cleared = lambda self, numbers: None  # type: ignore[method-assign]
+
+
+@rule("R39", "test_a_version_is_published_once")
+def published_without_a_look() -> None:
+    inbox._last_version = lambda *_: None  # type: ignore[assignment]

@@ -45,6 +45,7 @@ class Scene:
         return self.rng.random() < probability
 
     def open(self, disk: MemoryDisk, **options: Any) -> JournaledQueue:
+        options.setdefault("inbox_interval", None)  # a timer that never ends would look like progress
         queue = JournaledQueue("/data", "jobs", disk=disk, **options)
         self.opened.append(queue)
         return queue

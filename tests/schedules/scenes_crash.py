@@ -50,7 +50,9 @@ class Crash:
         if self.disk is None:  # it was over before
             self.strike()
         assert self.disk is not None
-        queue = JournaledQueue("/data", "jobs", sync="never", disk=self.disk, clock=ManualClock(START_MS))
+        queue = JournaledQueue(
+            "/data", "jobs", sync="never", disk=self.disk, clock=ManualClock(START_MS), inbox_interval=None
+        )
         try:
             rest = {}
             reader = queue.reader()

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 import scenes_crash
+import scenes_inbox
 import scenes_journal
 import scenes_memory
 import scenes_readers
@@ -27,7 +28,10 @@ _CAN_TRACE_OPCODES = sys.version_info[:2] != (3, 12)
 
 SCENES: dict[str, Callable[[Scene], None]] = {
     **{name: lambda scene, how=how, make=make: how(scene, make) for name, (how, make) in scenes_memory.SCENES.items()},
-    **{how.__name__: how for how in (*scenes_journal.SCENES, *scenes_readers.SCENES, *scenes_crash.SCENES)},
+    **{
+        how.__name__: how
+        for how in (*scenes_inbox.SCENES, *scenes_journal.SCENES, *scenes_readers.SCENES, *scenes_crash.SCENES)
+    },
 }
 
 

@@ -28,6 +28,7 @@ from unittest.mock import patch
 from scheduler import Scheduler, Stopped, Task
 
 import kestrelpy._blocking
+import kestrelpy._inflow
 import kestrelpy._memory_disk
 import kestrelpy.folder
 from kestrelpy import _lifetime, _promise, clock
@@ -40,10 +41,12 @@ LEVELS = {
     "O (Readership._opening)": 0,
     "G (readers.lock)": 1,
     "C (Reader._saving)": 2,
+    "I (Inflow._lock)": 2,
     "Q (Feed.lock)": 3,
     "R (Reader._lock)": 4,
     "S (JournaledQueue._syncing)": 4,
     "M (Exchange._lock)": 4,
+    "the watches (Watch._guard)": 7,
     "T (GroupCommit._lock)": 8,
     "L (Outside._looking)": 8,
     "the timers (_Timers._lock)": 8,
@@ -60,6 +63,7 @@ NOT_WHILE_ASLEEP = {"Q", "R", "S", "T", "L", "M", "the timers"}
 _NAMED = {
     ("Readership", "_opening"): "O (Readership._opening)",
     ("Reader", "_saving"): "C (Reader._saving)",
+    ("Inflow", "_lock"): "I (Inflow._lock)",
     ("Feed", "lock"): "Q (Feed.lock)",
     ("Reader", "_lock"): "R (Reader._lock)",
     ("JournaledQueue", "_syncing"): "S (JournaledQueue._syncing)",
@@ -329,6 +333,8 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         for owner, name, value in (
             (kestrelpy._memory_disk, "_guard", disk_guard),
             (kestrelpy._memory_disk, "_released", Condition(scheduler, disk_guard)),
+            (kestrelpy._inflow.Watch, "_guard", Mutex(scheduler, "the watches (Watch._guard)")),
+            (kestrelpy._inflow.Watch, "_shared", weakref.WeakValueDictionary()),
             (_lifetime, "_guard", Mutex(scheduler, "_lifetime's")),
             (_promise, "_making", Mutex(scheduler, "_promise's", reentrant=True)),
             (_lifetime, "_live", weakref.WeakSet()),

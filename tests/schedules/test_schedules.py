@@ -47,7 +47,7 @@ def test_different_seeds_lead_to_different_schedules() -> None:
 
 
 def test_the_order_of_locks_has_those_of_the_page() -> None:
-    """docs/locking.md says: O, G, C, Q, then R or S; T, L and the timers' are leaves of it."""
+    """docs/locking.md says: O, G, C, I, Q, then R or S; T, L, the watches' and the timers' are leaves of it."""
     by_level = sorted(LEVELS, key=lambda name: LEVELS[name])
-    assert [name[0] for name in by_level[:4]] == ["O", "G", "C", "Q"]
-    assert {name[0] for name in by_level[4:7]} == {"R", "S", "M"}
+    assert [name[0] for name in by_level[:5]] == ["O", "G", "C", "I", "Q"]
+    assert {name[0] for name in by_level[5:8]} == {"R", "S", "M"}

@@ -64,6 +64,7 @@ def system(name: str, wanted: int, limit: int, counts: str) -> Kind:
 KINDS = (
     Kind("crash states of seeded workloads", 15_000_000, lambda n: call("crash", "explorer", "run", n, 25_000)),
     Kind("crash states of small cases", 5_000_000, small_cases),
+    Kind("crash states of inboxes", 1_000_000, lambda n: call("crash", "inbox_explorer", "run", n, 10_000)),
     Kind("injected I/O faults", 500_000, lambda n: call("crash", "injected", "run", n, 10_000)),
     *(
         Kind(

@@ -39,6 +39,8 @@ def local_session(**conf: object) -> SparkSession:
     this interpreter. Raises ``JavaMissing``.
     """
     check_java()
+    # The setting alone does not reach the workers that plan: those run what a SparkContext finds here when it is made.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
     settings = {

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
 
-SCHEMA = "queue string, id bigint, added timestamp, expires timestamp, error_count int, data binary, segment string"
+from kestrelpy.spark._columns import SCHEMA
+
+__all__ = ["SCHEMA", "KestrelSource"]
 
 
 class KestrelSource(DataSource):
@@ -16,3 +25,23 @@ class KestrelSource(DataSource):
 
     def schema(self) -> str:
         return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from kestrelpy.spark._batch import batch_reader
+
+        return batch_reader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        from kestrelpy.spark._stream import StreamReader
+
+        return StreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from kestrelpy.spark._sink import BatchSink
+
+        return BatchSink(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        from kestrelpy.spark._sink import StreamSink
+
+        return StreamSink(self.options, schema, overwrite)

@@ -21,6 +21,20 @@ QUIET = {
 }
 
 
+def slow_spark(test: Any) -> Any:
+    """For a test that starts drivers or executors of its own, and takes the better part of a minute with that."""
+    left_out = pytest.mark.skipif(
+        os.environ.get("KESTRELPY_LONG") != "1", reason="starts drivers or executors: make test-spark runs it"
+    )
+    return pytest.mark.slow_spark(left_out(test))
+
+
+long_spark = pytest.mark.skipif(
+    os.environ.get("KESTRELPY_LONG") != "1", reason="takes minutes: make test-all runs it (KESTRELPY_LONG=1)"
+)
+"""For a test that CI has no time for."""
+
+
 def need_java() -> None:
     """Without Java the tests on Spark are left out and say so; where ``CI`` is set they fail."""
     try:

@@ -1,0 +1,117 @@
+"""The batch read: segments of one queue or of all queues of a folder as a DataFrame.
+
+Rules:
+1. Nothing is locked and nothing is written: a writer may write, retire and archive meanwhile, and the folders may be
+   on a network file system.
+2. What a query gets is a beginning of what there is to have: everything that was there when it was planned, and of the
+   last segment perhaps more. Spark plans once for each ``load()``.
+3. Filters are followed only if ``pushFilters`` is set. Spark (4.1 to 4.3) keeps what was planned with the filters of
+   one query for every other use of the same ``load()``, with other filters or without, and so shows too few rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from kestrelpy import _names
+from kestrelpy._disk import Directory, RealDisk
+from kestrelpy.folder import queue_names
+from kestrelpy.spark._columns import SCHEMA
+from kestrelpy.spark._part import Part, read_in_worker
+from kestrelpy.spark._plan import PART_BYTES, parts_of, pieces_of
+from kestrelpy.spark._wanted import check_names, push, truth, wanted_by, whole_number
+
+OPTIONS = ("path", "queue", "archive", "startId", "endId", "startTime", "endTime", "minPartitionBytes", "pushFilters")
+
+
+class BatchReader(DataSourceReader):
+    """One batch read, as Spark plans it."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._columns = columns_of(schema)
+        check_names(options, OPTIONS, "reading kestrel")
+        self._folders = folders_of(options)
+        self._wanted = wanted_by(options)
+        self._part_bytes = whole_number(options, "minPartitionBytes", least=1) or PART_BYTES
+        self._queues = queues_of(self._folders, options.get("queue"))
+
+    def partitions(self) -> list[Part]:
+        """A part for each segment, or for a run of small ones. Raises as ``pieces_of``."""
+        folders: list[Directory] = []
+        try:
+            folders += [RealDisk(allow_network=True).directory(path) for path in self._folders]
+            nothing = self._wanted.is_nothing
+            pieces = (
+                [] if nothing else [each for queue in self._queues for each in pieces_of(folders, queue, self._wanted)]
+            )
+        finally:
+            for folder in folders:
+                folder.close()
+        return parts_of(self._folders, pieces, self._part_bytes)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return chosen(read_in_worker(partition), self._columns)
+
+
+class FilteringReader(BatchReader):
+    """As ``BatchReader``, for a ``load()`` that is used with one condition."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Takes ``=``, ``<``, ``<=``, ``>``, ``>=`` and ``IN`` on ``id``, ``added`` and ``queue``; all of what it
+        takes it follows to the letter. Others are Spark's.
+        """
+        self._wanted, conditions, rest = push(filters, self._wanted)
+        self._queues = [queue for queue in self._queues if all(condition(queue) for condition in conditions)]
+        return rest
+
+
+def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
+    """The reader that the options ask for. Raises as ``BatchReader`` does."""
+    follows = truth(options, "pushFilters", default=False)
+    return FilteringReader(options, schema) if follows else BatchReader(options, schema)
+
+
+def columns_of(schema: StructType) -> list[str]:
+    """The columns that are wanted: all, or those that ``schema()`` names. Raises ``ValueError`` for others."""
+    there = SCHEMA.split(", ")
+    wanted = [f"{field.name} {field.dataType.simpleString()}" for field in schema.fields]
+    for column in wanted:
+        if column not in there:
+            raise ValueError(f"reading kestrel has the columns {SCHEMA}: schema() may name some of them, not {column}")
+    return [field.name for field in schema.fields]
+
+
+def chosen(batches: Iterator[pa.RecordBatch], columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """These columns of batches that have all."""
+    return (batch.select(columns) for batch in batches)
+
+
+def folders_of(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The folder of queues and perhaps an archive. Raises ``ValueError``."""
+    path = options.get("path")
+    if not path:
+        raise ValueError("reading kestrel needs the folder of the queues: load(directory)")
+    archive = options.get("archive")
+    return tuple(os.path.abspath(each) for each in (path, archive) if each)
+
+
+def queues_of(folders: tuple[str, ...], queue: str | None) -> list[str]:
+    """The queue that is asked for, or all that are in the folders. Raises ``FileNotFoundError``, ``LookupError``,
+    ``InvalidName``.
+    """
+    there: set[str] = set()
+    for folder in folders:
+        try:
+            there.update(queue_names(folder, disk=RealDisk(allow_network=True)))
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(f"there is no folder {folder}") from None
+    if queue is None:
+        return sorted(there)
+    if _names.check_name(queue) not in there:
+        raise LookupError(f"there is no queue {queue!r} in {' or '.join(folders)}")
+    return [queue]

@@ -1,0 +1,209 @@
+"""Parts of a journal: what one task of Spark reads, and how it reads it. No lock is taken and nothing is written.
+
+Rules:
+1. A part says which segments it means by their headers, not by their names alone: what is read is what was planned.
+2. A segment that is not where it was is looked for in the archive. If it is gone and every reader is past it, it was
+   retired and has no rows. Otherwise it is missing (``CorruptJournal``).
+3. Where a segment is not intact, the rows before the damage come, and then ``CorruptJournal``; behind what a writer has
+   written of a segment that is not closed, they end. As ``scan`` has it.
+4. The same items have the same columns whenever they are read: a segment is shown under its lasting name.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import NamedTuple, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from kestrelpy import _format as fmt
+from kestrelpy._chain import Chain
+from kestrelpy._disk import Directory, Disk, File, RealDisk
+from kestrelpy._names import lasting_name
+from kestrelpy._segment import Segment, _was_on_disk, load_segment, open_segment, read_header
+from kestrelpy.errors import CorruptJournal
+from kestrelpy.spark._columns import Columns
+from kestrelpy.spark._decode import decode
+from kestrelpy.spark._seek import Counted, seek
+from kestrelpy.spark._wanted import Wanted
+
+BLOCK_BYTES = 4 << 20
+"""How much one read asks for."""
+FIRST_BYTES = 256 << 10
+"""How much the first read of a segment asks for that is not closed: much of it may never have been written."""
+
+
+class Piece(NamedTuple):
+    """One segment of a part, or a stretch of ids of it.
+
+    ``last_id`` is ``None`` if it was not closed when this was planned. ``is_last``: no segment was behind it.
+    ``through_id``: up to which id it must have items.
+    """
+
+    queue: str
+    folder: int
+    name: str
+    header: fmt.SegmentHeader
+    last_id: int | None
+    is_last: bool
+    through_id: int
+    wanted: Wanted
+    error_counts: tuple[tuple[int, int], ...]
+    data_bytes: int
+
+
+class Part(InputPartition):
+    """What one task reads: pieces, and the folders that they are in, the live one first."""
+
+    def __init__(self, folders: tuple[str, ...], pieces: tuple[Piece, ...]) -> None:
+        self.folders = folders
+        self.pieces = pieces
+
+
+_frozen = False
+
+
+def read_in_worker(part: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a part, in a worker process of Spark's. Raises as ``PartReader.batches``.
+
+    A worker collects garbage behind every task: 50 milliseconds for the modules it has imported, which are none, and
+    twice what it takes to read a segment. So these are left out of it, once for a process.
+    """
+    global _frozen
+    assert isinstance(part, Part)
+    if not _frozen:
+        gc.collect()
+        gc.freeze()
+        _frozen = True
+    return PartReader(part).batches()
+
+
+class PartReader:
+    """Reads one part. ``bytes_read`` counts what was read of segments."""
+
+    def __init__(self, part: Part, *, disk: Disk | None = None, block_bytes: int = BLOCK_BYTES) -> None:
+        self._part = part
+        self._disk = disk or RealDisk(allow_network=True)  # what is only read may be shared
+        self._block_bytes = block_bytes
+        self.bytes_read = 0
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows of the part, in the order of ids for each queue. Raises ``CorruptJournal``, ``OSError``,
+        ``UnsupportedFormat``, ``ValueError`` for an item of 2 GiB or more.
+        """
+        folders: list[Directory] = []
+        try:
+            folders.extend(self._disk.directory(path) for path in self._part.folders)
+            for piece in self._part.pieces:
+                yield from self._batches_of(folders, piece)
+        finally:
+            for folder in folders:
+                folder.close()
+
+    def _batches_of(self, folders: list[Directory], piece: Piece) -> Iterator[pa.RecordBatch]:
+        found = _open(folders, piece)
+        if found is None:
+            return
+        file, path = found
+        counted = Counted(file)
+        try:
+            segment = load_segment(file, piece.name, piece.header)
+            columns = Columns(piece.queue, lasting_name(piece.name), dict(piece.error_counts))
+            yield from self._rows(counted, segment, path, piece, columns)
+        finally:
+            self.bytes_read += counted.bytes_read
+            file.close()
+
+    def _rows(
+        self, counted: Counted, segment: Segment, path: str, piece: Piece, columns: Columns
+    ) -> Iterator[pa.RecordBatch]:
+        wanted = piece.wanted
+        file_end = segment.records_end if segment.closed else counted.size()
+        (due, offset), end = seek(counted, segment, wanted, file_end, piece.through_id)
+        want = self._block_bytes if segment.closed else FIRST_BYTES
+        while offset < end and due < wanted.stop_id:
+            data = counted.read(offset, min(want, end - offset))
+            at = 0
+            while (run := decode(memoryview(data)[at:], segment.header.marker, due)).end:
+                yield from columns.batches(run, memoryview(data)[at:], wanted.rows(run))
+                at, due = at + run.end, run.next_id
+            claimed = _claimed(data, at)
+            if not at and not want < claimed <= end - offset:
+                break
+            offset += at
+            want = max(self._block_bytes, claimed)
+        if due >= wanted.stop_id or (offset >= end and end < file_end):
+            return
+        self._check_end(counted, segment, path, piece, offset, due)
+
+    def _check_end(self, counted: Counted, segment: Segment, path: str, piece: Piece, offset: int, due: int) -> None:
+        """All frames up to ``offset`` were whole, and ``due`` is not there. Raises if it should be."""
+        if segment.closed:
+            if due != segment.last_id + 1 or offset != segment.records_end:
+                raise CorruptJournal(path, offset, f"item {due} is not intact here", item_id=due)
+            return
+        if _was_on_disk(cast("File", counted), segment, offset, due):
+            raise CorruptJournal(path, offset, f"item {due} was on disk and is not intact here", item_id=due)
+        if not piece.is_last:
+            raise CorruptJournal(path, segment.size, "the footer of this closed segment is not intact")
+        if due <= min(piece.through_id, piece.wanted.stop_id - 1):
+            reason = f"items {due} to {piece.through_id} are missing"
+            raise CorruptJournal(path, offset, reason, item_id=due)
+
+
+def _claimed(data: bytes, offset: int) -> int:
+    """How long the frame at ``offset`` says it is, as far as ``data`` has that."""
+    return fmt.FRAME_BYTES + int.from_bytes(data[offset + 4 : offset + 8], "little") if offset + 8 <= len(data) else 0
+
+
+def _open(folders: list[Directory], piece: Piece) -> tuple[File, str] | None:
+    """The file of a segment, wherever it is by now; ``None`` if it was retired since it was planned. Raises
+    ``CorruptJournal`` if it is missing.
+    """
+    found = _open_at(folders[piece.folder], piece.name, piece.header)
+    if found is not None:
+        return found
+    chain = Chain(folders, piece.queue)
+    for folder, name in chain.numbered().get(piece.header.number, []):
+        found = _open_at(folder, name, piece.header)
+        if found is not None:
+            return found
+    heads = [state.head for state in chain.states if not state.flags & fmt.FLAG_MARK]
+    last_id = piece.last_id if piece.last_id is not None else _last_before(chain, piece)
+    if chain.queue_id in (b"", piece.header.queue_id) and min(heads, default=last_id) < last_id:
+        path, head = f"{folders[piece.folder].path}/{piece.name}", min(heads)
+        raise CorruptJournal(path, 0, f"a reader needs item {head + 1}; this segment is gone", item_id=head + 1)
+    return None
+
+
+def _open_at(folder: Directory, name: str, header: fmt.SegmentHeader) -> tuple[File, str] | None:
+    path = f"{folder.path}/{name}"
+    try:
+        file = open_segment(folder, name)
+    except FileNotFoundError:
+        return None
+    try:
+        if read_header(file, path) == header:
+            return file, path
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+    return None
+
+
+def _last_before(chain: Chain, piece: Piece) -> int:
+    """The last id of a segment that was not closed when it was planned and is gone: the next one says it."""
+    for number, places in sorted(chain.numbered().items()):
+        for folder, name in places:
+            if number > piece.header.number:
+                found = open_segment(folder, name)
+                try:
+                    header = read_header(found, name)
+                finally:
+                    found.close()
+                if header is not None and header.queue_id == piece.header.queue_id:
+                    return header.previous_last_id
+    return piece.through_id

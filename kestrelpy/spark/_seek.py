@@ -1,0 +1,246 @@
+"""Where in a segment the wanted items are, found by looking at little of it.
+
+Rules:
+1. What is found is a stretch of frames that has every wanted item; it may have others. Where nothing can be said, it is
+   all of the segment.
+2. Ids rise from frame to frame, so they are found by bisection. A place counts if a whole, valid frame stands there.
+3. Of a segment that is not closed, only what is known to be on disk is searched.
+4. Instants mostly rise, but a clock may be set back. Where frames are large their heads are read, all of them. Where
+   they are small, some are looked at, at equal distances: if those rise, and begin and end where the footer says, a
+   step back was smaller than a distance, and one more distance is read on both sides. Otherwise all is read. (What this
+   does not see is a clock that is put ahead and back again within one distance, to instants that the segment has.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from math import isqrt
+from typing import NamedTuple, cast
+
+from kestrelpy import _format as fmt
+from kestrelpy._disk import File
+from kestrelpy._segment import Place, Segment
+from kestrelpy.spark._wanted import Wanted
+
+SMALL_BYTES = 256 << 10
+"""A stretch of this size is read and not searched."""
+LOOK_BYTES = 512
+FURTHEST_LOOK = 64 << 10
+"""If no frame begins within so many bytes, no place is found here."""
+LOOKS = 512
+"""How many places of a segment are looked at, at most, for an instant."""
+LARGE_FRAME = 1 << 10
+"""From this size on, on average, the heads of all frames are a small part of a segment, and read for an instant ..."""
+LARGER_FRAME = 4 << 10
+"""... and from this size on for an id, too, ..."""
+MOST_HEADS = 64 << 10
+"""... if there are no more than these."""
+_NEAR = 64 << 10
+_SOME = 16
+
+
+class Counted:
+    """A file that counts the bytes that are read of it."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self.bytes_read = 0
+
+    def read(self, offset: int, size: int) -> bytes:
+        data = self._file.read(offset, size)
+        self.bytes_read += len(data)
+        return data
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Stretch(NamedTuple):
+    """Frames from ``place``, an id and its offset, to before the offset ``end``."""
+
+    place: Place
+    end: int
+
+
+class _Seen(NamedTuple):
+    """A frame: its first id, where it is, when its items were added, where it ends, and its watermark."""
+
+    item_id: int
+    offset: int
+    added_ms: int
+    end: int
+    watermark: int
+
+
+def seek(counted: Counted, segment: Segment, wanted: Wanted, end: int, durable_id: int) -> Stretch:
+    """Where ``wanted`` is among the frames of ``segment``, which end at ``end``, or before if it is not closed.
+
+    ``durable_id``: an id that is known to be on disk.
+    """
+    file = cast("File", counted)
+    size = end - fmt.HEADER_BYTES
+    stretch = Stretch((segment.first_id, fmt.HEADER_BYTES), end)
+    known = segment.closed  # what the ends of the segment are
+    by_id = wanted.start_id > segment.first_id or wanted.stop_id <= (segment.last_id if known else fmt.LARGEST)
+    by_time = (
+        known
+        and wanted.has_times
+        and not (wanted.start_ms <= segment.min_added_ms and segment.max_added_ms < wanted.stop_ms)
+    )
+    if size <= SMALL_BYTES or not (by_id or by_time):
+        return stretch
+    average = _average(file, segment, end)
+    if known and average >= (LARGE_FRAME if by_time else LARGER_FRAME) and size // average <= MOST_HEADS:
+        heads = _heads(file, segment, end)
+        return stretch if heads is None else _among(heads, wanted, end)
+    if by_id:
+        stretch = _by_ids(file, segment, wanted, stretch, durable_id)
+    if by_time and stretch.end - stretch.place[1] > SMALL_BYTES:
+        found = _by_looks(file, segment, wanted, end, average)
+        if found is not None:
+            stretch = Stretch(max(stretch.place, found.place), min(stretch.end, found.end))
+    return stretch
+
+
+def _frame_at(file: File, marker: int, place: Place, end: int) -> _Seen | None:
+    """The frame that stands at a known place, by its head."""
+    head = file.read(place[1], fmt.FRAME_BYTES)
+    if len(head) < fmt.FRAME_BYTES:
+        return None
+    _, length, item_id, stamp, lag, found = fmt.unpack_frame(head)
+    behind = place[1] + fmt.FRAME_BYTES + length
+    if found != marker or behind > end or stamp >> fmt.KIND_SHIFT >= fmt.KIND_FOOTER or item_id < place[0]:
+        return None
+    return _Seen(item_id, place[1], stamp & fmt.ADDED_MASK, behind, item_id - lag)
+
+
+def _frame_behind(file: File, marker: int, offset: int, end: int, want: int = LOOK_BYTES) -> _Seen | None:
+    """The first valid frame at or behind ``offset``; ``None`` if none begins soon."""
+    while True:
+        data = file.read(offset, max(min(want, end - offset), 0))
+        for at, frame in fmt.frames_in(data, 0, marker):
+            if frame.footer is None:
+                behind = offset + at + frame.size
+                return _Seen(frame.first_id, offset + at, frame.entries[0][1], behind, frame.watermark)
+        if want >= FURTHEST_LOOK or offset + want >= end:
+            return None
+        want *= 4
+
+
+def _average(file: File, segment: Segment, end: int) -> int:
+    """The size of a frame, going by the first ones."""
+    place: Place = (segment.first_id, fmt.HEADER_BYTES)
+    for _ in range(_SOME):
+        seen = _frame_at(file, segment.header.marker, place, end)
+        if seen is None:
+            return 0
+        place = (seen.item_id + 1, seen.end)
+    return (place[1] - fmt.HEADER_BYTES) // _SOME
+
+
+# -- large frames ----------------------------------------------------------------------------------------------------
+
+
+def _heads(file: File, segment: Segment, end: int) -> list[_Seen] | None:
+    """All frames, by their heads; ``None`` if they are not as they should be."""
+    heads: list[_Seen] = []
+    place: Place = (segment.first_id, fmt.HEADER_BYTES)
+    while place[1] < end:
+        seen = _frame_at(file, segment.header.marker, place, end)
+        if seen is None:
+            return None
+        heads.append(seen)
+        place = (seen.item_id + 1, seen.end)
+    return heads
+
+
+def _among(heads: list[_Seen], wanted: Wanted, end: int) -> Stretch:
+    ids = [each.item_id for each in heads]
+    first = max(bisect_right(ids, wanted.start_id) - 1, 0)
+    stop = bisect_left(ids, wanted.stop_id)
+    if wanted.has_times:
+        right = [at for at in range(first, stop) if wanted.start_ms <= heads[at].added_ms < wanted.stop_ms]
+        first, stop = (right[0], right[-1] + 1) if right else (stop, stop)
+    behind = heads[stop].offset if stop < len(heads) else end
+    begin = heads[min(first, len(heads) - 1)]
+    return Stretch((begin.item_id, begin.offset), behind)
+
+
+# -- small ones ------------------------------------------------------------------------------------------------------
+
+
+def _by_ids(file: File, segment: Segment, wanted: Wanted, whole: Stretch, durable_id: int) -> Stretch:
+    place, end = whole
+    known_id = segment.last_id if segment.closed else durable_id
+    if wanted.start_id > segment.first_id:
+        place, _ = _around(file, segment.header.marker, whole, wanted.start_id, known_id)
+    if wanted.stop_id <= (segment.last_id if segment.closed else fmt.LARGEST):
+        _, end = _around(file, segment.header.marker, Stretch(place, end), wanted.stop_id - 1, known_id)
+    return Stretch(place, end)
+
+
+def _around(file: File, marker: int, within: Stretch, item_id: int, known_id: int) -> tuple[Place, int]:
+    """The place of a frame at or before ``item_id``, near it, and the offset of one behind it.
+
+    ``known_id``: up to there ids are known to be on disk. Of what is behind, a crash may have left some frames without
+    those before them, which never counted: nothing is begun there.
+    """
+    place, end = within
+    places, top = [place], end
+    while top - place[1] > _NEAR:
+        here = _frame_at(file, marker, place, end)
+        if here is None:
+            break
+        middle = (place[1] + top) // 2
+        is_next = here.end >= middle  # a large one: where the next one is needs no search
+        seen = _frame_behind(file, marker, max(middle, here.end), end)
+        known_id = max(known_id, seen.watermark if seen is not None else 0)
+        if seen is not None and seen.item_id <= item_id:
+            place = (seen.item_id, seen.offset)
+            places.append(place)
+            continue
+        if seen is not None:
+            end = seen.offset
+        if is_next:
+            break
+        top = middle
+    return max(each for each in places if each[0] <= known_id + 1 or each == within.place), end
+
+
+def _by_looks(file: File, segment: Segment, wanted: Wanted, end: int, average: int) -> Stretch | None:
+    size = end - fmt.HEADER_BYTES
+    look = max(LOOK_BYTES, 2 * average + 64)
+    count = min(LOOKS, isqrt(3 * size // look))  # as much for the looks as for three distances of reading
+    marker = segment.header.marker
+    first = _frame_at(file, marker, (segment.first_id, fmt.HEADER_BYTES), end)
+    if first is None or count < 8:
+        return None
+    seen = [first]
+    for number in range(1, count):
+        offset = fmt.HEADER_BYTES + size * number // count
+        if offset < seen[-1].end:
+            continue
+        there = _frame_behind(file, marker, offset, end, look)
+        if there is None:
+            return None  # frames of very different sizes
+        seen.append(there)
+    times = [each.added_ms for each in seen]
+    if times != sorted(times):
+        return None
+    if times[0] != segment.min_added_ms or _last_ms(file, marker, end) != segment.max_added_ms:
+        return None
+    at = max(bisect_left(times, wanted.start_ms) - 2, 0)
+    to = bisect_left(times, wanted.stop_ms) + 1
+    return Stretch((seen[at].item_id, seen[at].offset), seen[to].offset if to < len(seen) else end)
+
+
+def _last_ms(file: File, marker: int, end: int) -> int | None:
+    """When the last item was added."""
+    begin = max(end - LARGER_FRAME, fmt.HEADER_BYTES)
+    last = None
+    for _, frame in fmt.frames_in(file.read(begin, end - begin), 0, marker):
+        last = frame.entries[0][1] if frame.footer is None else last
+    return last

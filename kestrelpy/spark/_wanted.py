@@ -1,0 +1,273 @@
+"""Which items a read wants: what its options say, and the filters that Spark pushes down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from kestrelpy import _format as fmt
+from kestrelpy.spark._decode import Run
+
+NEVER_NULL = {"queue", "id", "added", "error_count", "data", "segment"}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MS = 1 << 62
+
+
+class Wanted(NamedTuple):
+    """Items of these ids and instants: from ``start`` to before ``stop``, and if there is a set, only those in it."""
+
+    start_id: int = 1
+    stop_id: int = fmt.LARGEST + 1
+    start_ms: int = 0
+    stop_ms: int = _LAST_MS
+    ids: frozenset[int] | None = None
+    instants_ms: frozenset[int] | None = None
+
+    def ids_from(self, start_id: int) -> Wanted:
+        return self._replace(start_id=max(self.start_id, start_id))
+
+    def ids_before(self, stop_id: int) -> Wanted:
+        return self._replace(stop_id=min(self.stop_id, stop_id))
+
+    def added_from(self, start_ms: int) -> Wanted:
+        return self._replace(start_ms=max(self.start_ms, start_ms))
+
+    def added_before(self, stop_ms: int) -> Wanted:
+        return self._replace(stop_ms=min(self.stop_ms, stop_ms))
+
+    def among_ids(self, ids: Iterable[int]) -> Wanted:
+        chosen = frozenset(ids) if self.ids is None else self.ids & frozenset(ids)
+        return self._replace(ids=chosen)
+
+    def among_instants(self, instants_ms: Iterable[int]) -> Wanted:
+        mine = self.instants_ms
+        chosen = frozenset(instants_ms) if mine is None else mine & frozenset(instants_ms)
+        return self._replace(instants_ms=chosen)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether it depends on when an item was added."""
+        return self.start_ms > 0 or self.stop_ms < _LAST_MS or self.instants_ms is not None
+
+    @property
+    def is_nothing(self) -> bool:
+        return (
+            self.start_id >= self.stop_id
+            or self.start_ms >= self.stop_ms
+            or self.ids == frozenset()
+            or self.instants_ms == frozenset()
+        )
+
+    def within(self, first_id: int, last_id: int, first_ms: int, last_ms: int) -> Wanted:
+        """What of it can be among items of these ids and instants, both ends included: as narrow as it gets."""
+        found = self.ids_from(first_id).ids_before(last_id + 1).added_from(first_ms).added_before(last_ms + 1)
+        if found.ids is not None:
+            ids = frozenset(each for each in found.ids if found.start_id <= each < found.stop_id)
+            found = found._replace(ids=ids)
+            if ids:
+                found = found.ids_from(min(ids)).ids_before(max(ids) + 1)
+        if found.instants_ms is not None:
+            some = frozenset(each for each in found.instants_ms if found.start_ms <= each < found.stop_ms)
+            found = found._replace(instants_ms=some)
+            if some:
+                found = found.added_from(min(some)).added_before(max(some) + 1)
+        return found
+
+    def rows(self, run: Run) -> slice | npt.NDArray[np.intp]:
+        """Which rows of a run it wants."""
+        first = min(max(self.start_id - run.first_id, 0), len(run.starts))
+        stop = max(min(self.stop_id - run.first_id, len(run.starts)), first)
+        if self.ids is None and not self.has_times:
+            return slice(first, stop)
+        added = run.added_ms[first:stop]
+        right = (added >= self.start_ms) & (added < self.stop_ms)
+        if self.instants_ms is not None:
+            right &= np.isin(added, np.array(sorted(self.instants_ms), np.int64))
+        if self.ids is not None:
+            ids = np.array(sorted(each for each in self.ids if each <= fmt.LARGEST), np.int64)
+            right &= np.isin(np.arange(run.first_id + first, run.first_id + stop), ids)
+        if right.all():
+            return slice(first, stop)
+        return np.flatnonzero(right) + first
+
+
+def push(filters: Iterable[Filter], wanted: Wanted) -> tuple[Wanted, list[Callable[[str], bool]], list[Filter]]:
+    """``wanted`` narrowed by those filters that reading follows to the letter, conditions on the name of a queue, and
+    the filters that are left to Spark.
+    """
+    conditions: list[Callable[[str], bool]] = []
+    rest: list[Filter] = []
+    for each in filters:
+        path: tuple[str, ...] = getattr(each, "attribute", ())
+        column = path[0] if len(path) == 1 else ""
+        narrowed: Wanted | None = None
+        if isinstance(each, IsNotNull) and column in NEVER_NULL:
+            narrowed = wanted
+        elif column == "id":
+            narrowed = _by_id(each, wanted)
+        elif column == "added":
+            narrowed = _by_instant(each, wanted)
+        elif column == "queue" and (condition := _by_queue(each)) is not None:
+            conditions.append(condition)
+            narrowed = wanted
+        if narrowed is None:
+            rest.append(each)
+        else:
+            wanted = narrowed
+    return wanted, conditions, rest
+
+
+def _by_id(each: Filter, wanted: Wanted) -> Wanted | None:
+    if isinstance(each, In):
+        known = [value for value in each.value if value is not None]
+        return wanted.among_ids(known) if all(map(_is_int, known)) else None
+    value = getattr(each, "value", None)
+    if not _is_int(value):
+        return None
+    assert isinstance(value, int)
+    if isinstance(each, EqualTo | EqualNullSafe):
+        return wanted.ids_from(value).ids_before(value + 1)
+    if isinstance(each, GreaterThan):
+        return wanted.ids_from(value + 1)
+    if isinstance(each, GreaterThanOrEqual):
+        return wanted.ids_from(value)
+    if isinstance(each, LessThan):
+        return wanted.ids_before(value)
+    if isinstance(each, LessThanOrEqual):
+        return wanted.ids_before(value + 1)
+    return None
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _by_instant(each: Filter, wanted: Wanted) -> Wanted | None:
+    """Items are added at whole milliseconds; Spark's instants have microseconds."""
+    if isinstance(each, In):
+        known = [_microseconds(value) for value in each.value if value is not None]
+        exact = [value // 1000 for value in known if value is not None and value % 1000 == 0]
+        return None if None in known else wanted.among_instants(exact)
+    value = _microseconds(getattr(each, "value", None))
+    if value is None:
+        return None
+    below, above = value // 1000, -(-value // 1000)  # the last one at or before it, the first one at or after it
+    if isinstance(each, EqualTo | EqualNullSafe):
+        return wanted.added_from(above).added_before(below + 1)
+    if isinstance(each, GreaterThan):
+        return wanted.added_from(below + 1)
+    if isinstance(each, GreaterThanOrEqual):
+        return wanted.added_from(above)
+    if isinstance(each, LessThan):
+        return wanted.added_before(above)
+    if isinstance(each, LessThanOrEqual):
+        return wanted.added_before(below + 1)
+    return None
+
+
+def _microseconds(value: object) -> int | None:
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        return None
+    return (value - _EPOCH) // timedelta(microseconds=1)
+
+
+def _by_queue(each: Filter) -> Callable[[str], bool] | None:
+    value: Any = getattr(each, "value", None)
+    if isinstance(each, In):
+        return frozenset(value).__contains__
+    if not isinstance(value, str):
+        return None
+    if isinstance(each, EqualTo | EqualNullSafe):
+        return value.__eq__
+    # Spark compares the bytes of UTF-8, and names have one byte a character.
+    if isinstance(each, GreaterThan):
+        return value.__lt__
+    if isinstance(each, GreaterThanOrEqual):
+        return value.__le__
+    if isinstance(each, LessThan):
+        return value.__gt__
+    if isinstance(each, LessThanOrEqual):
+        return value.__ge__
+    return None
+
+
+# -- options ---------------------------------------------------------------------------------------------------------
+
+
+def check_names(options: Mapping[str, str], known: Iterable[str], what: str) -> None:
+    """Raise ``ValueError`` for an option that this way of reading does not have. Spark's names ignore case."""
+    names = {name.lower() for name in known}
+    for name in options:
+        if name.lower() not in names:
+            raise ValueError(f"{what} has no option {name!r}: there are {', '.join(sorted(known))}")
+
+
+def whole_number(options: Mapping[str, str], name: str, *, least: int) -> int | None:
+    """An option that is a number. Raises ``ValueError``."""
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise ValueError(f"option {name} must be a whole number of at least {least}, not {text!r}")
+    return number
+
+
+def truth(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """An option that is ``true`` or ``false``. Raises ``ValueError``."""
+    text = options.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"option {name} must be true or false, not {text!r}")
+    return text.lower() == "true"
+
+
+def instant_ms(options: Mapping[str, str], name: str) -> int | None:
+    """An option that is an instant: milliseconds since 1970, or a date or a time as in ISO 8601, UTC unless it says
+    otherwise; the first millisecond at or after it. Raises ``ValueError``.
+    """
+    text = options.get(name)
+    if text is None:
+        return None
+    if text.lstrip("-").isdigit():
+        return int(text)
+    try:
+        there = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"option {name} must be an instant such as 2026-01-31T12:00:00Z, or milliseconds since 1970, not {text!r}"
+        ) from None
+    there = there if there.tzinfo is not None else there.replace(tzinfo=UTC)
+    return -(-((there - _EPOCH) // timedelta(microseconds=1)) // 1000)
+
+
+def wanted_by(options: Mapping[str, str]) -> Wanted:
+    """What ``startId``, ``endId``, ``startTime`` and ``endTime`` say: as ``scan``, from the starts to before the ends.
+    Raises ``ValueError``.
+    """
+    wanted = Wanted()
+    start_id, stop_id = whole_number(options, "startId", least=0), whole_number(options, "endId", least=0)
+    start_ms, stop_ms = instant_ms(options, "startTime"), instant_ms(options, "endTime")
+    wanted = wanted if start_id is None else wanted.ids_from(start_id)
+    wanted = wanted if stop_id is None else wanted.ids_before(stop_id)
+    wanted = wanted if start_ms is None else wanted.added_from(start_ms)
+    return wanted if stop_ms is None else wanted.added_before(stop_ms)

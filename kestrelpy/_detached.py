@@ -215,6 +215,8 @@ class FollowingView(JournalView):
 class Outside:
     """The ``Source`` of a reader in another process."""
 
+    view_type = FollowingView
+
     def __init__(
         self, directory: Directory, queue: str, clock: Clock, poll_interval: float, readership: Readership
     ) -> None:
@@ -225,7 +227,7 @@ class Outside:
         self._poll_interval = poll_interval
         self._first_poll = min(FIRST_POLL, poll_interval)
         self._readership = readership
-        self._view = FollowingView(directory, queue)
+        self._view = self.view_type(directory, queue)
         self._looking = threading.Lock()
         self._polling = False
         self._maintenance_armed = False
@@ -264,6 +266,10 @@ class Outside:
     @property
     def queue_id(self) -> bytes:
         return self._view.queue_id
+
+    @property
+    def directory(self) -> Directory:
+        return self._directory
 
     @property
     def durable_id(self) -> int:

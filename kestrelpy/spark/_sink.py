@@ -1,0 +1,191 @@
+"""The sink: rows of a DataFrame become items of a queue, through the queue's inbox.
+
+    executors                                     driver                          owner of the queue
+    task: rows -> a part, sealed, on disk  --.
+    task: rows -> a part, sealed, on disk  ---+-> commit: publish, one rename --> takes the batch in, once
+    task that fails, or is second: a part that nobody names, removed a day later
+
+Rules:
+1. Nothing of a job is in the queue before its commit, and all of it after it: a batch is published by one rename, and
+   taken in as one.
+2. A batch carries who it is from and which one it is: ``txnAppId`` and ``txnVersion``, for a stream the id of the query
+   (which lives in its checkpoint) and the batch id. What is published, or was taken in, is not published again.
+3. Nobody needs the queue to be open. If it is not, the commit takes the batch in by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, StringType, StructType, TimestampNTZType, TimestampType
+
+from kestrelpy import KestrelError, QueueLocked
+from kestrelpy.inbox import Part, PartWriter, discard, publish, take_in
+
+CHUNK_BYTES = 256 << 10
+CHUNK_ITEMS = 4096
+"""A part is written in batches of at most so much, an item of any size alone."""
+
+_OPTIONS = {"path", "queue", "txnappid", "txnversion", "checkpointlocation"}
+
+
+class SinkMistake(KestrelError, ValueError):
+    """What is written cannot become items, or the options do not say where to."""
+
+
+class Sealed(WriterCommitMessage):
+    """What a task hands to the commit: its part, and the query that it is of (``""``: of none)."""
+
+    def __init__(self, part: Part, query_id: str) -> None:
+        self.part = part
+        self.query_id = query_id
+
+
+class _Sink:
+    """What a batch write and a stream have in common."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        _check_schema(schema)
+        if overwrite:
+            raise SinkMistake('items of a queue cannot be overwritten: write with mode("append")')
+        unknown = sorted(name for name in options if name.lower() not in _OPTIONS)
+        if unknown:
+            raise SinkMistake(f"unknown option {unknown[0]!r}: the sink has queue, txnAppId and txnVersion")
+        self._directory, self._queue = options.get("path", ""), options.get("queue", "")
+        if not self._directory or not self._queue:
+            raise SinkMistake('say where to: .option("queue", name) and the folder of the queue in save() or start()')
+        self._app_id = options.get("txnAppId")
+        version = options.get("txnVersion")
+        try:
+            self._version = None if version is None else int(version)
+        except ValueError:
+            raise SinkMistake(f"txnVersion is a whole number, not {version!r}") from None
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sealed:
+        """In a task: all its rows into one sealed part."""
+        with PartWriter(self._directory, self._queue) as writer:
+            for batch in iterator:
+                _write_rows(writer, batch)
+            part = writer.seal()
+        context = TaskContext.get()
+        query_id = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+        return Sealed(part, query_id or "")
+
+    def _publish(self, messages: Iterable[Sealed], app_id: str | None, version: int) -> None:
+        parts = [message.part for message in messages]
+        publish(self._directory, self._queue, parts, app_id=app_id, version=version)
+        try:
+            take_in(self._directory, self._queue)
+        except QueueLocked:
+            return  # its owner does
+
+    def _discard(self, messages: Iterable[WriterCommitMessage | None]) -> None:
+        discard(self._directory, self._queue, [message.part for message in _sealed(messages)])
+
+
+class BatchSink(_Sink, DataSourceArrowWriter):
+    """``df.write``: one batch, of its own or of the transaction that the options name."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        if (self._app_id is None) != (self._version is None):
+            raise SinkMistake("txnAppId and txnVersion belong together: one is missing")
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver: publish what the tasks have sealed. Without a ``txnAppId`` these parts alone say which batch
+        it is: a job that is run again is another one.
+        """
+        self._publish(_sealed(messages), self._app_id, self._version or 0)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver: the job has failed, and so have its parts."""
+        self._discard(messages)
+
+
+class StreamSink(_Sink, DataSourceStreamArrowWriter):
+    """``df.writeStream``: batch after batch, each known by the query and its batch id."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        if self._version is not None:
+            raise SinkMistake("txnVersion of a stream is its batch id: leave the option out")
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """On the driver: publish what the tasks of this batch have sealed."""
+        sealed = _sealed(messages)
+        app_id = self._app_id or next((message.query_id for message in sealed if message.query_id), None)
+        if sealed and not app_id:
+            raise SinkMistake("Spark does not say which query this is: set the option txnAppId")
+        self._publish(sealed, app_id, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """On the driver: the batch has failed; it comes again."""
+        self._discard(messages)
+
+
+def _sealed(messages: Iterable[WriterCommitMessage | None]) -> list[Sealed]:
+    """The messages of the tasks that had anything to say."""
+    return [message for message in messages if isinstance(message, Sealed)]
+
+
+def _check_schema(schema: StructType) -> None:
+    kinds = {field.name: field.dataType for field in schema.fields}
+    other = sorted(set(kinds) - {"data", "expires"})
+    if other:
+        raise SinkMistake(f"column {other[0]!r} has no place in an item: select data, and expires if there is one")
+    if not isinstance(kinds.get("data"), BinaryType | StringType):
+        raise SinkMistake("an item is the column data, binary or string")
+    if not isinstance(kinds.get("expires", TimestampType()), TimestampType | TimestampNTZType):
+        raise SinkMistake("the column expires is a timestamp")
+
+
+# -- rows into a part ------------------------------------------------------------------------------------------------
+
+
+def _write_rows(writer: PartWriter, batch: pa.RecordBatch) -> None:
+    """All rows of an Arrow batch, without an object for each: items that expire at the same time go together."""
+    data = batch.column("data")
+    if data.null_count:
+        raise SinkMistake("data is null in a row: an item is bytes, if only none")
+    if not len(data):
+        return
+    if not pa.types.is_binary(data.type):
+        data = data.cast(pa.binary())
+    _, offsets_buffer, data_buffer = data.buffers()
+    offsets = np.frombuffer(offsets_buffer, "<i4")[data.offset : data.offset + len(data) + 1].astype(np.int64)
+    payload = memoryview(b"" if data_buffer is None else data_buffer)
+    for first, end, expires_ms in _spans(offsets, _expiries(batch)):
+        lengths = np.diff(offsets[first : end + 1]).astype("<u4").tobytes()
+        writer.add_packed(lengths, payload[offsets[first] : offsets[end]], end - first, expires_ms=expires_ms)
+
+
+def _expiries(batch: pa.RecordBatch) -> Any:
+    """Milliseconds for each row, -1 where there is none; ``None`` if no row has one."""
+    if "expires" not in batch.schema.names:
+        return None
+    column = batch.column("expires")
+    if column.null_count == len(column):
+        return None
+    micros = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+    expiries = np.maximum(micros.fill_null(0).to_numpy(zero_copy_only=False) // 1000, 0)
+    expiries[column.is_null().to_numpy(zero_copy_only=False)] = -1
+    return expiries
+
+
+def _spans(offsets: Any, expiries: Any) -> Iterator[tuple[int, int, int | None]]:
+    """Where to cut: rows from, to, and when they expire."""
+    count = len(offsets) - 1
+    breaks = [0, count] if expiries is None else [0, *(np.flatnonzero(np.diff(expiries)) + 1).tolist(), count]
+    for first, last in pairwise(breaks):
+        expires_ms = None if expiries is None or expiries[first] < 0 else int(expiries[first])
+        while first < last:
+            fits = int(np.searchsorted(offsets, offsets[first] + CHUNK_BYTES, "right")) - 1
+            end = min(max(fits, first + 1), first + CHUNK_ITEMS, last)
+            yield first, end, expires_ms
+            first = end

@@ -1,0 +1,180 @@
+"""Taking batches out of a reader: here, or on a thread while the batch before is processed.
+
+Rules:
+1. At most one batch is being taken. Its items are open reads; whoever gets the batch sees to it that each is committed,
+   aborted or given back.
+2. What raises on the way gives everything back first, as if it had never been taken.
+3. A batch is cut when it is full, or ``max_wait`` after its first item if somebody is waiting for it; as long as the
+   one before is processed, it goes on growing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from kestrelpy.errors import KestrelError, QueueEmpty
+from kestrelpy.item import Item
+from kestrelpy.reader import Reader
+from kestrelpy.spark._batch_plan import Plan
+from kestrelpy.spark._rows import Rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SLICES = 20
+"""How often a batch that is not full is looked after while its ``max_wait`` runs."""
+LONGEST_SLICE = 0.05
+
+
+class Batch(NamedTuple):
+    """Open reads, in the order of their ids, and what ``process`` sees of them, or why it can't."""
+
+    items: list[Item]
+    frame: DataFrame | None
+    objection: Exception | None
+
+
+class Drain:
+    """Takes batches out of ``reader``, for one buffer. Not thread-safe, but for ``stop``."""
+
+    def __init__(self, reader: Reader, rows: Rows, max_items: int, max_bytes: int, max_wait: float) -> None:
+        self._reader = reader
+        self._rows = rows
+        self._limits = max_items, max_bytes, max_wait
+        self._wake = threading.Event()  # one of these three was set
+        self._stopping = self._hurried = False
+        self._wanted = True  # somebody waits for the batch that is being taken
+        self._thread: threading.Thread | None = None
+        self._result: Batch | BaseException | None = None
+
+    def restart(self) -> None:
+        """After ``stop``: batches take their time again."""
+        self._stopping = False
+
+    def stop(self) -> None:
+        """The batch that is being taken, and all to come, are cut at once."""
+        self._stopping = True
+        self._wake.set()
+
+    def begin(self, timeout: float) -> None:
+        """Begin to take a batch, on a thread."""
+        self._wanted = False
+        self._prepare()
+        self._thread = threading.Thread(target=self._take_there, args=(timeout,), daemon=True)
+        self._thread.start()
+
+    def take(self, timeout: float | None) -> Batch:
+        """The batch that was begun, or else one that is taken here: waits up to ``timeout`` seconds for its first item.
+
+        Raises what the reader raises.
+        """
+        if self._thread is None:
+            self._wanted = True
+            self._prepare()
+            return self._take(timeout)
+        return self._collected()
+
+    def drop(self) -> None:
+        """Give back the batch that was begun, if one was."""
+        if self._thread is not None:
+            self._hurried = True
+            with contextlib.suppress(Exception):
+                self.give_back(self._collected().items)
+
+    def give_back(self, items: Iterable[Item]) -> None:
+        """These were never taken. Those that are not open any more are let be."""
+        for item in items:
+            self._reader._unget(item)
+
+    def take_planned(self, plan: Plan) -> Batch:
+        """What is left of a batch that was planned before.
+
+        Its ids come in order, ahead of all that was never taken: what is behind them says that no more of them come.
+        Raises ``KestrelError`` if one of them is in other hands, and what the reader raises.
+        """
+        planned, last_id = set(plan.ids()), plan.spans[-1][1]
+        hand: list[Item] = []
+        try:
+            with contextlib.suppress(QueueEmpty):
+                while not hand or hand[-1].id < last_id:
+                    hand += self._reader.get_many(max(1, len(planned) - len(hand)), timeout=0)
+            found = [item for item in hand if item.id in planned]
+            self._check_gone(plan, planned.difference(item.id for item in found))
+        except BaseException:
+            self.give_back(hand)
+            raise
+        self.give_back(item for item in hand if item.id not in planned)
+        return self._batch(found)
+
+    def _check_gone(self, plan: Plan, ids: set[int]) -> None:
+        reader = self._reader
+        with reader._lock:
+            progress, visible_id = reader._progress, reader._source.visible_id
+            missed = next((each for each in ids if each <= visible_id and not progress.is_done(each)), None)
+        if missed is not None:
+            raise KestrelError(f"item {missed} of batch {plan.batch_id} was taken by somebody else than its buffer")
+
+    # -- one batch ---------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self._hurried = False
+        self._wake.clear()
+
+    def _collected(self) -> Batch:
+        thread = self._thread
+        assert thread is not None
+        self._wanted = True
+        self._wake.set()
+        thread.join()
+        result, self._thread, self._result = self._result, None, None
+        if isinstance(result, BaseException):
+            raise result
+        assert result is not None
+        return result
+
+    def _take_there(self, timeout: float) -> None:
+        try:
+            self._result = self._take(timeout)
+        except BaseException as error:
+            self._result = error
+
+    def _take(self, timeout: float | None) -> Batch:
+        items: list[Item] = []
+        try:
+            self._fill(items, timeout)
+            return self._batch(items)
+        except BaseException:
+            self.give_back(items)
+            raise
+
+    def _fill(self, items: list[Item], timeout: float | None) -> None:
+        max_items, max_bytes, max_wait = self._limits
+        with contextlib.suppress(QueueEmpty):
+            items += self._reader.get_many(max_items, max_bytes=max_bytes, timeout=timeout)
+        size = sum(len(item.data) for item in items)
+        deadline = time.monotonic() + max_wait
+        while 0 < len(items) < max_items and size < max_bytes:
+            left = deadline - time.monotonic()
+            if self._stopping or self._hurried or (left <= 0 and self._wanted):
+                break
+            if self._wake.wait(min(left, max_wait / SLICES, LONGEST_SLICE) if left > 0 else LONGEST_SLICE):
+                self._wake.clear()
+                continue
+            with contextlib.suppress(QueueEmpty):
+                more = self._reader.get_many(max_items - len(items), max_bytes=max_bytes - size, timeout=0)
+                items += more
+                size += sum(len(item.data) for item in more)
+        if size > max_bytes and len(items) > 1:  # a get takes one at least
+            self.give_back([items.pop()])
+
+    def _batch(self, items: list[Item]) -> Batch:
+        if not items:
+            return Batch(items, None, None)
+        try:
+            return Batch(items, self._rows.frame(items), None)
+        except Exception as error:
+            return Batch(items, None, error)

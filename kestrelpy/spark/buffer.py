@@ -1,0 +1,351 @@
+"""``DriverBuffer``: what producers in the driver put becomes micro-batches, each of them once or more with the same id.
+
+Rules:
+1. What is in the queue is durable; a batch is a claim on it. Before ``process`` sees batch n its items are on disk, and
+   then its plan, the exact ids (``_batch_plan``). So after a crash of whatever kind it is the same batch again.
+2. The ids of a batch are committed by one ``commit_many``: every state that the reader saves has all of them or none.
+3. The plan of batch n + 1 is saved only when the commit of batch n is known to be on disk. So there is one plan at a
+   time, and it is of the only batch whose commit may be missing.
+4. A plan without its mark, of which the reader says that all is done, is finished; that is made durable first, as the
+   reader's word may be in the page cache alone, left there by a process that was killed.
+5. While batch n is processed, the items of the next one are taken (``_drain``) and not planned. If batch n fails, they
+   go back as if they had never been taken; the items of batch n go back as aborted, and come first.
+
+A batch that comes again lacks what is not there any more: items that expired since, that an ``on_abort`` hook took,
+that a flush or a seek passed over. It never has an item more.
+
+NOTE ON LOCKING: a step (taking a batch, processing it, committing it) is made by the one thread that has claimed the
+reader in ``_claimed``, without a lock. ``_changed`` is for those who wait for a step to end; the reader's lock may be
+asked for while it is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from kestrelpy import _log
+from kestrelpy.config import Codec
+from kestrelpy.errors import KestrelError, UnknownItem
+from kestrelpy.item import Item
+from kestrelpy.queue import JournaledQueue
+from kestrelpy.reader import Reader
+from kestrelpy.spark._batch_plan import Plan, PlanFile, spans_of
+from kestrelpy.spark._drain import Batch, Drain
+from kestrelpy.spark._rows import Rows, UndecodableItem
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["DriverBuffer", "UndecodableItem"]
+
+Process = Callable[["DataFrame", int], object]
+
+IDLE = 0.1
+"""Seconds: how long a look for the first item of a batch takes; ``stop()`` waits for it."""
+_claiming = threading.Lock()
+_claimed: weakref.WeakSet[Reader] = weakref.WeakSet()  # guarded by _claiming
+
+
+class DriverBuffer:
+    """Micro-batches out of a queue of this process: ``process(df, batch_id)`` is called with one after the other.
+
+    ``queue_or_reader``: a ``JournaledQueue``, whose default reader is drained, or a ``Reader`` (also one of
+    ``open_reader``). The buffer must be the only one who takes from it. ``process`` is called on the buffer's own
+    thread; if it returns, the batch is committed, durably; if it raises, all its items are aborted (``error_count``
+    + 1) and the same batch comes again, after ``backoff[0]`` seconds, then twice as many each time, at most
+    ``backoff[1]``.
+
+    **Batch ids** begin at 0 and rise by one. After a crash, a batch whose commit was not on disk comes again with the
+    same id and the same items (but for those that expired since), before any other. So whoever remembers the last
+    batch id with what it wrote, or overwrites by batch id, has every item exactly once. The last plan is in the file
+    ``QUEUE+READER.batch`` beside the queue's; ``erase()`` of the queue leaves it, so that ids go on if the queue is
+    made again. Stop the buffer before you ``seek``.
+
+    A batch has at most ``max_items`` items and ``max_bytes`` of data (one item, if that is larger), and is cut when
+    ``max_wait`` seconds have passed since its first item was taken and the one before is done with. Two are in memory
+    at most: the one being processed, and the next one, which is taken meanwhile.
+
+    **Columns**: ``id bigint, added timestamp, expires timestamp, error_count int``, then ``data binary``. With a
+    ``codec`` (or a ``schema`` and the queue's own codec) the data is decoded: into the columns of ``schema`` (a
+    ``StructType`` or its DDL; values are dicts or tuples), or into one column ``value`` without a schema. A column of
+    the schema hides the item's column of its name. What cannot be decoded is ``UndecodableItem``, and fails its batch
+    as ``process`` does: to keep going, let a ``ReaderConfig(on_abort=...)`` take items of too high an
+    ``error_count``, or decode in Spark.
+
+    Thread-safe. Raises ``ValueError`` for an option out of range or a reader that has a buffer already, and what
+    ``JournaledQueue.reader`` raises.
+    """
+
+    def __init__(
+        self,
+        queue_or_reader: JournaledQueue | Reader,
+        spark: SparkSession,
+        process: Process,
+        *,
+        max_items: int = 10_000,
+        max_bytes: int = 32 << 20,
+        max_wait: float = 1.0,
+        schema: StructType | str | None = None,
+        codec: Codec | None = None,
+        backoff: tuple[float, float] = (0.1, 30.0),
+    ) -> None:
+        if max_items < 1 or not 1 <= max_bytes <= 1 << 30:
+            raise ValueError(f"max_items is at least 1 and max_bytes 1 to 1 GiB, not {max_items!r} and {max_bytes!r}")
+        if not max_wait >= 0 or not 0 <= backoff[0] <= backoff[1]:
+            raise ValueError(f"max_wait and backoff are seconds, the longest last, not {max_wait!r} and {backoff!r}")
+        reader = queue_or_reader.reader() if isinstance(queue_or_reader, JournaledQueue) else queue_or_reader
+        self._reader = reader
+        self._process = process
+        self._drain = Drain(reader, Rows(spark, schema, codec), max_items, max_bytes, max_wait)
+        self._backoff = backoff
+        self._file = PlanFile(reader._source.directory, reader._source.name, reader.name)
+        self._plan: Plan | None = None  # the last one
+        self._loaded = False
+        self._unsettled = False  # a commit may not be on disk yet
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.items = 0
+        """How many items this object has committed."""
+        self.batches = 0
+        """How many batches this object has committed."""
+        self.failures = 0
+        """How many times a batch could not be taken, processed or committed."""
+        self.error: BaseException | None = None
+        """Why the last try failed, or what has ended the buffer; ``None`` when a batch was committed since."""
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether its thread is at work: from ``start()`` until ``stop()``, or until the reader is of no use."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def batch_id(self) -> int | None:
+        """The id of the last batch that was planned, ``None`` before the first."""
+        return self._plan.batch_id if self._plan is not None else None
+
+    def start(self) -> DriverBuffer:
+        """Begin to take and process batches, on a thread; returns this object.
+
+        Raises ``RuntimeError`` if it runs already, ``ValueError`` if another buffer drains the same reader.
+        """
+        with self._changed:
+            if self.running:
+                raise RuntimeError("this buffer is running already")
+            self._claim()
+            self._stopping.clear()
+            self._drain.restart()
+            self.error = None
+            name = f"kestrelpy-buffer-{self._reader.full_name}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            try:
+                self._thread.start()
+            except BaseException:
+                self._let_go()
+                raise
+        return self
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Let the batch in hand be finished, committed or aborted, take no other, and return whether it is.
+
+        Waits ``timeout`` seconds at most (``None``: as long as ``process`` takes); on false the batch goes on, and
+        ``stop`` may be called again. What is unread stays in the queue. Idempotent. ``process`` may call it: it
+        returns false at once.
+        """
+        self._stopping.set()
+        self._drain.stop()
+        thread = self._thread
+        if thread is threading.current_thread():
+            return False
+        if thread is not None:
+            thread.join(timeout)
+        return thread is None or not thread.is_alive()
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Return true as soon as nothing is unread, in hand or uncommitted; false if that took ``timeout`` seconds.
+
+        Raises what has ended the buffer, and ``RuntimeError`` if it does not run and there is something left.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._changed:
+                running = self.running
+                if not self._reader.items and not self._unsettled:
+                    return True
+                left = IDLE if deadline is None else min(IDLE, deadline - time.monotonic())
+                if running and left > 0:
+                    self._changed.wait(left)
+                    continue
+            if running:
+                return False
+            raise self.error or RuntimeError("this buffer is not running, and items are left")
+
+    def run_once(self, timeout: float | None = 0) -> int:
+        """Take one batch and process it on this thread; returns how many items it had, 0 if none came in time.
+
+        Waits up to ``timeout`` seconds for the first item. Raises what ``process`` raises, after the batch was
+        aborted, and then comes again at the next call; ``RuntimeError`` if the buffer runs.
+        """
+        with self._changed:
+            if self.running:
+                raise RuntimeError("this buffer is running already")
+            self._claim()
+        self._drain.restart()
+        try:
+            return self._tried(timeout)
+        finally:
+            self._let_go()
+
+    def __enter__(self) -> DriverBuffer:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stops. Raises what has ended the buffer before that, if the block raised nothing itself."""
+        ended = not self.running
+        self.stop()
+        if ended and error is None and self.error is not None:
+            raise self.error
+
+    def _claim(self) -> None:
+        with _claiming:
+            if self._reader in _claimed:
+                raise ValueError(f"another buffer drains {self._reader.full_name!r}")
+            _claimed.add(self._reader)
+
+    def _let_go(self) -> None:
+        self._drain.drop()
+        with _claiming:
+            _claimed.discard(self._reader)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        """The thread."""
+        pause = 0.0
+        try:
+            while not self._stopping.is_set():
+                try:
+                    taken = self._tried(IDLE, ahead=True)
+                except Exception:
+                    if self._reader._broken is not None:  # it is of no use any more
+                        break
+                    if pause == 0.0:
+                        _log.warning("a batch of %s failed and will be tried again", self._reader.full_name, error=True)
+                    pause = min(max(2 * pause, self._backoff[0]), self._backoff[1])
+                    self._stopping.wait(pause)
+                else:
+                    pause = 0.0 if taken else pause
+        finally:
+            self._let_go()
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def _tried(self, timeout: float | None, *, ahead: bool = False) -> int:
+        try:
+            taken = self._step(timeout, ahead=ahead)
+        except BaseException as error:
+            self.error = error
+            self.failures += 1
+            raise
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+        if taken:
+            self.error = None
+        return taken
+
+    def _step(self, timeout: float | None, *, ahead: bool) -> int:
+        """One batch, up to its durable commit; returns how many items. What raises leaves no read of it open.
+
+        ``ahead``: the next one is taken meanwhile.
+        """
+        self._settle()
+        batch = self._next(timeout)
+        if not batch.items:
+            return 0
+        try:
+            plan = self._planned(batch)
+            if ahead and not self._stopping.is_set():
+                self._drain.begin(IDLE)
+        except BaseException:
+            self._drain.give_back(batch.items)
+            raise
+        try:
+            if batch.objection is not None:
+                raise batch.objection
+            self._process(batch.frame, plan.batch_id)  # type: ignore[arg-type]  # there is one or the other
+            self._commit(batch.items, plan)
+        except BaseException:
+            self._drain.drop()
+            self._abort(batch.items)
+            raise
+        self.items += len(batch.items)
+        self.batches += 1
+        self._settle()
+        return len(batch.items)
+
+    def _commit(self, items: list[Item], plan: Plan) -> None:
+        self._unsettled = True  # before the items are gone: somebody may be waiting for that
+        try:
+            self._reader.commit_many(items)
+        except BaseException as error:
+            self._unsettled = False
+            if isinstance(error, UnknownItem):  # the reader was moved meanwhile: what is left of it comes as another
+                self._plan = self._file.finish(plan)
+            raise
+
+    def _next(self, timeout: float | None) -> Batch:
+        """The batch that was planned and not finished, if there is one, or else a new one."""
+        plan = self._plan
+        if plan is not None and not plan.finished:
+            batch = self._drain.take_planned(plan)
+            if batch.items:
+                return batch
+            self._unsettled = True  # rule 4
+            self._settle()
+        return self._drain.take(timeout)
+
+    def _planned(self, batch: Batch) -> Plan:
+        """Rules 1 and 3."""
+        plan = self._plan
+        if plan is not None and not plan.finished:
+            return plan
+        source = self._reader._source
+        source.make_durable(batch.items[-1].id)
+        batch_id = 0 if plan is None else plan.batch_id + 1
+        plan = Plan(source.queue_id, batch_id, spans_of(item.id for item in batch.items))
+        self._file.save(plan)
+        self._plan = plan
+        return plan
+
+    def _settle(self) -> None:
+        """The commit before is on disk, and the plan that it finished says so (rule 3)."""
+        if not self._loaded:
+            self._load()
+        if self._unsettled:
+            self._reader.checkpoint(durable=True)
+            assert self._plan is not None
+            self._plan = self._file.finish(self._plan)
+            self._unsettled = False
+
+    def _load(self) -> None:
+        plan = self._file.load()
+        if plan is not None and plan.queue_id != self._reader._source.queue_id:
+            plan = plan._replace(finished=True)  # another queue's that had this name: only its number counts
+        self._plan, self._loaded = plan, True
+
+    def _abort(self, items: Iterable[Item]) -> None:
+        for item in items:
+            with contextlib.suppress(KestrelError):  # the reader was moved or closed: what is not done comes again
+                self._reader.abort(item)

@@ -1,0 +1,89 @@
+"""One archived segment, read through pyarrow: a closed one, all of it, or ``CorruptJournal``.
+
+Rules:
+1. Only a segment whose header and footer are whole is read, and only up to where the footer says that its frames end.
+2. Its items are due from the footer's first id to its last: fewer, or others, are damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from kestrelpy import _format as fmt
+from kestrelpy import _names
+from kestrelpy.errors import CorruptJournal, UnsupportedFormat
+from kestrelpy.spark._columns import Columns
+from kestrelpy.spark._decode import decode
+
+BLOCK_BYTES = 4 << 20
+"""How much one read asks for."""
+
+
+def queue_of(name: str) -> str | None:
+    """The queue that a file of an archive is a segment of; ``None`` if it is none, or is not whole yet."""
+    owner = _names.parse_owner(name)
+    if owner is None or owner[1] or _names.is_new(name) or _names.parse_segment(name, owner[0]) is None:
+        return None
+    return owner[0]
+
+
+class Archived:
+    """The segment in ``file``, a pyarrow file called ``path`` in errors.
+
+    Raises ``CorruptJournal``, ``UnsupportedFormat``, ``OSError``.
+    """
+
+    def __init__(self, file: Any, path: str, name: str) -> None:
+        self._file = file
+        self._path = path
+        self._name = name
+        self._size = file.size()
+        head = file.read_at(min(fmt.HEADER_BYTES, self._size), 0)
+        version = fmt.header_version(head)
+        if version is not None and version > fmt.FORMAT_VERSION:
+            raise UnsupportedFormat(path, version, fmt.FORMAT_VERSION)
+        header = fmt.decode_header(head)
+        queue = queue_of(name)
+        if header is None or queue is None or header.number != _names.parse_segment(name, queue):
+            raise CorruptJournal(path, 0, "this segment has no valid header")
+        self.queue = queue
+        self.header = header
+        at = self._size - fmt.FOOTER_BYTES
+        footer = fmt.decode_footer(file.read_at(fmt.FOOTER_BYTES, at), header) if at >= fmt.HEADER_BYTES else None
+        if footer is None or footer.records_end > at:
+            raise CorruptJournal(path, max(at, 0), "the footer of this closed segment is not intact")
+        self.footer = footer
+
+    @property
+    def identity(self) -> str:
+        """Of this segment and no other, whatever it is called: names are given anew when a queue is erased."""
+        header = self.header
+        return f"{self.queue}.{header.number:013d}.{header.queue_id.hex()}{header.marker:08x}"
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All items, in the order of ids, with the columns of the format. Raises ``CorruptJournal``, ``OSError``, and
+        ``ValueError`` for an item of 2 GiB or more.
+        """
+        columns = Columns(self.queue, self._name, {})
+        offset, due, end, want = fmt.HEADER_BYTES, self.footer.first_id, self.footer.records_end, BLOCK_BYTES
+        while offset < end:
+            data = self._file.read_at(min(want, end - offset), offset)
+            at = 0
+            while (run := decode(memoryview(data)[at:], self.header.marker, due)).end:
+                yield from columns.batches(run, memoryview(data)[at:], slice(0, len(run.starts)))
+                at, due = at + run.end, run.next_id
+            claimed = _claimed(data, at)
+            if not at and not want < claimed <= end - offset:
+                break
+            offset += at
+            want = max(BLOCK_BYTES, claimed)
+        if due != self.footer.last_id + 1 or offset != end:
+            raise CorruptJournal(self._path, offset, f"item {due} is not intact here", item_id=due)
+
+
+def _claimed(data: bytes, offset: int) -> int:
+    """How long the frame at ``offset`` says it is, as far as ``data`` has that."""
+    return fmt.FRAME_BYTES + int.from_bytes(data[offset + 4 : offset + 8], "little") if offset + 8 <= len(data) else 0

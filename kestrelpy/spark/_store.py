@@ -1,0 +1,148 @@
+"""A folder on any file system that pyarrow knows, by its URI: what the lake is written to, and archives are read from.
+
+Rules:
+1. A file is put there whole: written beside its place and renamed, or, where a store has no renames, in one upload. So
+   there is the old one or the new one.
+2. What ``settle`` has returned for is on disk. An object store's files are, when their upload has ended.
+3. A store can be pickled: executors get it from the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+_UPLOADS = ("s3", "gcs", "abfs")
+"""File systems without renames and without folders, where a file is there when all of it is."""
+_SECONDS_LEFT = 86_400
+"""A file beside its place that is older was left there by somebody who was killed."""
+
+
+class Store:
+    """A folder and what is below it; names are relative, with ``/``. All methods raise ``OSError``.
+
+    ``place`` is a path of this machine or a URI; with ``filesystem`` a path on that. ``beside``: the folder in it where
+    files are written before they are renamed.
+    """
+
+    def __init__(self, place: str | os.PathLike[str], filesystem: Any = None, *, beside: str = "") -> None:
+        self._beside = beside
+        name = os.fspath(place)
+        if filesystem is not None:
+            self._fs, self._root = filesystem, name.rstrip("/")
+        elif "://" in name:
+            uri = f"s3{name[3:]}" if name.startswith(("s3a:", "s3n:")) else name  # Hadoop's names of it
+            self._fs, root = pafs.FileSystem.from_uri(uri)
+            self._root = root.rstrip("/")
+        else:
+            self._fs, self._root = pafs.LocalFileSystem(), os.path.abspath(name)
+        scheme, separator, _ = name.partition("://")
+        self.name = f"{scheme}{separator}{self._root}" if separator else name.rstrip("/")  # a URI may have a password
+        self._uploads = _base(self._fs)[0].type_name in _UPLOADS
+
+    def path(self, name: str) -> str:
+        """The path on the file system."""
+        return posixpath.join(self._root, name)
+
+    def names(self, folder: str = "", *, recursive: bool = False) -> list[str]:
+        """The files in ``folder``, sorted; none if there is no such folder, but for the store's own."""
+        selector = pafs.FileSelector(self.path(folder), allow_not_found=bool(folder), recursive=recursive)
+        infos = self._fs.get_file_info(selector)
+        return sorted(posixpath.relpath(each.path, self._root) for each in infos if each.type == pafs.FileType.File)
+
+    def folders(self) -> list[str]:
+        """The folders in it, sorted."""
+        infos = self._fs.get_file_info(pafs.FileSelector(self._root))
+        return sorted(posixpath.basename(each.path) for each in infos if each.type == pafs.FileType.Directory)
+
+    def open(self, name: str) -> Any:
+        """A file for reading at random places."""
+        return self._fs.open_input_file(self.path(name))
+
+    def read(self, name: str) -> bytes:
+        with self.open(name) as file:
+            data: bytes = file.read()
+            return data
+
+    def put(self, name: str, data: bytes | pa.Buffer) -> None:
+        """Make ``name`` hold ``data``, replacing a file of that name as a whole."""
+        if self._uploads:
+            self._write(self.path(name), data)
+            return
+        beside = self.path(f"{self._beside}/.{uuid.uuid4().hex}".lstrip("/"))
+        for path in (beside, self.path(name)):
+            self._fs.create_dir(posixpath.dirname(path), recursive=True)
+        try:
+            self._write(beside, data)
+            self._replace(beside, self.path(name))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._fs.delete_file(beside)
+            raise
+
+    def _write(self, path: str, data: bytes | pa.Buffer) -> None:
+        with self._fs.open_output_stream(path) as out:
+            out.write(data)
+
+    def _replace(self, beside: str, path: str) -> None:
+        try:
+            self._fs.move(beside, path)
+        except OSError:  # Hadoop's do not rename onto a file
+            if self._fs.get_file_info(path).type != pafs.FileType.File:
+                raise
+            self._fs.delete_file(path)
+            self._fs.move(beside, path)
+
+    def settle(self, names: Iterable[str]) -> None:
+        """Return when these files and their names are on disk."""
+        fs, prefix = _base(self._fs)
+        if fs.type_name != "local":
+            return
+        folders: dict[str, None] = {}
+        for name in names:
+            path = prefix + self.path(name)
+            _sync(path)
+            root = os.path.dirname(prefix + self._root)
+            while len(path := os.path.dirname(path)) >= len(root):
+                folders[path] = None
+        for folder in folders:
+            _sync(folder)
+
+    def delete(self, name: str) -> bool:
+        """Whether it was there."""
+        try:
+            self._fs.delete_file(self.path(name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def tidy(self, now: float) -> None:
+        """Delete what was left beside its place more than a day before ``now``, in seconds since the epoch."""
+        selector = pafs.FileSelector(self.path(self._beside), allow_not_found=True)
+        for each in self._fs.get_file_info(selector):
+            if each.mtime_ns is not None and each.mtime_ns / 1e9 < now - _SECONDS_LEFT:
+                self.delete(f"{self._beside}/{posixpath.basename(each.path)}")
+
+
+def _base(fs: Any) -> tuple[Any, str]:
+    """The file system below those that only show a part of it, and where that begins."""
+    prefix = ""
+    while fs.type_name == "subtree":
+        prefix = fs.base_path + prefix
+        fs = fs.base_fs
+    return fs, prefix
+
+
+def _sync(path: str) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,243 @@
+"""The archive lake: archived segments as Parquet, partitioned by queue and day.
+
+Rules:
+1. A segment's rows are in files whose names follow from its identity (queue, number, the queue's random id, the
+   segment's random marker), one for each day. Whoever converts it again, at the same time too, replaces each by one
+   with the same rows. So a segment's rows are there once at most, whatever was killed.
+2. A note of a segment, ``_kestrel/notes/IDENTITY.json`` with counts and digests, is written when its files are on disk.
+   What has a note is converted, and is not again; a segment without one may have some of its files there.
+3. A segment is deleted only after the files that its note names were read back and have the counts and digests of it.
+   They were made of items whose checksums were right.
+4. A segment that is damaged leaves no note, and is never deleted.
+
+The names are what is committed, and not a list of files that all runs share: no run has to wait for another or to clean
+up after it, and an object store needs no rename. The price is a file for each segment and day; Spark reads many small
+ones in one task.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import pyarrow as pa
+
+from kestrelpy.errors import CorruptJournal, KestrelError, UnsupportedFormat
+from kestrelpy.spark._archived import Archived, queue_of
+from kestrelpy.spark._parquet import DayFile, read_back, to_day_files
+from kestrelpy.spark._store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["LAKE_SCHEMA", "LakeSummary", "archive_to_parquet"]
+
+LAKE_SCHEMA = (
+    "id bigint, added timestamp, expires timestamp, error_count int, data binary, segment string, "
+    "queue string, day date"
+)
+"""For ``spark.read.schema(LAKE_SCHEMA).parquet(target)``. Without it Spark guesses the types of ``queue`` and ``day``:
+a queue called ``007`` becomes a number.
+"""
+NOTES = "_kestrel/notes"
+BESIDE = "_kestrel/tmp"
+_TASKS = 4
+"""Tasks for each of the session's slots."""
+_RESULT = (
+    "name string, outcome string, items bigint, data_bytes bigint, file_bytes bigint, "
+    "offset bigint, item_id bigint, reason string"
+)
+
+
+@dataclass(frozen=True)
+class LakeSummary:
+    """What one run did. ``segments``, ``items``, ``data_bytes``: converted by it; ``file_bytes``: their Parquet files.
+
+    ``known``: segments that were converted before. ``deleted``: those that were verified and deleted, now or before
+    converted. ``damaged``: what was skipped, as errors that name file, offset and reason.
+    """
+
+    segments: int = 0
+    items: int = 0
+    data_bytes: int = 0
+    file_bytes: int = 0
+    known: int = 0
+    deleted: int = 0
+    damaged: tuple[KestrelError, ...] = ()
+
+
+class _Found(NamedTuple):
+    """What became of one segment. ``outcome``: ``converted``, ``known``, ``damaged``, ``unsupported``, ``gone``."""
+
+    name: str
+    outcome: str
+    items: int = 0
+    data_bytes: int = 0
+    file_bytes: int = 0
+    offset: int = 0
+    item_id: int | None = None
+    reason: str = ""
+
+
+def archive_to_parquet(
+    spark: SparkSession,
+    archive_dir: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    delete: bool = False,
+    on_corruption: Literal["raise", "skip"] = "raise",
+    archive_filesystem: Any = None,
+    target_filesystem: Any = None,
+) -> LakeSummary:
+    """Convert what is new in an archive to Parquet files ``target/queue=QUEUE/day=YYYY-MM-DD/*.parquet``.
+
+    When it returns, every closed segment that was in the archive when it began is in ``target``, on disk, each of its
+    rows once; so it is after a run that was killed at any point and another one that returned. What was converted
+    before is not read again. The columns are those of ``LAKE_SCHEMA``; ``day`` is of ``added``, UTC; ``error_count`` is
+    0, as an archive does not have that. Runs may overlap.
+
+    ``archive_dir`` and ``target`` are paths or URIs (``file://``, ``s3://``, ``gs://``, ``hdfs://``) that all executors
+    can reach, or paths on a ``pyarrow.fs.FileSystem``. ``delete``: delete segments from the archive, new and known
+    ones, after their rows were read back from ``target`` and have the counts and digests that they were written with; a
+    segment whose files do not is converted once more first. ``on_corruption="skip"`` reports damaged segments in the
+    summary; else, after all others were converted, the first is raised.
+
+    Raises ``CorruptJournal``, ``UnsupportedFormat``, ``OSError`` (``FileNotFoundError`` for no such archive),
+    ``ValueError``; what fails in a task, as Spark raises it. Cost: what is new is read once, by one task a segment,
+    whose Parquet files it has in memory.
+    """
+    if on_corruption not in ("raise", "skip"):
+        raise ValueError(f"on_corruption must be 'raise' or 'skip', not {on_corruption!r}")
+    archive, lake = Store(archive_dir, archive_filesystem), Store(target, target_filesystem, beside=BESIDE)
+    names = [name for name in archive.names() if queue_of(name) is not None]
+    lake.tidy(time.time())
+    job = _Job(archive, lake, frozenset(lake.names(NOTES)), delete)
+    found = _run(spark, job, names)
+    deleted = sum(archive.delete(each.name) for each in found if delete and each.outcome in ("converted", "known"))
+    converted = [each for each in found if each.outcome == "converted"]
+    summary = LakeSummary(
+        segments=len(converted),
+        items=sum(each.items for each in converted),
+        data_bytes=sum(each.data_bytes for each in converted),
+        file_bytes=sum(each.file_bytes for each in converted),
+        known=sum(each.outcome == "known" for each in found),
+        deleted=deleted,
+        damaged=tuple(_error(archive, each) for each in found if each.outcome in ("damaged", "unsupported")),
+    )
+    if summary.damaged and on_corruption == "raise":
+        error = summary.damaged[0]
+        for other in summary.damaged[1:]:
+            error.add_note(f"and {other}")
+        raise error
+    return summary
+
+
+def _run(spark: SparkSession, job: _Job, names: list[str]) -> list[_Found]:
+    if not names:
+        return []
+    slices = min(len(names), _TASKS * spark.sparkContext.defaultParallelism)
+    numbers = spark.range(0, len(names), 1, slices)
+    work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = partial(_work, job, names)
+    rows = numbers.mapInArrow(work, _RESULT).collect()
+    return sorted(_Found(*row) for row in rows)
+
+
+def _work(job: _Job, names: list[str], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A task: the segments of these numbers."""
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            row = job.found(names[number])._asdict()
+            yield pa.RecordBatch.from_pylist([row], schema=_RESULT_SCHEMA)
+
+
+_RESULT_SCHEMA = pa.schema(
+    [
+        (name, pa.string() if kind == "string" else pa.int64())
+        for name, kind in (each.split() for each in _RESULT.split(", "))
+    ]
+)
+
+
+class _Job(NamedTuple):
+    """What every task knows: where from, where to, the notes that were there, and whether it must verify."""
+
+    archive: Store
+    lake: Store
+    notes: frozenset[str]
+    verifies: bool
+
+    def found(self, name: str) -> _Found:
+        """Convert the segment in this file, unless that was done. Raises ``OSError``."""
+        path = f"{self.archive.name}/{name}"
+        try:
+            with self.archive.open(name) as file:
+                return self._found(Archived(file, path, name), name)
+        except FileNotFoundError:
+            return _Found(name, "gone")  # converted and deleted meanwhile, by another run
+        except CorruptJournal as error:
+            return _Found(name, "damaged", offset=error.offset, item_id=error.item_id, reason=error.reason)
+        except UnsupportedFormat as error:
+            return _Found(name, "unsupported", offset=error.version, item_id=error.supported)
+
+    def _found(self, segment: Archived, name: str) -> _Found:
+        note = f"{NOTES}/{segment.identity}.json"
+        known = note in self.notes
+        if known and (not self.verifies or self._is_there(segment, self._days(note))):
+            return _Found(name, "known")
+        days, file_bytes = self._convert(segment, note)
+        if self.verifies and not self._is_there(segment, days):
+            raise OSError(f"what was written of {name} to {self.lake.name} does not read back")
+        items, data_bytes = sum(each.items for each in days), sum(each.data_bytes for each in days)
+        return _Found(name, "converted", items, data_bytes, file_bytes)
+
+    def _convert(self, segment: Archived, note: str) -> tuple[list[DayFile], int]:
+        days, files, file_bytes = [], [], 0
+        for day, content in to_day_files(segment.batches()):
+            file = _file_name(segment, day.day)
+            self.lake.put(file, content)
+            days.append(day)
+            files.append(file)
+            file_bytes += content.size
+        self.lake.settle(files)
+        told = {"segment": segment.identity, "days": [day._asdict() for day in days]}
+        self.lake.put(note, json.dumps(told, indent=1).encode())
+        self.lake.settle([note])
+        return days, file_bytes
+
+    def _days(self, note: str) -> list[DayFile] | None:
+        """What a note says; ``None`` if it is not whole."""
+        try:
+            return [DayFile(**day) for day in json.loads(self.lake.read(note))["days"]]
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def _is_there(self, segment: Archived, days: list[DayFile] | None) -> bool:
+        """Whether these are all rows of the segment, and the lake has them."""
+        footer = segment.footer
+        said = (footer.items, footer.data_bytes)
+        if days is None or said != (sum(day.items for day in days), sum(day.data_bytes for day in days)):
+            return False
+        for day in days:
+            try:
+                with self.lake.open(_file_name(segment, day.day)) as file:
+                    if read_back(file, day.day) != day:
+                        return False
+            except (FileNotFoundError, pa.ArrowException):
+                return False
+        return True
+
+
+def _file_name(segment: Archived, day: str) -> str:
+    return f"queue={segment.queue}/day={day}/{segment.identity}.parquet"
+
+
+def _error(archive: Store, found: _Found) -> KestrelError:
+    path = f"{archive.name}/{found.name}"
+    if found.outcome == "unsupported":
+        return UnsupportedFormat(path, found.offset, found.item_id or 0)
+    return CorruptJournal(path, found.offset, found.reason, item_id=found.item_id)

@@ -154,6 +154,10 @@ PUBLIC = {
     ),
     "kestrelpy.codecs": "JSON UTF8",
     "kestrelpy.inbox": "Part PartWriter discard last_version pending publish take_in",
+    "kestrelpy.spark": (
+        "DriverBuffer UndecodableItem archive_to_parquet LakeSummary LAKE_SCHEMA load_report LoadReport "
+        "NothingToReport local_session register JavaMissing"
+    ),
     "kestrelpy.testing": "ManualClock MemoryDisk FailingDisk CrashingDisk check_blocking_queue",
 }
 METHODS = {

@@ -1,0 +1,120 @@
+"""The load report: what a lake, an archive or a folder of queues says about the load. See ``_load`` for the figures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kestrelpy.errors import KestrelError
+from kestrelpy.spark._archived import Archived, queue_of
+from kestrelpy.spark._columns import SCHEMA
+from kestrelpy.spark._load import Tables
+from kestrelpy.spark._page import page
+from kestrelpy.spark._pictures import DARK, LIGHT, draw
+from kestrelpy.spark._store import Store
+from kestrelpy.spark.lake import LAKE_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["LoadReport", "NothingToReport", "load_report"]
+
+PAGE = "index.html"
+_TASKS = 4
+"""Tasks for each of the session's slots."""
+
+
+class NothingToReport(KestrelError, LookupError):
+    """There is no item in ``source``."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(f"there are no items in {source}")
+        self.source = source
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What was reported: totals, the names of the queues, those with the most data first (at most 50), and what was
+    written, as names in ``out_dir``.
+    """
+
+    items: int
+    data_bytes: int
+    queues: tuple[str, ...]
+    page: str
+    plots: tuple[str, ...]
+    tables: tuple[str, ...]
+
+
+def load_report(
+    spark: SparkSession, source: str | os.PathLike[str], out_dir: str | os.PathLike[str], *, filesystem: Any = None
+) -> LoadReport:
+    """Write what the items in ``source`` say about the load, for each queue: items and bytes per minute, sizes,
+    burstiness (peak to mean, Fano factor per minute, times between items), expiry, error counts.
+
+    ``source``: a lake (``archive_to_parquet``), an archive, or a folder of queues, by path or URI; ``filesystem`` as
+    for ``archive_to_parquet``, for an archive alone. Into ``out_dir`` go ``index.html``, which needs nothing else,
+    the pictures in it as PNG, and the tables as Parquet: ``tables/queues``, ``minutes``, ``sizes``, ``gaps``,
+    ``lifetimes``, ``errors``. What was there under these names is replaced.
+
+    Only what a page shows comes to the driver; the rest is worked out and written by Spark, which reads the source
+    once and keeps some 40 bytes an item meanwhile. Raises ``NothingToReport``, ``OSError``, and what fails in a task
+    (a damaged segment, say) as Spark raises it.
+    """
+    store, out = Store(source, filesystem), Store(out_dir)
+    tables = Tables(_items(spark, store, os.fspath(source)))
+    try:
+        load = tables.load()
+        if load is None:
+            raise NothingToReport(store.name)
+        for name, table in tables.all.items():
+            table.write.mode("overwrite").parquet(_place(out_dir, f"tables/{name}"))
+    finally:
+        tables.close()
+    light, dark = draw(load, LIGHT), draw(load, DARK)
+    for name, picture in light.items():
+        out.put(f"{name}.png", picture)
+    out.put(PAGE, page(store.name, load, light, dark).encode())
+    return LoadReport(
+        items=load.items,
+        data_bytes=load.data_bytes,
+        queues=tuple(row["queue"] for row in load.queues),
+        page=PAGE,
+        plots=tuple(f"{name}.png" for name in light),
+        tables=tuple(f"tables/{name}" for name in tables.all),
+    )
+
+
+def _place(folder: str | os.PathLike[str], name: str) -> str:
+    """Where Spark finds it."""
+    place = os.fspath(folder)
+    return f"{place.rstrip('/')}/{name}" if "://" in place else f"file://{os.path.abspath(place)}/{name}"
+
+
+def _items(spark: SparkSession, store: Store, source: str) -> DataFrame:
+    """The items of a lake, an archive or a folder of queues. Raises ``NothingToReport``, ``OSError``."""
+    names = store.names()
+    if any(name.startswith("queue=") for name in store.folders()):
+        return spark.read.schema(LAKE_SCHEMA).parquet(_place(source, ""))
+    segments = [name for name in names if queue_of(name) is not None]
+    if any(name.endswith((".lock", ".checkpoint", ".mark")) for name in names):
+        return spark.read.format("kestrel").load(source)
+    if not segments:
+        raise NothingToReport(store.name)
+    slices = min(len(segments), _TASKS * spark.sparkContext.defaultParallelism)
+    numbers = spark.range(0, len(segments), 1, slices)
+    return numbers.mapInArrow(partial(_read, store, segments), SCHEMA)
+
+
+def _read(store: Store, names: list[str], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A task: the items of the archived segments of these numbers."""
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            name = names[number]
+            with store.open(name) as file:
+                yield from Archived(file, f"{store.name}/{name}", name).batches()

@@ -1,0 +1,48 @@
+"""The service: ``python -m kestrelpy.spark.pipeline.producer FOLDER``. Puts lines at a steady pace until all are in.
+
+Killed and started again, it goes on behind the last line that the queue has: ids are dense, so the tail says which.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+
+from kestrelpy import JournaledQueue
+from kestrelpy.cli.demo_corpus import Corpus
+from kestrelpy.codecs import JSON
+from kestrelpy.spark.pipeline._plan import LINES, READER, Plan, items
+
+BATCH = 200
+
+
+def produce(plan: Plan) -> None:
+    """Put what is missing, then stay until the query is through, so that segments go into the archive."""
+    corpus = Corpus.load(plan.root / "corpus.json")
+    with JournaledQueue(
+        plan.queues, LINES, codec=JSON, segment_bytes=plan.segment_bytes, archive_dir=plan.archive
+    ) as queue:
+        if not queue.stats().tail_id:
+            queue.reader(READER, start="earliest").close()  # its place is kept from the first line on
+        tail_id = queue.stats().tail_id
+        began = time.monotonic()
+        rest = itertools.islice(items(corpus, plan.lines), tail_id, None)
+        done = 0
+        early = plan.lines // 4  # that much is there when the query comes; the rest is put beside it
+        while batch := list(itertools.islice(rest, BATCH)):
+            tail_id = queue.put_many(batch)[-1]
+            done += len(batch)
+            (plan.root / "put").write_text(str(tail_id), encoding="ascii")
+            while tail_id >= early and not (plan.root / "batch").exists():
+                time.sleep(0.05)
+                began = time.monotonic() - done / plan.pace
+            time.sleep(max(0.0, began + done / plan.pace - time.monotonic()))
+        queue.sync()
+        (plan.root / "put.done").touch()
+        while not (plan.root / "read.done").exists():
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    produce(Plan.load(sys.argv[1]))

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench import __doc__ as how
 from bench import goals, measure, report
-from bench.workloads import WORKLOADS
+from bench.workloads import ON_SPARK, WORKLOADS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,16 +28,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m bench", description=how, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--list", action="store_true", help="the workloads and who takes part")
+    parser.add_argument("--spark", action="store_true", help="the workloads on Spark instead; they need Java 17 or 21")
     parser.add_argument("--only", metavar="NAMES", help="these workloads, with commas in between")
     parser.add_argument("--json", metavar="FILE", help="write the results there too; - for standard output, no tables")
     parser.add_argument("--repeats", type=int, default=7, help="rounds that count (7)")
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of items (1.0); for a quick look")
     parser.add_argument("--dir", metavar="DIR", help="put the queues there (default: where temporary files go)")
     args = parser.parse_args(argv)
-    names = args.only.split(",") if args.only else [workload.name for workload in WORKLOADS]
-    chosen = [workload for workload in WORKLOADS if workload.name in names]
+    there = ON_SPARK if args.spark else WORKLOADS
+    names = args.only.split(",") if args.only else [workload.name for workload in there]
+    chosen = [workload for workload in there if workload.name in names]
     if unknown := set(names) - {workload.name for workload in chosen}:
-        parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(one.name for one in WORKLOADS)}")
+        parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(one.name for one in there)}")
     if args.repeats < 1 or args.scale <= 0:
         parser.error("--repeats and --scale must be above zero")
     if args.list:

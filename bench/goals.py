@@ -147,6 +147,23 @@ def _elsewhere() -> Iterator[Goal]:
 GOALS: tuple[Goal, ...] = (*_memory(), *_durable(), *_synced(), *_sizes(), *_elsewhere())
 
 
+def _on_spark() -> Iterator[Goal]:
+    read = Figure("spark-read", "kestrelpy", "warm")
+    yield Goal("batch read: us an item", read, at_most=1 / 3)
+    parquet = Figure("spark-read", "Parquet", "warm")
+    yield Goal("batch read: Parquet's time over ours", parquet, read, at_least=0.5)
+    stream = Figure("spark-stream", "kestrelpy", "thousand items a second, after the first batch")
+    yield Goal("stream into Parquet: thousand items a second", stream, at_least=300.0)
+    yield Goal(
+        "stream: seconds p50 from put to commit", Figure("spark-latency", "kestrelpy", "seconds p50"), at_most=2.0
+    )
+    yield Goal("sink: us an item", Figure("spark-sink", "kestrelpy", "sink"), at_most=5.0)
+    yield Goal("driver buffer: us an item", Figure("spark-buffer", "kestrelpy", "buffer"), at_most=10.0)
+
+
+GOALS_ON_SPARK: tuple[Goal, ...] = tuple(_on_spark())
+
+
 def figures_of(facts: dict[str, Any]) -> dict[Figure, float]:
     """The medians of a run's results."""
     return {
@@ -159,9 +176,10 @@ def figures_of(facts: dict[str, Any]) -> dict[Figure, float]:
 def table(facts: dict[str, Any], *, all_of_them: bool) -> str:
     """Goal, measured, wanted, and whether that is reached: for people. Empty if nothing of it was measured."""
     figures = figures_of(facts)
+    on_spark = any(figure.workload.startswith("spark-") for figure in figures)
     rows = [("goal", "measured", "wanted", "")]
     verdicts = []
-    for goal in GOALS:
+    for goal in GOALS_ON_SPARK if on_spark else GOALS:
         value = goal.measured(figures)
         if value is not None:
             verdicts.append(goal.reached(value))

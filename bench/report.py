@@ -25,6 +25,8 @@ _PACKAGES = (
     "lmdb",
     "rocksdict",
     "redis",
+    "pyspark",
+    "pyarrow",
 )
 _SERVERS = {"redis-server": "--version", "beanstalkd": "-v"}
 

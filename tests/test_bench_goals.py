@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bench import goals
-from bench.goals import GOALS, Figure, Goal
-from bench.workloads import WORKLOADS
+from bench.goals import GOALS, GOALS_ON_SPARK, Figure, Goal
+from bench.workloads import ON_SPARK, WORKLOADS
 
 RESULTS = sorted((Path(__file__).parent.parent / "bench" / "results").glob("*.json"))
 
@@ -65,11 +65,13 @@ def test_the_table() -> None:
     assert "scale of 0.1" in short[5]
     assert len(goals.table(facts, all_of_them=True).splitlines()) == len(GOALS) + 4
     assert goals.table(facts_of({}), all_of_them=False) == ""
+    on_spark = goals.table(facts_of({Figure("spark-sink", "kestrelpy", "sink"): 4.0}), all_of_them=True)
+    assert len(on_spark.splitlines()) == len(GOALS_ON_SPARK) + 3
 
 
 def test_every_figure_that_a_goal_names_has_a_contender() -> None:
-    there = {(workload.name, one.name, one.at) for workload in WORKLOADS for one in workload.contenders}
-    named = {figure for goal in GOALS for figure in (goal.over, goal.under) if figure is not None}
+    there = {(workload.name, one.name, one.at) for workload in (*WORKLOADS, *ON_SPARK) for one in workload.contenders}
+    named = {figure for goal in (*GOALS, *GOALS_ON_SPARK) for figure in (goal.over, goal.under) if figure is not None}
     assert {(figure.workload, figure.contender, figure.at) for figure in named} <= there
     assert len({goal.text for goal in GOALS}) == len(GOALS)
 

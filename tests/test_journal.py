@@ -19,6 +19,7 @@ from kestrelpy import CorruptJournal, DurabilityUnknown, ForkedQueue, QueueDiskF
 from kestrelpy import _format as fmt
 from kestrelpy._archive import archive_segment
 from kestrelpy._disk import RealDisk
+from kestrelpy._inbox_format import pack_body
 from kestrelpy._journal import SEGMENT_COST, UNFILLED_BYTES, Journal
 from kestrelpy._recovery import Recovered, Recovery
 from kestrelpy._segment import LARGE_BYTES, frames_of, read_header
@@ -212,15 +213,19 @@ def test_an_append_that_finds_no_room_takes_no_id(large: int, exact: int, expect
 
 # R12, R13: a store that failed half-way is undone before the next one.
 @pytest.mark.parametrize("short", [0, 1, 10, 31, 40, -1])
-@pytest.mark.parametrize("batch", [False, True])
-def test_r12_a_short_store_is_undone(short: int, batch: bool) -> None:
+@pytest.mark.parametrize("kind", ["item", "batch", "body"])
+def test_r12_a_short_store_is_undone(short: int, kind: str) -> None:
     disk = FailingDisk(MemoryDisk(), mapped=False)
     each = journal(disk)
     each.append(b"first", 1)
     disk.arm(errno.EIO, kinds={"store"}, short_bytes=short)
-    torn = (lambda: each.append_frame([b"torn" * 9] * 2, 1, None)) if batch else (lambda: each.append(b"torn" * 20, 1))
+    torn = {
+        "item": lambda: each.append(b"torn" * 20, 1),
+        "batch": lambda: each.append_frame([b"torn" * 9] * 2, 1, None),
+        "body": lambda: each.append_body(pack_body([b"torn" * 9] * 2, None), 1),
+    }
     with pytest.raises(OSError, match="Input/output"):
-        torn()
+        torn[kind]()
     assert each.tail_id == 1
     assert each.append(b"second", 1) == 2
     assert everything(each) == {1: (b"first", 1, None), 2: (b"second", 1, None)}

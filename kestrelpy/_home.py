@@ -35,8 +35,7 @@ class Home:
         name = _names.lock_name(self.queue)
         lock = self.directory.lock(name)
         try:
-            mine = (f"{self.queue}.", f"{self.queue}+")
-            names = [each for each in self.directory.names() if each.startswith(mine)]
+            names = _names.of_queue(self.directory.names(), self.queue)
             if name not in names:
                 raise InvalidName(self.queue, "another queue here has this name but for upper and lower case")
         except BaseException:

@@ -129,16 +129,17 @@ class Intake:
 
     def _remove(self, old: list[str]) -> None:
         with self._publishing():
-            there = [(name, _names.parse_inbox(name)) for name in self._folder.names()]
-            mine = [(name, about) for name, about in there if about is not None and about.queue == self._queue]
-            batches = [
-                read_batch(self._folder, name) for name, about in mine if about.number and not about.is_temporary
-            ]
-            named = {part.part_id for batch in batches if batch is not None for part in batch.parts}
-            for name, about in mine:
-                is_unnamed = about.part_id is not None and about.part_id not in named and None not in batches
-                if name in old and (about.is_temporary or is_unnamed):
-                    self._unlink(name)
+            self._remove_unnamed(old)  # by itself: at jumps backwards in here CPython 3.13 would not see the "with"
+
+    def _remove_unnamed(self, old: list[str]) -> None:
+        there = [(name, _names.parse_inbox(name)) for name in self._folder.names()]
+        mine = [(name, about) for name, about in there if about is not None and about.queue == self._queue]
+        batches = [read_batch(self._folder, name) for name, about in mine if about.number and not about.is_temporary]
+        named = {part.part_id for batch in batches if batch is not None for part in batch.parts}
+        for name, about in mine:
+            is_unnamed = about.part_id is not None and about.part_id not in named and None not in batches
+            if name in old and (about.is_temporary or is_unnamed):
+                self._unlink(name)
 
     def _may_be_old(self, name: str) -> bool:
         about = _names.parse_inbox(name)

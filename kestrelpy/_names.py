@@ -136,6 +136,12 @@ def segments_among(names: Iterable[str], queue: str) -> list[tuple[int, str]]:
     return sorted(each for each in there if not is_new(each[1]) or (each[0], lasting_name(each[1])) not in there)
 
 
+def of_queue(names: Iterable[str], queue: str) -> list[str]:
+    """Those of a folder's ``names`` that begin as the files of ``queue`` do."""
+    mine = (f"{queue}.", f"{queue}+")
+    return [name for name in names if name.startswith(mine)]
+
+
 def parse_checkpoint(file_name: str, queue: str) -> str | None:
     """The reader's name (empty: the default reader), or ``None`` if the file is no checkpoint of ``queue``."""
     match = _compiled(_CHECKPOINT).fullmatch(file_name)

@@ -84,13 +84,17 @@ def draw(load: Load, theme: Theme) -> dict[str, bytes]:
         "axes.labelcolor": theme.ink,
         "axes.titlecolor": theme.ink,
     }
-    found = {}
     with matplotlib.rc_context(style):
-        for picture in PICTURES:
-            figure = _PAINTERS[picture.name](load)
-            if figure is not None:
-                figure.suptitle(picture.title, x=0.01, ha="left", fontsize=12)
-                found[picture.name] = _png(figure)
+        return _painted(load)
+
+
+def _painted(load: Load) -> dict[str, bytes]:
+    found = {}
+    for picture in PICTURES:
+        figure = _PAINTERS[picture.name](load)
+        if figure is not None:
+            figure.suptitle(picture.title, x=0.01, ha="left", fontsize=12)
+            found[picture.name] = _png(figure)
     return found
 
 

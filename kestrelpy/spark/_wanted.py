@@ -26,6 +26,8 @@ from kestrelpy.spark._decode import Run
 NEVER_NULL = {"queue", "id", "added", "error_count", "data", "segment"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS = 1 << 62
+_FAR = 1 << 64
+"""Behind every id and every instant; its negative is in front of them."""
 
 
 class Wanted(NamedTuple):
@@ -140,17 +142,8 @@ def _by_id(each: Filter, wanted: Wanted) -> Wanted | None:
     if not _is_int(value):
         return None
     assert isinstance(value, int)
-    if isinstance(each, EqualTo | EqualNullSafe):
-        return wanted.ids_from(value).ids_before(value + 1)
-    if isinstance(each, GreaterThan):
-        return wanted.ids_from(value + 1)
-    if isinstance(each, GreaterThanOrEqual):
-        return wanted.ids_from(value)
-    if isinstance(each, LessThan):
-        return wanted.ids_before(value)
-    if isinstance(each, LessThanOrEqual):
-        return wanted.ids_before(value + 1)
-    return None
+    reach = _reach(each, value, value)
+    return None if reach is None else wanted.ids_from(reach[0]).ids_before(reach[1])
 
 
 def _is_int(value: object) -> bool:
@@ -166,17 +159,25 @@ def _by_instant(each: Filter, wanted: Wanted) -> Wanted | None:
     value = _microseconds(getattr(each, "value", None))
     if value is None:
         return None
-    below, above = value // 1000, -(-value // 1000)  # the last one at or before it, the first one at or after it
+    reach = _reach(each, value // 1000, -(-value // 1000))
+    return None if reach is None else wanted.added_from(reach[0]).added_before(reach[1])
+
+
+def _reach(each: Filter, below: int, above: int) -> tuple[int, int] | None:
+    """From which whole number on, and to before which one, a comparison holds; ``None`` if it is another filter.
+
+    ``below`` and ``above``: the last whole number at or before the value that is compared with, the first at or after.
+    """
     if isinstance(each, EqualTo | EqualNullSafe):
-        return wanted.added_from(above).added_before(below + 1)
+        return above, below + 1
     if isinstance(each, GreaterThan):
-        return wanted.added_from(below + 1)
+        return below + 1, _FAR
     if isinstance(each, GreaterThanOrEqual):
-        return wanted.added_from(above)
+        return above, _FAR
     if isinstance(each, LessThan):
-        return wanted.added_before(above)
+        return -_FAR, above
     if isinstance(each, LessThanOrEqual):
-        return wanted.added_before(below + 1)
+        return -_FAR, below + 1
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from conftest import START_MS
 
-from kestrelpy import Item, JournaledQueue, QueueEmpty, ReaderConfig, UnknownItem
+from kestrelpy import Item, JournaledQueue, QueueEmpty, Reader, ReaderConfig, UnknownItem
 from kestrelpy._unread import EXPANDED
 from kestrelpy._window import Window
 from kestrelpy._writing import LARGE_BATCH
@@ -22,6 +22,15 @@ def batch(count: int, first: int = 1) -> list[bytes]:
 
 def ids(items: list[Item]) -> list[int]:
     return [item.id for item in items]
+
+
+def before_a_batch(queue: JournaledQueue) -> Reader:
+    """The queue's reader, which shares the window since it has read item 1; items 2 to 601 wait as one batch."""
+    reader = queue.reader()
+    queue.put(b"1")
+    reader.get().commit()
+    queue.put_many(batch(600, 2))
+    return reader
 
 
 def check_items(items: list[Item], first: int, count: int) -> None:
@@ -109,11 +118,7 @@ def test_a_reader_that_comes_later_begins_in_the_middle_of_a_batch(open_queue: O
 
 
 def test_seeking_back_into_a_batch_and_out_of_it(open_queue: Open) -> None:
-    queue = open_queue()
-    reader = queue.reader()
-    queue.put(b"1")
-    reader.get().commit()
-    queue.put_many(batch(600, 2))
+    reader = before_a_batch(open_queue())
     check_items(reader.get_many(100), 2, 100)
     reader.seek(50)
     check_items(reader.get_many(20), 50, 20)
@@ -125,11 +130,7 @@ def test_seeking_back_into_a_batch_and_out_of_it(open_queue: Open) -> None:
 
 
 def test_items_of_a_batch_that_come_back_come_first(open_queue: Open) -> None:
-    queue = open_queue()
-    reader = queue.reader()
-    queue.put(b"1")
-    reader.get().commit()
-    queue.put_many(batch(600, 2))
+    reader = before_a_batch(open_queue())
     items = reader.get_many(500)
     items[3].abort()
     assert reader.peek().id == 5
@@ -143,11 +144,7 @@ def test_items_of_a_batch_that_come_back_come_first(open_queue: Open) -> None:
 
 
 def test_max_age_holds_for_the_items_of_a_batch(open_queue: Open, clock: ManualClock) -> None:
-    queue = open_queue(default_reader=ReaderConfig(max_age=10))
-    reader = queue.reader()
-    queue.put(b"1")
-    reader.get().commit()
-    queue.put_many(batch(600, 2))
+    reader = before_a_batch(open_queue(default_reader=ReaderConfig(max_age=10)))
     check_items(reader.get_many(300), 2, 300)
     clock.advance(10)
     with pytest.raises(QueueEmpty):
@@ -174,10 +171,7 @@ def test_a_batch_counts_where_memory_is_bounded(open_queue: Open) -> None:
 
 def test_a_batch_in_hand_is_let_go_when_it_is_read(open_queue: Open) -> None:
     queue = open_queue()
-    reader = queue.reader()
-    queue.put(b"1")
-    reader.get().commit()
-    queue.put_many(batch(600, 2))
+    reader = before_a_batch(queue)
     reader.get_many(600)
     with pytest.raises(QueueEmpty):
         reader.get_nowait()

@@ -354,8 +354,16 @@ class JournaledQueue(Ending):
         except (OSError, QueueClosed):
             again = True
             _log.warning("retiring segments of %s failed and will be tried again", self.name, error=True)
-        if again or self._readership.waits_for_others(self._feed):
+        if again or self._others_wait():
             self._moved(None)
+
+    def _others_wait(self) -> bool:
+        """Whether readers elsewhere hold a segment back; if that can't be seen, it is looked for again."""
+        try:
+            return self._readership.waits_for_others(self._feed)
+        except (OSError, QueueClosed):
+            _log.warning("looking for readers of %s failed and will be tried again", self.name, error=True)
+            return True
 
     # -- figures --------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from kestrelpy import (
     QueueFull,
     QueueLocked,
     ReaderConfig,
+    open_reader,
     queue_names,
     scan,
 )
@@ -737,6 +738,26 @@ def test_lk_c15_readers_that_moved_are_checkpointed_by_the_timer(
     let_die(queue)
     with open_queue() as again:
         assert len(drain(again)) == 2
+
+
+def test_looking_for_readers_elsewhere_goes_on_when_it_fails(folder: Path, clock: ManualClock, caplog: Any) -> None:
+    disk = FailingDisk(MemoryDisk())
+    with JournaledQueue(folder, "jobs", clock=clock, disk=disk, segment_bytes=4096, inbox_interval=None) as queue:
+        here, elsewhere = queue.reader("here"), queue.reader("elsewhere")
+        for _ in range(4):
+            queue.put(bytes(3000))
+        elsewhere.close()  # as if another process had it
+        here.commit_many(here.get_many(4))
+        disk.arm(errno.EIO, at=2, kinds={"names"})  # the first one is that of retiring
+        clock.advance(1)
+        assert "looking for readers" in caplog.text
+        assert queue.stats().segments == 4
+        reader = open_reader(folder, "jobs", "elsewhere", disk=disk, clock=clock)
+        reader.commit_many(reader.get_many(4))
+        reader.checkpoint(durable=True)
+        reader.close()
+        clock.advance(3)
+        assert queue.stats().segments == 1
 
 
 def test_a_checkpoint_that_fails_is_tried_again(folder: Path, clock: ManualClock, caplog: Any) -> None:

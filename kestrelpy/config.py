@@ -101,8 +101,8 @@ class ReaderStats(Value, kw_only=True):
 class QueueStats(Value, kw_only=True):
     """A journaled queue's figures at one moment. ``items`` and ``bytes`` are sums over the readers open here.
 
-    ``tail_id`` is the last id given out, ``durable_id`` the last one known to be on disk. Counters count since the
-    queue was opened.
+    ``tail_id`` is the last id given out, ``durable_id`` the last one known to be on disk. ``oldest_segment`` and
+    ``newest_segment`` are the numbers of those that are kept. Counters count since the queue was opened.
     """
 
     items: int
@@ -117,3 +117,5 @@ class QueueStats(Value, kw_only=True):
     sync_count: int
     quarantined: int
     readers: Mapping[str, ReaderStats] = MappingProxyType({})
+    oldest_segment: int = 0
+    newest_segment: int = 0

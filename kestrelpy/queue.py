@@ -390,6 +390,8 @@ class JournaledQueue(Ending):
             sync_count=self._commit.sync_count,
             quarantined=journal.quarantined,
             readers=MappingProxyType(figures),
+            oldest_segment=journal.segments[0].number if journal.segments else 0,
+            newest_segment=journal.segments[-1].number if journal.segments else 0,
         )
 
     def as_blocking_queue(self) -> BlockingQueue[Any]:

@@ -1,0 +1,447 @@
+"""What a work queue writes about its jobs, and how its journal is kept short.
+
+Rules:
+1. A change is written before memory knows it: what could not be written has not happened, and whoever asked is told.
+   What time alone does (the end of a reservation) happens all the same; it is written as soon as that is possible.
+2. Nothing is committed before the queue's counters are written: so they are exact after a crash. If there is no room
+   for them, the youngest job's record stays, so that no id is given out twice.
+3. Work is done in slices, with the lock let go between.
+
+NOTE ON LOCKING: ``_lock`` (W) guards the machine and the log. It is held for memory work and for appending to the
+journal; never while the journal is synced or somebody who waits is told. ``_settling`` (S) comes before it: one thread
+at a time shortens the journal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kestrelpy import QueueClosed, QueueDiskFull
+from kestrelpy.errors import KestrelError
+from kestrelpy.work import _records as records
+from kestrelpy.work._live import Live
+from kestrelpy.work._log import FRAME_BYTES, SLICE, Log, NoLog
+from kestrelpy.work._machine import NEVER, Machine
+from kestrelpy.work._mending import check, mend
+from kestrelpy.work._names import check_tube
+from kestrelpy.work._records import (
+    BURIED,
+    DELAYED,
+    EXPIRED,
+    GONE,
+    PUT_BYTES,
+    READY,
+    RESERVED,
+    TIMED_OUT,
+    Origin,
+    State,
+    pack_gone,
+)
+from kestrelpy.work._turns import News, Turn
+from kestrelpy.work.errors import JobNotFound
+
+if TYPE_CHECKING:
+    from kestrelpy import Clock, JournaledQueue
+    from kestrelpy.clock import Timer
+    from kestrelpy.work._live import Tube
+    from kestrelpy.work.session import Session
+
+TICK = 100
+"""How much of what is due a call does before it does its own."""
+MUCH = 1000
+"""How much of it the timer does in one go."""
+BREATH = 0.001
+"""For how many seconds whoever works in slices leaves the lock to others: one that takes it again at once is never too
+late for it, and those who wait always are.
+"""
+SHORTEST = 1e-6
+"""In seconds: a shorter wait may end before its time, as clocks count nanoseconds and not parts of them."""
+OVERHEAD_BYTES = PUT_BYTES + FRAME_BYTES + 16
+"""About what a live job takes in the journal beside its body."""
+_ROUNDS = 8
+
+
+class Keeping:
+    """The machine, the log, the lock, and the turns that are taken with it."""
+
+    name: str
+    _clock: Clock
+    _disk_clock: Clock
+    _interval: float
+    _always: bool
+
+    def _set_up(self, queue: JournaledQueue | None, segment_bytes: int, max_attempts: int | None) -> None:
+        self._lock = threading.Lock()
+        self._settling = threading.Lock()
+        self._turn = Turn(self)
+        self._news = News(self)
+        self._machine = Machine(max_attempts)
+        self._sessions: dict[Session, None] = {}
+        self._numbers = itertools.count(1)  # of those who wait
+        self._state: Exception | None = None  # why it can't be used
+        self._disturbed = False  # an exception from outside struck while the lock was held
+        self._at_work: Sequence[Live] = ()  # about whom the last records were written, or are being written
+        self._timer: Timer | None = None
+        self._armed_at = NEVER
+        self._settling_soon = False
+        self._totals_at = 0
+        self._saved_totals: records.Totals | None = None
+        self._migrated = 0
+        self._last_put_at = 0
+        self._unsaid: list[int] = []  # jobs that are gone, and there was no room to say so
+        self._segment_bytes = segment_bytes
+        self._journal = None if queue is None else Log(queue, segment_bytes, self._look_locked)
+        self._log: Log | NoLog = self._journal or NoLog()
+        self._append = self._log.append
+
+    def _next_number(self) -> int:
+        return next(self._numbers)
+
+    def _live_locked(self, job_id: int) -> Live:
+        try:
+            return self._machine.jobs[job_id]
+        except KeyError:
+            raise JobNotFound(job_id) from None
+
+    def _tube_locked(self, name: str) -> Tube:
+        """The tube of that name, made if need be. Raises ``InvalidName``."""
+        return self._machine.tubes.get(name) or self._machine.make_tube(check_tube(name))
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def _begin_locked(self) -> float:
+        """What time it is. Time has done its work by then, or a slice of it. Raises ``QueueClosed``.
+
+        Hot paths ask for the time themselves, and come here if that is not before ``next_due``: it is long past where
+        there is something wrong.
+        """
+        if self._state is not None:
+            raise self._state
+        now = self._clock.monotonic()
+        if self._disturbed:
+            self._mend_locked(now)
+        machine = self._machine
+        if now >= machine.next_due:
+            self._advance_locked(now, TICK)
+        return now
+
+    def _advance_locked(self, now: float, limit: int) -> None:
+        machine = self._machine
+        machine.advance(now, limit)
+        if machine.overdue:
+            self._save_locked(list(machine.overdue.values()))
+
+    def _mend_locked(self, now: float) -> None:
+        """An exception from outside struck in the middle of something: make the lists, the log and the journal agree.
+
+        Memory is right: what a record said of the jobs that were at work is said anew, as memory has it.
+        """
+        machine, log = self._machine, self._log
+        mend(machine, self._sessions, now)
+        log.realign()
+        self._saved_totals = None
+        for tube in machine.tubes.values():
+            machine.note(tube)
+        for job in self._at_work:
+            if machine.jobs.get(job.id) is job:
+                self._rewrite_locked(job, now)
+            else:
+                machine.last_id = max(machine.last_id, job.id)
+                log.over(self._append(pack_gone(GONE, EXPIRED, job.id)))
+        self._disturbed = False
+
+    def _end_locked(self) -> None:
+        """Before the lock is let go."""
+        machine = self._machine
+        if machine.expired:
+            self._write_expired_locked()
+        if machine.unsaved and not self._settling_soon:
+            self._settle_later(self._interval)
+        if machine.next_due < self._armed_at:
+            self._arm_locked()
+
+    def _note(self, error: BaseException) -> None:
+        """It was raised with the lock held. Errors of our own are raised where nothing is half done."""
+        if not isinstance(error, KestrelError | OSError | ValueError | TypeError):
+            self._disturbed = True
+            self._machine.next_due = -NEVER
+
+    def _arm_locked(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_at = self._machine.next_due
+        wait = self._armed_at - self._clock.monotonic()
+        wait = max(wait, SHORTEST) if wait > 0 else BREATH
+        self._timer = self._clock.call_later(wait, self._tick, on_lost=self._timer_lost)
+
+    def _timer_lost(self, _error: BaseException) -> None:
+        self._armed_at = NEVER  # the next call sets another one
+
+    def _tick(self) -> None:
+        """Something is due. On the clock's thread."""
+        with self._lock:
+            self._armed_at, self._timer = NEVER, None
+        try:
+            with self._news, self._lock, self._turn as now:
+                if now >= self._machine.next_due:
+                    self._advance_locked(now, MUCH)
+        except KestrelError:  # it is closed, or has failed: whoever uses it is told
+            return
+
+    def _breathe(self) -> None:
+        """Between two slices of one call: let others have the lock. Without it, and in real time."""
+        threading.Event().wait(BREATH)
+
+    def _tell(self) -> None:
+        """Tell those who have left the line what became of it. Without the lock."""
+        told = self._machine.told
+        for waiter, outcome in list(told.items()):
+            waiter.tell(outcome)
+            told.pop(waiter, None)
+
+    # -- what is written ---------------------------------------------------------------------------------------------
+
+    def _write_state_locked(self, job: Live, state: State) -> None:
+        """``job`` is about to be in this state. Raises as ``Log.append``, and nothing is changed."""
+        self._at_work = (job,)
+        at = self._append(records.encode_state(job.id, job.tube.name, state))
+        self._saved_locked(job, at)
+
+    def _saved_locked(self, job: Live, at: int) -> None:
+        """Record ``at`` says all there is to say about the job, but for how it was put."""
+        self._log.over(job.state_at)
+        job.state_at = at
+        job.new_timeouts = 0
+        self._machine.unsaved.pop(job.id, None)
+        self._machine.overdue.pop(job.id, None)
+
+    def _state_of(self, job: Live, now: float) -> State:
+        """As it would be after a restart: a reserved job is ready then."""
+        state = READY if job.state == RESERVED else job.state
+        due_ms = self._wall_ms(job.due - now) if state == DELAYED else 0
+        place = int(job.due) if state == BURIED else 0
+        return State(
+            state,
+            job.priority,
+            job.delay,
+            due_ms,
+            job.reserves,
+            job.timeouts,
+            job.releases,
+            job.buries,
+            job.kicks,
+            place,
+            job.new_timeouts,
+        )
+
+    def _wall_ms(self, seconds: float = 0.0) -> int:
+        """The instant in so many seconds, in milliseconds since the Unix epoch."""
+        return max(0, self._clock.time_ns() // 1_000_000 + round(seconds * 1000))
+
+    def _save_locked(self, jobs: list[Live]) -> None:
+        """Write the states of these; later, if that can't be done now."""
+        now = self._clock.monotonic()
+        self._at_work = jobs
+        try:
+            ids = self._log.append_many(
+                [records.encode_state(job.id, job.tube.name, self._state_of(job, now)) for job in jobs]
+            )
+        except (OSError, KestrelError):  # they stay in machine.unsaved
+            self._settle_later(self._interval)
+            return
+        for job, at in zip(jobs, ids, strict=True):
+            self._saved_locked(job, at)
+
+    def _write_gone_locked(self, job: Live, cause: int) -> None:
+        """It is about to be removed. On a full disk its record is committed, which needs no room."""
+        log = self._log
+        self._at_work = (job,)
+        try:
+            log.over(self._append(pack_gone(GONE, cause, job.id)))
+        except QueueDiskFull:
+            if job.at != self._last_put_at:
+                log.over_at_once(job.at)
+            else:  # it stays, so that its id is not given out again
+                self._unsaid.append(job.id)
+                self._settle_later(self._interval)
+        log.over(job.at)
+        if job.state_at:
+            log.over(job.state_at)
+
+    def _write_expired_locked(self) -> None:
+        """The end of those that have expired. If it can't be written they expire again after a restart."""
+        expired, self._machine.expired = self._machine.expired, []
+        for job in expired:
+            try:
+                self._write_gone_locked(job, TIMED_OUT if job.new_timeouts else EXPIRED)
+            except (OSError, KestrelError):
+                self._log.over(job.at)
+                self._log.over(job.state_at)
+
+    def sync(self) -> None:
+        """All that returned before is on disk when this returns. Raises ``DurabilityUnknown``."""
+        self._log.sync()
+
+    # -- keeping the journal short -----------------------------------------------------------------------------------
+
+    def _look_locked(self) -> None:
+        """Something was written since the last look: settle before long, at once if the journal is too long."""
+        log = self._journal
+        assert log is not None
+        bound = log.bound(self._live_bytes_locked())
+        if log.bytes > bound:
+            log.look_at = log.bytes + self._segment_bytes
+            self._disk_clock.call_later(0, self._maintain)
+        else:
+            log.look_at = bound
+            self._settle_later(self._interval)
+
+    def _settle_later(self, seconds: float) -> None:
+        if self._journal is not None and not self._settling_soon:
+            self._settling_soon = True
+            self._disk_clock.call_later(seconds, self._maintain, on_lost=self._maintenance_lost)
+
+    def _maintenance_lost(self, _error: BaseException) -> None:
+        self._settling_soon = False
+
+    def _maintain(self) -> None:
+        """On the clock's thread."""
+        self._settling_soon = False
+        if self._state is not None:
+            return
+        try:
+            self._settle()
+        except QueueClosed:
+            return
+        except (OSError, KestrelError):  # the journal has told whoever must know; a full disk may have room later
+            self._settle_later(self._interval)
+
+    def _live_bytes_locked(self) -> int:
+        return self._machine.bytes + OVERHEAD_BYTES * len(self._machine.jobs)
+
+    def _settle(self) -> None:
+        """Write what is only counted so far, commit what is over, carry old live records forward, save the place.
+
+        Raises ``DurabilityUnknown``, ``OSError``.
+        """
+        log = self._journal
+        assert log is not None
+        with self._settling:
+            for _ in range(_ROUNDS):
+                count = self._prepare()
+                log.sync()
+                self._commit(count)
+                log.checkpoint()
+                with self._news, self._lock, self._turn as now:
+                    if log.bytes <= log.bound(self._live_bytes_locked()):
+                        log.look_at = -1  # the next append sees to the next time
+                        return
+                    self._carry_locked(now)
+            self._settle_later(0)  # there is more; others come first
+
+    def _prepare(self) -> int:
+        """Bring the counters to paper; how many records may be committed once the journal is synced."""
+        assert self._journal is not None
+        left = 1
+        while left:
+            with self._news, self._lock, self._turn:
+                unsaved = self._machine.unsaved
+                before = len(unsaved)
+                some = [job for job, _ in zip(unsaved.values(), range(SLICE), strict=False)]
+                if some:
+                    self._save_locked(some)
+                left = len(unsaved) if len(unsaved) < before else 0
+            if left:
+                self._breathe()
+        with self._news, self._lock, self._turn as now:
+            try:
+                self._write_totals_locked(now)
+            except QueueDiskFull:
+                self._settle_later(self._interval)
+                return self._journal.over_before(self._last_put_at)
+            return self._journal.over_count
+
+    def _write_totals_locked(self, now: float) -> None:
+        log, machine = self._journal, self._machine
+        assert log is not None
+        while self._unsaid:
+            log.over(log.append(pack_gone(GONE, EXPIRED, self._unsaid[-1])))
+            self._unsaid.pop()
+        for tube in list(machine.changed_tubes.values()):
+            until_ms = self._wall_ms(tube.paused_until - now) if tube.paused_until else 0
+            figures = (tube.name, tube.total_jobs, tube.deletes, tube.pauses, tube.pause, until_ms)
+            at = log.append(records.encode_tube(records.TubeFigures(*figures)))
+            log.over(tube.at)
+            tube.at, tube.is_changed = at, False
+            machine.changed_tubes.pop(tube.name, None)
+            if tube.name not in machine.tubes:  # it is no more: this record is to say so once
+                log.over(at)
+                tube.at = 0
+        totals = records.Totals(machine.last_id, machine.total_jobs, machine.timeouts, machine.places)
+        if totals != self._saved_totals:
+            at = log.append(records.encode_totals(totals))
+            log.over(self._totals_at)
+            self._totals_at, self._saved_totals = at, totals
+
+    def _commit(self, count: int) -> None:
+        """Commit the ``count`` oldest records: they are over, and what made them so is on disk."""
+        log = self._journal
+        assert log is not None
+        if log.skip(count):
+            with self._lock:
+                log.committed(count)
+            return
+        while count:
+            with self._lock:
+                log.commit(min(count, SLICE))
+            count -= min(count, SLICE)
+            if count:
+                self._breathe()
+
+    def _carry_locked(self, now: float) -> None:
+        """Write the oldest live records anew."""
+        log, machine = self._journal, self._machine
+        assert log is not None
+        for at, data in log.oldest(SLICE):
+            if data[0] == records.TUBE:
+                tube = next((tube for tube in machine.tubes.values() if tube.at == at), None)
+                if tube is not None:
+                    machine.note(tube)
+            elif data[0] == records.TOTALS:
+                self._saved_totals = None
+            else:
+                self._carry_job_locked(at, data, now)
+
+    def _carry_job_locked(self, at: int, data: bytes, now: float) -> None:
+        log, machine = self._journal, self._machine
+        assert log is not None
+        job = machine.jobs.get(records.job_of(data))
+        if job is None or at not in (job.at, job.state_at):
+            log.over(at)
+            return
+        if at == job.state_at:
+            self._write_state_locked(job, self._state_of(job, now))
+        else:
+            self._rewrite_locked(job, now)
+        self._migrated += 1
+
+    def _rewrite_locked(self, job: Live, now: float) -> None:
+        """Write it anew, with its state. Raises as ``Log.append``."""
+        self._at_work = (job,)
+        added_ms = self._wall_ms(job.added - now)
+        expires_ms = 0 if job.expires is None else self._wall_ms(job.expires[0] - now)
+        origin = Origin(job.id, job.tube.name, job.key, job.priority, job.delay, job.ttr, added_ms, expires_ms)
+        at = self._append(records.encode_put(origin, job.body, self._state_of(job, now)))
+        self._log.over(job.at)
+        job.at = at
+        self._saved_locked(job, 0)
+
+    def _check(self) -> None:
+        """The invariants; for tests, with nobody else at work."""
+        with self._lock:
+            check(self._machine, self._sessions)
+            if self._journal is not None:
+                self._journal._check([job.at for job in self._machine.jobs.values()])

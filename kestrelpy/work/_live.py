@@ -1,0 +1,137 @@
+"""Live jobs and the tubes they are in, in memory. No locks, clocks or files here."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from sortedcontainers import SortedList
+
+from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
+
+if TYPE_CHECKING:
+    from kestrelpy.work._holder import Holder
+    from kestrelpy.work._waiting import Waiter
+
+URGENT = 1024
+"""Jobs of a priority below this one are counted as urgent, as beanstalkd does."""
+ID_BITS = 64
+ID_MASK = (1 << ID_BITS) - 1
+
+
+class Live:
+    """One job that lives.
+
+    ``place`` is where it stands in the list of its state: priority and id in one number (ready), when it is due and the
+    id (delayed, reserved), the place in the order of burying and the id (buried). ``added`` and ``expires`` are by the
+    monotonic clock, before whose beginning a job may have been put; with the latter goes the id. ``at`` and
+    ``state_at``: the ids of its records in the journal, 0 for none.
+    """
+
+    __slots__ = (
+        "added",
+        "at",
+        "body",
+        "buries",
+        "delay",
+        "expires",
+        "holder",
+        "id",
+        "key",
+        "kicks",
+        "new_timeouts",
+        "place",
+        "priority",
+        "releases",
+        "reserves",
+        "state",
+        "state_at",
+        "timeouts",
+        "ttr",
+        "tube",
+    )
+    id: int
+    body: bytes
+    tube: Tube
+    state: int
+    priority: int
+    delay: float
+    ttr: float
+    added: float
+    place: Any
+    expires: tuple[float, int] | None
+    key: str | None
+    holder: Holder | None
+    at: int
+    state_at: int
+    reserves: int
+    timeouts: int
+    releases: int
+    buries: int
+    kicks: int
+    new_timeouts: int
+
+    @property
+    def due(self) -> float:
+        """When a delayed one is ready, or a reservation ends, by the monotonic clock."""
+        due: float = self.place[0]
+        return due
+
+
+class Tube:
+    """One tube: its jobs by state, who waits for one, and what was counted."""
+
+    __slots__ = (
+        "at",
+        "buried",
+        "delayed",
+        "deletes",
+        "encoded",
+        "is_changed",
+        "name",
+        "pause",
+        "paused_until",
+        "pauses",
+        "ready",
+        "reserved",
+        "total_jobs",
+        "urgent",
+        "using",
+        "waiting",
+        "watching",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.encoded = name.encode()
+        self.ready: SortedList[int] = SortedList()
+        self.delayed: SortedList[tuple[float, int]] = SortedList()
+        self.buried: SortedList[tuple[float, int]] = SortedList()
+        self.reserved = 0
+        self.urgent = 0
+        self.waiting: OrderedDict[Waiter, None] = OrderedDict()  # in the order of their coming
+        self.using = self.watching = 0
+        self.total_jobs = self.deletes = self.pauses = 0
+        self.pause = 0.0
+        self.paused_until = 0.0  # by the monotonic clock; 0: it is not paused
+        self.is_changed = False  # since its record at ``at`` was written
+        self.at = 0
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anybody would miss it."""
+        return bool(self.using or self.watching or self.ready or self.reserved or self.delayed or self.buried)
+
+    def _check(self, jobs: dict[int, Live]) -> None:
+        """The invariants; for tests."""
+        mine = [job for job in jobs.values() if job.tube is self]
+        assert [key & ID_MASK for key in self.ready] == [
+            job.id for job in sorted(mine, key=lambda job: (job.priority, job.id)) if job.state == READY
+        ]
+        assert {job_id for _, job_id in self.delayed} == {job.id for job in mine if job.state == DELAYED}
+        assert {job_id for _, job_id in self.buried} == {job.id for job in mine if job.state == BURIED}
+        assert self.reserved == sum(job.state == RESERVED for job in mine)
+        assert self.urgent == sum(job.state == READY and job.priority < URGENT for job in mine)
+        assert all(jobs[key & ID_MASK].place == key for key in self.ready)
+        assert all(jobs[place[1]].place == place for place in (*self.delayed, *self.buried))
+        assert not (self.waiting and self.ready) or self.paused_until

@@ -1,0 +1,241 @@
+"""The journal under a work queue: what is written, which records are over, and how it is kept short.
+
+Rules:
+1. A record is over when the job it is about is gone, or when a later record says all that it said. Whether it is over
+   is one byte in ``_over``, by its id.
+2. Records are committed in the order of their ids, up to the first one that is not over, and only after the journal has
+   been synced up to what made them be over: a power cut leaves an old record or the one that replaced it.
+3. What an old live record holds back is bounded: ``is_long`` says when the oldest ones must be written anew.
+4. On a full disk the record of a job that is deleted is committed by itself, out of order: it needs no room.
+
+NOTE ON LOCKING: all but ``skip``, ``sync`` and ``checkpoint`` want the queue's lock. ``_reading`` comes behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from kestrelpy import inspect, scan
+
+if TYPE_CHECKING:
+    from kestrelpy import JournaledQueue
+    from kestrelpy._disk import Disk
+
+FRAME_BYTES = 24
+"""About what a record takes on disk beside its data."""
+SLICE = 1000
+"""How many records are committed in one go, with the lock held."""
+MANY = 5000
+"""From so many on it costs less to find the place behind them (the frames of one segment) than to read them."""
+
+
+class Log:
+    """What was appended to ``queue`` and is not committed."""
+
+    def __init__(self, queue: JournaledQueue, segment_bytes: int, on_look: Callable[[], object]) -> None:
+        self.queue = queue
+        self.bytes = 0
+        """About how long the journal is."""
+        self.look_at = -1
+        """``on_look`` is called by the append that makes it longer than this."""
+        self._on_look = on_look
+        self._segment_bytes = segment_bytes
+        self._reader = queue.reader()
+        self._put = queue.put
+        self._first = self._reader.head + 1  # the id that _over[0] is about
+        self._over = bytearray()
+        self._began = self._reader.head
+        self._opened = self._reader.head  # up to here all is open or committed
+        self._early: set[int] = set()  # committed out of order
+        self._reading = threading.Lock()  # for what the reader does without the queue's lock
+        self._old: dict[int, bytes] = {}  # open, and not over when they were opened
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def replay(self, disk: Disk | None) -> Iterator[tuple[int, bytes]]:
+        """All records that are not committed, with their ids, in the order of these. To be taken to its end.
+
+        Read beside the reader and not through it: a live job is to take no memory there.
+        """
+        directory, name = self.queue.directory, self.queue.name
+        saved = inspect(directory, name, disk=disk).readers
+        early = {each for first, last in (saved[0].done if saved else ()) for each in range(first, last + 1)}
+        expected = self._first
+        for record in scan(directory, name, start_id=expected, disk=disk):
+            at = record.id
+            if at in early:
+                continue
+            if at != expected:
+                self._reach(at)
+            expected = at + 1
+            self._over.append(0)
+            yield at, record.data
+        self._reach(self.queue.stats().tail_id + 1)
+        self._began = self._first + len(self._over)
+        self.measure()
+
+    def _reach(self, item_id: int) -> None:
+        """What is missing before this id was committed out of order, or never was."""
+        while (missing := self._first + len(self._over)) < item_id:
+            self._early.add(missing)
+            self._over.append(1)
+
+    def realign(self) -> None:
+        """After an exception from outside: what was appended and committed is so, whether it was noted or not."""
+        head = self._reader.head
+        if head >= self._first:
+            self.committed(head + 1 - self._first)
+        self._opened = max(self._opened, head)
+        self._over.extend(bytes(self.queue.stats().tail_id + 1 - self._first - len(self._over)))
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def append(self, record: bytes) -> int:
+        """Write it; its id. Raises ``QueueDiskFull``, ``DurabilityUnknown``, ``OSError``, with nothing written."""
+        at = self._put(record)
+        self._over.append(0)
+        self.bytes += len(record) + FRAME_BYTES
+        if self.bytes > self.look_at:
+            self._on_look()
+        return at
+
+    def append_many(self, records: list[bytes]) -> range:
+        """Write all of them, or none. Raises as ``append``."""
+        ids = self.queue.put_many(records)
+        self._over.extend(bytes(len(records)))
+        self.bytes += sum(map(len, records)) + FRAME_BYTES * len(records)
+        if self.bytes > self.look_at:
+            self._on_look()
+        return ids
+
+    def over(self, at: int) -> None:
+        """Record ``at`` is over. 0 is none."""
+        if at:
+            self._over[at - self._first] = 1
+
+    def over_at_once(self, at: int) -> None:
+        """Record ``at`` is over and must not come again, though there is no room to say so.
+
+        It is committed, and the place is saved: that takes some bytes in a file that is there. If there is no room even
+        for these, the journal goes on trying.
+        """
+        with self._reading:
+            self._open(at)
+            self._reader.commit(at)
+            self._early.add(at)
+        self._over[at - self._first] = 1
+        with contextlib.suppress(OSError):
+            self._reader.checkpoint()
+
+    @property
+    def appended(self) -> int:
+        """How many records this object has written."""
+        return self._first + len(self._over) - self._began
+
+    # -- keeping it short --------------------------------------------------------------------------------------------
+
+    @property
+    def over_count(self) -> int:
+        """How many records, from the oldest on, are over: these may be committed once the journal is synced."""
+        live = self._over.find(0)
+        return len(self._over) if live < 0 else live
+
+    def over_before(self, at: int) -> int:
+        """As ``over_count``, but record ``at`` and all after it stay."""
+        return max(0, min(self.over_count, at - self._first))
+
+    def bound(self, live_bytes: int) -> int:
+        """How long the journal may be, if live records take so much of it."""
+        return 2 * (live_bytes + self._segment_bytes)
+
+    def commit(self, count: int) -> None:
+        """Commit the ``count`` oldest records. They must be over, and what made them so on disk."""
+        last = self._first + count - 1
+        if self._opened < self._first:
+            items = self._reader.get_many(count, timeout=0)
+            self._opened = items[-1].id
+            if len(items) == count and self._opened == last:
+                self._reader.commit_many(items)
+                self.committed(count)
+                return
+        self._open(last)
+        ids = range(self._first, last + 1)
+        self._reader.commit_many([each for each in ids if each not in self._early] if self._early else ids)
+        self.committed(count)
+
+    def skip(self, count: int) -> bool:
+        """``commit`` for many, without the queue's lock: the reader does not read them; whether it was done."""
+        with self._reading:
+            if count < MANY or self._early:
+                return False
+            last = self._first + count - 1
+            self._reader.seek(last + 1)
+            self._opened, self._old = last, {}
+            return True
+
+    def committed(self, count: int) -> None:
+        """The ``count`` oldest ones are."""
+        self._first += count
+        del self._over[:count]
+        if self._old:
+            self._old = {at: data for at, data in self._old.items() if at >= self._first}
+        if self._early:
+            self._early = {each for each in self._early if each >= self._first}
+
+    def oldest(self, count: int) -> list[tuple[int, bytes]]:
+        """Of the ``count`` oldest records those that are not over, with their ids."""
+        self._open(min(self._first + count, self._first + len(self._over)) - 1)
+        self._old = {at: data for at, data in self._old.items() if not self._over[at - self._first]}
+        return list(self._old.items())
+
+    def _open(self, last: int) -> None:
+        """Open everything up to this id."""
+        while self._opened < last:
+            for item in self._reader.get_many(min(SLICE, last - self._opened), timeout=0):
+                self._opened = item.id
+                if not self._over[item.id - self._first]:
+                    self._old[item.id] = item.data
+
+    def sync(self) -> None:
+        """All that was appended is on disk when this returns. Without the queue's lock."""
+        self.queue.sync()
+
+    def checkpoint(self) -> None:
+        """Save what is committed, and retire the segments that are over. Without the queue's lock."""
+        self.queue.checkpoint(durable=True)
+        self.measure()
+
+    def measure(self) -> None:
+        """See how long the journal is."""
+        self.bytes = self.queue.stats().journal_bytes
+
+    def _check(self, live: list[int]) -> None:
+        """The invariants; for tests. ``live``: records that must not be over."""
+        assert self._first + len(self._over) - 1 == self.queue.stats().tail_id
+        assert not any(self._over[at - self._first] for at in live)
+        assert self._opened >= self._first - 1
+
+
+class NoLog:
+    """What a queue in memory has instead."""
+
+    def append(self, _record: bytes) -> int:
+        return 0
+
+    def append_many(self, records: list[bytes]) -> list[int]:
+        return [0] * len(records)
+
+    def over(self, at: int) -> None:
+        """Nothing was written."""
+
+    def over_at_once(self, at: int) -> None:
+        """Nothing was written."""
+
+    def realign(self) -> None:
+        """Nothing was written."""
+
+    def sync(self) -> None:
+        """Nothing to bring to a disk."""

@@ -1,0 +1,440 @@
+"""The life cycle of jobs, in memory: what is ready, delayed, reserved and buried, who waits, what is due next.
+
+Rules:
+1. No locks, files or clocks: the caller holds the queue's lock and says what time it is (seconds, monotonic).
+2. ``job.state`` and what goes with it is the truth; every list can be made again from it (``mend``), and is after an
+   exception from outside has struck.
+3. Whoever waits in line stands there because none of its tubes has a job for it. Waiters are served in the order of
+   their coming; one that is served leaves every line in the same step.
+4. Nothing here takes longer with the number of jobs than a search in a sorted list, but ``mend``.
+5. What is to be told to waiters is put into ``told``, for the caller to tell without the lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sortedcontainers import SortedList
+
+from kestrelpy.errors import QueueEmpty
+from kestrelpy.work._holder import Holder
+from kestrelpy.work._live import ID_BITS, ID_MASK, URGENT, Live, Tube
+from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
+from kestrelpy.work.errors import DeadlineSoon
+
+if TYPE_CHECKING:
+    from kestrelpy.work._waiting import Waiter
+
+MARGIN = 1.0
+"""How long before the end of a reservation a session that waits is told, in seconds (beanstalkd's)."""
+NEVER = float("inf")
+
+
+class Machine:
+    """All jobs, tubes and waiters of one queue."""
+
+    def __init__(self, max_attempts: int | None = None) -> None:
+        self.max_attempts = max_attempts
+        self.jobs: dict[int, Live] = {}
+        self.tubes: dict[str, Tube] = {"default": Tube("default")}
+        self.keys: dict[tuple[str, str], int] = {}
+        self.delayed: SortedList[tuple[float, int]] = SortedList()
+        self.reserved: SortedList[tuple[float, int]] = SortedList()
+        self.expiring: SortedList[tuple[float, int]] = SortedList()
+        self.paused: SortedList[tuple[float, str]] = SortedList()
+        self.waiting: SortedList[tuple[float, int, Waiter]] = SortedList()  # those who do not wait for ever
+        self.told: dict[Waiter, Any] = {}  # jobs and errors for those who have left the line
+        self.unsaved: dict[int, Live] = {}  # jobs with a count that no record has yet
+        self.overdue: dict[int, Live] = {}  # of these, whose time to run has passed: to be saved at once
+        self.expired: list[Live] = []  # dropped by ``advance``: their end is not written yet
+        self.changed_tubes: dict[str, Tube] = {}
+        self.next_due = NEVER
+        self.bytes = self.urgent = self.buried = 0
+        self.last_id = self.total_jobs = self.timeouts = self.places = 0
+
+    # -- tubes ------------------------------------------------------------------------------------------------------
+
+    def forget_unneeded(self, tube: Tube) -> None:
+        """A tube that is empty, and that nobody uses, watches or has paused, is no more."""
+        if not tube.is_needed and tube.name != "default" and not tube.paused_until and tube.name in self.tubes:
+            del self.tubes[tube.name]
+            if tube.at:
+                tube.total_jobs = tube.deletes = tube.pauses = 0
+                tube.pause = 0.0
+                self.note(tube)
+            else:
+                self.changed_tubes.pop(tube.name, None)
+
+    def note(self, tube: Tube) -> None:
+        """A count of it has changed."""
+        if not tube.is_changed:
+            tube.is_changed = True
+            self.changed_tubes[tube.name] = tube
+
+    def make_tube(self, name: str) -> Tube:
+        """A tube that is not there yet; one that was forgotten comes back as new, if its end is not written yet."""
+        tube = self.tubes[name] = self.changed_tubes.get(name) or Tube(name)
+        return tube
+
+    def pause(self, tube: Tube, seconds: float, now: float) -> None:
+        if tube.paused_until:
+            self.paused.discard((tube.paused_until, tube.name))
+        tube.pause, tube.pauses = seconds, tube.pauses + 1
+        tube.paused_until = now + seconds if seconds else 0.0
+        if seconds:
+            self.paused.add((tube.paused_until, tube.name))
+            self._expect(tube.paused_until)
+        else:
+            self._serve(tube, now)
+            self.forget_unneeded(tube)
+
+    # -- in and out of the lists -------------------------------------------------------------------------------------
+
+    def add(self, job: Live, now: float) -> None:
+        """A new job, or one that was taken in again at opening. Its state and ``place`` are set."""
+        self.jobs[job.id] = job
+        self.bytes += len(job.body)
+        if job.key is not None:
+            self.keys[job.tube.name, job.key] = job.id
+        if job.expires is not None:
+            self.expiring.add(job.expires)
+            self._expect(job.expires[0])
+        self._enter(job, now)
+
+    def add_plain(self, job: Live) -> None:
+        """``add`` for a new job without delay, key or expiry whose tube has nobody waiting: the usual case."""
+        job_id, tube, priority = job.id, job.tube, job.priority
+        self.jobs[job_id] = job
+        self.bytes += len(job.body)
+        job.place = place = priority << ID_BITS | job_id
+        tube.ready.add(place)
+        if priority < URGENT:
+            tube.urgent += 1
+            self.urgent += 1
+
+    def end_plain(self, job: Live) -> None:
+        """``take_out`` and ``remove`` for a reserved job without key or expiry: the usual case."""
+        job_id, tube, holder = job.id, job.tube, job.holder
+        self.reserved.remove(job.place)
+        holder.let_go(job)  # type: ignore[union-attr]
+        job.holder = None
+        tube.reserved -= 1
+        del self.jobs[job_id]
+        self.bytes -= len(job.body)
+        self.unsaved.pop(job_id, None)
+        if self.overdue:
+            self.overdue.pop(job_id, None)
+        if not tube.using and not tube.watching:
+            self.forget_unneeded(tube)
+
+    def remove(self, job: Live) -> None:
+        """It lives no more. Not for one that is still in a list: ``take_out`` first."""
+        if self.jobs.pop(job.id, None) is None:
+            return
+        self.bytes -= len(job.body)
+        if job.key is not None:
+            self.keys.pop((job.tube.name, job.key), None)
+        if job.expires is not None:
+            self.expiring.discard(job.expires)
+        self.unsaved.pop(job.id, None)
+        self.overdue.pop(job.id, None)
+        self.forget_unneeded(job.tube)
+
+    def take_out(self, job: Live) -> None:
+        """Out of the list of its state."""
+        tube, state = job.tube, job.state
+        if state == RESERVED:
+            self.reserved.discard(job.place)
+            tube.reserved -= 1
+            assert job.holder is not None
+            job.holder.let_go(job)
+            job.holder = None
+        elif state == READY:
+            tube.ready.discard(job.place)
+            if job.priority < URGENT:
+                tube.urgent -= 1
+                self.urgent -= 1
+        elif state == DELAYED:
+            self.delayed.discard(job.place)
+            tube.delayed.discard(job.place)
+        else:
+            tube.buried.discard(job.place)
+            self.buried -= 1
+
+    def _enter(self, job: Live, now: float) -> None:
+        """Into the list of its state, by its ``place``; a ready one may go to whoever waits for it."""
+        if job.expires is not None and job.expires[0] <= now:
+            self._drop(job)
+            return
+        state = job.state
+        if state == READY:
+            self.put_ready(job, now)
+        elif state == DELAYED:
+            self.delayed.add(job.place)
+            job.tube.delayed.add(job.place)
+            self._expect(job.due)
+        else:
+            job.tube.buried.add(job.place)
+            self.buried += 1
+
+    def put_ready(self, job: Live, now: float) -> None:
+        """It is ready, and in no list: to the first one who waits for it, or into the tube."""
+        if job.expires is not None and job.expires[0] <= now:
+            self._drop(job)
+            return
+        tube = job.tube
+        job.state, job.place = READY, job.priority << ID_BITS | job.id
+        if tube.waiting and not tube.paused_until:
+            self._give(job, next(iter(tube.waiting)), now)
+            return
+        tube.ready.add(job.place)
+        if job.priority < URGENT:
+            tube.urgent += 1
+            self.urgent += 1
+
+    def change(self, job: Live, state: int, now: float, *, due: float = 0.0) -> None:
+        """From its state into another one, but not into a reservation. Its priority is set already."""
+        self.take_out(job)
+        self.settle_into(job, state, now, due=due)
+
+    def settle_into(self, job: Live, state: int, now: float, *, due: float = 0.0) -> None:
+        """As ``change``, for one that was taken out of its list."""
+        if state == READY:
+            self.put_ready(job, now)
+            return
+        if state == BURIED:
+            self.places += 1
+            due = self.places
+        job.state, job.place = state, (due, job.id)
+        self._enter(job, now)
+
+    def move(self, job: Live, tube: Tube, now: float) -> None:
+        """To another tube, in the state it has."""
+        self.take_out(job)
+        if job.key is not None:
+            self.keys.pop((job.tube.name, job.key), None)
+            self.keys[tube.name, job.key] = job.id
+        left, job.tube = job.tube, tube
+        self._enter(job, now)
+        self.forget_unneeded(left)
+
+    # -- reserving ---------------------------------------------------------------------------------------------------
+
+    def take(self, holder: Holder, now: float) -> Live | None:
+        """Reserve the most urgent job that is ready in what the session watches."""
+        while True:
+            job = self._take_first(holder)
+            if job is None:
+                return None
+            if job.expires is None or job.expires[0] > now:
+                self.reserve(job, holder, now)
+                return job
+            self._drop(job)
+
+    def _take_first(self, holder: Holder) -> Live | None:
+        found: Tube | None = None
+        best = 0
+        for tube in holder.watched.values():
+            ready = tube.ready
+            if ready and not tube.paused_until:
+                first = ready[0]
+                if found is None or first < best:
+                    found, best = tube, first
+        if found is None:
+            return None
+        job = self.jobs[best & ID_MASK]
+        del found.ready[0]
+        if job.priority < URGENT:
+            found.urgent -= 1
+            self.urgent -= 1
+        return job
+
+    def reserve(self, job: Live, holder: Holder, now: float) -> None:
+        """A job that is in no list is this session's from now on, for its time to run."""
+        due = now + job.ttr
+        place = (due, job.id)
+        job.state, job.place, job.holder = RESERVED, place, holder
+        job.reserves += 1
+        job.tube.reserved += 1
+        self.reserved.add(place)
+        holder.hold(job)
+        self.unsaved[job.id] = job
+        if due < self.next_due:
+            self.next_due = due
+        if holder.waiters:
+            self._wake_in_time(holder)
+
+    def touch(self, job: Live, now: float) -> None:
+        """Its time to run begins again."""
+        holder = job.holder
+        assert holder is not None
+        self.reserved.discard(job.place)
+        holder.let_go(job)
+        job.place = (now + job.ttr, job.id)
+        self.reserved.add(job.place)
+        holder.hold(job)
+        self._expect(job.due)
+
+    def give_back(self, job: Live, now: float) -> None:
+        """A reservation that its session gives up: ready again, and nothing is counted."""
+        self.take_out(job)
+        self.put_ready(job, now)
+
+    def unreserve(self, job: Live, now: float) -> None:
+        """A reservation that nobody got to see: as if it had not been made."""
+        job.reserves -= 1
+        self.give_back(job, now)
+
+    # -- the line ----------------------------------------------------------------------------------------------------
+
+    def deadline_soon(self, holder: Holder, now: float) -> int | None:
+        """The job whose reservation by this session ends within the margin, if it wants to know."""
+        if holder.deadline_soon and holder.held:
+            soonest = holder.soonest()
+            if soonest is not None and soonest[0] - MARGIN <= now:
+                return soonest[1]
+        return None
+
+    def enter_line(self, waiter: Waiter, until: float) -> None:
+        """Wait for a job, until then at most."""
+        waiter.until = until
+        waiter.tubes = tuple(waiter.holder.watched.values())
+        for tube in waiter.tubes:
+            tube.waiting[waiter] = None
+        waiter.holder.waiters[waiter] = None
+        self._wake_in_time(waiter.holder)
+
+    def leave_line(self, waiter: Waiter) -> bool:
+        """Whether it was in line."""
+        if waiter.holder.waiters.pop(waiter, waiter) is waiter:
+            return False
+        for tube in waiter.tubes:
+            tube.waiting.pop(waiter, None)
+        if waiter.wakes is not None:
+            self.waiting.discard(waiter.wakes)
+            waiter.wakes = None
+        for tube in waiter.tubes:
+            self.forget_unneeded(tube)
+        return True
+
+    def _wake_in_time(self, holder: Holder) -> None:
+        """See to it that those of a session who wait are looked at when something ends for them."""
+        soonest = holder.soonest() if holder.deadline_soon else None
+        for waiter in holder.waiters:
+            wakes = waiter.until if soonest is None else min(waiter.until, soonest[0] - MARGIN)
+            if waiter.wakes is not None:
+                self.waiting.discard(waiter.wakes)
+                waiter.wakes = None
+            if wakes != NEVER:
+                waiter.wakes = (wakes, waiter.number, waiter)
+                self.waiting.add(waiter.wakes)
+                self._expect(wakes)
+
+    def _give(self, job: Live, waiter: Waiter, now: float) -> None:
+        self.leave_line(waiter)
+        self.reserve(job, waiter.holder, now)
+        self.told[waiter] = waiter.holder.handle(job)
+
+    def fail(self, waiter: Waiter, error: Exception) -> None:
+        """It waits no longer, if it did."""
+        if self.leave_line(waiter):
+            self.told[waiter] = error
+
+    def _serve(self, tube: Tube, now: float) -> None:
+        """Those who wait for a tube that could not give."""
+        while tube.waiting and tube.ready:
+            waiter = next(iter(tube.waiting))
+            job = self.jobs[tube.ready[0] & ID_MASK]
+            self.take_out(job)
+            self._give(job, waiter, now)
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def _expect(self, when: float) -> None:
+        if when < self.next_due:
+            self.next_due = when
+
+    def advance(self, now: float, limit: int) -> bool:
+        """Do what is due, at most ``limit`` of it; whether there is more."""
+        for step in (self._delay_over, self._reservation_over, self._pause_over, self._job_expired, self._wait_over):
+            while step(now):
+                limit -= 1
+                if limit <= 0:
+                    self.next_due = now
+                    return True
+        self.next_due = min(
+            self.delayed[0][0] if self.delayed else NEVER,
+            self.reserved[0][0] if self.reserved else NEVER,
+            self.paused[0][0] if self.paused else NEVER,
+            self.expiring[0][0] if self.expiring else NEVER,
+            self.waiting[0][0] if self.waiting else NEVER,
+        )
+        return False
+
+    def _delay_over(self, now: float) -> bool:
+        if not self.delayed or self.delayed[0][0] > now:
+            return False
+        job = self.jobs[self.delayed[0][1]]
+        self.take_out(job)
+        self.put_ready(job, now)
+        return True
+
+    def _reservation_over(self, now: float) -> bool:
+        if not self.reserved or self.reserved[0][0] > now:
+            return False
+        job = self.jobs[self.reserved[0][1]]
+        self.take_out(job)
+        job.timeouts += 1
+        job.new_timeouts += 1
+        self.timeouts += 1
+        self.unsaved[job.id] = self.overdue[job.id] = job
+        if self.is_worn_out(job):
+            job.buries += 1
+            self.settle_into(job, BURIED, now)
+        else:
+            self.put_ready(job, now)
+        return True
+
+    def is_worn_out(self, job: Live) -> bool:
+        """Whether it has been tried as often as it may."""
+        return self.max_attempts is not None and job.timeouts + job.releases >= self.max_attempts
+
+    def _pause_over(self, now: float) -> bool:
+        if not self.paused or self.paused[0][0] > now:
+            return False
+        until, name = self.paused[0]
+        tube = self.tubes[name]
+        if tube.paused_until == until:
+            tube.paused_until = tube.pause = 0.0
+            self._serve(tube, now)
+            self.forget_unneeded(tube)
+        self.paused.discard((until, name))
+        return True
+
+    def _job_expired(self, now: float) -> bool:
+        if not self.expiring or self.expiring[0][0] > now:
+            return False
+        job = self.jobs[self.expiring[0][1]]
+        del self.expiring[0]
+        if job.state != RESERVED:  # one that is has its time to run; when it comes back, it goes
+            self.take_out(job)
+            self._drop(job)
+        return True
+
+    def _drop(self, job: Live) -> None:
+        """It has expired, and is in no list."""
+        self.remove(job)
+        self.expired.append(job)
+
+    def _wait_over(self, now: float) -> bool:
+        if not self.waiting or self.waiting[0][0] > now:
+            return False
+        waiter = self.waiting[0][2]
+        soon = self.deadline_soon(waiter.holder, now)
+        if soon is not None:
+            self.fail(waiter, DeadlineSoon(soon))
+        elif waiter.until <= now:
+            self.fail(waiter, QueueEmpty("no job was ready in time"))
+        else:  # the reservation that it was to be told of has ended
+            self._wake_in_time(waiter.holder)
+        return True

@@ -1,0 +1,123 @@
+"""What an exception from outside may have left half done in a machine, made whole; and what must hold of one.
+
+Every list of the machine is made again from what the jobs, the sessions and the waiters say of themselves. Costs
+O(jobs log jobs), once, at the next call after a ``KeyboardInterrupt`` or the like struck in the middle of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from sortedcontainers import SortedList
+
+from kestrelpy.work._live import ID_BITS, URGENT, Tube
+from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
+
+if TYPE_CHECKING:
+    from kestrelpy.work._holder import Holder
+    from kestrelpy.work._machine import Machine
+    from kestrelpy.work._waiting import Waiter
+
+
+def mend(machine: Machine, holders: Iterable[Holder], now: float) -> None:
+    """Make every list anew; ``holders``: the sessions that are open."""
+    holders = list(holders)
+    known = set(holders)
+    for job in machine.jobs.values():
+        if job.state == RESERVED and job.holder not in known:
+            job.state, job.holder = READY, None
+    rebuild(machine)
+    for holder in holders:
+        holder.take_stock([job for job in machine.jobs.values() if job.state == RESERVED and job.holder is holder])
+    _mend_tubes(machine, holders)
+    _mend_line(machine, [waiter for holder in holders for waiter in holder.waiters], now)
+    machine.next_due = now
+
+
+def rebuild(machine: Machine) -> None:
+    """Every list of jobs anew, from what they say of themselves."""
+    jobs = machine.jobs.values()
+    for tube in {*machine.tubes.values(), *(job.tube for job in jobs)}:
+        machine.tubes[tube.name] = tube
+        tube.ready, tube.delayed, tube.buried = SortedList(), SortedList(), SortedList()
+        tube.reserved = tube.urgent = 0
+    machine.delayed = SortedList(job.place for job in jobs if job.state == DELAYED)
+    machine.reserved = SortedList(job.place for job in jobs if job.state == RESERVED)
+    machine.expiring = SortedList(job.expires for job in jobs if job.expires is not None and job.state != RESERVED)
+    machine.keys = {(job.tube.name, job.key): job.id for job in jobs if job.key is not None}
+    machine.bytes = sum(len(job.body) for job in jobs)
+    machine.paused = SortedList((tube.paused_until, tube.name) for tube in machine.tubes.values() if tube.paused_until)
+    _fill_tubes(machine)
+
+
+def _fill_tubes(machine: Machine) -> None:
+    for tube, keys in _by_tube(machine, READY).items():
+        tube.ready.update(keys)
+        tube.urgent = tube.ready.bisect_left(URGENT << ID_BITS)
+    for tube, keys in _by_tube(machine, DELAYED).items():
+        tube.delayed.update(keys)
+    for tube, keys in _by_tube(machine, BURIED).items():
+        tube.buried.update(keys)
+    for tube, keys in _by_tube(machine, RESERVED).items():
+        tube.reserved = len(keys)
+    machine.urgent = sum(tube.urgent for tube in machine.tubes.values())
+    machine.buried = sum(len(tube.buried) for tube in machine.tubes.values())
+
+
+def _by_tube(machine: Machine, state: int) -> dict[Tube, list[Any]]:
+    places: dict[Tube, list[Any]] = {}
+    for job in machine.jobs.values():
+        if job.state == state:
+            if state == READY:
+                job.place = job.priority << ID_BITS | job.id
+            try:
+                places[job.tube].append(job.place)
+            except KeyError:
+                places[job.tube] = [job.place]
+    return places
+
+
+def _mend_tubes(machine: Machine, holders: list[Holder]) -> None:
+    for tube in machine.tubes.values():
+        tube.watching = sum(tube.name in holder.watched for holder in holders)
+        tube.using = sum(holder.using is tube for holder in holders)
+    for tube in list(machine.tubes.values()):
+        machine.forget_unneeded(tube)
+
+
+def _mend_line(machine: Machine, waiters: list[Waiter], now: float) -> None:
+    machine.waiting = SortedList()
+    for tube in machine.tubes.values():
+        tube.waiting.clear()
+    for waiter in sorted(waiters, key=lambda waiter: waiter.number):
+        waiter.wakes = None
+        del waiter.holder.waiters[waiter]
+        job = machine.take(waiter.holder, now)
+        if job is None:
+            machine.enter_line(waiter, waiter.until)
+        else:
+            machine.told[waiter] = waiter.holder.handle(job)
+
+
+def check(machine: Machine, holders: Iterable[Holder]) -> None:
+    """The invariants; for tests, with nobody else at work."""
+    jobs = machine.jobs
+    for tube in machine.tubes.values():
+        tube._check(jobs)
+        assert list(tube.waiting) == sorted(tube.waiting, key=lambda waiter: waiter.number)
+    assert all(machine.tubes[job.tube.name] is job.tube for job in jobs.values())
+    assert list(machine.delayed) == sorted(job.place for job in jobs.values() if job.state == DELAYED)
+    assert list(machine.reserved) == sorted(job.place for job in jobs.values() if job.state == RESERVED)
+    assert machine.keys == {(job.tube.name, job.key): job.id for job in jobs.values() if job.key is not None}
+    assert machine.bytes == sum(len(job.body) for job in jobs.values())
+    assert machine.urgent == sum(tube.urgent for tube in machine.tubes.values())
+    assert machine.buried == sum(len(tube.buried) for tube in machine.tubes.values())
+    for holder in holders:
+        assert set(holder.held) == {job.id for job in jobs.values() if job.holder is holder}
+        assert all(job.state == RESERVED for job in holder.held.values())
+        assert holder.soonest() == min(((job.due, job.id) for job in holder.held.values()), default=None)
+    assert all(job.holder is not None for job in jobs.values() if job.state == RESERVED)
+    assert all(job_id <= machine.last_id for job_id in jobs)
+    soonest = [each[0][0] for each in (machine.delayed, machine.reserved, machine.paused, machine.waiting) if each]
+    assert machine.next_due <= min(soonest, default=float("inf"))

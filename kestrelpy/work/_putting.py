@@ -1,0 +1,239 @@
+"""Putting jobs into a work queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from kestrelpy import QueueFull
+from kestrelpy.work._keeping import Keeping
+from kestrelpy.work._live import Live
+from kestrelpy.work._records import DELAYED, PUT, READY, pack_put
+from kestrelpy.work.errors import Draining, DuplicateJob, JobTooBig
+
+if TYPE_CHECKING:
+    from kestrelpy.work._live import Tube
+
+MAX_PRIORITY = (1 << 32) - 1
+MAX_SECONDS = 1 << 32
+"""The longest delay, time to run, pause or life: 136 years."""
+MAX_KEY_BYTES = 255
+
+
+class Putting(Keeping):
+    """The part of a work queue that takes jobs in."""
+
+    max_job_bytes: int
+    _max_jobs: int | None
+    _max_bytes: int | None
+    _is_limited: bool  # by either, or it is draining
+    _draining: bool
+
+    def put(
+        self,
+        body: bytes | bytearray | memoryview,
+        *,
+        tube: str = "default",
+        priority: int = 65536,
+        delay: float = 0,
+        ttr: float = 60,
+        key: str | None = None,
+        expires_in: float | None = None,
+        job_id: int | None = None,
+    ) -> int:
+        """A new job; its id. ``priority``: 0 (most urgent) to 2**32 - 1. ``delay``: seconds until it is ready. ``ttr``:
+        how long a session may have it reserved before it is ready again. ``key``: no other job of the tube may live
+        with the same one. ``expires_in``: a job that is not reserved by then is dropped. ``job_id``: drawn before, by
+        ``new_id()``.
+
+        Raises ``JobTooBig``, ``QueueFull``, ``DuplicateJob``, ``Draining``, ``InvalidName``, ``QueueDiskFull``,
+        ``DurabilityUnknown``, ``QueueClosed``, ``ValueError``; then nothing was stored, but for ``DurabilityUnknown``.
+        """
+        if type(body) is not bytes:
+            body = bytes(memoryview(body))
+        if len(body) > self.max_job_bytes or not (
+            isinstance(priority, int)
+            and 0 <= priority <= MAX_PRIORITY
+            and 0 <= delay <= MAX_SECONDS
+            and 0 < ttr <= MAX_SECONDS
+        ):
+            raise self._refusal(body, priority, delay, ttr)
+        machine = self._machine
+        with self._lock:
+            try:
+                now = self._clock.monotonic()
+                if now >= machine.next_due:
+                    now = self._begin_locked()
+                where = machine.tubes.get(tube) or self._tube_locked(tube)
+                if self._is_limited:
+                    self._check_room_locked(1, len(body))
+                live = self._make_locked(where, body, priority, delay, ttr, now)
+                live.id = machine.last_id + 1 if job_id is None else self._drawn_locked(job_id)
+                self._at_work = (live,)
+                if key is None and expires_in is None:
+                    added_ms = self._clock.time_ns() // 1_000_000
+                    record = pack_put(PUT, len(where.encoded), 0, priority, live.id, added_ms, delay, ttr, 0)
+                    at = self._append(record + body + where.encoded)
+                else:
+                    self._adorn_locked(live, key, expires_in, now)
+                    at = self._append(self._record_of(live, now))
+                self._add_locked(live, at, now)
+            except BaseException as error:
+                self._note(error)
+                self._forget_empty_locked(tube)
+                raise
+            if machine.next_due < self._armed_at or machine.expired:
+                self._end_locked()
+        if machine.told:
+            self._tell()
+        if self._always:
+            self.sync()
+        return live.id
+
+    def put_many(
+        self,
+        bodies: Iterable[bytes | bytearray | memoryview],
+        *,
+        tube: str = "default",
+        priority: int = 65536,
+        delay: float = 0,
+        ttr: float = 60,
+        expires_in: float | None = None,
+    ) -> range:
+        """New jobs, all or none of them, also across a crash; their ids. Raises as ``put``."""
+        checked = [self._checked(body, priority, delay, ttr) for body in bodies]
+        with self._news, self._lock, self._turn as now:
+            first_id = self._machine.last_id + 1
+            where = self._machine.tubes.get(tube) or self._tube_locked(tube)
+            try:
+                self._put_many_locked(checked, where, priority, delay, ttr, expires_in, now)
+            except BaseException:
+                self._forget_empty_locked(tube)
+                raise
+        if self._always:
+            self.sync()
+        return range(first_id, first_id + len(checked))
+
+    def _put_many_locked(
+        self,
+        bodies: list[bytes],
+        tube: Tube,
+        priority: int,
+        delay: float,
+        ttr: float,
+        expires_in: float | None,
+        now: float,
+    ) -> None:
+        self._check_room_locked(len(bodies), sum(map(len, bodies)))
+        lives = []
+        for job_id, body in enumerate(bodies, self._machine.last_id + 1):
+            live = self._make_locked(tube, body, priority, delay, ttr, now)
+            live.id = job_id
+            self._adorn_locked(live, None, expires_in, now)
+            lives.append(live)
+        self._at_work = lives
+        ids = self._log.append_many([self._record_of(live, now) for live in lives]) if lives else ()
+        for live, at in zip(lives, ids, strict=True):
+            self._add_locked(live, at, now)
+        if not lives:
+            self._machine.forget_unneeded(tube)
+
+    def _forget_empty_locked(self, name: str) -> None:
+        """A put has failed: its tube may have been made for it."""
+        tube = self._machine.tubes.get(name)
+        if tube is not None:
+            self._machine.forget_unneeded(tube)
+
+    def _checked(self, body: bytes | bytearray | memoryview, priority: int, delay: float, ttr: float) -> bytes:
+        if type(body) is not bytes:
+            body = bytes(memoryview(body))
+        if len(body) > self.max_job_bytes or not (
+            isinstance(priority, int)
+            and 0 <= priority <= MAX_PRIORITY
+            and 0 <= delay <= MAX_SECONDS
+            and 0 < ttr <= MAX_SECONDS
+        ):
+            raise self._refusal(body, priority, delay, ttr)
+        return body
+
+    def _refusal(self, body: bytes, priority: int, delay: float, ttr: float) -> Exception:
+        """Why such a job can't be."""
+        if len(body) > self.max_job_bytes:
+            return JobTooBig(len(body), self.max_job_bytes)
+        if not (isinstance(priority, int) and 0 <= priority <= MAX_PRIORITY):
+            return ValueError(f"priority must be an int from 0 to {MAX_PRIORITY}, not {priority!r}")
+        if not 0 <= delay <= MAX_SECONDS:
+            return ValueError(f"delay must be from 0 to {MAX_SECONDS} seconds, not {delay!r}")
+        return ValueError(f"ttr must be above 0, and at most {MAX_SECONDS} seconds, not {ttr!r}")
+
+    def _check_room_locked(self, jobs: int, size: int) -> None:
+        machine = self._machine
+        if self._draining:
+            raise Draining(f"work queue {self.name} is draining")
+        if self._max_jobs is not None and len(machine.jobs) + jobs > self._max_jobs:
+            raise QueueFull(f"work queue {self.name} has max_jobs={self._max_jobs}")
+        if self._max_bytes is not None and machine.bytes + size > self._max_bytes:
+            raise QueueFull(f"work queue {self.name} has max_bytes={self._max_bytes}")
+
+    def _check_key_locked(self, tube: Tube, key: str) -> None:
+        other = self._machine.keys.get((tube.name, key))
+        if other is not None:
+            raise DuplicateJob(other, tube.name, key)
+
+    def _make_locked(self, tube: Tube, body: bytes, priority: int, delay: float, ttr: float, now: float) -> Live:
+        """As ``Replay`` makes one."""
+        live = Live()
+        live.tube, live.body, live.priority, live.delay, live.ttr = tube, body, priority, delay, ttr
+        live.added = now
+        live.key = live.expires = live.holder = None
+        live.state = live.state_at = 0
+        live.reserves = live.timeouts = live.releases = live.buries = live.kicks = live.new_timeouts = 0
+        return live
+
+    def _adorn_locked(self, live: Live, key: str | None, expires_in: float | None, now: float) -> None:
+        """What only some jobs have."""
+        if key is not None:
+            if not 0 < len(key.encode()) <= MAX_KEY_BYTES:
+                raise ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes as UTF-8, not {len(key.encode())}")
+            self._check_key_locked(live.tube, key)
+            live.key = key
+        if expires_in is not None:
+            if not 0 < expires_in <= MAX_SECONDS:
+                raise ValueError(f"expires_in must be above 0, and at most {MAX_SECONDS} seconds, not {expires_in!r}")
+            live.expires = (now + expires_in, live.id)
+
+    def _record_of(self, live: Live, now: float) -> bytes:
+        tube, key = live.tube.encoded, b"" if live.key is None else live.key.encode()
+        expires_ms = 0 if live.expires is None else self._wall_ms(live.expires[0] - now)
+        times = (self._wall_ms(), live.delay, live.ttr, expires_ms)
+        return b"".join((pack_put(PUT, len(tube), len(key), live.priority, live.id, *times), live.body, tube, key))
+
+    def _add_locked(self, live: Live, at: int, now: float) -> None:
+        machine, tube = self._machine, live.tube
+        self._last_put_at = live.at = at
+        if live.id > machine.last_id:
+            machine.last_id = live.id
+        machine.total_jobs += 1
+        tube.total_jobs += 1
+        if not tube.is_changed:
+            machine.note(tube)
+        if live.delay or live.key or live.expires or tube.waiting:
+            live.place = (now + live.delay, live.id)
+            live.state = DELAYED if live.delay else READY
+            machine.add(live, now)
+        else:
+            machine.add_plain(live)
+
+    def new_id(self) -> int:
+        """Draw the id of a put to come, ``put(..., job_id=that)``; one that is not put is not given out again.
+
+        For protocols that give ids out before they have the body, and use some up in vain.
+        """
+        with self._news, self._lock, self._turn:
+            self._machine.last_id += 1
+            return self._machine.last_id
+
+    def _drawn_locked(self, job_id: int) -> int:
+        if not 0 < job_id <= self._machine.last_id or job_id in self._machine.jobs:
+            raise ValueError(f"id {job_id} was not drawn, or was put already")
+        return job_id

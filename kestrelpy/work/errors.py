@@ -1,0 +1,60 @@
+"""What a work queue raises beside the errors of the journaled queue."""
+
+from __future__ import annotations
+
+from kestrelpy.errors import ItemTooLarge, KestrelError
+
+__all__ = ["DeadlineSoon", "Draining", "DuplicateJob", "JobNotFound", "JobTooBig", "NotReserved", "TubeNotFound"]
+
+
+class JobNotFound(KestrelError, LookupError):
+    """No live job has ``job_id``, or none that this can be done with; ``None`` where none was named."""
+
+    def __init__(self, job_id: int | None, reason: str = "there is no such job") -> None:
+        super().__init__(reason if job_id is None else f"job {job_id}: {reason}")
+        self.job_id = job_id
+
+
+class NotReserved(KestrelError, LookupError):
+    """Job ``job_id`` lives, but its reservation is not this session's: it ended, or is somebody else's."""
+
+    def __init__(self, job_id: int) -> None:
+        super().__init__(f"job {job_id} is not reserved by this session")
+        self.job_id = job_id
+
+
+class DuplicateJob(KestrelError, ValueError):
+    """A job of ``tube`` with ``key`` lives already: ``job_id``. Nothing was stored."""
+
+    def __init__(self, job_id: int, tube: str, key: str) -> None:
+        super().__init__(f"job {job_id} of tube {tube!r} has the key {key!r} already")
+        self.job_id = job_id
+        self.tube = tube
+        self.key = key
+
+
+class Draining(KestrelError):
+    """The queue takes no new jobs: ``drain()`` was called."""
+
+
+class DeadlineSoon(KestrelError):
+    """Nothing is ready, and the time to run of ``job_id``, which this session has reserved, ends within a second.
+
+    Source: beanstalkd's DEADLINE_SOON, which does not say which job it is.
+    """
+
+    def __init__(self, job_id: int) -> None:
+        super().__init__(f"the time to run of job {job_id}, reserved by this session, ends within a second")
+        self.job_id = job_id
+
+
+class JobTooBig(ItemTooLarge):
+    """A job of ``item_bytes`` is larger than ``max_job_bytes`` (``max_item_bytes``); nothing was stored."""
+
+
+class TubeNotFound(KestrelError, LookupError):
+    """No tube is called ``tube``: nothing is in it, and nobody uses or watches it."""
+
+    def __init__(self, tube: str) -> None:
+        super().__init__(f"there is no tube {tube!r}")
+        self.tube = tube

@@ -1,0 +1,134 @@
+"""A KeyboardInterrupt at the places of a work queue's calls: afterwards memory is whole, and the journal says the same.
+
+Each call is struck at one place; then the queue is used, checked, killed and opened again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from budget import SEED, share
+from strikes import interrupter_at
+
+from kestrelpy import QueueEmpty
+from kestrelpy._lifetime import forget
+from kestrelpy.testing import ManualClock, MemoryDisk
+from kestrelpy.work import Session, WorkQueue
+
+Call = Callable[[], object]
+PLACES = 60
+"""How many places of each call are struck in one run; all of those that it has, if these are fewer."""
+
+
+class Scene:
+    """A queue with jobs in every state, two sessions, and somebody who waits."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(1_700_000_000_000)
+        self.disk = MemoryDisk()
+        self.queue = self.open()
+        self.queue.put_many([b"%d" % number for number in range(6)], priority=100)
+        self.queue.put_many([b"delayed"] * 3, delay=5)
+        self.queue.put(b"expires", expires_in=5)
+        self.session: Session = self.queue.session(deadline_soon=False)
+        self.waiting = self.queue.session()
+        self.waiting.watch("other")
+        self.waiting.ignore("default")
+        self.future = self.waiting.reserve_future()
+        self.jobs = self.session.reserve_many(3)
+        self.jobs[2].bury()
+
+    def open(self) -> WorkQueue:
+        return WorkQueue(
+            "/q", clock=self.clock, disk=self.disk, segment_bytes=8192, max_job_bytes=4000, checkpoint_interval=1000
+        )
+
+    def kill(self) -> None:
+        journal = self.queue._journal
+        assert journal is not None
+        self.disk.kill()
+        forget(journal.queue)
+        journal.queue._abandon()
+
+    def states(self) -> dict[int, tuple[Any, ...]]:
+        """What a restart must keep."""
+        found = {}
+        for tube in self.queue.tubes():
+            for job in self.queue.jobs(tube):
+                state = "ready" if job.state == "reserved" else job.state
+                counts = (job.timeouts, job.releases, job.buries, job.kicks)
+                found[job.id] = (tube, state, job.priority, job.delay, *counts, self.queue.peek(job.id).body)
+        return found
+
+    def check(self) -> None:
+        self.queue.stats()  # the next call after the interrupt mends
+        self.queue._check()
+        again = self.queue.put(b"goes on")
+        self.queue.delete(again)
+        assert again not in self.states()
+        self.queue.checkpoint()
+        self.queue._check()
+        states, last_id = self.states(), self.queue.stats().last_id
+        self.kill()
+        self.queue = self.open()
+        self.queue._check()
+        assert self.states() == states
+        assert self.queue.stats().last_id == last_id
+        self.queue.close()
+
+
+CALLS: dict[str, Callable[[Scene], Call]] = {
+    "put": lambda scene: lambda: scene.queue.put(b"new"),
+    "put with all": lambda scene: lambda: scene.queue.put(b"new", tube="t", delay=1, key="k", expires_in=9),
+    "put to one who waits": lambda scene: lambda: scene.queue.put(b"new", tube="other"),
+    "put_many": lambda scene: lambda: scene.queue.put_many([b"a", b"b", b"c"], tube="t"),
+    "reserve": lambda scene: lambda: scene.session.reserve(0),
+    "reserve in vain": lambda scene: lambda: _nothing(lambda: scene.waiting.reserve(0)),
+    "reserve_future": lambda scene: lambda: scene.waiting.reserve_future(3),
+    "reserve_job": lambda scene: lambda: scene.session.reserve_job(7),
+    "delete": lambda scene: scene.jobs[0].delete,
+    "delete by id": lambda scene: lambda: scene.queue.delete(8),
+    "release": lambda scene: lambda: scene.jobs[0].release(priority=5),
+    "release with a delay": lambda scene: lambda: scene.jobs[0].release(delay=5),
+    "bury": lambda scene: scene.jobs[0].bury,
+    "touch": lambda scene: scene.jobs[0].touch,
+    "kick": lambda scene: lambda: scene.queue.kick(9),
+    "kick_job": lambda scene: lambda: scene.queue.kick_job(7),
+    "move": lambda scene: lambda: scene.queue.move(8, "other"),
+    "clear": lambda scene: scene.queue.clear,
+    "pause_tube": lambda scene: lambda: scene.queue.pause_tube("default", 3),
+    "watch": lambda scene: lambda: scene.session.watch("other"),
+    "use": lambda scene: lambda: scene.session.use("t"),
+    "close a session": lambda scene: scene.session.close,
+    "time": lambda scene: lambda: scene.clock.advance(70),
+    "checkpoint": lambda scene: scene.queue.checkpoint,
+}
+
+
+def _nothing(call: Call) -> None:
+    with pytest.raises(QueueEmpty):
+        call()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_memory_and_journal_agree_afterwards(name: str) -> None:
+    scene = Scene()
+    counting = interrupter_at(0)
+    counting.run(CALLS[name](scene))
+    scene.check()
+    assert counting.places > 3, "the tracer sees nothing"
+    choose = random.Random(f"{SEED} {name}")
+    count = min(counting.places, share(PLACES))
+    struck = 0
+    for at in sorted(choose.sample(range(1, counting.places + 1), count)):
+        scene = Scene()
+        striker = interrupter_at(at)
+        struck += striker.run(CALLS[name](scene))
+        try:
+            scene.check()
+        except BaseException as error:
+            raise AssertionError(f"{name}, struck at place {at}, {striker.where}: {error!r}") from error
+    assert struck > count // 2

@@ -162,6 +162,7 @@ PUBLIC = {
         "WorkQueue Session Job WorkStats TubeStats JobStats JobNotFound NotReserved DuplicateJob Draining DeadlineSoon "
         "JobTooBig TubeNotFound"
     ),
+    "kestrelpy.server": "BeanstalkServer parse_address serve serve_in_thread",
     "kestrelpy.testing": "ManualClock MemoryDisk FailingDisk CrashingDisk check_blocking_queue",
 }
 METHODS = {

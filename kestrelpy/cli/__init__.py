@@ -6,8 +6,8 @@ Rules:
 3. Exit status: 0 done, 1 nothing there or damage found or refused, 2 wrong use; 130, 141 and 143 after Ctrl-C, a closed
    pipe and SIGTERM, quietly.
 4. An error is one line on standard error, never a traceback (unless KESTRELPY_TRACEBACK is set).
-5. Only ``put`` makes a queue. No other command creates a file where none was, but for ``lake`` and ``report`` in the
-   folder that they are told.
+5. Only ``put`` makes a queue, and ``serve`` that of its jobs. No other command creates a file where none was, but for
+   ``lake`` and ``report`` in the folder that they are told.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from kestrelpy.cli import analysing, demo, looking, managing, moving
+from kestrelpy.cli import analysing, demo, looking, managing, moving, serving
 from kestrelpy.cli._common import CommandError
 from kestrelpy.cli._signals import Interrupted, unwinding
 from kestrelpy.errors import InvalidName, KestrelError, NoDefaultReader
@@ -62,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     looking.add_content_commands(commands)
     managing.add_commands(commands)
     analysing.add_commands(commands)
+    serving.add_commands(commands)
     return parser
 
 

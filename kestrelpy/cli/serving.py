@@ -1,0 +1,236 @@
+"""serve: the protocols of other queues, on ours.
+
+The options of ``serve beanstalk`` are those of beanstalkd, so that scripts which start it need no change but the name;
+the long ones are ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import stat
+import sys
+from typing import TYPE_CHECKING, Any
+
+from kestrelpy.cli import _common as common
+from kestrelpy.cli._common import CommandError
+
+if TYPE_CHECKING:
+    from kestrelpy.server import BeanstalkServer
+
+__all__ = ["add_commands"]
+
+LOCKED = 10
+"""The exit status when another process has the jobs, as beanstalkd's."""
+
+_MAX_JOB_BYTES = 1 << 30
+_ROOM_BESIDE_A_JOB = 64 * 1024
+"""What a file has room for beside the largest job: -z alone is enough to get large ones, as with beanstalkd."""
+
+_OPEN_FILES_FOR_ITSELF = 64
+_FIRST_PASSED_SOCKET = 3  # sd_listen_fds(3)
+
+_DESCRIPTION = """\
+A server for clients of beanstalkd. Jobs live in --dir; without it in memory, and are gone when it ends.
+
+SIGUSR1 makes it refuse puts, SIGTERM and Ctrl-C end it; reserved jobs are ready again when it is started again.
+A socket that systemd passes is used instead of an address.
+
+exit status: 0 ended by a signal; 1 it could not start, or what was written could not be synced; 2 wrong use; 10 another
+process has the jobs.
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add ``serve`` to the parser."""
+    serve = commands.add_parser("serve", help="be a server for the clients of another queue")
+    protocols = serve.add_subparsers(title="protocols", metavar="PROTOCOL", dest="protocol", required=True)
+    parser = protocols.add_parser(
+        "beanstalk",
+        help="the protocol of beanstalkd",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=_serve_beanstalk)
+    parser.add_argument("-b", "--dir", metavar="DIR", help="where the jobs are kept; made if it is not there")
+    durability = parser.add_mutually_exclusive_group()
+    durability.add_argument(
+        "-f",
+        "--sync-ms",
+        metavar="MS",
+        type=common.seconds,
+        default=50.0,
+        help="sync at most so often (default: 50); 0: reply when it is on the disk, one sync for all who wait",
+    )
+    durability.add_argument("-F", "--no-sync", action="store_true", help="leave syncing to the system")
+    where = parser.add_argument_group("where it listens (default: 127.0.0.1:11300)")
+    where.add_argument("-l", metavar="ADDRESS", help="an address, or unix:PATH")
+    where.add_argument("-p", metavar="PORT", type=_port, help="the port of -l")
+    where.add_argument("--listen", metavar="HOST:PORT", action="append", help="both at once; may be repeated")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "-z", "--max-job-bytes", metavar="BYTES", type=common.positive, default=65535, help="of a job (65535)"
+    )
+    limits.add_argument(
+        "-s", "--segment-bytes", metavar="BYTES", type=common.positive, default=10 << 20, help="of a file (10 MiB)"
+    )
+    limits.add_argument("--max-jobs", metavar="N", type=common.positive, help="refuse a put beyond so many jobs")
+    limits.add_argument("--max-bytes", metavar="BYTES", type=common.positive, help="... or so many bytes of jobs")
+    limits.add_argument(
+        "--max-attempts", metavar="N", type=common.positive, help="bury a job that was given back so often"
+    )
+    limits.add_argument(
+        "--max-connections", metavar="N", type=common.positive, help="(default: what the system allows)"
+    )
+    parser.add_argument("-u", "--user", metavar="USER", help="become this user, once the addresses are bound")
+    parser.add_argument("-V", "--verbose", action="count", default=0, help="say where it listens")
+    parser.add_argument("-v", action="version", version="kestrelpy serve beanstalk", help="say what this is, and exit")
+    parser.add_argument("-c", action="store_true", help=argparse.SUPPRESS)  # beanstalkd takes both, and does nothing
+    parser.add_argument("-n", action="store_true", help=argparse.SUPPRESS)
+
+
+def _serve_beanstalk(args: argparse.Namespace) -> int:
+    from kestrelpy.errors import QueueLocked
+    from kestrelpy.server import serve
+
+    def said(server: BeanstalkServer) -> None:
+        if args.verbose:
+            for address in server.addresses:
+                sys.stderr.write(f"kestrelpy serve: listening at {_shown(address)}\n")
+            sys.stderr.flush()
+
+    if args.max_job_bytes > _MAX_JOB_BYTES:
+        raise CommandError(f"-z: at most {_MAX_JOB_BYTES} bytes, not {args.max_job_bytes}", status=2)
+    max_connections = args.max_connections or _room_for_connections()
+    with contextlib.ExitStack() as opened:
+        sockets = _passed_sockets(opened) or _bound_sockets(args, opened)
+        if args.user is not None:
+            _become(args.user)
+        try:
+            serve(
+                args.dir,
+                sockets=sockets,
+                sync="never" if args.no_sync else args.sync_ms / 1000 if args.sync_ms else "always",
+                max_connections=max_connections,
+                segment_bytes=max(args.segment_bytes, args.max_job_bytes + _ROOM_BESIDE_A_JOB),
+                max_job_bytes=args.max_job_bytes,
+                max_jobs=args.max_jobs,
+                max_bytes=args.max_bytes,
+                max_attempts=args.max_attempts,
+                on_start=said,
+            )
+        except QueueLocked as error:
+            raise CommandError(str(error), status=LOCKED) from None
+        except ValueError as error:  # limits that do not go together
+            raise CommandError(str(error), status=2) from None
+    return 0
+
+
+# -- sockets -----------------------------------------------------------------------------------------------------------
+
+
+def _addresses(args: argparse.Namespace) -> list[str]:
+    if args.listen:
+        if args.l is not None or args.p is not None:
+            raise CommandError("--listen says it all: leave -l and -p out", status=2)
+        return list(args.listen)
+    host = "127.0.0.1" if args.l is None else args.l
+    if host.startswith("unix:"):
+        return [host]
+    port = 11300 if args.p is None else args.p
+    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
+
+
+def _bound_sockets(args: argparse.Namespace, opened: contextlib.ExitStack) -> list[socket.socket]:
+    from kestrelpy.server import parse_address
+
+    bound: list[socket.socket] = []
+    for text in _addresses(args):
+        try:
+            address = parse_address(text)
+            if isinstance(address, str):
+                bound.append(_bound_to_path(address, opened))
+            else:
+                bound += _bound_to_host(*address, opened)
+        except ValueError as error:
+            raise CommandError(str(error), status=2) from None
+        except OSError as error:
+            raise CommandError(f"cannot listen at {text}: {error.strerror or error}") from None
+    return bound
+
+
+def _bound_to_host(host: str, port: int, opened: contextlib.ExitStack) -> list[socket.socket]:
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    bound = []
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        one = opened.enter_context(socket.socket(family, kind, protocol))
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.bind(address)
+        bound.append(one)
+    return bound
+
+
+def _bound_to_path(path: str, opened: contextlib.ExitStack) -> socket.socket:
+    """A socket that an earlier server left there is replaced; no other file is."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+    one = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    one.bind(path)
+    return one
+
+
+def _passed_sockets(opened: contextlib.ExitStack) -> list[socket.socket]:
+    """Those that systemd has opened for this process."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    count = int(os.environ.get("LISTEN_FDS") or 0)
+    numbers = range(_FIRST_PASSED_SOCKET, _FIRST_PASSED_SOCKET + count)
+    return [opened.enter_context(socket.socket(fileno=number)) for number in numbers]
+
+
+def _shown(address: object) -> str:
+    if isinstance(address, tuple):
+        host, port = address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"unix:{address}"
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+
+
+def _become(user: str) -> None:
+    import pwd
+
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        raise CommandError(f"-u: there is no user {user!r}") from None
+    try:
+        os.initgroups(user, entry.pw_gid)
+        os.setgid(entry.pw_gid)
+        os.setuid(entry.pw_uid)
+    except OSError as error:
+        raise CommandError(f"-u: cannot become {user}: {error.strerror}") from None
+
+
+def _room_for_connections() -> int:
+    """As many as there may be open files, but for those that the queue itself needs."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return max(1, soft - _OPEN_FILES_FOR_ITSELF) if soft != resource.RLIM_INFINITY else 1 << 20
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"must be a port, not {text!r}")
+    return int(text)

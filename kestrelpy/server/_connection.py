@@ -1,0 +1,281 @@
+"""One client: its bytes, its session, its replies.
+
+1. Everything runs on the loop's thread. Only a reserve may be answered from elsewhere, and is brought here then.
+2. A client that waits for a job, does not read its replies or has had its slice is not served; what it sends
+   meanwhile is kept, up to ``MAX_HELD_BYTES``, and then it is not read from.
+3. A client that has hung up one way still gets the replies to what it sent; if it waits for a job: TIMED_OUT.
+4. When the connection is gone, so is the session: its jobs are ready again, it stands in no line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from types import MethodType
+from typing import TYPE_CHECKING
+
+from kestrelpy.server import _replies as replies
+from kestrelpy.server._parser import Parser
+from kestrelpy.work import Job, Session
+
+if TYPE_CHECKING:
+    from kestrelpy.server._server import BeanstalkServer
+
+__all__ = ["Connection"]
+
+COMMANDS_PER_TURN = 100
+"""What one client gets done before it is the others' turn: about a millisecond."""
+
+MAX_HELD_BYTES = 64 * 1024
+"""What a client may have sent ahead. asyncio reads up to 256 KiB at a time, so somewhat more than that is held."""
+
+MAX_REPLY_BYTES = 256 * 1024
+"""Replies of one turn, after which the slice ends: peeking at large jobs is cheap to ask for."""
+
+_logger = logging.getLogger("kestrelpy.server")
+
+
+class Connection(asyncio.Protocol):
+    """The protocol of one connection. The server makes it, and is told when it is gone."""
+
+    def __init__(self, server: BeanstalkServer) -> None:
+        self._server = server
+        self._turns = server.turns
+        self._commands = server.commands
+        self._parser = Parser(server.queue.max_job_bytes)
+        self._transport: asyncio.Transport
+        self._thread = threading.get_ident()
+        self.session: Session
+        self.watching = ["default"]  # in the order in which beanstalkd would list them
+        self.places = {"default": 0}  # where each of them stands there
+        self.has_announced = False  # a put whose body is still to come
+        self.announced_id = 0  # the id that it got; 0: none
+        self.is_producer = False
+        self.is_worker = False
+        self.is_half_closed = False  # nothing is worth waiting for on its behalf
+        self._is_at_end = False  # all that it sent has been read
+        self.chore: Iterator[bytes | None] | None = None  # a command that takes several turns
+        self._waiting: Future[Job] | None = None
+        self._is_open = False
+        self._is_finished = False  # nothing more is done for it; its replies go out yet
+        self._is_stuck = False  # it does not read its replies
+        self._is_unread = False  # it has sent too much ahead
+        self._replies: list[bytes] = []
+        self._reply_bytes = 0
+
+    def _check(self) -> None:
+        self._parser._check()
+        assert self.places == {tube: place for place, tube in enumerate(self.watching)}
+        assert self._reply_bytes == sum(map(len, self._replies))
+        assert self.has_announced or not self.announced_id
+        assert not (self._is_finished and self._waiting is not None)
+        if self._is_open and not self._is_finished:
+            assert set(self.watching) == set(self.session.watching)
+
+    # -- what asyncio tells --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if not self._server.admit(self):
+            transport.write(replies.OUT_OF_MEMORY)
+            transport.close()
+            return
+        self.session = self._server.queue.session()
+        self._is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_open:
+            return
+        self._parser.feed(data)
+        self.run()
+
+    def eof_received(self) -> bool:
+        """Keep the other direction open: there may be replies to send, rule 3."""
+        self._is_at_end = True
+        self._has_hung_up()
+        return self._is_open
+
+    def _has_hung_up(self) -> None:
+        self.is_half_closed = True
+        self._stop_waiting()
+        self._turns.again(self)
+
+    def pause_writing(self) -> None:
+        self._is_stuck = True
+
+    def resume_writing(self) -> None:
+        self._is_stuck = False
+        if self._is_open:
+            self._turns.again(self)
+
+    def connection_lost(self, _error: BaseException | None) -> None:
+        self._turns.forget(self)
+        if self._is_open:
+            self._is_open = False
+            self._finish_session()
+            self._server.forget(self)
+        self.chore = None
+        self._replies.clear()
+        self._reply_bytes = 0
+        _untie(self._transport)
+
+    # -- its turn ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Do what this client asked for, a slice of it."""
+        perform, next_command = self._commands.perform, self._parser.next
+        for _ in range(COMMANDS_PER_TURN):
+            if self._waiting is not None or self._is_stuck or self._is_finished or not self._is_open:
+                break
+            if self.chore is not None:
+                reply = self._commands.proceed(self.chore)
+                if reply is None:
+                    self._turns.again(self)
+                    break
+                self.chore = None
+            else:
+                command = next_command()
+                if command is None:
+                    self._run_dry()
+                    break
+                reply = perform(self, command)
+            if reply is not None:
+                self._say(reply)
+                if self._reply_bytes > MAX_REPLY_BYTES:
+                    self._turns.again(self)
+                    break
+        else:
+            self._turns.again(self)
+        if self._replies or self._is_finished:
+            self._deliver()
+        self._mind_its_reading()
+
+    def _run_dry(self) -> None:
+        """There is no whole command."""
+        if self._parser.in_put or self._parser.in_big_put:
+            self._commands.announce_put(self, is_too_big=self._parser.in_big_put)
+        if self._is_at_end:
+            self.finish()
+
+    def _say(self, reply: bytes) -> None:
+        self._replies.append(reply)
+        self._reply_bytes += len(reply)
+
+    def _deliver(self) -> None:
+        if self._turns.holds_replies:
+            self._turns.speak(self)
+        else:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the replies; and hang up, if that was all."""
+        if self._replies:
+            data = b"".join(self._replies)
+            self._replies.clear()
+            self._reply_bytes = 0
+            self._transport.write(data)
+        if self._is_finished:
+            self._transport.close()
+
+    def take_back_replies(self) -> None:
+        """What they say has not come true."""
+        self._replies[:] = [replies.INTERNAL_ERROR] * len(self._replies)
+        self._reply_bytes = len(replies.INTERNAL_ERROR) * len(self._replies)
+
+    def finish(self) -> None:
+        """It has quit or hung up: its jobs are ready again at once; what was said to it still goes out."""
+        if not self._is_finished:
+            self._is_finished = True
+            self._finish_session()
+            self._turns.speak(self)
+
+    def hang_up(self) -> None:
+        """The server stops."""
+        self._is_finished = True
+        self._finish_session()
+        self._transport.close()
+
+    def _finish_session(self) -> None:
+        self._is_finished = True
+        future, self._waiting = self._waiting, None
+        if future is not None:
+            future.cancel()
+        try:
+            self.session.close()
+        except Exception:
+            _logger.exception("a connection's jobs could not all be given back")
+
+    # -- waiting for a job ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._waiting is not None
+
+    def wait_for(self, future: Future[Job]) -> None:
+        """Do nothing for this client until it has its job."""
+        self._waiting = future
+        future.add_done_callback(self._be_told)
+
+    def _be_told(self, future: Future[Job]) -> None:
+        if threading.get_ident() == self._thread:
+            self._be_served(future)
+        else:
+            self._server.loop.call_soon_threadsafe(self._be_served, future)
+
+    def _be_served(self, future: Future[Job]) -> None:
+        if self._waiting is not future:
+            return  # it has given up waiting
+        self._waiting = None
+        self._say(self._commands.outcome(future))
+        self._turns.speak(self)
+        self._turns.again(self)
+
+    def _stop_waiting(self) -> None:
+        future, self._waiting = self._waiting, None
+        if future is None:
+            return
+        if future.cancel():
+            self._say(replies.TIMED_OUT)
+            self._turns.speak(self)
+        else:
+            self._waiting = future  # its job is on its way here from another thread
+
+    # -- what it sends ahead -------------------------------------------------------------------------------------------
+
+    def _mind_its_reading(self) -> None:
+        is_too_much = self._parser.held > MAX_HELD_BYTES
+        if is_too_much == self._is_unread or not self._is_open:
+            return
+        self._is_unread = is_too_much
+        if is_too_much:
+            self._transport.pause_reading()
+            self._server.watch_over(self)
+        else:
+            self._transport.resume_reading()
+
+    def look_for_hanging_up(self) -> bool:
+        """Whether it is still not read from. One who waits and is not read from may have hung up unnoticed: look."""
+        if self._is_open and self._is_unread and self.is_waiting:
+            socket = self._transport.get_extra_info("socket")
+            if socket is not None and socket.fileno() >= 0:
+                poll = select.poll()
+                poll.register(socket.fileno(), select.POLLRDHUP)
+                if poll.poll(0):
+                    self._has_hung_up()
+        return self._is_open and self._is_unread
+
+
+def _untie(transport: asyncio.Transport) -> None:
+    """Let a closed transport go with the last reference to it.
+
+    asyncio's hold bound methods of their own. Where the collector leaves old objects alone, as in a process that is a
+    server, each connection would leave a kilobyte behind for ever.
+    """
+    held = getattr(transport, "__dict__", {})
+    for name in [name for name, made in held.items() if isinstance(made, MethodType) and made.__self__ is transport]:
+        del held[name]

@@ -1,0 +1,385 @@
+"""Bytes to commands of the beanstalk protocol, as beanstalkd 1.12 reads them.
+
+1. No I/O: ``feed`` takes what arrived, ``next`` gives the next command or ``None``. How the bytes were cut up changes
+   nothing; no bytes whatever raise anything.
+2. A command is a tuple: its verb, then its arguments, checked and converted. What the server would refuse whatever its
+   state is a command, too: ``("refused", reply)``, and the four constants below.
+3. The common forms are recognised by their first word, strictly. A line that fails there is read again by the lax rules
+   of beanstalkd (commands are matched by prefix, numbers by what ``strtoul`` makes of them), which are slow and rare.
+
+The commands: ``("put", priority, delay, ttr, body)``; ``reserve``, ``quit``, ``stats``, ``list-tubes``,
+``list-tube-used``, ``list-tubes-watched``, ``peek-ready``, ``peek-delayed``, ``peek-buried`` alone;
+``("reserve-with-timeout", seconds)``, ``None`` for ever; ``peek``, ``delete``, ``touch``, ``kick-job``, ``reserve-job``
+and ``stats-job`` with an id; ``("release", id, priority, delay)``; ``("bury", id, priority)``; ``("kick", count)``;
+``use``, ``watch``, ``ignore`` and ``stats-tube`` with a tube's name; ``("pause-tube", name, seconds)``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["MAX_LINE_BYTES", "Command", "Parser"]
+
+Command = tuple[Any, ...]
+
+MAX_LINE_BYTES = 224
+"""With its CRLF. It is the size of beanstalkd's buffer: what does not end in it is thrown away up to a line's end."""
+
+_MAX_U32 = 0xFFFFFFFF
+_MAX_U64 = 0xFFFFFFFFFFFFFFFF
+_MAX_LONG = 0x7FFFFFFFFFFFFFFF
+_SAFE_DIGITS = 19
+"""So many decimal digits fit 64 bits, whatever they are."""
+
+BAD_FORMAT: Command = ("refused", b"BAD_FORMAT\r\n")
+UNKNOWN_COMMAND: Command = ("refused", b"UNKNOWN_COMMAND\r\n")
+TOO_BIG: Command = ("too-big",)
+"""A put whose body was larger than allowed, and has been thrown away."""
+EXPECTED_CRLF: Command = ("expected-crlf",)
+"""A put whose body was not followed by CRLF. It has used up an id."""
+BAD_PUT: Command = ("bad-put",)
+"""BAD_FORMAT, but counted as a put."""
+BAD_PAUSE: Command = ("bad-pause",)
+"""BAD_FORMAT, but counted as a pause-tube."""
+
+_NAME = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}").fullmatch
+
+
+class Parser:
+    """The reading side of one connection. Not thread-safe.
+
+    ``in_put`` is true when a put's line has been read and its body is still to come: the moment at which beanstalkd
+    counts it, and gives the job its id. ``in_big_put``: the same of a put whose body is thrown away.
+    """
+
+    __slots__ = ("_at", "_data", "_discarding", "_is_too_big", "_max_job_bytes", "_missing", "_parts", "_put", "_skip")
+
+    def __init__(self, max_job_bytes: int = 65535) -> None:
+        self._max_job_bytes = max_job_bytes
+        self._data = b""
+        self._at = 0  # what comes before it in _data is done
+        self._put: tuple[int, int, int, int] | None = None  # priority, delay, ttr, size; its body comes next
+        self._parts: list[bytes] = []  # of a body that is not all there; then _data is empty
+        self._missing = 0  # bytes that the parts still lack
+        self._is_too_big = False  # a body is being thrown away; it is answered when it is gone
+        self._skip = 0  # bytes of it that are still to come
+        self._discarding = False  # the beginning of a line too long is gone, and its end is looked for
+
+    @property
+    def in_put(self) -> bool:
+        return self._put is not None
+
+    @property
+    def in_big_put(self) -> bool:
+        return self._is_too_big
+
+    @property
+    def held(self) -> int:
+        """Bytes that were fed and belong to no command yet, the body that is being read left out."""
+        return len(self._data) - self._at
+
+    def feed(self, data: bytes) -> None:
+        """Take what arrived. Costs as much as is held, and no more than that."""
+        if self._missing:
+            self._parts.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return
+            self._missing = 0
+            data = b"".join(self._parts)
+            self._parts.clear()
+        elif self._skip:
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            data = data[skipped:]
+        self._data = self._data[self._at :] + data if self.held else data
+        self._at = 0
+
+    def next(self) -> Command | None:
+        """The next command, or ``None``: more bytes are needed."""
+        if self._missing or self._skip:
+            return None
+        if self._put is not None:
+            return self._read_body(*self._put)
+        if self._is_too_big:
+            self._is_too_big = False
+            return TOO_BIG
+        if self._discarding:
+            return self._discard()
+        data, at = self._data, self._at
+        end = data.find(b"\r\n", at, at + MAX_LINE_BYTES)
+        if end < 0:
+            return self._overlong()
+        line = data[at:end]
+        command = _ALONE.get(line)
+        if command is None:
+            words = line.split(b" ")
+            read = _STRICT.get(words[0])
+            command = read(words) if read is not None else None
+            if command is None:
+                if b"\r" in line:  # beanstalkd looks no further than the first one, and so finds no end here
+                    return self._overlong()
+                command = _read_laxly(line)
+        self._at = end + 2
+        if command[0] == "put":
+            return self._start_put(*command[1:])
+        return command
+
+    def _check(self) -> None:
+        assert 0 <= self._at <= len(self._data)
+        assert self._missing >= 0
+        assert self._skip >= 0
+        assert not (self._put is not None and self._is_too_big)
+        assert self._put is not None or not self._parts
+        assert self._put is None or sum(map(len, self._parts)) + self._missing in (0, self._put[3] + 2)
+        assert self._is_too_big or not self._skip
+        assert not (self._missing or self._skip) or not self.held
+
+    # -- bodies --------------------------------------------------------------------------------------------------------
+
+    def _start_put(self, priority: int, delay: int, ttr: int, size: int, trailing: bytes = b"") -> Command | None:
+        if size > self._max_job_bytes:
+            self._is_too_big = True
+            skipped = min(size + 2, self.held)
+            self._at += skipped
+            self._skip = size + 2 - skipped
+            return self.next()
+        if trailing:
+            return BAD_PUT
+        return self._read_body(priority, delay, ttr or 1, size)
+
+    def _read_body(self, priority: int, delay: int, ttr: int, size: int) -> Command | None:
+        data, at = self._data, self._at
+        stop = at + size
+        if len(data) < stop + 2:
+            self._put = (priority, delay, ttr, size)
+            self._parts.append(data[at:])
+            self._missing = stop + 2 - len(data)
+            self._data, self._at = b"", 0
+            return None
+        self._put = None
+        self._at = stop + 2
+        if data[stop : stop + 2] != b"\r\n":
+            return EXPECTED_CRLF
+        return ("put", priority, delay, ttr, data[at:stop])
+
+    # -- lines that are too long ---------------------------------------------------------------------------------------
+
+    def _overlong(self) -> Command | None:
+        """No end of line where it must be: give the line up, once there is a whole buffer of it."""
+        if self.held < MAX_LINE_BYTES:
+            return None
+        self._at += MAX_LINE_BYTES
+        self._discarding = True
+        return self._discard()
+
+    def _discard(self) -> Command | None:
+        """Look for the line's end as beanstalkd does: a buffer at a time, no further than the first CR of each.
+
+        So a CRLF that the border of two buffers cuts is not seen, and the line after it is lost, too.
+        """
+        data = self._data
+        while True:
+            found = data.find(b"\r", self._at, self._at + MAX_LINE_BYTES - 1)
+            if found >= 0 and data[found + 1 : found + 2] == b"\n":
+                self._at = found + 2
+                self._discarding = False
+                return BAD_FORMAT
+            if self.held < MAX_LINE_BYTES:
+                return None
+            self._at += MAX_LINE_BYTES
+
+
+# -- the strict forms --------------------------------------------------------------------------------------------------
+
+
+def _strict_put(words: list[bytes]) -> Command | None:
+    if len(words) != 5:
+        return None
+    _, priority, delay, ttr, size = words
+    if not (priority.isdigit() and delay.isdigit() and ttr.isdigit() and size.isdigit()):
+        return None
+    command = ("put", int(priority), int(delay), int(ttr), int(size))
+    return command if max(command[1:]) <= _MAX_U32 else None
+
+
+def _strict_release(words: list[bytes]) -> Command | None:
+    if len(words) != 4:
+        return None
+    _, job_id, priority, delay = words
+    if not (job_id.isdigit() and priority.isdigit() and delay.isdigit() and len(job_id) <= _SAFE_DIGITS):
+        return None
+    command = ("release", int(job_id), int(priority), int(delay))
+    return command if command[2] <= _MAX_U32 and command[3] <= _MAX_U32 else None
+
+
+def _strict_bury(words: list[bytes]) -> Command | None:
+    if len(words) != 3 or not (words[1].isdigit() and words[2].isdigit() and len(words[1]) <= _SAFE_DIGITS):
+        return None
+    priority = int(words[2])
+    return ("bury", int(words[1]), priority) if priority <= _MAX_U32 else None
+
+
+def _strict_number(verb: str, limit: int) -> Callable[[list[bytes]], Command | None]:
+    def read(words: list[bytes]) -> Command | None:
+        if len(words) != 2 or not words[1].isdigit() or len(words[1]) > _SAFE_DIGITS:
+            return None
+        number = int(words[1])
+        return (verb, number) if number <= limit else None
+
+    return read
+
+
+def _strict_name(verb: str) -> Callable[[list[bytes]], Command | None]:
+    def read(words: list[bytes]) -> Command | None:
+        return (verb, words[1].decode("ascii")) if len(words) == 2 and _NAME(words[1]) else None
+
+    return read
+
+
+_ALONE: dict[bytes, Command] = {
+    verb.encode("ascii"): (verb,)
+    for verb in (
+        "reserve",
+        "peek-ready",
+        "peek-delayed",
+        "peek-buried",
+        "stats",
+        "list-tubes",
+        "list-tube-used",
+        "list-tubes-watched",
+        "quit",
+    )
+}
+_OF_A_JOB = ("delete", "touch", "peek", "kick-job", "reserve-job", "stats-job")
+_OF_A_TUBE = ("use", "watch", "ignore", "stats-tube")
+_STRICT: dict[bytes, Callable[[list[bytes]], Command | None]] = {
+    b"put": _strict_put,
+    b"release": _strict_release,
+    b"bury": _strict_bury,
+    b"kick": _strict_number("kick", _MAX_U32),
+    b"reserve-with-timeout": _strict_number("reserve-with-timeout", 0x7FFFFFFF),
+    **{verb.encode("ascii"): _strict_number(verb, _MAX_U64) for verb in _OF_A_JOB},
+    **{verb.encode("ascii"): _strict_name(verb) for verb in _OF_A_TUBE},
+}
+
+# -- the lax forms -----------------------------------------------------------------------------------------------------
+
+_FOUR_NUMBERS = re.compile(rb" *([0-9]+) +([0-9]+) +([0-9]+) +([0-9]+)(.*)", re.DOTALL).fullmatch
+_THREE_NUMBERS = re.compile(rb" *([0-9]+) +([0-9]+) +([0-9]+)").fullmatch
+_TWO_NUMBERS = re.compile(rb" *([0-9]+) +([0-9]+)").fullmatch
+_NUMBER = re.compile(rb" *([0-9]+)").fullmatch
+_C_NUMBER = re.compile(rb"[ \t-\r]*([+-]?)([0-9]+)").match
+"""What ``strtol`` and ``strtoul`` accept; the rest of the line does not matter to them."""
+_NAME_AND_NUMBER = re.compile(rb" *([A-Za-z0-9+/;.$_()-]+) +([0-9]+)").fullmatch
+
+
+def _read_laxly(line: bytes) -> Command:
+    """Any line, by beanstalkd's own rules: the first prefix that fits decides."""
+    if b"\0" in line:
+        return BAD_FORMAT
+    for prefix, read in _PREFIXES:
+        if line.startswith(prefix):
+            return read(line[len(prefix) :]) or BAD_FORMAT
+    return UNKNOWN_COMMAND
+
+
+def _lax_put(rest: bytes) -> Command | None:
+    found = _FOUR_NUMBERS(rest)
+    if found is None:
+        return None
+    numbers = [int(digits) for digits in found.groups()[:4]]
+    return ("put", *numbers, found[5]) if max(numbers) <= _MAX_U32 else None
+
+
+def _lax_release(rest: bytes) -> Command | None:
+    found = _THREE_NUMBERS(rest)
+    if found is None:
+        return None
+    job_id, priority, delay = (int(digits) for digits in found.groups())
+    fit = job_id <= _MAX_U64 and priority <= _MAX_U32 and delay <= _MAX_U32
+    return ("release", job_id, priority, delay) if fit else None
+
+
+def _lax_bury(rest: bytes) -> Command | None:
+    found = _TWO_NUMBERS(rest)
+    if found is None:
+        return None
+    job_id, priority = int(found[1]), int(found[2])
+    return ("bury", job_id, priority) if job_id <= _MAX_U64 and priority <= _MAX_U32 else None
+
+
+def _lax_kick(rest: bytes) -> Command | None:
+    """``strtoul`` into 32 bits: what follows the number is ignored, and ``-1`` is the largest."""
+    found = _C_NUMBER(rest)
+    if found is None or int(found[2]) > _MAX_U64:
+        return None
+    return ("kick", int(found[1] + found[2]) & _MAX_U32)
+
+
+def _lax_reserve_with_timeout(rest: bytes) -> Command | None:
+    """``strtol`` into a C int: no number is 0, and a negative one waits for ever."""
+    found = _C_NUMBER(rest)
+    seconds = int(found[1] + found[2]) if found is not None else 0
+    if not -_MAX_LONG - 1 <= seconds <= _MAX_LONG:
+        return None
+    seconds &= _MAX_U32
+    return ("reserve-with-timeout", seconds if seconds <= 0x7FFFFFFF else None)
+
+
+def _lax_pause_tube(rest: bytes) -> Command | None:
+    found = _NAME_AND_NUMBER(rest)
+    if found is None or int(found[2]) > _MAX_U32:
+        return None
+    if not _NAME(found[1]):
+        return BAD_PAUSE
+    return ("pause-tube", found[1].decode("ascii"), int(found[2]))
+
+
+def _lax_id(verb: str) -> Callable[[bytes], Command | None]:
+    def read(rest: bytes) -> Command | None:
+        found = _NUMBER(rest)
+        return (verb, int(found[1])) if found is not None and int(found[1]) <= _MAX_U64 else None
+
+    return read
+
+
+def _lax_name(verb: str) -> Callable[[bytes], Command | None]:
+    return lambda rest: (verb, rest.decode("ascii")) if _NAME(rest) else None
+
+
+def _alone(verb: str) -> Callable[[bytes], Command | None]:
+    """What must end where its name ends: had it done so, it would have been found in ``_ALONE``."""
+    return lambda rest: None if rest else (verb,)
+
+
+_PREFIXES: tuple[tuple[bytes, Callable[[bytes], Command | None]], ...] = (
+    (b"put ", _lax_put),
+    (b"peek ", _lax_id("peek")),
+    (b"peek-ready", _alone("peek-ready")),
+    (b"peek-delayed", _alone("peek-delayed")),
+    (b"peek-buried", _alone("peek-buried")),
+    (b"reserve-with-timeout ", _lax_reserve_with_timeout),
+    (b"reserve-job ", _lax_id("reserve-job")),
+    (b"reserve", _alone("reserve")),
+    (b"delete ", _lax_id("delete")),
+    (b"release ", _lax_release),
+    (b"bury ", _lax_bury),
+    (b"kick ", _lax_kick),
+    (b"kick-job ", _lax_id("kick-job")),
+    (b"touch ", _lax_id("touch")),
+    (b"stats-job ", _lax_id("stats-job")),
+    (b"stats-tube ", _lax_name("stats-tube")),
+    (b"stats", _alone("stats")),
+    (b"use ", _lax_name("use")),
+    (b"watch ", _lax_name("watch")),
+    (b"ignore ", _lax_name("ignore")),
+    (b"list-tubes-watched", _alone("list-tubes-watched")),
+    (b"list-tube-used", _alone("list-tube-used")),
+    (b"list-tubes", _alone("list-tubes")),
+    (b"quit", lambda _rest: ("quit",)),
+    (b"pause-tube", _lax_pause_tube),
+)
+"""In the order in which beanstalkd tries them. ``pause-tube`` needs no space after it, and ``quit`` no end."""

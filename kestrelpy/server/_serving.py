@@ -1,0 +1,111 @@
+"""A process that is a server, with signals and a garbage collector that leaves a million jobs alone; and a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from kestrelpy.server._server import BeanstalkServer
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+__all__ = ["serve", "serve_in_thread"]
+
+_NEVER = 1_000_000_000
+
+
+def serve(
+    directory: str | PathLike[str] | None = None,
+    *,
+    on_start: Callable[[BeanstalkServer], None] | None = None,
+    **options: Any,
+) -> None:
+    """Serve until SIGTERM or SIGINT; SIGUSR1 makes it refuse puts. To be called in the main thread of its own process.
+
+    The arguments are those of ``BeanstalkServer``; ``on_start`` is called once it listens. Returns when the queue is
+    closed. Raises what ``BeanstalkServer.start`` raises, and the error of a sync that failed.
+    """
+    asyncio.run(_serve(BeanstalkServer(directory, **options), on_start))
+
+
+async def _serve(server: BeanstalkServer, on_start: Callable[[BeanstalkServer], None] | None) -> None:
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    loop.add_signal_handler(signal.SIGUSR1, server.drain)  # before the start: unhandled, it would be the end
+    await server.start()
+    try:
+        _spare_the_collector()
+        if on_start is not None:
+            on_start(server)
+        await _first(told.wait(), server.failed())
+    finally:
+        await server.stop()
+
+
+async def _first(*awaitables: Any) -> None:
+    """Wait for the first of them; raises what it raises."""
+    tasks = [asyncio.ensure_future(one) for one in awaitables]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    for task in done:
+        task.result()
+
+
+def _spare_the_collector() -> None:
+    """Let the collector not look at the jobs.
+
+    A full collection visits every object: with a million jobs it stops all clients for a second, and finds nothing,
+    because neither jobs nor connections (see ``_untie``) are left behind in circles. So what opening made is put aside,
+    and the oldest generation is not collected any more. The two young ones still are: that is where the circles of
+    exceptions die.
+    """
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _NEVER)
+
+
+@contextlib.contextmanager
+def serve_in_thread(
+    directory: str | PathLike[str] | None = None, *, listen: str = "127.0.0.1:0", **options: Any
+) -> Iterator[BeanstalkServer]:
+    """A server in a thread of its own, for tests and for programs without an event loop; it stops with the block.
+
+    Yields the server once it listens: ``addresses`` says where. It is not thread-safe, but its ``queue`` is, and what
+    else is asked of it goes through ``loop.call_soon_threadsafe``. Raises what ``BeanstalkServer.start`` raises.
+
+    >>> with serve_in_thread() as server:
+    ...     server.queue.put(b"hello")
+    1
+    """
+    started: Future[tuple[BeanstalkServer, asyncio.Event]] = Future()
+
+    async def run() -> None:
+        told = asyncio.Event()
+        try:
+            async with BeanstalkServer(directory, listen=listen, **options) as server:
+                started.set_result((server, told))
+                await told.wait()
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), name="beanstalk-server", daemon=True)
+    thread.start()
+    server, told = started.result()
+    try:
+        yield server
+    finally:
+        server.loop.call_soon_threadsafe(told.set)
+        thread.join()

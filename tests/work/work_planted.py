@@ -1,0 +1,332 @@
+"""Planted faults of the work queue: mutations of the library, one switch each. With each stands what the explorer of
+crashes, or of errors, says is broken, and what the programs should lean to so that it is caught soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from kestrelpy.errors import QueueDiskFull
+from kestrelpy.work import WorkQueue
+from kestrelpy.work import _records as records
+from kestrelpy.work._changing import Changing
+from kestrelpy.work._keeping import Keeping
+from kestrelpy.work._live import Live
+from kestrelpy.work._log import Log
+from kestrelpy.work._records import BURIED, State, Totals
+from kestrelpy.work._replay import Replay
+
+SETTLING = {"advance": 8.0, "checkpoint": 5.0}
+"""Leaning to what commits old records."""
+
+
+class WorkFault(NamedTuple):
+    """A mutation. ``letters``: one of these is what is said to be broken. ``by_errors``: it takes a failing disk."""
+
+    plant: Callable[[], AbstractContextManager[None]]
+    letters: str
+    by_errors: bool
+    options: dict[str, Any]
+
+
+FAULTS: dict[str, WorkFault] = {}
+
+
+def fault(letters: str, *, by_errors: bool = False, **options: Any) -> Callable[[Callable[[], Iterator[None]]], None]:
+    def note(function: Callable[[], Iterator[None]]) -> None:
+        FAULTS[function.__name__] = WorkFault(contextmanager(function), letters, by_errors, options)
+
+    return note
+
+
+def written_otherwise(job: Callable[[State], State]) -> Any:
+    """States of jobs are written as ``job`` says."""
+    real = records.encode_state
+    return patch.object(records, "encode_state", lambda job_id, tube, state: real(job_id, tube, job(state)))
+
+
+# -- what is not written ---------------------------------------------------------------------------------------------
+
+
+@fault("(b) (f)")
+def deletes_are_not_written() -> Iterator[None]:
+    """Only the journal's reader learns of them."""
+
+    def write(self: Keeping, job: Live, cause: int) -> None:
+        self._log.over(job.at)
+        self._log.over(job.state_at)
+
+    with patch.object(Keeping, "_write_gone_locked", write):
+        yield
+
+
+@fault("(a)", steps={"bury": 0.0, "kick": 0.0, "release": 20.0})
+def the_priority_of_a_release_is_not_written() -> Iterator[None]:
+    """BD-W5."""
+    real = Changing._become_locked
+
+    def become(self: Changing, live: Live, new: State, now: float, *, due: float = 0.0) -> None:
+        write = self._write_state_locked
+        with patch.object(
+            self, "_write_state_locked", lambda job, state: write(job, state._replace(priority=job.priority))
+        ):
+            real(self, live, new, now, due=due)
+
+    with patch.object(Changing, "_become_locked", become):
+        yield
+
+
+@fault("(a)")
+def kicks_are_not_written() -> Iterator[None]:
+    def kick(self: Changing, lives: list[Live], now: float) -> None:
+        for live in lives:
+            live.kicks += 1
+            self._machine.change(live, records.READY, now)
+
+    with patch.object(Changing, "_kick_locked", kick):
+        yield
+
+
+@fault("(d)", steps={"reserve_many": 8.0, "bury": 15.0, "kick": 0.0, "delete": 2.0})
+def the_order_of_burying_is_not_written() -> Iterator[None]:
+    """BD-W6."""
+    with written_otherwise(lambda state: state._replace(place=0)):
+        yield
+
+
+@fault("(a)")
+def buries_are_counted_at_opening() -> Iterator[None]:
+    """BD-W6: replay goes through the same door as a call."""
+    real = Replay._become
+
+    def become(self: Replay, job: Live, state: State) -> None:
+        real(self, job, state)
+        job.buries += state.state == BURIED
+
+    with patch.object(Replay, "_become", become):
+        yield
+
+
+@fault("(h)")
+def counters_are_not_written() -> Iterator[None]:
+    """BD-W12."""
+    with patch.object(Keeping, "_write_totals_locked", lambda self, now: None):
+        yield
+
+
+@fault("(a) (h)", steps={"advance": 8.0})
+def timeouts_are_not_written() -> Iterator[None]:
+    def save(self: Keeping, jobs: list[Live]) -> None:
+        for job in jobs:
+            self._machine.unsaved.pop(job.id, None)
+            self._machine.overdue.pop(job.id, None)
+
+    with patch.object(Keeping, "_save_locked", save):
+        yield
+
+
+@fault("(i)", steps={"pause": 8.0})
+def pauses_are_not_written() -> Iterator[None]:
+    """BD-W5."""
+    real = records.encode_tube
+    with patch.object(records, "encode_tube", lambda figures: real(figures._replace(pause=0.0, paused_until_ms=0))):
+        yield
+
+
+@fault("(a)", steps={"move": 8.0})
+def moves_are_not_written() -> Iterator[None]:
+    real = Changing.move
+
+    def move(self: Changing, job_id: int, tube: str) -> None:
+        here = self._machine.jobs[job_id].tube.name if job_id in self._machine.jobs else ""
+        encode = records.encode_state
+        with patch.object(records, "encode_state", lambda job_id, tube, state: encode(job_id, here, state)):
+            real(self, job_id, tube)
+
+    with patch.object(Changing, "move", move):
+        yield
+
+
+@fault("(g)", steps={"put_many": 8.0})
+def batches_are_many_records_in_many_writes() -> Iterator[None]:
+    def append_many(self: Log, some: list[bytes]) -> range:
+        ids = [self.append(record) for record in some]
+        return range(ids[0], ids[-1] + 1)
+
+    with patch.object(Log, "append_many", append_many):
+        yield
+
+
+# -- what is committed too early -------------------------------------------------------------------------------------
+
+
+@fault("(a) (b) (h)", steps=SETTLING)
+def records_are_committed_before_what_replaces_them_is_on_disk() -> Iterator[None]:
+    """SS-B3."""
+    with patch.object(Log, "sync", lambda self: None):
+        yield
+
+
+@fault("(a)", steps=SETTLING)
+def the_put_is_over_when_a_state_is_written() -> Iterator[None]:
+    real = Keeping._saved_locked
+
+    def saved(self: Keeping, job: Live, at: int) -> None:
+        real(self, job, at)
+        if at:
+            self._log.over(job.at)
+
+    with patch.object(Keeping, "_saved_locked", saved), patch.object(Log, "_check", lambda self, live: None):
+        yield
+
+
+@fault("(a) (h) itself", steps=SETTLING)
+def one_record_too_many_is_committed() -> Iterator[None]:
+    real = Log.over_count.fget
+    assert real is not None
+    with (
+        patch.object(Log, "over_count", property(lambda self: min(real(self) + 1, len(self._over)))),
+        patch.object(Log, "_check", lambda self, live: None),
+    ):
+        yield
+
+
+@fault("(a)", steps=SETTLING, length=120)
+def jobs_that_are_carried_forward_lose_their_state() -> Iterator[None]:
+    real = records.encode_put
+
+    def encode(origin: Any, body: bytes, state: State | None = None) -> bytes:
+        return real(origin, body, state and State(0, state.priority, 0.0, 0, 0, 0, 0, 0, 0, 0))
+
+    with patch.object(records, "encode_put", encode):
+        yield
+
+
+@fault("(a) (c)", steps=SETTLING, length=120)
+def jobs_that_are_carried_forward_count_again() -> Iterator[None]:
+    """Their old records are not over, and the states after these strike once more: SS-B2."""
+    real = Keeping._rewrite_locked
+
+    def rewrite(self: Keeping, job: Live, now: float) -> None:
+        real(self, job, now)
+        job.buries += 1
+
+    with patch.object(Keeping, "_rewrite_locked", rewrite):
+        yield
+
+
+# -- what is read wrongly --------------------------------------------------------------------------------------------
+
+
+@fault("(e)", steps={"delete": 30.0, **SETTLING})
+def ids_go_on_above_those_that_live() -> Iterator[None]:
+    """BD-W7."""
+    real = records.decode_totals
+
+    def decode(data: bytes) -> Totals:
+        return real(data)._replace(last_id=0)
+
+    with patch.object(records, "decode_totals", decode):
+        yield
+
+
+@fault("(h)", steps=SETTLING)
+def counters_are_added_up() -> Iterator[None]:
+    """SS-B2: read twice, they count twice."""
+    real = Replay._totals
+
+    def totals(self: Replay, at: int, data: bytes) -> None:
+        before = self._machine.total_jobs
+        real(self, at, data)
+        self._machine.total_jobs += before
+
+    with patch.object(Replay, "_totals", totals):
+        yield
+
+
+@fault("(a)", steps={"advance": 6.0})
+def delays_begin_anew_at_an_opening() -> Iterator[None]:
+    """#62 of beanstalkd: replay makes delays longer."""
+
+    def delay(self: Replay, job: Live, due_ms: int) -> None:
+        job.state, job.place = records.DELAYED, (self._now + job.delay, job.id)
+
+    with patch.object(Replay, "_delay", delay):
+        yield
+
+
+@fault("(a)", steps={"advance": 10.0, "put": 14.0})
+def expiry_is_forgotten() -> Iterator[None]:
+    real = Replay._put
+
+    def put(self: Replay, at: int, data: bytes) -> None:
+        real(self, at, data)
+        self._machine.jobs[records.job_of(data)].expires = None
+
+    with patch.object(Replay, "_put", put):
+        yield
+
+
+# -- what a failing disk shows ---------------------------------------------------------------------------------------
+
+
+@fault("(j)", by_errors=True)
+def memory_is_changed_before_the_disk() -> Iterator[None]:
+    """BD-W14: a release that fails leaves the job nowhere, or where it was not."""
+
+    def become(self: Changing, live: Live, new: State, now: float, *, due: float = 0.0) -> None:
+        self._machine.take_out(live)
+        live.priority, live.delay = new.priority, new.delay
+        live.releases, live.buries, live.kicks = new.releases, new.buries, new.kicks
+        self._machine.settle_into(live, new.state, now, due=due)
+        self._write_state_locked(live, new)
+
+    with patch.object(Changing, "_become_locked", become):
+        yield
+
+
+@fault("(a) (j) (k)", by_errors=True)
+def a_write_error_is_kept_quiet() -> Iterator[None]:
+    """BD-W8."""
+    real = Log.append
+
+    def append(self: Log, record: bytes) -> int:
+        try:
+            return real(self, record)
+        except OSError:
+            return 0
+
+    with patch.object(Log, "append", append), patch.object(Log, "_check", lambda self, live: None):
+        yield
+
+
+@fault("(k)", by_errors=True)
+def a_delete_needs_room() -> Iterator[None]:
+    """BD-W3."""
+
+    def refuse(self: Log, at: int) -> None:
+        raise QueueDiskFull("here")
+
+    with patch.object(Log, "over_at_once", refuse):
+        yield
+
+
+@fault("(b)", by_errors=True)
+def a_delete_without_room_is_not_written_later() -> Iterator[None]:
+    with patch.object(Log, "over_at_once", lambda self, at: None):
+        yield
+
+
+@fault("(e)", by_errors=True)
+def the_youngest_record_goes_as_well() -> Iterator[None]:
+    real = WorkQueue._write_gone_locked
+
+    def write(self: WorkQueue, job: Live, cause: int) -> None:
+        self._last_put_at = 0
+        real(self, job, cause)
+
+    with patch.object(WorkQueue, "_write_gone_locked", write):
+        yield

@@ -13,6 +13,7 @@
 #   make bench                the benchmarks, and the goals at the end; ARGS="--only put,cycle --repeats 3" and so on
 #   make plots RESULTS=path   what bench wrote with --json path (default: the last of bench/results), drawn into docs/plots
 #   make bench-spark          the benchmarks on Spark
+#   make bench-jobs           jobs and the server, beside beanstalkd (which must be installed), huey and persist-queue
 #   make pipeline             a service, a Spark query on it, a lake and a report, with SIGKILLs and a proof; INPUT=path
 #   make micro                single calls, measured with pyperf; ARGS="--fast" and so on
 #   make clean                remove what these made
@@ -28,7 +29,7 @@ THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,packing format
 	tests/crash/test_regressions.py tests/crash/test_faults_injected.py tests/hostile/test_found_faults.py
 BIN := $(VENV)/bin
 
-.PHONY: help java demo test test-all test-spark soak coverage compare check bench bench-spark pipeline plots micro clean
+.PHONY: help java demo test test-all test-spark soak coverage compare check bench bench-spark bench-jobs pipeline plots micro clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -92,6 +93,9 @@ bench: $(VENV)/.installed-bench
 
 bench-spark: $(VENV)/.installed-bench $(VENV)/.installed-spark java
 	@$(BIN)/python -m bench --spark $(ARGS)
+
+bench-jobs: $(VENV)/.installed-bench
+	@$(BIN)/python -m bench.beanstalk $(ARGS)
 
 pipeline: $(VENV)/.installed-spark java
 	@$(BIN)/python -m kestrelpy.spark.pipeline $(if $(INPUT),--input '$(INPUT)') $(ARGS)

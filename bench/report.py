@@ -25,6 +25,7 @@ _PACKAGES = (
     "lmdb",
     "rocksdict",
     "redis",
+    "huey",
     "pyspark",
     "pyarrow",
 )

@@ -74,7 +74,7 @@ class Changing(Listing, Putting):
     def _of_locked(self, job: Job) -> Live:
         """The job that this handle has reserved."""
         live = job._live
-        if live.state == RESERVED and live.holder is job._session and live.reserves == job.reserves:
+        if job._is_held():
             return live
         raise NotReserved(job.id) if job.id in self._machine.jobs else JobNotFound(job.id)
 
@@ -129,9 +129,11 @@ class Changing(Listing, Putting):
     def _time_left(self, job: Job) -> float:
         with self._news, self._lock, self._turn as now:
             live = job._live
-            if job._session is None:
-                return max(0.0, live.due - now) if live.state in (DELAYED, RESERVED) else 0.0
-            return max(0.0, live.due - now) if job._is_held() else 0.0
+            if job._session is not None:
+                is_running = job._is_held()
+            else:
+                is_running = live.state in (DELAYED, RESERVED) and self._machine.jobs.get(live.id) is live
+            return max(0.0, live.due - now) if is_running else 0.0
 
     def _unreserve(self, job: Job) -> None:
         """A job that nobody got to see goes back. No error if its reservation is over."""

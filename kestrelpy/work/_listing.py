@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kestrelpy.work._keeping import Keeping
 from kestrelpy.work._live import ID_MASK, Live
 from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED, STATES
+from kestrelpy.work._settling import Settling
 from kestrelpy.work.errors import JobNotFound, TubeNotFound
 from kestrelpy.work.session import Job
 from kestrelpy.work.stats import JobStats, TubeStats, WorkStats
@@ -20,7 +20,7 @@ _PAGE = 250
 """How many jobs are listed in one go."""
 
 
-class Listing(Keeping):
+class Listing(Settling):
     """The part of a work queue that looks."""
 
     _draining: bool

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kestrelpy import QueueFull
-from kestrelpy.work._keeping import Keeping
 from kestrelpy.work._live import Live
 from kestrelpy.work._records import DELAYED, PUT, READY, pack_put
+from kestrelpy.work._settling import Settling
 from kestrelpy.work.errors import Draining, DuplicateJob, JobTooBig
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ MAX_SECONDS = 1 << 32
 MAX_KEY_BYTES = 255
 
 
-class Putting(Keeping):
+class Putting(Settling):
     """The part of a work queue that takes jobs in."""
 
     max_job_bytes: int
@@ -49,15 +49,7 @@ class Putting(Keeping):
         Raises ``JobTooBig``, ``QueueFull``, ``DuplicateJob``, ``Draining``, ``InvalidName``, ``QueueDiskFull``,
         ``DurabilityUnknown``, ``QueueClosed``, ``ValueError``; then nothing was stored, but for ``DurabilityUnknown``.
         """
-        if type(body) is not bytes:
-            body = bytes(memoryview(body))
-        if len(body) > self.max_job_bytes or not (
-            isinstance(priority, int)
-            and 0 <= priority <= MAX_PRIORITY
-            and 0 <= delay <= MAX_SECONDS
-            and 0 < ttr <= MAX_SECONDS
-        ):
-            raise self._refusal(body, priority, delay, ttr)
+        body = self._checked(body, priority, delay, ttr)
         machine = self._machine
         with self._lock:
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakSet
 
 from kestrelpy import JournaledQueue, KestrelError, QueueClosed, SystemClock
 from kestrelpy.work._changing import Changing
@@ -97,6 +98,7 @@ class WorkQueue(Changing):
             if queue is not None:
                 queue.close()
             raise
+        _opened.add(self)
 
     def session(self, *, deadline_soon: bool = True) -> Session:
         """A new session. ``deadline_soon``: whether its reserves raise ``DeadlineSoon``."""
@@ -187,3 +189,15 @@ class WorkQueue(Changing):
     def __repr__(self) -> str:
         state = "" if self._state is None else " closed"
         return f"<WorkQueue {self.name}: {len(self._machine.jobs)} jobs, {len(self._machine.tubes)} tubes{state}>"
+
+
+_opened: WeakSet[WorkQueue] = WeakSet()
+
+
+def _abandon_all() -> None:
+    for queue in list(_opened):
+        queue._abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)

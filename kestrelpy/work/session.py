@@ -72,8 +72,8 @@ class Job:
         return self._queue._time_left(self)
 
     def _is_held(self) -> bool:
-        live = self._live
-        return live.state == RESERVED and live.holder is self._session and live.reserves == self.reserves
+        live, session = self._live, self._session
+        return session is not None and live.holder is session and live.reserves == self.reserves
 
     def _unreserve(self) -> None:
         """Nobody got to see it: back, as if it had not been reserved."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 
@@ -10,6 +11,7 @@ import pytest
 
 from kestrelpy import (
     CorruptJournal,
+    ForkedQueue,
     InvalidName,
     JournaledQueue,
     QueueClosed,
@@ -408,6 +410,43 @@ def test_always_is_on_disk_when_it_returns() -> None:
             call()
             stats = journal.queue.stats()
             assert stats.durable_id == stats.tail_id
+
+
+def test_a_forked_child_has_to_open_its_own(world: World) -> None:
+    queue = world.queue
+    session = queue.session()
+    queue.put(b"")
+    with queue._lock:  # as another thread may have it at that moment
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for call in (lambda: queue.put(b""), lambda: session.reserve(0), lambda: queue.delete(1), queue.stats):
+                try:
+                    call()
+                except ForkedQueue:
+                    refused += 1
+            queue.close()
+            os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    session.reserve(0).delete()
+
+
+def test_a_job_that_was_only_looked_at_can_not_be_released(world: World) -> None:
+    queue = world.queue
+    queue.put(b"")
+    with queue.session() as session:
+        job = session.reserve(0)
+        seen = queue.peek(1)
+        assert seen.time_left == 60
+        for call in (seen.release, seen.bury, seen.touch, seen.delete):
+            with pytest.raises(NotReserved):
+                call()
+        job.delete()
+        assert seen.time_left == 0
+        for call in (seen.release, seen.bury, seen.touch, seen.delete):
+            with pytest.raises(JobNotFound):
+                call()
+        queue._check()
 
 
 def test_what_is_no_work_queue_is_refused(world: World) -> None:

@@ -27,6 +27,7 @@ def clear(queue: WorkQueue, _: Session) -> int:
 
 def reserve(_: WorkQueue, session: Session) -> int:
     session.watch("many")
+    session.ignore("default")
     return len(session.reserve_many(2 * MANY, timeout=5))
 
 

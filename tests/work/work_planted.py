@@ -18,6 +18,7 @@ from kestrelpy.work._live import Live
 from kestrelpy.work._log import Log
 from kestrelpy.work._records import BURIED, State, Totals
 from kestrelpy.work._replay import Replay
+from kestrelpy.work._settling import Settling
 
 SETTLING = {"advance": 8.0, "checkpoint": 5.0}
 """Leaning to what commits old records."""
@@ -113,7 +114,7 @@ def buries_are_counted_at_opening() -> Iterator[None]:
 @fault("(h)")
 def counters_are_not_written() -> Iterator[None]:
     """BD-W12."""
-    with patch.object(Keeping, "_write_totals_locked", lambda self, now: None):
+    with patch.object(Settling, "_write_totals_locked", lambda self, now: None):
         yield
 
 

@@ -1,0 +1,168 @@
+"""How the journal of a work queue is kept short.
+
+Rules:
+1. Nothing is committed before the queue's counters are written: so they are exact after a crash. If there is no room
+   for them, the youngest job's record stays, so that no id is given out twice.
+2. Nothing is committed before what made it be over is on disk.
+3. Old live records are written anew when the journal is longer than they explain: bounded work at a time.
+
+NOTE ON LOCKING: ``_settling`` (Z) is held for all of it, ``_lock`` (W) for slices; neither while the journal is synced.
+"""
+
+from __future__ import annotations
+
+from kestrelpy import QueueClosed, QueueDiskFull
+from kestrelpy.errors import KestrelError
+from kestrelpy.work import _records as records
+from kestrelpy.work._keeping import Keeping
+from kestrelpy.work._log import FRAME_BYTES, SLICE
+from kestrelpy.work._records import EXPIRED, GONE, PUT_BYTES, pack_gone
+
+OVERHEAD_BYTES = PUT_BYTES + FRAME_BYTES + 16
+"""About what a live job takes in the journal beside its body."""
+_ROUNDS = 8
+
+
+class Settling(Keeping):
+    """The part of a work queue that forgets what is over."""
+
+    def _look_locked(self) -> None:
+        """Something was written since the last look: settle before long, at once if the journal is too long."""
+        log = self._journal
+        assert log is not None
+        bound = log.bound(self._live_bytes_locked())
+        if log.bytes > bound:
+            log.look_at = log.bytes + self._segment_bytes
+            self._disk_clock.call_later(0, self._maintain)
+        else:
+            log.look_at = bound
+            self._settle_later(self._interval)
+
+    def _settle_later(self, seconds: float) -> None:
+        if self._journal is not None and not self._settling_soon:
+            self._settling_soon = True
+            self._disk_clock.call_later(seconds, self._maintain, on_lost=self._maintenance_lost)
+
+    def _maintenance_lost(self, _error: BaseException) -> None:
+        self._settling_soon = False
+
+    def _maintain(self) -> None:
+        """On the clock's thread."""
+        self._settling_soon = False
+        if self._state is not None:
+            return
+        try:
+            self._settle()
+        except QueueClosed:
+            return
+        except (OSError, KestrelError):  # the journal has told whoever must know; a full disk may have room later
+            self._settle_later(self._interval)
+
+    def _live_bytes_locked(self) -> int:
+        return self._machine.bytes + OVERHEAD_BYTES * len(self._machine.jobs)
+
+    def _settle(self) -> None:
+        """Write what is only counted so far, commit what is over, carry old live records forward, save the place.
+
+        Raises ``DurabilityUnknown``, ``OSError``.
+        """
+        log = self._journal
+        assert log is not None
+        with self._settling:
+            for _ in range(_ROUNDS):
+                count = self._prepare()
+                log.sync()
+                self._commit(count)
+                log.checkpoint()
+                with self._news, self._lock, self._turn as now:
+                    if log.bytes <= log.bound(self._live_bytes_locked()):
+                        log.look_at = -1  # the next append sees to the next time
+                        return
+                    self._carry_locked(now)
+            self._settle_later(0)  # there is more; others come first
+
+    def _prepare(self) -> int:
+        """Bring the counters to paper; how many records may be committed once the journal is synced."""
+        assert self._journal is not None
+        left = 1
+        while left:
+            with self._news, self._lock, self._turn:
+                unsaved = self._machine.unsaved
+                before = len(unsaved)
+                some = [job for job, _ in zip(unsaved.values(), range(SLICE), strict=False)]
+                if some:
+                    self._save_locked(some)
+                left = len(unsaved) if len(unsaved) < before else 0
+            if left:
+                self._breathe()
+        with self._news, self._lock, self._turn as now:
+            try:
+                self._write_totals_locked(now)
+            except QueueDiskFull:
+                self._settle_later(self._interval)
+                return self._journal.over_before(self._last_put_at)
+            return self._journal.over_count
+
+    def _write_totals_locked(self, now: float) -> None:
+        log, machine = self._journal, self._machine
+        assert log is not None
+        while self._unsaid:
+            log.over(log.append(pack_gone(GONE, EXPIRED, self._unsaid[-1])))
+            self._unsaid.pop()
+        for tube in list(machine.changed_tubes.values()):
+            until_ms = self._wall_ms(tube.paused_until - now) if tube.paused_until else 0
+            figures = (tube.name, tube.total_jobs, tube.deletes, tube.pauses, tube.pause, until_ms)
+            at = log.append(records.encode_tube(records.TubeFigures(*figures)))
+            log.over(tube.at)
+            tube.at, tube.is_changed = at, False
+            machine.changed_tubes.pop(tube.name, None)
+            if tube.name not in machine.tubes:  # it is no more: this record is to say so once
+                log.over(at)
+                tube.at = 0
+        totals = records.Totals(machine.last_id, machine.total_jobs, machine.timeouts, machine.places)
+        if totals != self._saved_totals:
+            at = log.append(records.encode_totals(totals))
+            log.over(self._totals_at)
+            self._totals_at, self._saved_totals = at, totals
+
+    def _commit(self, count: int) -> None:
+        """Commit the ``count`` oldest records: they are over, and what made them so is on disk."""
+        log = self._journal
+        assert log is not None
+        if log.skip(count):
+            with self._lock:
+                log.committed(count)
+            return
+        while count:
+            with self._lock:
+                log.commit(min(count, SLICE))
+            count -= min(count, SLICE)
+            if count:
+                self._breathe()
+
+    def _carry_locked(self, now: float) -> None:
+        """Write the oldest live records anew."""
+        log, machine = self._journal, self._machine
+        assert log is not None
+        for at, data in log.oldest(SLICE):
+            if data[0] == records.TUBE:
+                tube = next((tube for tube in machine.tubes.values() if tube.at == at), None)
+                if tube is not None:
+                    machine.note(tube)
+            elif data[0] == records.TOTALS:
+                self._saved_totals = None
+            else:
+                self._carry_job_locked(at, data, now)
+
+    def _carry_job_locked(self, at: int, data: bytes, now: float) -> None:
+        log, machine = self._journal, self._machine
+        assert log is not None
+        job = machine.jobs.get(records.job_of(data))
+        if job is None or at not in (job.at, job.state_at):
+            log.over(at)
+            return
+        if at == job.state_at:
+            self._write_state_locked(job, self._state_of(job, now))
+        else:
+            self._rewrite_locked(job, now)
+        self._migrated += 1

@@ -174,10 +174,15 @@ def _bound_to_host(host: str, port: int, opened: contextlib.ExitStack) -> list[s
     return bound
 
 
+def _is_listened_on(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+        return one.connect_ex(path) == 0
+
+
 def _bound_to_path(path: str, opened: contextlib.ExitStack) -> socket.socket:
-    """A socket that an earlier server left there is replaced; no other file is."""
+    """A socket that an earlier server left there is replaced; no other file is, nor one that a server listens on."""
     with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(path).st_mode):
+        if stat.S_ISSOCK(os.stat(path).st_mode) and not _is_listened_on(path):
             os.unlink(path)
     one = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     one.bind(path)

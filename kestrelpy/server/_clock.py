@@ -35,10 +35,10 @@ class _LoopTimer(Timer):
 
 
 class LoopClock(SystemClock):
-    """A ``Clock`` of one running event loop. To be made, and its timers cancelled, in the loop's thread.
+    """A ``Clock`` of one running event loop. To be made in the loop's thread.
 
-    ``call_later`` may come from any thread. The loop must run as long as somebody counts on a call: the queue is closed
-    before its loop is.
+    ``call_later`` may come from any thread, and a timer may be cancelled from any: one that is too late does nothing.
+    The loop must run as long as somebody counts on a call: the queue is closed before its loop is.
     """
 
     def __init__(self, loop: AbstractEventLoop) -> None:

@@ -30,6 +30,9 @@ __all__ = ["Connection"]
 COMMANDS_PER_TURN = 100
 """What one client gets done before it is the others' turn: about a millisecond."""
 
+TURN_SECONDS = 0.002
+"""The same in time, for commands that take long, such as a reserve by one who watches very many tubes."""
+
 MAX_HELD_BYTES = 64 * 1024
 """What a client may have sent ahead. asyncio reads up to 256 KiB at a time, so somewhat more than that is held."""
 
@@ -129,6 +132,8 @@ class Connection(asyncio.Protocol):
     def run(self) -> None:
         """Do what this client asked for, a slice of it."""
         perform, next_command = self._commands.perform, self._parser.next
+        monotonic = self._server.monotonic
+        end = monotonic() + TURN_SECONDS
         for _ in range(COMMANDS_PER_TURN):
             if self._waiting is not None or self._is_stuck or self._is_finished or not self._is_open:
                 break
@@ -149,6 +154,9 @@ class Connection(asyncio.Protocol):
                 if self._reply_bytes > MAX_REPLY_BYTES:
                     self._turns.again(self)
                     break
+            if monotonic() > end:
+                self._turns.again(self)
+                break
         else:
             self._turns.again(self)
         if self._replies or self._is_finished:

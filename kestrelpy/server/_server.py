@@ -125,6 +125,7 @@ class BeanstalkServer:
         self._time = clock
         self.queue = WorkQueue(self._directory, clock=clock, disk_clock=self._clock or SystemClock(), **self._options)
         self._opened_at = clock.monotonic()
+        self.monotonic = clock.monotonic
         self._identity = f"{getpid() & 0xFFFFFFFF:08x}{clock.time_ns() >> 10 & 0xFFFFFFFF:08x}"
         self.commands = Commands(self.queue, self._figures)
         self.turns = Turns(self.loop, self._commit if self._syncs_each_turn else None, self._fail)

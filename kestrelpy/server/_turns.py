@@ -10,6 +10,7 @@ next one, before what has become readable since.
 
 from __future__ import annotations
 
+import logging
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from kestrelpy.server._connection import Connection
 
 __all__ = ["Turns"]
+
+_logger = logging.getLogger("kestrelpy.server")
 
 
 class Turns:
@@ -75,6 +78,14 @@ class Turns:
                     client.take_back_replies()
                 self._on_failure(error)
         for client in speaking:
-            client.flush()
+            self._see_to(client, client.flush)
         for client in busy:
-            client.run()
+            self._see_to(client, client.run)
+
+    def _see_to(self, client: Connection, call: Callable[[], None]) -> None:
+        """What goes wrong with one client, such as memory for its replies, ends that one, and the others are served."""
+        try:
+            call()
+        except Exception:
+            _logger.exception("a client is dropped")
+            client.hang_up()

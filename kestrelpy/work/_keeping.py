@@ -6,7 +6,7 @@ Rules:
 2. Work is done in slices, with the lock let go between.
 
 NOTE ON LOCKING: ``_lock`` (W) guards the machine and the log. It is held for memory work and for appending to the
-journal; never while the journal is synced or somebody who waits is told. ``_settling`` (S) comes before it: one thread
+journal; never while the journal is synced or somebody who waits is told. ``_settling`` (Z) comes before it: one thread
 at a time shortens the journal.
 """
 
@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 from kestrelpy import ForkedQueue, QueueDiskFull
 from kestrelpy.errors import KestrelError
 from kestrelpy.work import _records as records
+from kestrelpy.work._due import Due
 from kestrelpy.work._live import Live
 from kestrelpy.work._log import Log, NoLog
-from kestrelpy.work._machine import NEVER, Machine
+from kestrelpy.work._machine import NEVER
 from kestrelpy.work._mending import check, mend
 from kestrelpy.work._names import check_tube
 from kestrelpy.work._records import (
@@ -74,7 +75,7 @@ class Keeping:
         self._settling = threading.Lock()
         self._turn = Turn(self)
         self._news = News(self)
-        self._machine = Machine(max_attempts)
+        self._machine = Due(max_attempts)
         self._sessions: dict[Session, None] = {}
         self._numbers = itertools.count(1)  # of those who wait
         self._state: Exception | None = None  # why it can't be used
@@ -86,7 +87,8 @@ class Keeping:
         self._totals_at = 0
         self._saved_totals: records.Totals | None = None
         self._migrated = 0
-        self._last_put_at = 0
+        self._covered_id = 0  # the last id that the totals in the journal know of
+        self._replaced: dict[int, int] = {}  # records of jobs that were carried, as long as they are not committed
         self._unsaid: list[int] = []  # jobs that are gone, and there was no room to say so
         self._segment_bytes = segment_bytes
         self._journal = None if queue is None else Log(queue, segment_bytes, self._look_locked)
@@ -141,13 +143,20 @@ class Keeping:
         self._saved_totals = None
         for tube in machine.tubes.values():
             machine.note(tube)
-        for job in self._at_work:
-            if machine.jobs.get(job.id) is job:
-                self._rewrite_locked(job, now)
-            else:
-                machine.last_id = max(machine.last_id, job.id)
-                log.over(self._append(pack_gone(GONE, EXPIRED, job.id)))
-        self._disturbed = False
+        at_work, self._at_work, self._disturbed = self._at_work, (), False
+        for job in at_work:
+            is_live = machine.jobs.get(job.id) is job
+            try:
+                if is_live:
+                    self._rewrite_locked(job, now)
+                else:
+                    machine.last_id = max(machine.last_id, job.id)
+                    log.over(self._append(pack_gone(GONE, EXPIRED, job.id)))
+            except QueueDiskFull:  # later, when there is room
+                if is_live:
+                    machine.unsaved[job.id] = job
+                else:
+                    self._unsaid.append(job.id)
 
     def _end_locked(self) -> None:
         """Before the lock is let go."""
@@ -258,8 +267,8 @@ class Keeping:
         try:
             log.over(self._append(pack_gone(GONE, cause, job.id)))
         except QueueDiskFull:
-            if job.at != self._last_put_at:
-                log.over_at_once(job.at)
+            if job.id <= self._covered_id:
+                log.over_at_once(job.at, self._replaced.get(job.id, 0))
             else:  # it stays, so that its id is not given out again
                 self._unsaid.append(job.id)
                 self._settle_later(self._interval)
@@ -296,6 +305,7 @@ class Keeping:
         expires_ms = 0 if job.expires is None else self._wall_ms(job.expires[0] - now)
         origin = Origin(job.id, job.tube.name, job.key, job.priority, job.delay, job.ttr, added_ms, expires_ms)
         at = self._append(records.encode_put(origin, job.body, self._state_of(job, now)))
+        self._replaced.setdefault(job.id, job.at)
         self._log.over(job.at)
         job.at = at
         self._saved_locked(job, 0)

@@ -120,7 +120,8 @@ class Tube:
     @property
     def is_needed(self) -> bool:
         """Whether anybody would miss it."""
-        return bool(self.using or self.watching or self.ready or self.reserved or self.delayed or self.buried)
+        has_jobs = self.ready or self.reserved or self.delayed or self.buried
+        return bool(has_jobs or self.using or self.watching or self.waiting or self.paused_until)
 
     def _check(self, jobs: dict[int, Live]) -> None:
         """The invariants; for tests."""

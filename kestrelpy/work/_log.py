@@ -85,11 +85,22 @@ class Log:
 
     def realign(self) -> None:
         """After an exception from outside: what was appended and committed is so, whether it was noted or not."""
-        head = self._reader.head
-        if head >= self._first:
-            self.committed(head + 1 - self._first)
-        self._opened = max(self._opened, head)
+        self._align()
+        if not self._early:  # what was opened, and nobody knows of it, is to come again
+            with self._reading, contextlib.suppress(OSError):
+                self._opened, self._old = self._first - 1, {}
+                self._reader.seek(self._first)
         self._over.extend(bytes(self.queue.stats().tail_id + 1 - self._first - len(self._over)))
+
+    def _align(self) -> None:
+        """Forget what is committed. May be repeated."""
+        first = self._reader.head + 1
+        if first > self._first:
+            del self._over[: first - self._first]
+            self._first = first
+            self._opened = max(self._opened, first - 1)
+            self._old = {at: data for at, data in self._old.items() if at >= first}
+            self._early = {at for at in self._early if at >= first}
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -112,21 +123,25 @@ class Log:
         return ids
 
     def over(self, at: int) -> None:
-        """Record ``at`` is over. 0 is none."""
-        if at:
+        """Record ``at`` is over. 0 is none; one that is committed already is, too."""
+        if at >= self._first:
             self._over[at - self._first] = 1
 
-    def over_at_once(self, at: int) -> None:
-        """Record ``at`` is over and must not come again, though there is no room to say so.
+    def over_at_once(self, *ats: int) -> None:
+        """These records are over and must not come again, though there is no room to say so.
 
-        It is committed, and the place is saved: that takes some bytes in a file that is there. If there is no room even
-        for these, the journal goes on trying.
+        They are committed, and the place is saved: that takes some bytes in a file that is there. If there is no room
+        even for these, the journal goes on trying.
         """
-        with self._reading:
-            self._open(at)
-            self._reader.commit(at)
-            self._early.add(at)
-        self._over[at - self._first] = 1
+        self._align()
+        for at in ats:
+            if at >= self._first and at not in self._early:
+                with self._reading:
+                    self._open(at)
+                    self._reader.commit(at)
+                    self._early.add(at)
+                self._over[at - self._first] = 1
+        self._align()
         with contextlib.suppress(OSError):
             self._reader.checkpoint()
 
@@ -138,58 +153,53 @@ class Log:
     # -- keeping it short --------------------------------------------------------------------------------------------
 
     @property
-    def over_count(self) -> int:
-        """How many records, from the oldest on, are over: these may be committed once the journal is synced."""
+    def last_over(self) -> int:
+        """Up to this record all are over, and may be committed once the journal is synced."""
         live = self._over.find(0)
-        return len(self._over) if live < 0 else live
+        return self._first - 1 + (len(self._over) if live < 0 else live)
 
-    def over_before(self, at: int) -> int:
-        """As ``over_count``, but record ``at`` and all after it stay."""
-        return max(0, min(self.over_count, at - self._first))
+    def is_kept(self, at: int) -> bool:
+        """Whether record ``at`` is not committed."""
+        return at >= self._first
 
     def bound(self, live_bytes: int) -> int:
         """How long the journal may be, if live records take so much of it."""
         return 2 * (live_bytes + self._segment_bytes)
 
-    def commit(self, count: int) -> None:
-        """Commit the ``count`` oldest records. They must be over, and what made them so on disk."""
-        last = self._first + count - 1
-        if self._opened < self._first:
+    def commit(self, last: int) -> int:
+        """Commit a slice of the records up to ``last``; how many are left. They must be over, and what made them so on
+        disk.
+        """
+        self._align()
+        upto = min(last, self._first + SLICE - 1)
+        if upto >= self._first:
+            self._commit(upto)
+            self._align()
+        return last - upto
+
+    def _commit(self, last: int) -> None:
+        count = last + 1 - self._first
+        if self._opened < self._first and not self._early:
             items = self._reader.get_many(count, timeout=0)
             self._opened = items[-1].id
             if len(items) == count and self._opened == last:
                 self._reader.commit_many(items)
-                self.committed(count)
                 return
         self._open(last)
-        ids = range(self._first, last + 1)
-        self._reader.commit_many([each for each in ids if each not in self._early] if self._early else ids)
-        self.committed(count)
+        self._reader.commit_many([at for at in range(self._first, last + 1) if at not in self._early])
 
-    def skip(self, count: int) -> bool:
-        """``commit`` for many, without the queue's lock: the reader does not read them; whether it was done."""
+    def skip(self, last: int) -> None:
+        """``commit`` of all up to ``last``, if they are many, without the queue's lock: they are not read."""
         with self._reading:
-            if count < MANY or self._early:
-                return False
-            last = self._first + count - 1
-            self._reader.seek(last + 1)
-            self._opened, self._old = last, {}
-            return True
-
-    def committed(self, count: int) -> None:
-        """The ``count`` oldest ones are."""
-        self._first += count
-        del self._over[:count]
-        if self._old:
-            self._old = {at: data for at, data in self._old.items() if at >= self._first}
-        if self._early:
-            self._early = {each for each in self._early if each >= self._first}
+            if last + 1 - self._first >= MANY and not self._early:
+                self._opened, self._old = last, {}
+                self._reader.seek(last + 1)
 
     def oldest(self, count: int) -> list[tuple[int, bytes]]:
         """Of the ``count`` oldest records those that are not over, with their ids."""
         self._open(min(self._first + count, self._first + len(self._over)) - 1)
         self._old = {at: data for at, data in self._old.items() if not self._over[at - self._first]}
-        return list(self._old.items())
+        return [(at, data) for at, data in self._old.items() if at < self._first + count]
 
     def _open(self, last: int) -> None:
         """Open everything up to this id."""
@@ -231,7 +241,7 @@ class NoLog:
     def over(self, at: int) -> None:
         """Nothing was written."""
 
-    def over_at_once(self, at: int) -> None:
+    def over_at_once(self, *ats: int) -> None:
         """Nothing was written."""
 
     def realign(self) -> None:

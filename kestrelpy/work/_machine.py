@@ -12,15 +12,14 @@ Rules:
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedList
 
-from kestrelpy.errors import QueueEmpty
 from kestrelpy.work._holder import Holder
 from kestrelpy.work._live import ID_BITS, ID_MASK, URGENT, Live, Tube
 from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
-from kestrelpy.work.errors import DeadlineSoon
 
 if TYPE_CHECKING:
     from kestrelpy.work._waiting import Waiter
@@ -48,6 +47,7 @@ class Machine:
         self.overdue: dict[int, Live] = {}  # of these, whose time to run has passed: to be saved at once
         self.expired: list[Live] = []  # dropped by ``advance``: their end is not written yet
         self.changed_tubes: dict[str, Tube] = {}
+        self.leaving: deque[Holder] = deque()
         self.next_due = NEVER
         self.bytes = self.urgent = self.buried = 0
         self.last_id = self.total_jobs = self.timeouts = self.places = 0
@@ -56,7 +56,7 @@ class Machine:
 
     def forget_unneeded(self, tube: Tube) -> None:
         """A tube that is empty, and that nobody uses, watches or has paused, is no more."""
-        if not tube.is_needed and tube.name != "default" and not tube.paused_until and tube.name in self.tubes:
+        if not tube.is_needed and tube.name != "default" and self.tubes.get(tube.name) is tube:
             del self.tubes[tube.name]
             if tube.at:
                 tube.total_jobs = tube.deletes = tube.pauses = 0
@@ -160,6 +160,11 @@ class Machine:
         else:
             tube.buried.discard(job.place)
             self.buried -= 1
+
+    def _drop(self, job: Live) -> None:
+        """It has expired, and is in no list."""
+        self.remove(job)
+        self.expired.append(job)
 
     def _enter(self, job: Live, now: float) -> None:
         """Into the list of its state, by its ``place``; a ready one may go to whoever waits for it."""
@@ -331,14 +336,15 @@ class Machine:
                 self._expect(wakes)
 
     def _give(self, job: Live, waiter: Waiter, now: float) -> None:
-        self.leave_line(waiter)
         self.reserve(job, waiter.holder, now)
-        self.told[waiter] = waiter.holder.handle(job)
+        self.told[waiter] = waiter.holder.handle(job)  # before it leaves: an interrupt between leaves it in one of both
+        self.leave_line(waiter)
 
     def fail(self, waiter: Waiter, error: Exception) -> None:
         """It waits no longer, if it did."""
-        if self.leave_line(waiter):
+        if waiter in waiter.holder.waiters:
             self.told[waiter] = error
+            self.leave_line(waiter)
 
     def _serve(self, tube: Tube, now: float) -> None:
         """Those who wait for a tube that could not give."""
@@ -348,93 +354,6 @@ class Machine:
             self.take_out(job)
             self._give(job, waiter, now)
 
-    # -- time --------------------------------------------------------------------------------------------------------
-
     def _expect(self, when: float) -> None:
         if when < self.next_due:
             self.next_due = when
-
-    def advance(self, now: float, limit: int) -> bool:
-        """Do what is due, at most ``limit`` of it; whether there is more."""
-        for step in (self._delay_over, self._reservation_over, self._pause_over, self._job_expired, self._wait_over):
-            while step(now):
-                limit -= 1
-                if limit <= 0:
-                    self.next_due = now
-                    return True
-        self.next_due = min(
-            self.delayed[0][0] if self.delayed else NEVER,
-            self.reserved[0][0] if self.reserved else NEVER,
-            self.paused[0][0] if self.paused else NEVER,
-            self.expiring[0][0] if self.expiring else NEVER,
-            self.waiting[0][0] if self.waiting else NEVER,
-        )
-        return False
-
-    def _delay_over(self, now: float) -> bool:
-        if not self.delayed or self.delayed[0][0] > now:
-            return False
-        job = self.jobs[self.delayed[0][1]]
-        self.take_out(job)
-        self.put_ready(job, now)
-        return True
-
-    def _reservation_over(self, now: float) -> bool:
-        if not self.reserved or self.reserved[0][0] > now:
-            return False
-        job = self.jobs[self.reserved[0][1]]
-        self.take_out(job)
-        job.timeouts += 1
-        job.new_timeouts += 1
-        self.timeouts += 1
-        self.unsaved[job.id] = self.overdue[job.id] = job
-        if self.is_worn_out(job):
-            job.buries += 1
-            self.settle_into(job, BURIED, now)
-        else:
-            self.put_ready(job, now)
-        return True
-
-    def is_worn_out(self, job: Live) -> bool:
-        """Whether it has been tried as often as it may."""
-        return self.max_attempts is not None and job.timeouts + job.releases >= self.max_attempts
-
-    def _pause_over(self, now: float) -> bool:
-        if not self.paused or self.paused[0][0] > now:
-            return False
-        until, name = self.paused[0]
-        tube = self.tubes[name]
-        if tube.paused_until == until:
-            tube.paused_until = tube.pause = 0.0
-            self._serve(tube, now)
-            self.forget_unneeded(tube)
-        self.paused.discard((until, name))
-        return True
-
-    def _job_expired(self, now: float) -> bool:
-        if not self.expiring or self.expiring[0][0] > now:
-            return False
-        job = self.jobs[self.expiring[0][1]]
-        del self.expiring[0]
-        if job.state != RESERVED:  # one that is has its time to run; when it comes back, it goes
-            self.take_out(job)
-            self._drop(job)
-        return True
-
-    def _drop(self, job: Live) -> None:
-        """It has expired, and is in no list."""
-        self.remove(job)
-        self.expired.append(job)
-
-    def _wait_over(self, now: float) -> bool:
-        if not self.waiting or self.waiting[0][0] > now:
-            return False
-        waiter = self.waiting[0][2]
-        soon = self.deadline_soon(waiter.holder, now)
-        if soon is not None:
-            self.fail(waiter, DeadlineSoon(soon))
-        elif waiter.until <= now:
-            self.fail(waiter, QueueEmpty("no job was ready in time"))
-        else:  # the reservation that it was to be told of has ended
-            self._wake_in_time(waiter.holder)
-        return True

@@ -32,6 +32,7 @@ def mend(machine: Machine, holders: Iterable[Holder], now: float) -> None:
         holder.take_stock([job for job in machine.jobs.values() if job.state == RESERVED and job.holder is holder])
     _mend_tubes(machine, holders)
     _mend_line(machine, [waiter for holder in holders for waiter in holder.waiters], now)
+    machine.leaving.clear()
     machine.next_due = now
 
 
@@ -93,6 +94,8 @@ def _mend_line(machine: Machine, waiters: list[Waiter], now: float) -> None:
     for waiter in sorted(waiters, key=lambda waiter: waiter.number):
         waiter.wakes = None
         del waiter.holder.waiters[waiter]
+        if waiter in machine.told:
+            continue
         job = machine.take(waiter.holder, now)
         if job is None:
             machine.enter_line(waiter, waiter.until)

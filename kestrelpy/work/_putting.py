@@ -185,8 +185,8 @@ class Putting(Settling):
     def _adorn_locked(self, live: Live, key: str | None, expires_in: float | None, now: float) -> None:
         """What only some jobs have."""
         if key is not None:
-            if not 0 < len(key.encode()) <= MAX_KEY_BYTES:
-                raise ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes as UTF-8, not {len(key.encode())}")
+            if not isinstance(key, str) or not 0 < len(key.encode()) <= MAX_KEY_BYTES:
+                raise ValueError(f"a key is a str of 1 to {MAX_KEY_BYTES} bytes as UTF-8, not {key!r}")
             self._check_key_locked(live.tube, key)
             live.key = key
         if expires_in is not None:
@@ -202,7 +202,7 @@ class Putting(Settling):
 
     def _add_locked(self, live: Live, at: int, now: float) -> None:
         machine, tube = self._machine, live.tube
-        self._last_put_at = live.at = at
+        live.at = at
         if live.id > machine.last_id:
             machine.last_id = live.id
         machine.total_jobs += 1
@@ -219,7 +219,8 @@ class Putting(Settling):
     def new_id(self) -> int:
         """Draw the id of a put to come, ``put(..., job_id=that)``; one that is not put is not given out again.
 
-        For protocols that give ids out before they have the body, and use some up in vain.
+        For protocols that give ids out before they have the body, and use some up in vain. Each may be put once: an id
+        whose job is gone is not to be named again.
         """
         with self._news, self._lock, self._turn:
             self._machine.last_id += 1
@@ -227,5 +228,5 @@ class Putting(Settling):
 
     def _drawn_locked(self, job_id: int) -> int:
         if not 0 < job_id <= self._machine.last_id or job_id in self._machine.jobs:
-            raise ValueError(f"id {job_id} was not drawn, or was put already")
+            raise ValueError(f"id {job_id} was not drawn, or a job lives with it")
         return job_id

@@ -30,6 +30,8 @@ class Replay:
         self._now = now
         self._now_ms = now_ms
         self._totals_at = 0
+        self.covered_id = 0
+        """The last id that the totals in the journal know of."""
         self._tubes: dict[bytes, Tube] = {}
         self._priorities: dict[int, int] = {}
         self._seconds: dict[float, float] = {}
@@ -183,6 +185,7 @@ class Replay:
         totals = records.decode_totals(data)
         self._log.over(self._totals_at)
         self._totals_at = at
+        self.covered_id = totals.last_id
         machine.last_id = max(machine.last_id, totals.last_id)
         machine.total_jobs, machine.timeouts = totals.total_jobs, totals.timeouts
         machine.places = max(machine.places, totals.places)

@@ -2,7 +2,7 @@
 
 Rules:
 1. Nothing is committed before the queue's counters are written: so they are exact after a crash. If there is no room
-   for them, the youngest job's record stays, so that no id is given out twice.
+   for them, nothing goes past the counters that were written last.
 2. Nothing is committed before what made it be over is on disk.
 3. Old live records are written anew when the journal is longer than they explain: bounded work at a time.
 
@@ -15,7 +15,7 @@ from kestrelpy import QueueClosed, QueueDiskFull
 from kestrelpy.errors import KestrelError
 from kestrelpy.work import _records as records
 from kestrelpy.work._keeping import Keeping
-from kestrelpy.work._log import FRAME_BYTES, SLICE
+from kestrelpy.work._log import FRAME_BYTES, SLICE, Log
 from kestrelpy.work._records import EXPIRED, GONE, PUT_BYTES, pack_gone
 
 OVERHEAD_BYTES = PUT_BYTES + FRAME_BYTES + 16
@@ -70,9 +70,9 @@ class Settling(Keeping):
         assert log is not None
         with self._settling:
             for _ in range(_ROUNDS):
-                count = self._prepare()
+                last = self._prepare()
                 log.sync()
-                self._commit(count)
+                self._commit(last)
                 log.checkpoint()
                 with self._news, self._lock, self._turn as now:
                     if log.bytes <= log.bound(self._live_bytes_locked()):
@@ -82,7 +82,7 @@ class Settling(Keeping):
             self._settle_later(0)  # there is more; others come first
 
     def _prepare(self) -> int:
-        """Bring the counters to paper; how many records may be committed once the journal is synced."""
+        """Bring the counters to paper; up to which record all may be committed after a sync, 0 for none."""
         assert self._journal is not None
         left = 1
         while left:
@@ -100,8 +100,8 @@ class Settling(Keeping):
                 self._write_totals_locked(now)
             except QueueDiskFull:
                 self._settle_later(self._interval)
-                return self._journal.over_before(self._last_put_at)
-            return self._journal.over_count
+                return self._journal.last_over if self._totals_at else 0  # it does not go past the totals there are
+            return self._journal.last_over
 
     def _write_totals_locked(self, now: float) -> None:
         log, machine = self._journal, self._machine
@@ -123,22 +123,24 @@ class Settling(Keeping):
         if totals != self._saved_totals:
             at = log.append(records.encode_totals(totals))
             log.over(self._totals_at)
-            self._totals_at, self._saved_totals = at, totals
+            self._totals_at, self._saved_totals, self._covered_id = at, totals, totals.last_id
 
-    def _commit(self, count: int) -> None:
-        """Commit the ``count`` oldest records: they are over, and what made them so is on disk."""
+    def _commit(self, last: int) -> None:
+        """Commit all records up to this one: they are over, and what made them so is on disk."""
         log = self._journal
         assert log is not None
-        if log.skip(count):
-            with self._lock:
-                log.committed(count)
-            return
-        while count:
-            with self._lock:
-                log.commit(min(count, SLICE))
-            count -= min(count, SLICE)
-            if count:
+        log.skip(last)
+        left = 1
+        while left > 0:
+            with self._news, self._lock, self._turn:
+                left = log.commit(last)
+            if left > 0:
                 self._breathe()
+        with self._lock:
+            self._forget_replaced_locked(log)
+
+    def _forget_replaced_locked(self, log: Log) -> None:
+        self._replaced = {job_id: at for job_id, at in self._replaced.items() if log.is_kept(at)}
 
     def _carry_locked(self, now: float) -> None:
         """Write the oldest live records anew."""
@@ -149,8 +151,12 @@ class Settling(Keeping):
                 tube = next((tube for tube in machine.tubes.values() if tube.at == at), None)
                 if tube is not None:
                     machine.note(tube)
+                else:
+                    log.over(at)  # an interrupt fell before anybody knew of it: it was said anew
             elif data[0] == records.TOTALS:
                 self._saved_totals = None
+                if at != self._totals_at:
+                    log.over(at)
             else:
                 self._carry_job_locked(at, data, now)
 

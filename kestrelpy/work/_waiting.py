@@ -5,6 +5,7 @@ Whoever is told of a job holds it already: there is no moment between in which i
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ class Blocked(Waiter):
 
     def tell(self, outcome: Any) -> None:
         self.outcome = outcome
-        if self._bell.locked():
+        with contextlib.suppress(RuntimeError):  # it was told already
             self._bell.release()
 
     def wait(self, seconds: float | None) -> None:

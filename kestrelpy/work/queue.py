@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from kestrelpy import JournaledQueue, KestrelError, QueueClosed, SystemClock
 from kestrelpy.work._changing import Changing
+from kestrelpy.work._keeping import MUCH
 from kestrelpy.work._machine import NEVER
 from kestrelpy.work._replay import Replay
 from kestrelpy.work.session import Session
@@ -91,7 +92,8 @@ class WorkQueue(Changing):
             if self._journal is not None:
                 now, now_ms = self._clock.monotonic(), self._wall_ms()
                 path = f"{self.directory}/{name}"
-                self._totals_at = Replay(self._machine, self._journal, path, disk, now=now, now_ms=now_ms).run()
+                replay = Replay(self._machine, self._journal, path, disk, now=now, now_ms=now_ms)
+                self._totals_at, self._covered_id = replay.run(), replay.covered_id
                 with self._news, self._lock, self._turn:  # what fell due meanwhile
                     pass
         except BaseException:
@@ -119,8 +121,8 @@ class WorkQueue(Changing):
                 assert session.using is not None
                 session.using.using -= 1
                 self._sessions.pop(session, None)
-                for live in list(session.held.values()):
-                    machine.give_back(live, now)
+                machine.leave_behind(session, now)
+                machine.advance(now, MUCH)
                 watched, session.watched = session.watched, {}
                 for tube in (*watched.values(), session.using):
                     machine.forget_unneeded(tube)

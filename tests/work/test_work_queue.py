@@ -127,7 +127,7 @@ def test_a_drawn_id_is_put_once_or_never(world: World) -> None:
     drawn = queue.new_id()
     assert queue.put(b"next") == drawn + 1
     assert queue.put(b"late", job_id=drawn) == drawn
-    with pytest.raises(ValueError, match="put already"):
+    with pytest.raises(ValueError, match="a job lives"):
         queue.put(b"", job_id=drawn)
     burned = queue.new_id()
     queue = world.reopen()
@@ -310,6 +310,30 @@ def test_drain(world: World) -> None:
     with queue.session() as session, session.reserve(0):
         pass
     assert not world.reopen().draining
+
+
+def test_what_is_committed_in_between_is_not_committed_again(world: World) -> None:
+    """An interrupt is mended while the settling thread is between two steps of its own."""
+    queue = world.queue
+    queue.put(b"stays", delay=1000)
+    queue.checkpoint()
+    log = queue._journal
+    assert log is not None
+    with queue.session() as session:
+        for _ in range(50):
+            queue.put(b"")
+            session.reserve(0).delete()
+        last = queue._prepare()
+        queue._log.sync()
+        queue._disturbed, queue._machine.next_due = True, float("-inf")
+        queue.stats()
+        queue._commit(last)
+        queue._disturbed, queue._machine.next_due = True, float("-inf")
+        queue.stats()
+        queue._commit(last)
+        queue._check()
+        queue.put(b"later")
+    assert [job.body_bytes for job in world.reopen().jobs()] == [5, 5]
 
 
 def test_listing_pages_through_many(world: World) -> None:

@@ -255,6 +255,31 @@ def test_a_blocked_thread(queue: WorkQueue) -> None:
         assert queue.stats().ready == 1
 
 
+def test_a_tube_is_there_as_long_as_somebody_waits_for_it(queue: WorkQueue) -> None:
+    with queue.session() as session:
+        session.watch("t2")
+        future = session.reserve_future()
+        session.ignore("t2")
+        queue.put(b"x", tube="t2")
+        assert future.result(0).tube == "t2"
+        queue.put(b"y", tube="t2")
+        assert queue.tubes() == ["default", "t2"]
+        assert [job.id for job in queue.jobs("t2")] == [2, 1]
+        queue._check()
+
+
+def test_a_session_that_held_very_many_gives_them_back_in_slices(queue: WorkQueue, clock: ManualClock) -> None:
+    session = queue.session()
+    queue.put_many([b""] * 5000)
+    assert len(session.reserve_many(5000)) == 5000
+    session.close()
+    assert queue.stats().reserved > 0
+    queue._check()
+    clock.advance(0.1)
+    assert queue.stats().reserved == 0
+    assert queue.stats().ready == 5000
+
+
 def test_a_cancelled_future_gives_back_what_was_on_its_way(queue: WorkQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     future = queue.session().reserve_future()
     with monkeypatch.context() as patch:

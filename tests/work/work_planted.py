@@ -186,10 +186,10 @@ def the_put_is_over_when_a_state_is_written() -> Iterator[None]:
 
 @fault("(a) (h) itself", steps=SETTLING)
 def one_record_too_many_is_committed() -> Iterator[None]:
-    real = Log.over_count.fget
+    real = Log.last_over.fget
     assert real is not None
     with (
-        patch.object(Log, "over_count", property(lambda self: min(real(self) + 1, len(self._over)))),
+        patch.object(Log, "last_over", property(lambda self: min(real(self) + 1, self._first + len(self._over) - 1))),
         patch.object(Log, "_check", lambda self, live: None),
     ):
         yield
@@ -308,7 +308,7 @@ def a_write_error_is_kept_quiet() -> Iterator[None]:
 def a_delete_needs_room() -> Iterator[None]:
     """BD-W3."""
 
-    def refuse(self: Log, at: int) -> None:
+    def refuse(self: Log, *ats: int) -> None:
         raise QueueDiskFull("here")
 
     with patch.object(Log, "over_at_once", refuse):
@@ -317,7 +317,7 @@ def a_delete_needs_room() -> Iterator[None]:
 
 @fault("(b)", by_errors=True)
 def a_delete_without_room_is_not_written_later() -> Iterator[None]:
-    with patch.object(Log, "over_at_once", lambda self, at: None):
+    with patch.object(Log, "over_at_once", lambda self, *ats: None):
         yield
 
 
@@ -326,7 +326,7 @@ def the_youngest_record_goes_as_well() -> Iterator[None]:
     real = WorkQueue._write_gone_locked
 
     def write(self: WorkQueue, job: Live, cause: int) -> None:
-        self._last_put_at = 0
+        self._covered_id = 1 << 62
         real(self, job, cause)
 
     with patch.object(WorkQueue, "_write_gone_locked", write):

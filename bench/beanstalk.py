@@ -7,6 +7,8 @@ Workloads:
     together           a million jobs that fall due in one second: how long another client waits meanwhile.
     in-process         put, reserve and delete, a job at a time: the work queue, huey's SQLite storage, persist-queue
                        with acknowledgements.
+    live, due, old     a million jobs in the work queue (``bench/jobs_at_scale.py``): opening them and their memory, how
+                       long others wait when all of them fall due, and what the disk holds because of a year-old one.
 
 The load comes from a process of its own (``bench/beanstalk_load.py``), both servers are measured in turn in each round,
 in folders of one file system.
@@ -35,7 +37,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench import measure, report
+from bench import jobs_at_scale, measure, report
 from bench.goals import Figure, Goal, figures_of
 from bench.measure import Contender, Figures, LeftOut, Workload
 from bench.report import short
@@ -218,6 +220,14 @@ WORKLOADS = (
             Contender("persist-queue acks", persist_queue_cycle),
         ),
     ),
+    *(
+        Workload(name, title, "", (Contender(OURS, run),), max_repeats=3, warm_up=False)
+        for name, title, run in (
+            ("live", "opening a million live jobs", jobs_at_scale.live),
+            ("due", "a million jobs fall due in-process", jobs_at_scale.due),
+            ("old", "a year-old job among a million short ones", jobs_at_scale.old),
+        )
+    ),
 )
 CYCLE = "put, reserve, delete"
 GOALS = (
@@ -244,6 +254,12 @@ GOALS = (
         Figure("in-process", OURS, CYCLE),
         at_least=10,
     ),
+    Goal("s to open a million live jobs", Figure("live", OURS, "opening, s"), at_most=5),
+    Goal("bytes a live job takes beside its body", Figure("live", OURS, "bytes a job beside its body"), at_most=600),
+    Goal(
+        "ms that others wait in-process while a million fall due", Figure("due", OURS, "longest wait, ms"), at_most=50
+    ),
+    Goal("MiB on disk with a year-old job: four segments", Figure("old", OURS, "most on disk, MiB"), at_most=64),
 )
 
 

@@ -198,13 +198,11 @@ class Connection(asyncio.Protocol):
     def finish(self) -> None:
         """It has quit or hung up: its jobs are ready again at once; what was said to it still goes out."""
         if not self._is_finished:
-            self._is_finished = True
             self._finish_session()
             self._turns.speak(self)
 
     def hang_up(self) -> None:
-        """The server stops."""
-        self._is_finished = True
+        """The server stops, or has trouble with it."""
         self._finish_session()
         self._transport.close()
 

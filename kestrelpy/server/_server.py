@@ -122,7 +122,6 @@ class BeanstalkServer:
         self.loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[None] = self.loop.create_future()
         clock = self._clock if self._clock is not None else LoopClock(self.loop)
-        self._time = clock
         self.queue = WorkQueue(self._directory, clock=clock, disk_clock=self._clock or SystemClock(), **self._options)
         self._opened_at = clock.monotonic()
         self.monotonic = clock.monotonic
@@ -244,7 +243,7 @@ class BeanstalkServer:
             "version": f'"{VERSION}"',
             "rusage-utime": f"{used.ru_utime:.6f}",
             "rusage-stime": f"{used.ru_stime:.6f}",
-            "uptime": int(self._time.monotonic() - self._opened_at),
+            "uptime": int(self.monotonic() - self._opened_at),
         }
         last = {
             "binlog-max-size": self._segment_bytes,

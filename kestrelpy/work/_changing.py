@@ -42,7 +42,7 @@ class Changing(Listing, Putting):
 
     def _delete_reserved(self, job: Job) -> None:
         machine = self._machine
-        with self._lock:
+        with self._lock:  # a turn, written out: this is a hot path
             try:
                 if self._clock.monotonic() >= machine.next_due:
                     self._begin_locked()
@@ -73,9 +73,8 @@ class Changing(Listing, Putting):
 
     def _of_locked(self, job: Job) -> Live:
         """The job that this handle has reserved."""
-        live = job._live
         if job._is_held():
-            return live
+            return job._live
         raise NotReserved(job.id) if job.id in self._machine.jobs else JobNotFound(job.id)
 
     def _release(self, job: Job, priority: int | None, delay: float) -> bool:
@@ -84,8 +83,7 @@ class Changing(Listing, Putting):
         with self._news, self._lock, self._turn as now:
             live, machine = self._of_locked(job), self._machine
             priority = _priority(priority, live)
-            attempts = live.timeouts + live.releases + 1
-            is_worn_out = machine.max_attempts is not None and attempts >= machine.max_attempts
+            is_worn_out = machine.is_worn_out(live.timeouts + live.releases + 1)
             state = BURIED if is_worn_out else DELAYED if delay else READY
             new = self._state_of(live, now)._replace(
                 state=state,
@@ -180,20 +178,10 @@ class Changing(Listing, Putting):
             self.sync()
 
     def _kick_locked(self, lives: list[Live], now: float) -> None:
-        if lives:
-            news = [self._state_of(live, now)._replace(state=READY, kicks=live.kicks + 1, place=0) for live in lives]
-            self._at_work = lives
-            ids = self._log.append_many(
-                [
-                    records.encode_state(live.id, live.tube.name, new._replace(due_ms=0))
-                    for live, new in zip(lives, news, strict=True)
-                ]
-            )
-            for live, at in zip(lives, ids, strict=True):
-                self._saved_locked(live, at)
+        self._write_states_locked(lives, [self._as_ready(live, now)._replace(kicks=live.kicks + 1) for live in lives])
         for live in lives:
             live.kicks += 1
-            self._machine.change(live, READY, now)
+            self._machine.make_ready(live, now)
 
     def move(self, job_id: int, tube: str) -> None:
         """To another tube; its state, delay and place stay.
@@ -249,10 +237,7 @@ class Changing(Listing, Putting):
             if where is None:
                 raise TubeNotFound(tube)
             until_ms = self._wall_ms(seconds) if seconds else 0
-            counts = (where.total_jobs, where.deletes, where.pauses + 1)
-            at = self._append(records.encode_tube(records.TubeFigures(tube, *counts, seconds, until_ms)))
-            self._log.over(where.at)
-            where.at = at
+            self._write_tube_locked(where, where.pauses + 1, seconds, until_ms)
             self._machine.pause(where, seconds, now)
         if self._always:
             self.sync()

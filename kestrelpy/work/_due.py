@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kestrelpy.errors import QueueEmpty
 from kestrelpy.work._holder import Holder
-from kestrelpy.work._live import Live
 from kestrelpy.work._machine import NEVER, Machine
 from kestrelpy.work._records import BURIED, RESERVED
 from kestrelpy.work.errors import DeadlineSoon
@@ -46,7 +45,7 @@ class Due(Machine):
             return False
         held = self.leaving[0].held
         if held:
-            self.give_back(held[next(iter(held))], now)
+            self.make_ready(held[next(iter(held))], now)
         if not held:
             self.leaving.popleft()
         return True
@@ -54,9 +53,7 @@ class Due(Machine):
     def _delay_over(self, now: float) -> bool:
         if not self.delayed or self.delayed[0][0] > now:
             return False
-        job = self.jobs[self.delayed[0][1]]
-        self.take_out(job)
-        self.put_ready(job, now)
+        self.make_ready(self.jobs[self.delayed[0][1]], now)
         return True
 
     def _reservation_over(self, now: float) -> bool:
@@ -68,16 +65,16 @@ class Due(Machine):
         job.new_timeouts += 1
         self.timeouts += 1
         self.unsaved[job.id] = self.overdue[job.id] = job
-        if self.is_worn_out(job):
+        if self.is_worn_out(job.timeouts + job.releases):
             job.buries += 1
             self.settle_into(job, BURIED, now)
         else:
             self.put_ready(job, now)
         return True
 
-    def is_worn_out(self, job: Live) -> bool:
-        """Whether it has been tried as often as it may."""
-        return self.max_attempts is not None and job.timeouts + job.releases >= self.max_attempts
+    def is_worn_out(self, attempts: int) -> bool:
+        """Whether a job with so many timeouts and releases has been tried as often as it may."""
+        return self.max_attempts is not None and attempts >= self.max_attempts
 
     def _pause_over(self, now: float) -> bool:
         if not self.paused or self.paused[0][0] > now:

@@ -6,8 +6,8 @@ Rules:
 2. Work is done in slices, with the lock let go between.
 
 NOTE ON LOCKING: ``_lock`` (W) guards the machine and the log. It is held for memory work and for appending to the
-journal; never while the journal is synced or somebody who waits is told. ``_settling`` (Z) comes before it: one thread
-at a time shortens the journal.
+journal; a delete on a full disk also reads under it, and saves the reader's place. Never while somebody who waits is
+told. ``_settling`` (Z) comes before it: one thread at a time shortens the journal.
 """
 
 from __future__ import annotations
@@ -215,6 +215,22 @@ class Keeping:
         at = self._append(records.encode_state(job.id, job.tube.name, state))
         self._saved_locked(job, at)
 
+    def _write_states_locked(self, jobs: list[Live], states: list[State]) -> None:
+        """The same of many: all are written, or none."""
+        if jobs:
+            self._at_work = jobs
+            pairs = zip(jobs, states, strict=True)
+            ids = self._log.append_many([records.encode_state(job.id, job.tube.name, state) for job, state in pairs])
+            for job, at in zip(jobs, ids, strict=True):
+                self._saved_locked(job, at)
+
+    def _write_tube_locked(self, tube: Tube, pauses: int, pause: float, until_ms: int) -> None:
+        """``tube`` has these pauses, or is about to have. Raises as ``Log.append``, and nothing is changed."""
+        figures = (tube.name, tube.total_jobs, tube.deletes, pauses, pause, until_ms)
+        at = self._append(records.encode_tube(records.TubeFigures(*figures)))
+        self._log.over(tube.at)
+        tube.at = at
+
     def _saved_locked(self, job: Live, at: int) -> None:
         """Record ``at`` says all there is to say about the job, but for how it was put."""
         self._log.over(job.state_at)
@@ -242,6 +258,9 @@ class Keeping:
             job.new_timeouts,
         )
 
+    def _as_ready(self, job: Live, now: float) -> State:
+        return self._state_of(job, now)._replace(state=READY, due_ms=0, place=0)
+
     def _wall_ms(self, seconds: float = 0.0) -> int:
         """The instant in so many seconds, in milliseconds since the Unix epoch."""
         return max(0, self._clock.time_ns() // 1_000_000 + round(seconds * 1000))
@@ -249,16 +268,10 @@ class Keeping:
     def _save_locked(self, jobs: list[Live]) -> None:
         """Write the states of these; later, if that can't be done now."""
         now = self._clock.monotonic()
-        self._at_work = jobs
         try:
-            ids = self._log.append_many(
-                [records.encode_state(job.id, job.tube.name, self._state_of(job, now)) for job in jobs]
-            )
+            self._write_states_locked(jobs, [self._state_of(job, now) for job in jobs])
         except (OSError, KestrelError):  # they stay in machine.unsaved
             self._settle_later(self._interval)
-            return
-        for job, at in zip(jobs, ids, strict=True):
-            self._saved_locked(job, at)
 
     def _write_gone_locked(self, job: Live, cause: int) -> None:
         """It is about to be removed. On a full disk its record is committed, which needs no room."""
@@ -301,14 +314,16 @@ class Keeping:
     def _rewrite_locked(self, job: Live, now: float) -> None:
         """Write it anew, with its state. Raises as ``Log.append``."""
         self._at_work = (job,)
-        added_ms = self._wall_ms(job.added - now)
-        expires_ms = 0 if job.expires is None else self._wall_ms(job.expires[0] - now)
-        origin = Origin(job.id, job.tube.name, job.key, job.priority, job.delay, job.ttr, added_ms, expires_ms)
-        at = self._append(records.encode_put(origin, job.body, self._state_of(job, now)))
+        at = self._append(records.encode_put(self._origin_of(job, now), job.body, self._state_of(job, now)))
         self._replaced.setdefault(job.id, job.at)
         self._log.over(job.at)
         job.at = at
         self._saved_locked(job, 0)
+
+    def _origin_of(self, job: Live, now: float) -> Origin:
+        added_ms = self._wall_ms(job.added - now)
+        expires_ms = 0 if job.expires is None else self._wall_ms(job.expires[0] - now)
+        return Origin(job.id, job.tube.name, job.key, job.priority, job.delay, job.ttr, added_ms, expires_ms)
 
     def _abandon(self) -> None:
         """In a forked child: every later call says so, without touching what another thread may have held."""

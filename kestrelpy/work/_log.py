@@ -5,7 +5,7 @@ Rules:
    is one byte in ``_over``, by its id.
 2. Records are committed in the order of their ids, up to the first one that is not over, and only after the journal has
    been synced up to what made them be over: a power cut leaves an old record or the one that replaced it.
-3. What an old live record holds back is bounded: ``is_long`` says when the oldest ones must be written anew.
+3. What an old live record holds back is bounded: ``bound`` says from when on the oldest ones must be written anew.
 4. On a full disk the record of a job that is deleted is committed by itself, out of order: it needs no room.
 
 NOTE ON LOCKING: all but ``skip``, ``sync`` and ``checkpoint`` want the queue's lock. ``_reading`` comes behind it.

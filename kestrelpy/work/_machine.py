@@ -197,16 +197,13 @@ class Machine:
             tube.urgent += 1
             self.urgent += 1
 
-    def change(self, job: Live, state: int, now: float, *, due: float = 0.0) -> None:
-        """From its state into another one, but not into a reservation. Its priority is set already."""
+    def make_ready(self, job: Live, now: float) -> None:
+        """Out of the list of its state, and ready. Nothing is counted."""
         self.take_out(job)
-        self.settle_into(job, state, now, due=due)
+        self.put_ready(job, now)
 
     def settle_into(self, job: Live, state: int, now: float, *, due: float = 0.0) -> None:
-        """As ``change``, for one that was taken out of its list."""
-        if state == READY:
-            self.put_ready(job, now)
-            return
+        """Into another state, but not into a reservation: a job in no list, whose priority is set already."""
         if state == BURIED:
             self.places += 1
             due = self.places
@@ -280,15 +277,10 @@ class Machine:
         holder.hold(job)
         self._expect(job.due)
 
-    def give_back(self, job: Live, now: float) -> None:
-        """A reservation that its session gives up: ready again, and nothing is counted."""
-        self.take_out(job)
-        self.put_ready(job, now)
-
     def unreserve(self, job: Live, now: float) -> None:
         """A reservation that nobody got to see: as if it had not been made."""
         job.reserves -= 1
-        self.give_back(job, now)
+        self.make_ready(job, now)
 
     # -- the line ----------------------------------------------------------------------------------------------------
 

@@ -6,12 +6,13 @@ O(jobs log jobs), once, at the next call after a ``KeyboardInterrupt`` or the li
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedList
 
-from kestrelpy.work._live import ID_BITS, URGENT, Tube
+from kestrelpy.work._live import ID_BITS, URGENT, Live, Tube
 from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
 
 if TYPE_CHECKING:
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
 def mend(machine: Machine, holders: Iterable[Holder], now: float) -> None:
     """Make every list anew; ``holders``: the sessions that are open."""
     holders = list(holders)
-    known = set(holders)
+    held: dict[Holder | None, list[Live]] = {holder: [] for holder in holders}
     for job in machine.jobs.values():
-        if job.state == RESERVED and job.holder not in known:
+        if job.state == RESERVED and job.holder in held:
+            held[job.holder].append(job)
+        elif job.state == RESERVED:
             job.state, job.holder = READY, None
     rebuild(machine)
     for holder in holders:
-        holder.take_stock([job for job in machine.jobs.values() if job.state == RESERVED and job.holder is holder])
+        holder.take_stock(held[holder])
     _mend_tubes(machine, holders)
     _mend_line(machine, [waiter for holder in holders for waiter in holder.waiters], now)
     machine.leaving.clear()
@@ -53,37 +56,33 @@ def rebuild(machine: Machine) -> None:
 
 
 def _fill_tubes(machine: Machine) -> None:
-    for tube, keys in _by_tube(machine, READY).items():
+    """Every job into the list of its tube; these are empty."""
+    places: tuple[dict[Tube, list[Any]], ...] = ({}, {}, {}, {})  # by state
+    for job in machine.jobs.values():
+        if job.state == READY:
+            job.place = job.priority << ID_BITS | job.id
+        try:
+            places[job.state][job.tube].append(job.place)
+        except KeyError:
+            places[job.state][job.tube] = [job.place]
+    for tube, keys in places[READY].items():
         tube.ready.update(keys)
         tube.urgent = tube.ready.bisect_left(URGENT << ID_BITS)
-    for tube, keys in _by_tube(machine, DELAYED).items():
+    for tube, keys in places[DELAYED].items():
         tube.delayed.update(keys)
-    for tube, keys in _by_tube(machine, BURIED).items():
+    for tube, keys in places[BURIED].items():
         tube.buried.update(keys)
-    for tube, keys in _by_tube(machine, RESERVED).items():
+    for tube, keys in places[RESERVED].items():
         tube.reserved = len(keys)
     machine.urgent = sum(tube.urgent for tube in machine.tubes.values())
     machine.buried = sum(len(tube.buried) for tube in machine.tubes.values())
 
 
-def _by_tube(machine: Machine, state: int) -> dict[Tube, list[Any]]:
-    places: dict[Tube, list[Any]] = {}
-    for job in machine.jobs.values():
-        if job.state == state:
-            if state == READY:
-                job.place = job.priority << ID_BITS | job.id
-            try:
-                places[job.tube].append(job.place)
-            except KeyError:
-                places[job.tube] = [job.place]
-    return places
-
-
 def _mend_tubes(machine: Machine, holders: list[Holder]) -> None:
-    for tube in machine.tubes.values():
-        tube.watching = sum(tube.name in holder.watched for holder in holders)
-        tube.using = sum(holder.using is tube for holder in holders)
+    watching = Counter(name for holder in holders for name in holder.watched)
+    using = Counter(holder.using for holder in holders)
     for tube in list(machine.tubes.values()):
+        tube.watching, tube.using = watching[tube.name], using[tube]
         machine.forget_unneeded(tube)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kestrelpy import QueueFull
 from kestrelpy.work._live import Live
-from kestrelpy.work._records import DELAYED, PUT, READY, pack_put
+from kestrelpy.work._records import DELAYED, PUT, READY, encode_put, pack_put
 from kestrelpy.work._settling import Settling
 from kestrelpy.work.errors import Draining, DuplicateJob, JobTooBig
 
@@ -51,7 +51,7 @@ class Putting(Settling):
         """
         body = self._checked(body, priority, delay, ttr)
         machine = self._machine
-        with self._lock:
+        with self._lock:  # a turn, and one record, written out: this is a hot path
             try:
                 now = self._clock.monotonic()
                 if now >= machine.next_due:
@@ -68,7 +68,7 @@ class Putting(Settling):
                     at = self._append(record + body + where.encoded)
                 else:
                     self._adorn_locked(live, key, expires_in, now)
-                    at = self._append(self._record_of(live, now))
+                    at = self._append(encode_put(self._origin_of(live, now), live.body))
                 self._add_locked(live, at, now)
             except BaseException as error:
                 self._note(error)
@@ -124,7 +124,11 @@ class Putting(Settling):
             self._adorn_locked(live, None, expires_in, now)
             lives.append(live)
         self._at_work = lives
-        ids = self._log.append_many([self._record_of(live, now) for live in lives]) if lives else ()
+        ids = (
+            self._log.append_many([encode_put(self._origin_of(live, now), live.body) for live in lives])
+            if lives
+            else ()
+        )
         for live, at in zip(lives, ids, strict=True):
             self._add_locked(live, at, now)
         if not lives:
@@ -193,12 +197,6 @@ class Putting(Settling):
             if not 0 < expires_in <= MAX_SECONDS:
                 raise ValueError(f"expires_in must be above 0, and at most {MAX_SECONDS} seconds, not {expires_in!r}")
             live.expires = (now + expires_in, live.id)
-
-    def _record_of(self, live: Live, now: float) -> bytes:
-        tube, key = live.tube.encoded, b"" if live.key is None else live.key.encode()
-        expires_ms = 0 if live.expires is None else self._wall_ms(live.expires[0] - now)
-        times = (self._wall_ms(), live.delay, live.ttr, expires_ms)
-        return b"".join((pack_put(PUT, len(tube), len(key), live.priority, live.id, *times), live.body, tube, key))
 
     def _add_locked(self, live: Live, at: int, now: float) -> None:
         machine, tube = self._machine, live.tube

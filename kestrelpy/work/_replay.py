@@ -85,7 +85,7 @@ class Replay:
             raise ValueError("it is shorter than it says")
         name = data[tube_at:key_at]
         tube = self._tubes.get(name) or self._find_tube(name)
-        if job_id in machine.jobs:  # an interrupt fell between the record and the job, and it was put again
+        if job_id in machine.jobs:  # it was carried, or put again after an interrupt
             self._forget(machine.jobs[job_id])
         job = Live()
         job.id, job.tube, job.body, job.at = job_id, tube, data[PUT_BYTES:tube_at], at
@@ -109,15 +109,10 @@ class Replay:
             self._delay(job, added_ms + round(delay * 1000))
 
     def _carried(self, at: int, data: bytes) -> None:
-        machine = self._machine
         head, state = records.split_carried(data)
-        old = machine.jobs.pop(records.job_of(data), None)
-        if old is not None:
-            self._forget(old)
-        total_jobs = machine.total_jobs
         self._put(at, head)
-        job = machine.jobs[records.job_of(data)]
-        machine.total_jobs = total_jobs
+        job = self._machine.jobs[records.job_of(data)]
+        self._machine.total_jobs -= 1  # it was counted when it was put
         job.tube.total_jobs -= 1
         self._become(job, state)
 

@@ -111,13 +111,11 @@ class Settling(Keeping):
             self._unsaid.pop()
         for tube in list(machine.changed_tubes.values()):
             until_ms = self._wall_ms(tube.paused_until - now) if tube.paused_until else 0
-            figures = (tube.name, tube.total_jobs, tube.deletes, tube.pauses, tube.pause, until_ms)
-            at = log.append(records.encode_tube(records.TubeFigures(*figures)))
-            log.over(tube.at)
-            tube.at, tube.is_changed = at, False
+            self._write_tube_locked(tube, tube.pauses, tube.pause, until_ms)
+            tube.is_changed = False
             machine.changed_tubes.pop(tube.name, None)
             if tube.name not in machine.tubes:  # it is no more: this record is to say so once
-                log.over(at)
+                log.over(tube.at)
                 tube.at = 0
         totals = records.Totals(machine.last_id, machine.total_jobs, machine.timeouts, machine.places)
         if totals != self._saved_totals:
@@ -148,8 +146,8 @@ class Settling(Keeping):
         assert log is not None
         for at, data in log.oldest(SLICE):
             if data[0] == records.TUBE:
-                tube = next((tube for tube in machine.tubes.values() if tube.at == at), None)
-                if tube is not None:
+                tube = machine.tubes.get(records.decode_tube(data).name)
+                if tube is not None and tube.at == at:
                     machine.note(tube)
                 else:
                     log.over(at)  # an interrupt fell before anybody knew of it: it was said anew

@@ -175,13 +175,14 @@ class Session(Holder):
         """
         queue = self._queue
         machine = queue._machine
-        with queue._lock:
+        with queue._lock:  # a turn, written out: this is a hot path
             try:
                 now = queue._clock.monotonic()
                 if now >= machine.next_due:
                     now = queue._begin_locked()
                 live = machine.take(self, now)
-                job = None if live is None else Job(queue, self, live)
+                found: object
+                found = Job(queue, self, live) if live is not None else self._line_up_locked(timeout, now, Blocked)
             except BaseException as error:
                 queue._note(error)
                 raise
@@ -191,10 +192,6 @@ class Session(Holder):
                 queue._settle_later(queue._interval)
         if machine.told:
             queue._tell()
-        return job if job is not None else self._reserve_slowly(timeout)
-
-    def _reserve_slowly(self, timeout: float | None) -> Job:
-        found: object = self._reserve_now(timeout, waits=True)
         if isinstance(found, Blocked):
             found = self._wait(found, timeout)
         if isinstance(found, Job):
@@ -239,7 +236,7 @@ class Session(Holder):
             if live.state == RESERVED:
                 raise NotReserved(job_id)
             if live.state != READY:  # else it would be what it was, if the process died now
-                queue._write_state_locked(live, queue._state_of(live, now)._replace(state=READY, due_ms=0, place=0))
+                queue._write_state_locked(live, queue._as_ready(live, now))
             is_written = live.state != READY
             queue._machine.take_out(live)
             queue._machine.reserve(live, self, now)
@@ -253,10 +250,15 @@ class Session(Holder):
 
         ``cancel()`` leaves the line; no job is lost by it. The timeout follows the queue's clock.
         """
-        found = self._reserve_now(timeout, waits=False)
-        waiter = found if isinstance(found, Promised) else Promised(self, 0)
-        if waiter is not found:
-            waiter.tell(found)
+        _check_timeout(timeout)
+        queue = self._queue
+        with queue._news, queue._lock, queue._turn as now:
+            live = queue._machine.take(self, now)
+            found = Job(queue, self, live) if live is not None else self._line_up_locked(timeout, now, Promised)
+        if isinstance(found, Promised):
+            return found.future
+        waiter = Promised(self, 0)
+        waiter.tell(found)
         return waiter.future
 
     async def areserve(self, timeout: float | None = None) -> Job:
@@ -271,28 +273,17 @@ class Session(Holder):
                 future.result()._unreserve()
             raise
 
-    def _reserve_now(self, timeout: float | None, *, waits: bool) -> Job | Waiter | Exception:
-        """A job that is ready; else a place in the line, for a thread that ``waits`` or for a future; or why not."""
-        if timeout is not None and timeout < 0:
-            raise ValueError(f"timeout must not be negative, not {timeout!r}")
-        queue = self._queue
-        with queue._news, queue._lock, queue._turn as now:
-            self._check_open()
-            machine = queue._machine
-            live = machine.take(self, now)
-            if live is not None:
-                return Job(queue, self, live)
-            soon = machine.deadline_soon(self, now)
-            if soon is not None or timeout == 0:
-                return QueueEmpty("no job is ready") if soon is None else DeadlineSoon(soon)
-            number = queue._next_number()
-            if waits:  # in real time, as a blocking get does
-                waiter: Waiter = Blocked(self, number)
-                machine.enter_line(waiter, NEVER)
-            else:
-                waiter = Promised(self, number)
-                machine.enter_line(waiter, NEVER if timeout is None else now + timeout)
-            return waiter
+    def _line_up_locked(self, timeout: float | None, now: float, kind: type[Blocked | Promised]) -> Waiter | Exception:
+        """No job is ready: a place in the line, or why there is none. A thread waits in real time, as a get does."""
+        self._check_open()
+        _check_timeout(timeout)
+        machine = self._queue._machine
+        soon = machine.deadline_soon(self, now)
+        if soon is not None or timeout == 0:
+            return QueueEmpty("no job is ready") if soon is None else DeadlineSoon(soon)
+        waiter = kind(self, self._queue._next_number())
+        machine.enter_line(waiter, NEVER if timeout is None or kind is Blocked else now + timeout)
+        return waiter
 
     def _wait(self, waiter: Blocked, timeout: float | None) -> Job | Exception:
         try:
@@ -368,3 +359,8 @@ class Session(Holder):
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
         return f"<Session watching {', '.join(self.watched)}: {len(self.held)} reserved{state}>"
+
+
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None and timeout < 0:
+        raise ValueError(f"timeout must not be negative, not {timeout!r}")

@@ -85,7 +85,7 @@ def kicks_are_not_written() -> Iterator[None]:
     def kick(self: Changing, lives: list[Live], now: float) -> None:
         for live in lives:
             live.kicks += 1
-            self._machine.change(live, records.READY, now)
+            self._machine.make_ready(live, now)
 
     with patch.object(Changing, "_kick_locked", kick):
         yield

@@ -109,7 +109,7 @@ class CrashingDisk(MemoryDisk):
         folders = self.crashing_folders.items()
         return Image(
             {
-                path: {name: Content(node.size, cast(CrashingNode, node).pages) for name, node in folder.names.items()}
+                path: {name: _seen(cast(CrashingNode, node)) for name, node in folder.names.items()}
                 for path, folder in folders
             }
         ).key()
@@ -134,7 +134,9 @@ class CrashingDisk(MemoryDisk):
         clone = self._bare_clone()
         for path, files in image.folders.items():
             folder = CrashingFolder(path, self.folders[path].mount, 0, clone._settled)
-            folder.durable = {name: CrashingNode(content.size, content.pages) for name, content in files.items()}
+            folder.durable = {
+                name: CrashingNode(content.size, content.pages, content.ghost) for name, content in files.items()
+            }
             folder.names = dict(folder.durable)
             clone.folders[path] = folder
         return clone
@@ -180,6 +182,10 @@ class CrashingDisk(MemoryDisk):
                 assert name in pending or folder.names.get(name) is folder.durable.get(name)
             for node in {*folder.names.values(), *folder.durable.values()}:
                 cast(CrashingNode, node)._check()
+
+
+def _seen(node: CrashingNode) -> Content:
+    return Content(node.size, node.pages, node.ghost)
 
 
 def _part(choose: Choose, size: int) -> tuple[int, int]:

@@ -18,18 +18,20 @@ _ONES = b"\xff" * PAGE
 
 
 class Content:
-    """What is in a file, whole. Its pages never change."""
+    """What is in a file, whole, and behind it in its last block. Its pages never change."""
 
-    __slots__ = ("_key", "pages", "size")
+    __slots__ = ("_key", "ghost", "pages", "size")
 
-    def __init__(self, size: int, pages: dict[int, bytes]) -> None:
+    def __init__(self, size: int, pages: dict[int, bytes], ghost: tuple[int, bytes] | None = None) -> None:
         self.size = size
         self.pages = pages
+        self.ghost = ghost
+        """As ``CrashingNode.ghost``."""
         self._key: int | None = None
 
     def key(self) -> int:
         if self._key is None:
-            self._key = hash((self.size, frozenset(self.pages.items())))
+            self._key = hash((self.size, frozenset(self.pages.items()), self.ghost))
         return self._key
 
 
@@ -39,12 +41,13 @@ class FileStates:
     def __init__(self, node: CrashingNode) -> None:
         self._durable_size = node.durable_size
         self._durable = node.durable_pages
+        self._ghost = node.ghost
         self._sizes = [(0, node.durable_size), *node.sizes]
         self._pages: dict[int, list[PageChange]] = {}
         for change in node.changes:
             self._pages.setdefault(change.page, []).append(change)
         self._written = [change for at, change in enumerate(node.changes) if at >= node.doubtful or change.cut]
-        self._only = None if node.sizes or node.changes else Content(node.size, node.durable_pages)
+        self._only = None if node.sizes or node.changes else Content(node.size, node.durable_pages, node.ghost)
         self._largest = max(size for _, size in self._sizes)
 
     def orders(self) -> set[int]:
@@ -54,15 +57,25 @@ class FileStates:
         """Some of the pages that are durable."""
         return list(islice(self._durable.values(), limit))
 
-    def _content(self, size: int, pages: dict[int, bytes]) -> Content:
-        """Without what is behind ``size``."""
+    def _block(self, page: int) -> bytes:
+        """What the disk holds of a page as long as no change of it is written."""
+        if self._ghost is not None and self._ghost[0] == page:
+            return self._ghost[1]
+        return self._durable.get(page, ZERO_PAGE)
+
+    def _content(self, size: int, pages: dict[int, bytes], *, ordered: bool = False) -> Content:
+        """Without what is behind ``size``; in the last block that becomes a ghost, unless sizes and pages are
+        ``ordered``.
+        """
         if size < self._largest:
             for page in [page for page in pages if page * PAGE >= size]:
                 del pages[page]
         last, rest = divmod(size, PAGE)
+        ghost = self._ghost if size == self._durable_size and last not in self._pages else None
         if last in pages and pages[last][rest:] != ZERO_PAGE[rest:]:
+            ghost = (last, pages[last]) if rest and not ordered else None
             put_page(pages, last, pages[last][:rest] + ZERO_PAGE[rest:])
-        return Content(size, pages)
+        return Content(size, pages, ghost)
 
     def prefix(self, last: int) -> Content:
         """As the operations up to ``last`` left it."""
@@ -72,7 +85,8 @@ class FileStates:
         for change in self._written:
             if change.order <= last:
                 put_page(pages, change.page, change.content)
-        return self._content([size for order, size in self._sizes if order <= last][-1], pages)
+        size = [size for order, size in self._sizes if order <= last][-1]
+        return self._content(size, pages, ordered=True)
 
     def ext4(self, choose: Choose) -> Content:
         if self._only is not None:
@@ -81,7 +95,7 @@ class FileStates:
         pages = self._durable.copy()
         for page, changes in self._pages.items():
             if page * PAGE < size:
-                versions = _between_truncates(self._durable.get(page, ZERO_PAGE), changes, order)
+                versions = _between_truncates(self._block(page), changes, order)
                 put_page(pages, page, versions[_one_of(choose, len(versions))])
         return self._content(size, pages)
 
@@ -92,7 +106,7 @@ class FileStates:
         pages = self._durable.copy()
         for page, changes in self._pages.items():
             if page * PAGE < size:
-                old = self._durable.get(page, ZERO_PAGE)
+                old = self._block(page)
                 put_page(pages, page, _any_page(choose, old, changes, self._in_doubt(page, changes), stale))
         self._spoil_new_room(choose, size, pages, stale)
         return self._content(size, pages)

@@ -10,6 +10,8 @@ Rules:
    succeeds does not write them, unless they were stored into again: a kernel writes whole pages. ``forget()`` shows
    what the disk has. Sizes, truncates and names are no pages: what a failed sync left of them stays pending. Every
    other handle of the file is told once, when it syncs next.
+4. A power cut may leave the last block as it was written, and the size from before: behind that is a ``ghost``, which
+   nobody sees. It is gone when the block is written again.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class CrashingNode:
         "durable_pages",
         "durable_size",
         "failed_syncs",
+        "ghost",
         "holder",
         "pages",
         "shared",
@@ -59,7 +62,9 @@ class CrashingNode:
         "sizes",
     )
 
-    def __init__(self, size: int = 0, pages: dict[int, bytes] | None = None) -> None:
+    def __init__(
+        self, size: int = 0, pages: dict[int, bytes] | None = None, ghost: tuple[int, bytes] | None = None
+    ) -> None:
         """A file of which everything is durable; ``pages`` stays the caller's."""
         self.holder: weakref.ref[MemoryLock] | None = None
         self.size = size
@@ -75,11 +80,13 @@ class CrashingNode:
         """Pending pages. The first ``doubtful`` of them were marked clean by a sync that failed."""
         self.doubtful = 0
         self.failed_syncs = 0
+        self.ghost = ghost
+        """The last page, and what its block holds on the disk, where that is not zeros behind ``durable_size``."""
 
     def clone(self) -> CrashingNode:
         """A copy without the lock."""
         self.shared = True
-        twin = CrashingNode(self.size, self.pages)
+        twin = CrashingNode(self.size, self.pages, self.ghost)
         twin.durable_size = self.durable_size
         twin.durable_pages = self.durable_pages
         twin.sizes = self.sizes.copy()
@@ -133,6 +140,10 @@ class CrashingNode:
         self.changes.append(change)
 
     def sync(self) -> None:
+        if self.ghost is not None and (
+            self.sizes or any(change.page == self.ghost[0] for change in self.changes[self.doubtful :])
+        ):
+            self.ghost = None
         if self.doubtful:
             self._sync_around_doubts()
         else:

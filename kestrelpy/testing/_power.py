@@ -15,7 +15,9 @@ What is legal, and why:
     page holds what some operation left in it, or what was durable. The size is in the inode, and any size since the
     last sync may be there: with it go zeros where no page was written (a hole, also in the middle). A truncate frees
     blocks and sets the size in one transaction: a page is never older than a truncate that the size shows, nor newer
-    than one that it does not show.
+    than one that it does not show. A last block may be there with the size from before; what it holds behind that is
+    seen by nobody. When the next life makes the file grow into it, the next power cut may leave the new size and the
+    old block, and what was lost at the first is back. (ext4 does it: docs/design.md.)
 
 ``ANY``  What POSIX does not forbid. Each operation on names is kept or lost, but operations on one name keep their
     order, and a rename within a folder is one operation: the old file or the new one, never neither. A move between

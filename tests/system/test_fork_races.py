@@ -51,8 +51,9 @@ def test_races_for_ownership(what: str, tmp_path: Path, tally: Tally) -> None:
             "unlocks in children",
             "QueueLocked was due|Bus error",
         ),  # the child cuts its segment short
-        (owner_races, "owners", "locks nothing", "there are two owners"),
-        (owner_races, "owners", "compares no lock", "a process ended with status"),
+        # How two owners trip over each other first, at the witness or over the files, is a matter of chance.
+        (owner_races, "owners", "locks nothing", "ended with status"),
+        (owner_races, "owners", "compares no lock", "ended with status"),
     ],
 )
 def test_a_planted_fault_is_found(

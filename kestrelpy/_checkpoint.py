@@ -4,7 +4,11 @@ Rules:
 1. States are appended; the last whole one counts. Nothing that was durable is ever overwritten in place.
 2. When a file has grown, or is not known to be whole, it is replaced: temporary file, sync, rename, directory sync
    (R3).
-3. A state that names an id is saved only after the journal is synced up to it (R4): the caller sees to that.
+3. A file is appended to by the ``CheckpointFile`` that made it, and by no other. Behind the end of an older one may be,
+   on the disk and seen by nobody, a state that a power cut has undone: ext4 may have written the block, and lost the
+   size. Grown over it, the next power cut may leave the size and lose the block, and the state that was undone would
+   count again.
+4. A state that names an id is saved only after the journal is synced up to it (R4): the caller sees to that.
 """
 
 from __future__ import annotations
@@ -48,16 +52,10 @@ def write_temporary(directory: Directory, name: str, data: bytes) -> str:
 
 def load_checkpoint(directory: Directory, name: str) -> tuple[fmt.Checkpoint | None, bool]:
     """The last whole state in the file, and whether the file is there. Raises ``OSError`` and ``UnsupportedFormat``."""
-    data = _read(directory, name)
-    return (None, False) if data is None else (_decode(data)[0], True)
-
-
-def _read(directory: Directory, name: str) -> bytes | None:
-    """What the file holds, ``None`` if it is not there. Raises ``UnsupportedFormat``."""
     try:
         file = directory.open(name)
     except FileNotFoundError:
-        return None
+        return None, False
     try:
         data = _read_states(file)
     finally:
@@ -65,7 +63,7 @@ def _read(directory: Directory, name: str) -> bytes | None:
     version = fmt.checkpoint_version(data)
     if version is not None and version > fmt.FORMAT_VERSION:
         raise UnsupportedFormat(f"{directory.path}/{name}", version, fmt.FORMAT_VERSION)
-    return data
+    return (fmt.decode_checkpoints(data)[0] if version == fmt.FORMAT_VERSION else None), True
 
 
 def _read_states(file: File) -> bytes:
@@ -79,11 +77,6 @@ def _read_states(file: File) -> bytes:
         if len(data) == size or end > size or end + 8 <= len(data):
             return data
         want = max(end, 2 * want)
-
-
-def _decode(data: bytes) -> tuple[fmt.Checkpoint | None, int]:
-    """The last whole state, and where it ends."""
-    return fmt.decode_checkpoints(data) if fmt.checkpoint_version(data) == fmt.FORMAT_VERSION else (None, 0)
 
 
 def known_queue_id(states: Iterable[fmt.Checkpoint]) -> bytes:
@@ -105,20 +98,16 @@ class CheckpointFile:
         self._size = 0  # where the next state goes; 0: the next save replaces the file
         self.durable: fmt.Checkpoint | None = None
         """The last state known to be on disk. As long as there is none, what the file holds may be in the page cache
-        alone, where a sync that failed has left it: nothing that follows it there is durable.
+        alone, where a sync that failed has left it.
         """
         self.durable_head = 0
         """Every id up to it is done in the last state known to be on disk, and in all since: those may get there."""
 
     def load(self) -> tuple[fmt.Checkpoint | None, bool]:
-        """As ``load_checkpoint``; if the file ends with a whole state, saves go on behind it."""
-        data = _read(self._directory, self.name)
-        if data is None:
-            return None, False
-        state, end = _decode(data)
-        self._size = end if state is not None and end == len(data) else 0
+        """As ``load_checkpoint``; what the state says of older ones, saves go on to say."""
+        state, exists = load_checkpoint(self._directory, self.name)
         self.durable_head = min(state.head, state.durable_head) if state is not None else 0
-        return state, True
+        return state, exists
 
     def save(self, state: fmt.Checkpoint, *, durable: bool) -> None:
         """Save ``state``; it survives the process at once, and a power cut too if ``durable``.
@@ -127,8 +116,7 @@ class CheckpointFile:
         """
         self.durable_head = min(self.durable_head, state.head)
         data = self._encode(state)
-        unsure = durable and self.durable is None
-        if self._size == 0 or unsure or self._size + len(data) > max(REPLACE_BYTES, 4 * len(data)):
+        if self._size == 0 or self._size + len(data) > max(REPLACE_BYTES, 4 * len(data)):
             self._size = 0
             replace_file(self._directory, self.name, fmt.checkpoint_prefix() + data)
             self._size = fmt.CHECKPOINT_PREFIX_BYTES + len(data)

@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 from zlib import crc32
 
-from workload import Style
+from workload import MANY_LIVES, Style
 
 from kestrelpy import _archive, _checkpoint, _format, _journal, _names, _recovery, _segment
 from kestrelpy._checkpoint import CheckpointFile
@@ -192,7 +192,15 @@ def a_new_segment_without_a_header_taken_for_damage() -> Iterator[None]:
         yield
 
 
-@fault("R1", "(1) (8) (10)", **UNSYNCED, samples=8, style=RETIRING)
+@fault(
+    "R1",
+    "(1) (8) (10)",
+    **UNSYNCED,
+    samples=16,
+    points=60,
+    nested=0.0,
+    style=replace(RETIRING, steps=60, payloads=(1400,), commits=20, durable=1.0),
+)
 def the_last_segment_on_disk_is_retired_beside_a_new_one() -> Iterator[None]:
     """A power cut takes the new one, and nothing says any more how far the queue had come."""
     with patch.object(_journal, "is_new", lambda name: False):
@@ -444,7 +452,16 @@ def ids_of_a_torn_tail_used_again() -> Iterator[None]:
         yield
 
 
-@fault("R20 R17", "(7)", **UNSYNCED, samples=16, points=20, nested=1.0, twice=0.5, style=TEARING)
+@fault(
+    "R20 R17",
+    "(7)",
+    **UNSYNCED,
+    samples=16,
+    points=20,
+    nested=1.0,
+    twice=0.5,
+    style=replace(TEARING, deaths=0, commits=0, aborts=0, expiring=0),
+)
 def mark_after_the_footer() -> Iterator[None]:
     """A crash between them: the footer hides the torn tail, and nothing says which ids it had."""
     real_mark, real = _recovery.write_mark, Recovery._close_last
@@ -648,15 +665,49 @@ def saved_behind_a_torn_state() -> Iterator[None]:
         yield
 
 
+@fault(
+    "R3",
+    "(1) (2) (10) workload",
+    syncs=("always",),
+    points=5,
+    samples=1,
+    whole=0.0,
+    style=replace(
+        MANY_LIVES, payloads=(0, 1, 40), aborts=0, archive=0, detached=0, failing=0, starts_with_default=0, expiring=0
+    ),
+)
+def saved_behind_what_a_power_cut_undid() -> Iterator[None]:
+    """A reader goes on at the end of its file, if that ends with a whole state: on the disk there may be more."""
+    real = CheckpointFile.load
+
+    def load(self: CheckpointFile) -> Any:
+        found = real(self)
+        self._size = _end_of_states(self)
+        return found
+
+    with patch.object(CheckpointFile, "load", load):
+        yield
+
+
+def _end_of_states(file: CheckpointFile) -> int:
+    """The size of the file if it ends with a whole state, and 0 if not."""
+    if file.name not in file._directory.names():
+        return 0
+    handle = file._directory.open(file.name)
+    data = handle.read(0, handle.size())
+    return len(data) if _format.decode_checkpoints(data)[1] == len(data) else 0
+
+
 @fault("R10", "(1) (2) (8) (10)", **UNSYNCED, **DYING, samples=6)
 def place_in_the_page_cache_believed_durable() -> Iterator[None]:
-    """What was read at the opening counts as on disk, and segments are retired on its word."""
+    """What was read at the opening counts as on disk, is gone on with, and segments are retired on its word."""
     real = CheckpointFile.load
 
     def load(self: CheckpointFile) -> Any:
         found = real(self)
         self.durable = found[0]
         self.durable_head = found[0].head if found[0] is not None else 0
+        self._size = _end_of_states(self)
         return found
 
     with patch.object(CheckpointFile, "load", load):

@@ -9,6 +9,7 @@ import explorer
 import pytest
 import small
 from budget import SEED, SHARE, Tally, share
+from workload import MANY_LIVES
 
 pytestmark = pytest.mark.usefixtures("quiet")
 PARTS, STATES = 10, 38_000
@@ -35,6 +36,14 @@ def test_every_crash_state_keeps_the_promises(part: int, tally: Tally) -> None:
     if wanted > 5_000:
         assert counts.keys() == KINDS
         assert all(count > wanted // 500 for count in counts.values()), counts
+
+
+def test_many_lives_keep_the_promises(tally: Tally) -> None:
+    """What one power cut has left on the disk, the next may bring to light."""
+    searching = explorer.Explorer(SEED * 1_000, share(2_000), style=MANY_LIVES, points=5, samples=1)
+    searching.run()
+    tally.add("crash states of seeded workloads", searching.counts)
+    assert searching.states >= share(2_000)
 
 
 @pytest.mark.parametrize("length", [1, 2])

@@ -19,7 +19,9 @@ BY_A_QUEUE_ALONE = {
     "archive_not_synced",
     "segment_deleted_instead_of_archived",
     "leftovers_by_their_beginning",
+    "place_in_the_page_cache_believed_durable",
     "saved_behind_a_torn_state",
+    "saved_behind_what_a_power_cut_undid",
     "numbers_from_the_clock_alone",
     "segment_cut_at_its_first_growth",
 }

@@ -42,6 +42,10 @@ class Style:
     """How likely a put has an expiry."""
 
 
+MANY_LIVES = Style(steps=200, deaths=20, commits=40, checkpoints=40, durable=0.0)
+"""One after the other, and what each has saved is lost with the power, or is not."""
+
+
 class Workload:
     """One run, on a disk of its own. ``watch`` is called before each operation on the disk."""
 

@@ -42,6 +42,7 @@ PATIENCE = 20.0
 """Seconds after which a file system that is still busy counts as stuck."""
 
 _SHUTDOWN, _NO_LOG_FLUSH = 0x8004587D, 2
+_WAIT_WRITE_WAIT = 7
 _LOOP_CONTROL_GET_FREE, _LOOP_CONFIGURE, _LOOP_AUTOCLEAR = 0x4C82, 0x4C0A, 4
 _LOOP_CONFIG = struct.Struct("II 5Q 4I 64s64s32s2Q 8Q")
 _NEW_MOUNTS, _RECURSIVE, _PRIVATE, _DETACH = 0x00020000, 0x4000, 1 << 18, 2
@@ -70,6 +71,15 @@ def unmount(target: str) -> None:
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
                 raise
         time.sleep(0.001)
+
+
+def write_back(path: str) -> None:
+    """The bytes of the file reach the device, and neither its size nor its name."""
+    number = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        _call("sync_file_range", number, ctypes.c_int64(0), ctypes.c_int64(0), _WAIT_WRITE_WAIT)
+    finally:
+        os.close(number)
 
 
 def let_go(target: str) -> None:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from loop_mount import LoopFileSystem, reason_not_available, write_back
 
 from kestrelpy import JournaledQueue, open_reader
-from kestrelpy._checkpoint import load_checkpoint
-from kestrelpy._disk import RealDisk
+from kestrelpy._checkpoint import CheckpointFile, load_checkpoint, replace_file
+from kestrelpy._disk import Directory, RealDisk
+from kestrelpy._format import Checkpoint
 
 
 def queue_ids(folder: Path) -> set[bytes]:
@@ -64,6 +66,39 @@ def test_r4_a_checkpoint_names_no_aborted_item_that_is_not_on_disk(open_queue: C
     item.abort()
     queue.checkpoint()
     assert queue.stats().durable_id >= item.id
+
+
+@pytest.mark.root
+def test_a_place_that_a_power_cut_undid_never_counts_again(tmp_path: Path) -> None:
+    """Its bytes were behind the end of the file, in a block that ext4 had written before it lost the size. A state that
+    was appended there, and lost when its size was not, left them as what the file says.
+    """
+    if (reason := reason_not_available("ext4")) is not None:
+        pytest.skip(reason)
+    with LoopFileSystem("ext4", 16, tmp_path) as power:
+
+        def place() -> tuple[Directory, CheckpointFile, int]:
+            directory = RealDisk().directory(f"{power.path}/queues", create=True)
+            file = CheckpointFile(directory, "jobs+a.checkpoint")
+            found, _ = file.load()
+            return directory, file, found.head if found is not None else 0
+
+        directory, file, _ = place()
+        file.save(Checkpoint(b"q" * 16, "a", 1, 1, 1, 1), durable=True)
+        file.save(Checkpoint(b"q" * 16, "a", 2, 2, 2, 2), durable=False)
+        write_back(f"{directory.path}/{file.name}")
+        directory.close()
+        power.cut()
+        directory, file, head = place()
+        assert head == 1
+        for later in (3, 4):
+            file.save(Checkpoint(b"q" * 16, "a", later, later, later, later), durable=False)
+        replace_file(directory, "other", b"")  # whatever is synced takes all sizes along
+        directory.close()
+        power.cut()
+        directory, _, head = place()
+        directory.close()
+        assert head != 2
 
 
 def test_a_folder_of_which_nothing_can_be_told_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

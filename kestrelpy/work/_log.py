@@ -52,6 +52,8 @@ class Log:
         self._early: set[int] = set()  # committed out of order
         self._reading = threading.Lock()  # for what the reader does without the queue's lock
         self._old: dict[int, bytes] = {}  # open, and not over when they were opened
+        with contextlib.suppress(OSError):  # a save on a full disk needs a file that this process has made
+            self._reader.checkpoint()
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
@@ -130,8 +132,8 @@ class Log:
     def over_at_once(self, *ats: int) -> None:
         """These records are over and must not come again, though there is no room to say so.
 
-        They are committed, and the place is saved: that takes some bytes in a file that is there. If there is no room
-        even for these, the journal goes on trying.
+        They are committed, and the place is saved: that takes some bytes in a file that the opening has made. If there
+        is no room even for these, the journal goes on trying.
         """
         self._align()
         for at in ats:

@@ -293,13 +293,16 @@ class Pair:
 
 
 @contextmanager
-def no_room(disk: CrashingDisk) -> Iterator[None]:
-    """A full disk: no file grows, whether it is asked to or written beyond its end. Names are found room for."""
+def no_room(disk: CrashingDisk, block: int = 1) -> Iterator[None]:
+    """A full disk: no file grows, whether it is asked to or written beyond its end, or that of its last block of so
+    many bytes. Names are found room for.
+    """
 
     def refuse() -> None:
         kind, name = disk.next_operation
         node, offset, data = disk._in_flight or (None, 0, b"")
-        if kind == "grow" or (kind == "write" and node is not None and offset + len(data) > node.size):
+        room = 0 if node is None else -(-node.size // block) * block
+        if kind == "grow" or (kind == "write" and offset + len(data) > room):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
 
     before, disk.before_operation = disk.before_operation, refuse

@@ -406,6 +406,23 @@ def test_bd_w3_a_delete_needs_no_room(place: Place) -> None:
     assert place.kill().stats().ready == left
 
 
+@pytest.mark.parametrize("opened_again", [False, True])
+def test_bd_w3_a_delete_on_a_full_disk_survives_the_process(place: Place, opened_again: bool) -> None:
+    """As long as there is room in a block of a file that is there."""
+    queue = place.open()
+    ids = queue.put_many([bytes(30)] * 40)
+    place.clock.advance(2)  # the totals are written, and know of these ids
+    if opened_again:
+        queue = place.kill()
+    session = queue.session()
+    with no_room(place.disk, block=4096):
+        put_until(queue, QueueDiskFull)
+        for job_id in ids[:20]:
+            session.delete(job_id)
+        left = queue.stats().ready
+    assert place.kill().stats().ready == left
+
+
 def test_bd_w11_a_step_of_the_clock_moves_no_deadline(place: Place) -> None:
     queue = place.open()
     delayed = queue.put(b"", delay=10)

@@ -248,7 +248,7 @@ def counters_are_added_up() -> Iterator[None]:
         yield
 
 
-@fault("(a)", steps={"advance": 6.0})
+@fault("(a) itself", steps={"advance": 6.0})
 def delays_begin_anew_at_an_opening() -> Iterator[None]:
     """#62 of beanstalkd: replay makes delays longer."""
 

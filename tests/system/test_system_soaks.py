@@ -13,4 +13,5 @@ def test_a_moment_of_each(name: str) -> None:
     reason = reason_not_available(name)
     if reason is not None:
         pytest.skip(reason)
-    assert sum(soak(name, 1, seconds=0.1).values()) > 0
+    moments = (0.1, 1, 10)  # on a machine that has other things to do, one may pass with nothing done
+    assert any(soak(name, 1, seconds=moment).total() for moment in moments)

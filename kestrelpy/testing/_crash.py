@@ -105,7 +105,9 @@ class CrashingDisk(MemoryDisk):
             yield self._restored(image)
 
     def digest(self) -> int:
-        """A number for what processes see; equal for equal disks, within one process. Costs a hash of what is new."""
+        """A number for what processes see, and for what was durable behind the ends of files; equal for equal disks,
+        within one process. Costs a hash of what is new.
+        """
         folders = self.crashing_folders.items()
         return Image(
             {

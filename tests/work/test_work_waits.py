@@ -15,6 +15,8 @@ LONGEST = 0.25
 """In seconds, on a machine that is busy with other tests; else it is a hundredth of that. A lock that is not let go is
 held for all of the work.
 """
+ATTEMPTS = 3
+"""Now and then the machine itself makes somebody wait; not each time."""
 
 
 def kick(queue: WorkQueue, _: Session) -> int:
@@ -44,6 +46,11 @@ def fall_due(queue: WorkQueue, _: Session) -> int:
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_nobody_waits_for_all_of_it(work: Callable[[WorkQueue, Session], int], delay: float) -> None:
+    assert any(longest_wait(work, delay) < LONGEST for _ in range(ATTEMPTS))
+
+
+def longest_wait(work: Callable[[WorkQueue, Session], int], delay: float) -> float:
+    """Of those who put, reserve and delete while somebody does ``work``."""
     with WorkQueue(None) as queue, queue.session() as session, queue.session() as mine:
         for _ in range(0, MANY, 1000):
             queue.put_many([b""] * 1000, tube="many", delay=delay)
@@ -58,5 +65,5 @@ def test_nobody_waits_for_all_of_it(work: Callable[[WorkQueue, Session], int], d
             waits.append(time.perf_counter() - before)
         thread.join()
         assert counted == [MANY]
-        assert max(waits) < LONGEST
         assert len(waits) > 20, "the others came in between, again and again"
+        return max(waits)

@@ -114,7 +114,10 @@ class Verification:
             self._report(name or _names.mark_name(self._queue), 0, reason)
 
     def _check_segment(self, number: int, name: str, *, last: bool) -> Segment | None:
-        file = open_segment(self._folder, name)
+        try:
+            file = open_segment(self._folder, name)
+        except FileNotFoundError:
+            return None  # retired in this moment: if it was not, the next one objects
         path = f"{self._folder.path}/{name}"
         segment = None
         try:

@@ -19,7 +19,9 @@ from kestrelpy import (
     scan,
     verify,
 )
-from kestrelpy.testing import ManualClock
+from kestrelpy._disk import Directory, File
+from kestrelpy._segment import open_segment
+from kestrelpy.testing import CrashingDisk, ManualClock
 
 Open = Callable[..., JournaledQueue]
 
@@ -242,6 +244,34 @@ def test_verify_counts_a_torn_tail_and_does_not_call_it_damage(folder: Path, kil
     assert (report.items, report.last_id, report.torn_bytes) == (1, 1, 132 - 10)
     open_queue().close()
     assert verify(folder, "jobs").torn_bytes == 132 - 10, "kept, not read"
+
+
+def test_verify_beside_a_writer_that_retires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment that was there when the folder was listed and is gone when it is to be opened is no damage."""
+    disk, about_to_go = CrashingDisk(), []
+    disk.before_operation = lambda: (
+        about_to_go.append(disk.after_kill()) if disk.next_operation[0] == "unlink" and not about_to_go else None
+    )
+    with JournaledQueue("/q", "jobs", segment_bytes=4096, disk=disk) as queue:
+        for _ in range(8):
+            queue.put(bytes(1500))
+        for item in queue.get_many(7):
+            item.commit()
+        queue.checkpoint(durable=True)
+        queue.put_many([bytes(1500)] * 4)
+    left, folder = about_to_go[0], about_to_go[0].directory("/q")
+    first = min(name for name in folder.names() if name.endswith(".segment"))
+    assert verify("/q", "jobs", disk=left).ok
+
+    def meanwhile(directory: Directory, name: str) -> File:
+        if name == first:
+            folder.unlink(name)
+        return open_segment(directory, name)
+
+    monkeypatch.setattr("kestrelpy._verification.open_segment", meanwhile)
+    report = verify("/q", "jobs", disk=left)
+    assert report.ok
+    assert report.first_id > 1
 
 
 def test_verify_names_unknown_files(folder: Path, open_queue: Open) -> None:

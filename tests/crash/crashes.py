@@ -23,6 +23,7 @@ from recovered import (
     check_looks,
     damage,
     drain,
+    has_gap,
     lose_checkpoint,
 )
 
@@ -158,6 +159,8 @@ class Crashes:
         for reader in promise.readers.values():
             reader.lose_checkpoint()
         placed = lose_checkpoint(disk, choose)
+        if not placed and has_gap(disk):  # nothing says that what is missing was retired: an opening is right to object
+            return
         self._check("lost checkpoint", Image(setting, disk, promise, power=False, placed=placed), choose)
 
     def _damage(self, setting: Setting, disk: CrashingDisk, promise: Promise, choose: random.Random) -> None:

@@ -14,6 +14,7 @@ import random
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from promise import READERS, BrokenPromise, Promise, Put
@@ -349,6 +350,14 @@ def lose_checkpoint(disk: CrashingDisk, choose: random.Random) -> bool:
             file.write(20, b"\xff" * 60)
     disk.kill()
     return len(there) > 1
+
+
+def has_gap(disk: CrashingDisk) -> bool:
+    """A retired segment has come back with a power cut, and one that was retired after it has not."""
+    folder = disk.directory("/data")
+    headers = [read_header(folder.open(name), name) for name in _segment_names(folder)]
+    there = sorted((header.number, header.previous_number) for header in headers if header is not None)
+    return any(previous != before for (before, _), (_, previous) in pairwise(there))
 
 
 def damage(disk: CrashingDisk, choose: random.Random) -> bool:

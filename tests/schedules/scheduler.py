@@ -24,7 +24,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, ClassVar, Protocol
 
-MAX_POINTS = 40_000
+MAX_POINTS = 100_000
 REAL_SECONDS = 60.0
 """After so much real time a task has gone to sleep on something that the scheduler does not know."""
 MUCH_TIME = 1000.0

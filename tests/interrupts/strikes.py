@@ -14,6 +14,7 @@ import gc
 import inspect
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
@@ -98,11 +99,14 @@ class Interrupter:
 
 
 class Monitor(Interrupter):
-    """By ``sys.monitoring``. Not at jumps: what is raised at their event is not handled as an error of a signal is."""
+    """By ``sys.monitoring``, which sees all threads: only the one that calls is struck, as by a signal. Not at jumps:
+    what is raised at their event is not handled as an error of a signal is.
+    """
 
     def _start(self) -> None:
         monitoring = sys.monitoring
         event = monitoring.events
+        self._thread = threading.get_ident()
         monitoring.use_tool_id(monitoring.DEBUGGER_ID, "interrupts")
         register = functools.partial(monitoring.register_callback, monitoring.DEBUGGER_ID)
         register(event.PY_START, lambda code, _: self._seen(code, "start"))
@@ -110,7 +114,7 @@ class Monitor(Interrupter):
         monitoring.set_events(monitoring.DEBUGGER_ID, event.PY_START | event.CALL)
 
     def _seen(self, code: CodeType, what: str) -> None:
-        if is_ours(code):
+        if is_ours(code) and threading.get_ident() == self._thread:
             self._place(code, what, code.co_firstlineno)
 
     def _stop(self) -> None:

@@ -32,6 +32,14 @@ def test_forks_of_a_busy_process(tmp_path: Path, tally: Tally) -> None:
     assert counts["opened meanwhile"] > FORKS
 
 
+def test_the_witness_objects_to_a_second_owner(tmp_path: Path) -> None:
+    witness = owner_races.Witness(str(tmp_path / "owner"))
+    with witness, pytest.raises(AssertionError, match="there are two owners"):
+        witness.__enter__()
+    with witness:
+        pass
+
+
 @pytest.mark.parametrize("what", ["owners", "readers"])
 def test_races_for_ownership(what: str, tmp_path: Path, tally: Tally) -> None:
     counts = counts_of(owner_races, tmp_path, what, SEED, limit=ROUNDS)

@@ -3,8 +3,8 @@
 #
 #   make demo                 real lines through a durable queue, with SIGKILLs on the way and a proof at the end
 #   make demo INPUT=path      the same with your own file or folder
-#   make test                 the test suite, on all cores
-#   make test-all             the same with ten times as many cases
+#   make test                 the test suite, on all cores, in some four minutes: a twentieth of each campaign
+#   make test-all             all of it, as docs/guarantees.md publishes it; KESTRELPY_SHARE=10 for ten times as much
 #   make test-spark           the tests on Spark that start drivers and executors, and kill them
 #   make soak HOURS=8         all harnesses for hours, at low priority; what was seen goes into docs/ledger.json
 #   make coverage             which branches of what reads and writes files the tests reach
@@ -12,6 +12,7 @@
 #   make check                formatting, lint, types, the rules of the house
 #   make bench                the benchmarks, and the goals at the end; ARGS="--only put,cycle --repeats 3" and so on
 #   make plots RESULTS=path   what bench wrote with --json path (default: the last of bench/results), drawn into docs/plots
+#   make bench-against REV=x  the hot paths against those of another commit, as ratios
 #   make bench-spark          the benchmarks on Spark
 #   make bench-jobs           jobs and the server, beside beanstalkd (which must be installed), huey and persist-queue
 #   make pipeline             a service, a Spark query on it, a lake and a report, with SIGKILLs and a proof; INPUT=path
@@ -23,13 +24,14 @@ VENV ?= .venv
 INPUT ?=
 RESULTS ?= $(lastword $(sort $(wildcard bench/results/*.json)))
 ARGS ?=
+REV ?= HEAD~1
 HOURS ?= 1
-FILES = */_packing.py,*/_format.py,*/_segment.py,*/_checkpoint.py,*/_journal.py,*/_archive.py,*/_recovery.py,*/_inbox_format.py,*/_parts.py,*/_batches.py,*/_intake.py,*/inbox.py
-THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,packing format segment checkpoint journal recovery codecs sync inbox))) \
+FILES = */_packing.py,*/_format.py,*/_segment.py,*/_checkpoint.py,kestrelpy/_journal.py,*/_archive.py,*/_recovery.py,*/_inbox_format.py,*/_parts.py,*/_batches.py,*/_intake.py,*/inbox.py
+THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,packing format segment checkpoint journal recovery codecs sync inbox chain offsets))) \
 	tests/crash/test_regressions.py tests/crash/test_faults_injected.py tests/hostile/test_found_faults.py
 BIN := $(VENV)/bin
 
-.PHONY: help java demo test test-all test-spark soak coverage compare check bench bench-spark bench-jobs pipeline plots micro clean
+.PHONY: help java demo test test-all test-spark soak coverage compare check bench bench-against bench-spark bench-jobs pipeline plots micro clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -66,7 +68,7 @@ test: $(VENV)/.installed-dev java
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-all: $(VENV)/.installed-dev java
-	KESTRELPY_LONG=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	KESTRELPY_SHARE=$(or $(KESTRELPY_SHARE),1) $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-spark: $(VENV)/.installed-dev java
 	KESTRELPY_LONG=1 $(BIN)/python -m pytest -n auto --dist worksteal -m slow_spark tests/spark $(ARGS)
@@ -90,6 +92,9 @@ check: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-bench
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-against: $(VENV)/.installed
+	@$(BIN)/python -m bench.against $(REV) $(ARGS)
 
 bench-spark: $(VENV)/.installed-bench $(VENV)/.installed-spark java
 	@$(BIN)/python -m bench --spark $(ARGS)

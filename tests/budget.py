@@ -1,22 +1,43 @@
 """How much the long tests do, and what they have counted.
 
-``KESTRELPY_SHARE=0.05`` does a twentieth of it, for the one who is at work; ``KESTRELPY_LONG=1`` ten times as much.
-``KESTRELPY_SEED`` moves all seeds: another night, other cases.
+``make test`` does a twentieth of what docs/guarantees.md publishes for every commit, and draws some of the cases that
+are a test each; ``make test-all``, which CI runs, does all of it. ``KESTRELPY_SHARE`` is the share: 0.05 if it is not
+set, 1 for all of it, 10 for ten times as much. ``KESTRELPY_SEED`` moves all seeds: another night, other cases.
 """
 
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
-SHARE = float(os.environ.get("KESTRELPY_SHARE", "1")) * (10 if os.environ.get("KESTRELPY_LONG") == "1" else 1)
+import pytest
+
+T = TypeVar("T")
+
+SHARE = float(os.environ.get("KESTRELPY_SHARE", "0.05")) * (10 if os.environ.get("KESTRELPY_LONG") == "1" else 1)
 SEED = int(os.environ.get("KESTRELPY_SEED", "1"))
+ALL = SHARE >= 1
+"""Whether this is ``make test-all``: nothing is left out for its time."""
+LONG = SHARE >= 10
+"""Whether what is sampled even there is exhausted."""
+
+takes_long = pytest.mark.skipif(not ALL, reason="takes long: make test-all runs it")
 
 
 def share(count: int) -> int:
     """So many of ``count`` as are wanted; at least one."""
     return max(1, round(count * SHARE))
+
+
+def drawn(cases: Iterable[T], count: int) -> list[T]:
+    """``count`` of the cases, drawn by the seed, in their order; all of them in ``make test-all``."""
+    every = list(cases)
+    if ALL or count >= len(every):
+        return every
+    return [every[at] for at in sorted(random.Random(SEED).sample(range(len(every)), count))]
 
 
 class Tally:

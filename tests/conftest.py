@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import subprocess
 import sys
 import textwrap
@@ -25,6 +26,14 @@ from kestrelpy.testing import ManualClock
 START_MS = 1_700_000_000_000
 PATIENCE = 20.0
 """Seconds after which something that must happen is taken not to happen. Nothing waits that long but a failing test."""
+
+for number, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGTERM, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:  # "make test &" of a shell, nohup: every child would inherit it
+        signal.signal(number, usual)
 
 
 @pytest.fixture
@@ -123,6 +132,39 @@ def let_die(queue: JournaledQueue) -> None:
     for path, data in files.items():
         if not path.exists() or path.read_bytes() != data:
             path.write_bytes(data)
+
+
+class CountingDisk:
+    """A disk that counts what is asked of its folders. ``after_listing`` is called after each listing."""
+
+    def __init__(self, inner: Any, after_listing: Callable[[], object] = bool) -> None:
+        self.inner = inner
+        self.after_listing = after_listing
+        self.calls: Counter[str] = Counter()
+
+    def directory(self, path: str, *, create: bool = False) -> Any:
+        return _CountingDirectory(self, self.inner.directory(path, create=create))
+
+
+class _CountingDirectory:
+    def __init__(self, disk: CountingDisk, inner: Any) -> None:
+        self.disk, self.inner = disk, inner
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if not callable(found):
+            return found
+        self.disk.calls[name] += 1
+        return found
+
+    def names(self) -> list[str]:
+        self.disk.calls["names"] += 1
+        found: list[str] = self.inner.names()
+        self.disk.after_listing()
+        return found
+
+    def move(self, name: str, target: Any, new: str) -> None:
+        self.inner.move(name, target.inner, new)
 
 
 class GatedDisk:

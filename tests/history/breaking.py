@@ -173,13 +173,14 @@ def parents_not_synced() -> None:
 
 @rule("R3", "test_lk_f89_the_first_save_replaces_and_is_durable")
 def replaced_without_a_sync() -> None:
-    def replace_file(directory: Any, name: str, data: bytes) -> None:
-        file = directory.create(_names.temporary_name(name))
+    def replace(self: Any, data: bytes, size: int) -> int:
+        file = self._open_spare()
         file.write(0, data)
         file.close()
-        directory.rename(_names.temporary_name(name), name)
+        self._directory.rename(_names.temporary_name(self.name), self.name)
+        return size
 
-    _checkpoint.replace_file = _recovery.replace_file = replace_file
+    _checkpoint.SparedFile.replace = replace  # type: ignore[method-assign]
 
 
 @rule("R4", "test_r4_a_checkpoint_on_disk_names_nothing_that_is_not")
@@ -394,7 +395,7 @@ def nothing_is_locked() -> None:
 
 @rule("R28", "test_network_file_systems_are_refused")
 def any_file_system_will_do() -> None:
-    _disk._network_type = nothing
+    _disk._is_network = lambda _: False
 
 
 twins("R29", "test_r29_a_waiting_thread_does_not_keep_the_interpreter")

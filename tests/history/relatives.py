@@ -158,8 +158,8 @@ def overwrite(disk: Any, name: str, data: bytes) -> None:
 def headerless_file_refused() -> Iterator[None]:
     """A last segment that a crash left without a header keeps the queue from opening."""
 
-    def refuse(self: Recovery, _file: object, name: str, *_: object) -> None:
-        raise CorruptJournal(self._path(name), 0, "this segment has no valid header")
+    def refuse(self: Recovery, _file: object, at: int, *_: object) -> None:
+        raise CorruptJournal(self._path(self._listed.numbered[at][1]), 0, "this segment has no valid header")
 
     with patch.object(Recovery, "_without_header", refuse):
         yield

@@ -28,7 +28,7 @@ from relatives import (
 )
 
 from kestrelpy import CorruptJournal, _checkpoint, _home
-from kestrelpy._checkpoint import CheckpointFile
+from kestrelpy._checkpoint import CheckpointFile, SparedFile
 from kestrelpy._readership import Readership
 from kestrelpy._recovery import Recovered
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk, PowerModel
@@ -36,6 +36,7 @@ from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk, PowerModel
 
 def garbage(good: bytes) -> Iterator[bytes]:
     """What crashes and disks have made of small files."""
+    good = good.rstrip(b"\0")
     yield from (b"", bytes(len(good)), bytes(4096), good[:20], good[: len(good) // 2], b"\xff" * 60)
     yield good[:16] + bytes(len(good) - 16)
     yield good[: len(good) // 2] + bytes(len(good) - len(good) // 2)
@@ -123,18 +124,19 @@ def test_history_persist_queue_180_a_zeroed_state_keeps_the_queue_shut(tmp_path:
 def overwritten_in_place() -> Iterator[None]:
     """The old state is truncated, then the new one is written over it."""
 
-    def write_over(directory: Any, name: str, data: bytes) -> None:
+    def write_over(self: SparedFile, data: bytes, size: int) -> int:
         try:
-            file = directory.open(name, write=True)
+            file = self._directory.open(self.name, write=True)
         except FileNotFoundError:
-            file = directory.create(name)
+            file = self._directory.create(self.name)
         file.truncate(0)
-        file.write(0, data)
+        file.write(0, data, bytes(size - len(data)))
         file.sync()
         file.close()
-        directory.sync()
+        self._directory.sync()
+        return size
 
-    with patch.object(_checkpoint, "replace_file", write_over):
+    with patch.object(SparedFile, "replace", write_over):
         yield
 
 
@@ -182,7 +184,7 @@ def test_history_logstash_8218_a_checkpoint_of_no_bytes(tmp_path: Path) -> None:
 
 
 class _Unsynced:
-    """A directory whose new files are not synced."""
+    """A directory whose files are not synced."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -190,11 +192,16 @@ class _Unsynced:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    def open(self, name: str, *, write: bool = False) -> Any:
+        return self._deaf(self._inner.open(name, write=write))
+
     def create(self, name: str) -> Any:
-        file = self._inner.create(name)
+        return self._deaf(self._inner.create(name))
+
+    def _deaf(self, file: Any) -> Any:
 
         class Deaf:
-            write, close = file.write, file.close
+            write, close, size, read, truncate = file.write, file.close, file.size, file.read, file.truncate
 
             def sync(self) -> None:
                 """The fault."""
@@ -204,10 +211,13 @@ class _Unsynced:
 
 @contextlib.contextmanager
 def renamed_without_a_sync() -> Iterator[None]:
-    real = _checkpoint.replace_file
-    with patch.object(
-        _checkpoint, "replace_file", lambda directory, name, data: real(_Unsynced(directory), name, data)
-    ):
+    real = SparedFile.replace
+
+    def replace(self: SparedFile, *rest: Any) -> Any:
+        with patch.object(self, "_directory", _Unsynced(self._directory)):
+            return real(self, *rest)
+
+    with patch.object(SparedFile, "replace", replace):
         yield
 
 
@@ -266,7 +276,18 @@ def test_history_logstash_12554_a_page_of_zeros(tmp_path: Path) -> None:
 @contextlib.contextmanager
 def a_new_name_for_each_temporary() -> Iterator[None]:
     numbers = count()
-    with patch.object(_checkpoint, "temporary_name", lambda name: f"{name}.{next(numbers)}.tmp"):
+
+    def replace(self: SparedFile, data: bytes, size: int) -> int:
+        temporary = f"{self.name}.{next(numbers)}.tmp"
+        file = self._directory.create(temporary)
+        file.write(0, data, bytes(size - len(data)))
+        file.sync()
+        file.close()
+        self._directory.rename(temporary, self.name)
+        self._directory.sync()
+        return size
+
+    with patch.object(SparedFile, "replace", replace), patch.object(SparedFile, "hold", lambda *_: None):
         yield
 
 
@@ -297,7 +318,8 @@ def test_history_nsq_938_thousands_of_empty_temporaries(tmp_path: Path) -> None:
         disk.directory("/q").create(name).close()
     queue = on_disk(disk)
     assert take(queue) == {}
-    assert not [name for name in disk.directory("/q").names() if name.endswith(".tmp")]
+    left = [name for name in disk.directory("/q").names() if name.endswith(".tmp")]
+    assert left == ["jobs+.checkpoint.tmp"], "the spare file of the only reader that there is"
 
 
 def test_a_checkpoint_file_is_replaced_as_these_tests_mean_it(tmp_path: Path) -> None:
@@ -307,9 +329,9 @@ def test_a_checkpoint_file_is_replaced_as_these_tests_mean_it(tmp_path: Path) ->
         reader = queue.reader()
         file = queue._readership._files[reader]
         assert isinstance(file, CheckpointFile)
-        size = len(read(disk, CHECKPOINT))
+        size = len(read(disk, CHECKPOINT).rstrip(b"\0"))
         reader.checkpoint(durable=True)
-        assert len(read(disk, CHECKPOINT)) > size
+        assert len(read(disk, CHECKPOINT).rstrip(b"\0")) > size
         file._size = 0
         reader.checkpoint(durable=True)
-        assert len(read(disk, CHECKPOINT)) == size
+        assert len(read(disk, CHECKPOINT).rstrip(b"\0")) == size

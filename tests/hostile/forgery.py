@@ -117,9 +117,9 @@ def forge_new_frames(data: bytearray, number: int, generator: random.Random) -> 
 def forge_state(data: bytearray, number: int, generator: random.Random) -> None:
     """Fields of the last state of a checkpoint; spans and error counts that were not there."""
     at, starts = PREFIX, []
-    while at + 100 <= len(data):
+    while at + 100 <= len(data) and (length := int.from_bytes(data[at + 4 : at + 8], "little")):  # then zeros
         starts.append(at)
-        at += 8 + int.from_bytes(data[at + 4 : at + 8], "little")
+        at += 8 + length
     if not starts:
         return
     start = starts[-1]

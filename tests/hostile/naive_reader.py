@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 HEADER = 96
+PREVIOUS_NUMBER, PREVIOUS_LAST_ID = 64, 72
+"""Where the header has them."""
 FRAME = 32
 FOOTER = 96
 PREFIX = 16
@@ -428,8 +430,9 @@ def check_order(reading: Reading, whole: list[Segment], last_ids: list[int], hea
                 del reading.records[key]
             whole = whole[at:]
             break
-        reading.damage.append((whole[at].number, 48, "it does not follow the segment before it"))
+        place = PREVIOUS_NUMBER if after.previous_number != before.number else PREVIOUS_LAST_ID
+        reading.damage.append((whole[at].number, place, "it does not follow the segment before it"))
     if whole and whole[0].header is not None and heads and min(heads) < whole[0].header.previous_last_id:
-        reading.damage.append((whole[0].number, 48, "a reader needs what is in front of it"))
+        reading.damage.append((whole[0].number, PREVIOUS_LAST_ID, "a reader needs what is in front of it"))
     if reading.watermark > (last_ids[-1] if last_ids else 0):
         reading.damage.append((0, 0, "the end of the journal is missing"))

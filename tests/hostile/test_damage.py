@@ -103,7 +103,7 @@ def test_every_damage_damages(name: str) -> None:
 def test_every_forgery_keeps_its_checksums(name: str) -> None:
     """Half of the forged segments at the least are read as far as the forgery and are not the same as before."""
     case = made(1)
-    segment = min(case.files)
+    segment = min(name for name in case.files if name.endswith(".segment"))
     number, good = int(segment.split(".")[1]), 0
     for seed in range(200):
         data = bytearray(case.files[segment])

@@ -19,6 +19,7 @@ prints a line for each place: its number, and what became of it:
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import random
@@ -63,6 +64,9 @@ def strike(name: str, at: int, length: int, seed: int) -> str:
         def _stop(self) -> None:
             _testcapi.remove_mem_hooks()
 
+    global _entered_with
+    _entered_with = None
+    contextlib.ExitStack.__enter__ = _enter  # type: ignore[method-assign]
     prepared: Prepared = (OPERATIONS[name] if name != PLANTED else _planted)(Starver(0))
     call, failed, excuse = prepared.call, False, ""
     gc.collect()
@@ -87,7 +91,7 @@ def strike(name: str, at: int, length: int, seed: int) -> str:
             prepared.scene.check(random.Random(seed))
     except (Exception, Hanging) as error:
         prepared.scene.vanish()
-        cause = error.__context__
+        cause = error.__context__ or _entered_with
         while cause is not None and not isinstance(cause, MemoryError):
             cause = cause.__context__
         if isinstance(cause, MemoryError) and (excuse := _excuse(cause)):
@@ -97,6 +101,16 @@ def strike(name: str, at: int, length: int, seed: int) -> str:
     finally:
         gc.enable()
     return "held" if failed else "unharmed"
+
+
+_entered_with: BaseException | None = None
+
+
+def _enter(stack: contextlib.ExitStack[Any]) -> contextlib.ExitStack[Any]:
+    """An exit stack forgets what was being raised when it was entered, if one of its callbacks raises."""
+    global _entered_with
+    _entered_with = sys.exc_info()[1]
+    return stack
 
 
 def _planted(_: Any) -> Any:

@@ -19,6 +19,7 @@ from strikes import Interrupter
 from kestrelpy import FullPolicy, QueueClosed, QueueEmpty, ReaderConfig
 from kestrelpy._lifetime import forget
 from kestrelpy._line import FutureWaiter, ThreadWaiter
+from kestrelpy._room import ProducerThread
 from kestrelpy._sync import _Link
 
 SMALL = 4096
@@ -144,6 +145,31 @@ def put_dropping_the_oldest(_: Interrupter) -> Prepared:
     scene.dropped = True
     scene.fill(2)
     return Prepared(scene, lambda: scene.do_put(b"new"))
+
+
+@operation
+def put_that_waits_for_room(_: Interrupter) -> Prepared:
+    scene = Scene(default_reader=ReaderConfig(max_items=3, full_policy=FullPolicy.BLOCK))
+    scene.fill(3)
+    scene.take(3)
+    sleeps: list[float | None] = []
+
+    def sleep(_: ProducerThread, seconds: float | None) -> None:
+        if not sleeps:
+            scene.user.commit(scene.reader, 2)  # an interrupt in this reaches the put as well
+        sleeps.append(seconds)
+
+    def call() -> None:
+        with mock.patch.object(ProducerThread, "sleep", sleep):
+            scene.do_put(b"new", timeout=None)
+
+    def afterwards() -> None:
+        demand(not scene.queue._room, "(12) somebody stands in the line of producers who is gone")
+        scene.queue._readership.may_limit = False  # for the puts of the checks, as the next line
+        scene.queue._readership.update_limits()
+        scene.options.clear()
+
+    return Prepared(scene, call, afterwards, always=True)
 
 
 @operation

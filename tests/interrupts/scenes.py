@@ -147,6 +147,7 @@ class Scene:
             "queue._lock": queue._lock,
             "queue._syncing": queue._syncing,
             "readership._opening": readership._opening,
+            "readership._limiting": readership._limiting,
             "commit._lock": queue._commit._lock,
             "_lifetime._guard": _lifetime._guard,
             "clock._lock": self.clock._lock,

@@ -1,31 +1,29 @@
 """A failed allocation at places of the operations of a journaled queue; ``allocations.py`` says what counts as what.
 
 The central operations in every run, and some others, drawn by a seed that is printed, each at every few allocations;
-with ``KESTRELPY_LONG=1`` all of them at each one.
+with ``KESTRELPY_SHARE=10`` all of them at each one. ``make test`` strikes at fewer.
 """
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
 from allocations import PLANTED, Supervisor, available
-from budget import SEED
+from budget import ALL, LONG, SEED
 from operations import CENTRAL, OPERATIONS
 
 pytestmark = pytest.mark.usefixtures("small_batches")
 
-LONG = bool(os.environ.get("KESTRELPY_LONG"))
 OTHERS = [name for name in OPERATIONS if name not in CENTRAL]
-DRAWN = OTHERS if LONG else random.Random(SEED).sample(OTHERS, 4)
+DRAWN = OTHERS if LONG else random.Random(SEED).sample(OTHERS, 4 if ALL else 2)
 
 pytestmark = pytest.mark.skipif(not available(), reason="this Python has no _testcapi.set_nomemory")
 
 
 def _strike(name: str) -> None:
     print(f"seed {SEED}")
-    step = 1 if LONG else random.Random(SEED).choice((11, 13, 17))
+    step = 1 if LONG else random.Random(SEED).choice((11, 13, 17)) * (1 if ALL else 3)
     first = random.Random(SEED).randrange(1, step + 1)
     supervisor = Supervisor(name, SEED)
     supervisor.run(first=first, step=step, seconds=600.0 if LONG else 20.0)

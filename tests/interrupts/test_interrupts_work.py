@@ -47,11 +47,9 @@ class Scene:
         )
 
     def kill(self) -> None:
-        journal = self.queue._journal
-        assert journal is not None
         self.disk.kill()
-        forget(journal.queue)
-        journal.queue._abandon()
+        forget(self.queue)
+        self.queue._abandon()
 
     def states(self) -> dict[int, tuple[Any, ...]]:
         """What a restart must keep."""

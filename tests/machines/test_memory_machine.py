@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from budget import share
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -414,7 +415,7 @@ class SimpleMachine(MemoryMachine):
     kind = SimpleBlockingQueue
 
 
-SETTINGS = settings(max_examples=300, stateful_step_count=40, deadline=None)
+SETTINGS = settings(max_examples=max(100, share(300)), stateful_step_count=40, deadline=None)
 TestConcurrent = ConcurrentMachine.TestCase
 TestConcurrent.settings = SETTINGS
 TestSimple = SimpleMachine.TestCase

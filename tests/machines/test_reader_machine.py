@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass, field
 
 import pytest
+from budget import share
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -326,7 +326,7 @@ class ReaderMachine(RuleBasedStateMachine):
 
 TestReader = ReaderMachine.TestCase
 TestReader.settings = settings(
-    max_examples=5_000 if os.environ.get("KESTRELPY_LONG") == "1" else 400,
+    max_examples=max(100, share(400)),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

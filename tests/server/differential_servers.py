@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import os
 import selectors
 import shutil
@@ -147,9 +146,8 @@ class SteppedClock(ManualClock):
     def next_due_ns(self) -> int | None:
         """Nanoseconds after this clock's start."""
         with self._lock:
-            while self._heap and self._heap[0][2].cancelled:
-                heapq.heappop(self._heap)
-            return int(self._heap[0][0]) if self._heap else None
+            self._heap.clear_out()
+            return int(self._heap.next_due()) if self._heap else None
 
     def go_to_ns(self, elapsed_ns: int) -> None:
         """Advance to this many nanoseconds after the start."""

@@ -24,7 +24,19 @@ from typing import Any
 
 from programs import as_program, rounds
 
-from kestrelpy import ForkedQueue, JournaledQueue, QueueEmpty, QueueLocked, Reader, _disk, _lifetime, clock, open_reader
+from kestrelpy import (
+    ForkedQueue,
+    JournaledQueue,
+    QueueEmpty,
+    QueueLocked,
+    Reader,
+    _disk,
+    _inflow,
+    _lifetime,
+    _promise,
+    clock,
+    open_reader,
+)
 
 PATIENCE = 30
 NAME = "jobs"
@@ -87,7 +99,10 @@ class Home:
             "R outside": self.outside._lock,
             "C outside": self.outside._saving,
             "timers": clock._timers._lock,
+            "timers of syncs": clock._syncs._lock,
             "queues alive": _lifetime._guard,
+            "promises": _promise._making,
+            "watches": _inflow.Watch._guard,
             "folders": _disk._Descriptor.guard,
         }
 
@@ -107,7 +122,7 @@ class Home:
         refuses(lambda: JournaledQueue(self.folder, NAME), QueueLocked)
         refuses(lambda: open_reader(self.folder, NAME, "b"), QueueLocked)
         with JournaledQueue(self.folder, f"own-{os.getpid()}") as own:
-            own.put(b"child")
+            own.put_future(b"child").add_done_callback(lambda _: None)
             assert own.get(timeout=PATIENCE).data == b"child"
             own.erase()
 
@@ -220,7 +235,9 @@ class Busy:
     def _put(self) -> None:
         queue = self.home.queue
         number = queue.stats().tail_id + 1
-        assert queue.put(b"%d" % number) == number
+        future = queue.put_future(b"%d" % number)
+        future.add_done_callback(lambda _: None)
+        assert future.result(PATIENCE) == number
         if number % 50 == 0:
             queue.sync()
             queue.drop_reader("c")

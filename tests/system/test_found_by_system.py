@@ -71,7 +71,8 @@ def test_r4_a_checkpoint_names_no_aborted_item_that_is_not_on_disk(open_queue: C
 @pytest.mark.root
 def test_a_place_that_a_power_cut_undid_never_counts_again(tmp_path: Path) -> None:
     """Its bytes were behind the end of the file, in a block that ext4 had written before it lost the size. A state that
-    was appended there, and lost when its size was not, left them as what the file says.
+    was appended there, and lost when its size was not, left them as what the file says. Now there is nothing behind the
+    end: what was written is there, and stays.
     """
     if (reason := reason_not_available("ext4")) is not None:
         pytest.skip(reason)
@@ -90,7 +91,7 @@ def test_a_place_that_a_power_cut_undid_never_counts_again(tmp_path: Path) -> No
         directory.close()
         power.cut()
         directory, file, head = place()
-        assert head == 1
+        assert head == 2, "its block was written, and no size had to be"
         for later in (3, 4):
             file.save(Checkpoint(b"q" * 16, "a", later, later, later, later), durable=False)
         replace_file(directory, "other", b"")  # whatever is synced takes all sizes along
@@ -98,7 +99,7 @@ def test_a_place_that_a_power_cut_undid_never_counts_again(tmp_path: Path) -> No
         power.cut()
         directory, _, head = place()
         directory.close()
-        assert head != 2
+        assert head >= 3, "the first save of a life is on disk"
 
 
 def test_a_folder_of_which_nothing_can_be_told_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +108,11 @@ def test_a_folder_of_which_nothing_can_be_told_is_an_error(tmp_path: Path, monke
     def fails(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(os, "stat", fails)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        RealDisk().directory(str(tmp_path / "queues"), create=True)
+    with monkeypatch.context() as nothing_told:
+        nothing_told.setattr(os, "stat", fails)
+        nothing_told.setattr(os, "fstat", fails)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            RealDisk().directory(str(tmp_path / "queues"), create=True)
 
 
 @pytest.mark.parametrize("fails", ["stat", "pread"])

@@ -9,6 +9,7 @@ Rules:
    (R1, R24).
 2. Only regular files with one link are opened (R22).
 3. A write that raises may have left part of itself: the caller undoes it (R12).
+4. Nothing is mapped on a file system that copies on write: there a store finds no room where one before had some.
 """
 
 from __future__ import annotations
@@ -17,14 +18,21 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 import threading
 import weakref
 from typing import Any, Protocol, cast
 
-from kestrelpy._file import RealFile
+from kestrelpy._file import RealFile, sync_names
 from kestrelpy.errors import QueueLocked
 
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster", "afs", "lustre", "ocfs", "gfs", "beegfs", "virtiofs")
+_COPYING = frozenset({"btrfs", "bcachefs", "zfs", "nilfs2", "ubifs", "overlay"})
+"""File systems on which a store needs new room also where there is data on disk: on a full one, a store into a mapping
+would be a SIGBUS. Of an overlay, whose upper part may be any of them, only what can't be found out.
+"""
+_EXCHANGE = 2
+_GET_FLAGS, _SET_FLAGS, _NO_COPY = 0x80086601, 0x40086602, 0x00800000
 
 
 class Buffer(Protocol):
@@ -70,6 +78,9 @@ class Lock(Protocol):
     def abandon(self) -> None:
         """Let go of the descriptor without unlocking: in a forked child, where the lock is the parent's (R26)."""
 
+    def is_current(self) -> bool:
+        """Whether the file that is locked is still the one of that name: nobody has removed it."""
+
 
 class Directory(Protocol):
     """One folder; names are of files in it."""
@@ -87,6 +98,11 @@ class Directory(Protocol):
 
     def rename(self, old: str, new: str) -> None:
         """Give ``old`` the name ``new``, replacing a file of that name."""
+
+    def exchange(self, one: str, other: str) -> None:
+        """Let two files change names, at once. Raises ``OSError`` (ENOENT if one is not there; EINVAL, ENOSYS where it
+        can't be done).
+        """
 
     def move(self, name: str, target: Directory, new: str) -> None:
         """As ``rename``, into another directory; raises ``OSError`` (EXDEV) if that is on another file system."""
@@ -118,8 +134,10 @@ class _RealLock:
     # keep the lock as long as the child lives, whatever becomes of the parent (R26).
     copied: weakref.WeakSet[_RealLock] = weakref.WeakSet()  # noqa: RUF012 - one table for the process, by intent
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, directory: RealDirectory, name: str) -> None:
         self._file = file
+        self._directory = directory
+        self._name = name
         self.copied.add(self)
 
     def release(self) -> None:
@@ -135,6 +153,9 @@ class _RealLock:
         self.copied.discard(self)
         self._file.close()
 
+    def is_current(self) -> bool:
+        return self._directory._is_at(self._file.fileno(), self._name)
+
 
 def _leave_pid(descriptor: int) -> None:
     """Say in the lock file whose it is; on a full disk it says nothing, which must not keep a queue from opening."""
@@ -147,16 +168,28 @@ def _leave_pid(descriptor: int) -> None:
 class _Descriptor:
     """A directory's descriptor, shared by all queues of a process that are in it."""
 
-    # guarded by _Descriptor.guard
+    # guarded by _Descriptor.guard, which is reentrant: a ``scan`` that is thrown away closes its folders in a finaliser
     shared: dict[tuple[int, int], _Descriptor] = {}  # noqa: RUF012 - one table for the process, by intent
-    guard = threading.Lock()
+    guard = threading.RLock()
 
     def __init__(self, number: int, key: tuple[int, int]) -> None:
         self.number = number
         self.key = key
         self.users = 0
         self.named = ""  # the path under which it has been synced into its parent since it is open here
-        self.is_local = False  # known to be: a file system does not change under an open folder
+        self._kind: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """The type of its file system, which does not change under an open folder; empty if that is not known."""
+        if self._kind is None:
+            self._kind = _file_system(self.number)
+        return self._kind
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether stores may need new room; to be expected where the type is not known."""
+        return self.kind in _COPYING or not self.kind
 
     @classmethod
     def is_named(cls, path: str) -> bool:
@@ -172,7 +205,7 @@ class _Descriptor:
 
 def _reset_after_fork() -> None:
     """In a forked child: another thread of the parent may have held the guard, and will never release it here."""
-    _Descriptor.guard = threading.Lock()
+    _Descriptor.guard = threading.RLock()
     _Descriptor.shared = {}
     for lock in list(_RealLock.copied):
         lock.abandon()
@@ -180,6 +213,20 @@ def _reset_after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def _lacking() -> list[str]:
+    """What this system has not of what no queue on disk can do without. (Windows: nearly all of it.)"""
+    names = ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "pread", "pwrite", "ftruncate", "fsync")
+    relative = (os.open, os.unlink, os.rename, os.stat)
+    return [
+        *(name for name in names if not hasattr(os, name)),
+        *(f"{call.__name__} with dir_fd" for call in relative if call not in os.supports_dir_fd),
+        *(() if os.listdir in os.supports_fd else ("listdir of a descriptor",)),
+    ]
+
+
+_LACKING = _lacking()
 
 
 class RealDirectory:
@@ -191,13 +238,12 @@ class RealDirectory:
         number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         about = os.fstat(number)
         key = (about.st_dev, about.st_ino)
+        mine = _Descriptor(number, key)
         with _Descriptor.guard:
-            shared = _Descriptor.shared.get(key)
-            if shared is None:
-                shared = _Descriptor.shared[key] = _Descriptor(number, key)
-            else:
-                os.close(number)
-            shared.users += 1
+            shared = _Descriptor.shared.setdefault(key, mine)
+            shared.users += 1  # and no call since: a finaliser does not find it without users
+        if shared is not mine:
+            os.close(number)
         self._shared: _Descriptor | None = shared
 
     @property
@@ -212,13 +258,9 @@ class RealDirectory:
 
     def check_local(self) -> None:
         """Raise ``OSError`` (ENOTSUP) for a folder on a network file system."""
-        shared = self._shared
-        if shared is None or shared.is_local:
-            return
-        if kind := _network_type(self._path):
-            reason = f"{kind} is a network file system: its locks and syncs promise less"
+        if self._shared is not None and _is_network(self._shared.kind):
+            reason = f"{self._shared.kind} is a network file system: its locks and syncs promise less"
             raise OSError(errno.ENOTSUP, reason, self._path)
-        shared.is_local = True
 
     def note_named(self) -> None:
         """Its name is on disk: who opens it beside this does not see to that again."""
@@ -240,7 +282,7 @@ class RealDirectory:
             descriptor = os.open(name, flags, dir_fd=self._number)
             about = os.fstat(descriptor)
             if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
-                return RealFile(descriptor, mapped=self._mapped)
+                return RealFile(descriptor, mapped=write and self._is_mapped())
             os.close(descriptor)
             if about.st_nlink:
                 raise OSError(errno.EINVAL, "not a regular file with one link", os.path.join(self._path, name))
@@ -248,10 +290,19 @@ class RealDirectory:
 
     def create(self, name: str) -> RealFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        return RealFile(os.open(name, flags, 0o600, dir_fd=self._number), mapped=self._mapped)
+        descriptor = os.open(name, flags, 0o600, dir_fd=self._number)
+        if self._shared is not None and self._shared.kind == "btrfs":
+            _store_in_place(descriptor)
+        return RealFile(descriptor, mapped=self._is_mapped())
+
+    def _is_mapped(self) -> bool:
+        return self._mapped and self._shared is not None and not self._shared.is_copying
 
     def rename(self, old: str, new: str) -> None:
         os.rename(old, new, src_dir_fd=self._number, dst_dir_fd=self._number)
+
+    def exchange(self, one: str, other: str) -> None:
+        _exchange(self._number, one, other)
 
     def move(self, name: str, target: Directory, new: str) -> None:
         other = cast(RealDirectory, target)
@@ -261,7 +312,7 @@ class RealDirectory:
         os.unlink(name, dir_fd=self._number)
 
     def sync(self) -> None:
-        os.fsync(self._number)
+        sync_names(self._number)
 
     def lock(self, name: str, *, wait: bool = False) -> Lock:
         import portalocker  # here and not above: importing kestrelpy for a memory queue must not pay for it
@@ -274,7 +325,7 @@ class RealDirectory:
                 name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=self._number
             )
             file = os.fdopen(descriptor, "r+b", buffering=0)
-            lock = _RealLock(file)
+            lock = _RealLock(file, self, name)
             try:
                 about = os.fstat(descriptor)
                 if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:  # 0 links: removed since, and tried again
@@ -319,7 +370,7 @@ class RealDirectory:
 
 class RealDisk:
     """The file systems of this machine. Network ones are refused (R28) unless ``allow_network``; ``mapped=False``
-    stores by ``pwrite`` instead of through a mapping.
+    stores by ``pwrite`` instead of through a mapping, which is always done where a store into a mapping may need room.
     """
 
     def __init__(self, *, allow_network: bool = False, mapped: bool = True) -> None:
@@ -328,6 +379,9 @@ class RealDisk:
 
     def directory(self, path: str, *, create: bool = False) -> RealDirectory:
         """Open a folder, after making it and its missing parents (each synced into its own parent, R2) if asked to."""
+        if _LACKING:
+            reason = f"this system has no {', '.join(_LACKING)}: queues on disk need it, as Linux and macOS have it"
+            raise OSError(errno.ENOSYS, reason, path)
         path = os.path.abspath(path)
         makes = create and not _Descriptor.is_named(path)
         if makes:
@@ -359,26 +413,84 @@ class RealDisk:
                 raise
 
 
+_renameat2: Any = None
+
+
+def _exchange(number: int, one: str, other: str) -> None:
+    """``renameat2``, which Python does not have."""
+    global _renameat2
+    import ctypes  # here and not above: it takes longer than all of this package
+
+    if _renameat2 is None:
+        _renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", False)
+    if not _renameat2:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if _renameat2(number, os.fsencode(one), number, os.fsencode(other), ctypes.c_uint(_EXCHANGE)):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), one, None, other)
+
+
 def _sync_path(path: str) -> None:
     number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(number)
+        sync_names(number)
     finally:
         os.close(number)
 
 
-def _network_type(path: str) -> str | None:
-    """The type of the file system that ``path`` is on, if it is one over a network."""
-    device = os.stat(path).st_dev
+def _is_network(kind: str) -> bool:
+    return kind.startswith(_NETWORK)
+
+
+def _store_in_place(descriptor: int) -> None:
+    """Have btrfs store into the blocks that this new file has (chattr +C), so that room that is reserved is there: what
+    is stored into a segment or a checkpoint that is on disk needs none then. Frames and states have checksums of their
+    own. Where it can't be had, a full disk may be found later than elsewhere.
+    """
+    import fcntl  # here and not above: it is for one file system
+
+    with contextlib.suppress(OSError):
+        flags = int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8)), sys.byteorder)
+        fcntl.ioctl(descriptor, _SET_FLAGS, (flags | _NO_COPY).to_bytes(8, sys.byteorder))
+
+
+def _file_system(number: int) -> str:
+    """The type of the file system of an open folder, of an overlay that of its upper part if that can be seen from
+    here; empty if it can't be found out.
+
+    By the number of the mount: a folder on btrfs has another device than the table says.
+    """
+    kind, options = _mounted(number)
+    upper = next((each[9:] for each in options.split(",") if each.startswith("upperdir=")), "")
+    if kind != "overlay" or not upper:
+        return kind
+    try:
+        other = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return kind  # as seen from inside a container, say
+    try:
+        return _mounted(other)[0]
+    finally:
+        os.close(other)
+
+
+def _mounted(number: int) -> tuple[str, str]:
+    """Type and options of the file system of an open folder."""
+    device = os.fstat(number).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
+        with open(f"/proc/self/fdinfo/{number}", encoding="utf-8", errors="replace") as about:
+            mount_id = next((line.split()[1] for line in about if line.startswith("mnt_id:")), "")
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
             lines = table.readlines()
     except OSError:
-        return None  # no such table on this system: nothing to go by
+        return "", ""  # no such table on this system: nothing to go by
+    found = ("", "")
     for line in lines:
         left, _, right = line.partition(" - ")
-        if left.split()[2] == wanted:
-            kind = right.split()[0]
-            return kind if kind.startswith(_NETWORK) else None
-    return None
+        about_it = left.split()
+        if about_it[0] == mount_id or (not found[0] and about_it[2] == wanted):
+            found = right.split()[0], right.split()[-1]
+            if about_it[0] == mount_id:
+                break
+    return found

@@ -1,8 +1,11 @@
 """One file of the operating system: ``RealFile``, what ``RealDirectory`` of ``kestrelpy._disk`` opens.
 
 Rules:
-1. ``grow`` reserves real blocks, so that a full disk is an error there and never a SIGBUS in a mapped store.
+1. ``grow`` reserves real blocks, so that a full disk is an error there and never a SIGBUS in a mapped store. Where
+   blocks that are there are not what a store goes to (rule 4 of ``_disk``), nothing is mapped.
 2. Reads go through ``pread``, never through a mapping: a bad sector is an exception.
+3. What Linux has and another system may not (macOS: ``posix_fallocate``, ``fdatasync``, ``posix_fadvise``,
+   ``mmap.resize``) is asked for where it is used. Without it there is another way, or nothing is lost but time.
 """
 
 from __future__ import annotations
@@ -63,7 +66,10 @@ class RealFile:
 
     def _write(self, offset: int, parts: Sequence[bytes]) -> None:
         size = sum(map(len, parts))
-        written = os.pwritev(self._descriptor, parts, offset)
+        try:
+            written = os.pwritev(self._descriptor, parts, offset)
+        except AttributeError:
+            written = 0
         if written < size:
             rest = memoryview(b"".join(parts))
             while written < size:
@@ -77,7 +83,7 @@ class RealFile:
         """
         end -= end % mmap.PAGESIZE
         if end - self._hurried >= HURRY_BYTES:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, AttributeError):
                 os.posix_fadvise(self._descriptor, self._hurried, end - self._hurried, os.POSIX_FADV_DONTNEED)
             self._hurried = end
 
@@ -100,6 +106,8 @@ class RealFile:
 
     def _reserve(self, old: int, size: int) -> bool:
         """Whether this file system knows how to; where it does not, only what is written has its room."""
+        if not _can_reserve():
+            return False
         try:
             os.posix_fallocate(self._descriptor, old, size - old)
         except OSError as error:
@@ -109,13 +117,12 @@ class RealFile:
         return True
 
     def _mapping(self, size: int) -> Buffer:
-        if not self._mapped:
+        if not self._mapped or not _can_reserve():  # no room is sure where none can be reserved
             return _PlainBuffer(self)
         try:
-            if self._map is None:
+            if self._map is None or not _resized(self._map, size):
+                # One that can't be resized goes when nobody has it any more: its user may be struck before it has this.
                 self._map = mmap.mmap(self._descriptor, size)
-            else:
-                self._map.resize(size)
         except OSError as error:
             if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE):
                 raise
@@ -132,10 +139,15 @@ class RealFile:
     def sync(self) -> None:
         if self._descriptor < 0:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))  # as all other calls; fdatasync(-1) is a ValueError
-        os.fdatasync(self._descriptor)
+        try:
+            os.fdatasync(self._descriptor)
+        except AttributeError:
+            sync_whole(self._descriptor)
 
     def forget(self) -> None:
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        """Where the system takes no such advice, the next read may come from the cache (docs/guarantees.md)."""
+        with contextlib.suppress(AttributeError):
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         if self._map is not None:
@@ -144,3 +156,41 @@ class RealFile:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
+
+
+def _can_reserve() -> bool:
+    return hasattr(os, "posix_fallocate")
+
+
+def _resized(mapping: mmap.mmap, size: int) -> bool:
+    """Whether this system can resize a mapping; if it can, that is done."""
+    try:
+        mapping.resize(size)
+    except (SystemError, AttributeError):  # the one up to CPython 3.14 without mremap, the other later
+        return False
+    return True
+
+
+def sync_names(descriptor: int) -> None:
+    """Return when the names in an open folder are on disk."""
+    if hasattr(os, "fdatasync"):
+        os.fsync(descriptor)
+    else:
+        sync_whole(descriptor)
+
+
+def sync_whole(descriptor: int) -> None:
+    """A sync for systems without ``fdatasync``. On macOS ``fsync`` leaves what the drive has in its own cache:
+    ``F_FULLFSYNC`` does not, where the file system knows it.
+    """
+    import fcntl  # here and not above: few need it
+
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        try:
+            fcntl.fcntl(descriptor, full)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY):
+                raise
+    os.fsync(descriptor)

@@ -27,6 +27,17 @@ _guard = threading.RLock()
 _released = threading.Condition(_guard)  # a lock was, or a disk is killed
 
 
+def _reset_after_fork() -> None:
+    """In a forked child: another thread of the parent may have held the guard, and will never release it here."""
+    global _guard, _released
+    _guard = threading.RLock()
+    _released = threading.Condition(_guard)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
+
+
 def system_error(number: int, path: str) -> OSError:
     """The exception that the system's call would end in; of the right subclass, as ``OSError`` sees to that."""
     return OSError(number, os.strerror(number), path)
@@ -227,10 +238,12 @@ class MemoryBuffer:
 class MemoryLock:
     """A held lock; free when it is released, and when nobody has it any more: as the file of a real one is closed."""
 
-    __slots__ = ("__weakref__", "_node", "life")
+    __slots__ = ("__weakref__", "_folder", "_name", "_node", "life")
 
-    def __init__(self, node: Node, life: Life) -> None:
+    def __init__(self, node: Node, folder: Folder, name: str, life: Life) -> None:
         self._node = node
+        self._folder = folder
+        self._name = name
         self.life = life
 
     def release(self) -> None:
@@ -241,6 +254,9 @@ class MemoryLock:
 
     def abandon(self) -> None:
         """Nothing to do: the memory of a forked child is its own, the lock in it too."""
+
+    def is_current(self) -> bool:
+        return self._folder.names.get(self._name) is self._node
 
 
 class MemoryDirectory:
@@ -326,6 +342,14 @@ class MemoryDirectory:
             there.set(new, node, order, moved=here is not there)
             here.set(name, None, order, moved=here is not there)
 
+    def exchange(self, one: str, other: str) -> None:
+        self._check_open()
+        with _guard:
+            node, twin = self._find(one), self._find(other)
+            order = self._disk._before("rename", one)
+            self._folder.set(other, node, order)
+            self._folder.set(one, twin, order)
+
     def unlink(self, name: str) -> None:
         self._check_open()
         with _guard:
@@ -351,7 +375,7 @@ class MemoryDirectory:
                 node = self._folder.names.get(name) or self._add(name)
                 holder = None if node.holder is None else node.holder()
                 if holder is None or not holder.life.alive:
-                    lock = MemoryLock(node, self._life)
+                    lock = MemoryLock(node, self._folder, name, self._life)
                     node.holder = weakref.ref(lock)
                     return lock
                 if not wait:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import mmap
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 from unittest import mock
 
 import pytest
@@ -810,6 +812,69 @@ def test_local_file_systems_are_not(tmp_path: Path) -> None:
         RealDisk().directory(str(tmp_path)).close()
 
 
+def buffer_of_a_file_made_on(tmp_path: Path, table: contextlib.AbstractContextManager[object]) -> object:
+    with table, contextlib.closing(RealDisk().directory(str(tmp_path))) as directory:
+        file = directory.create("new")
+        try:
+            buffer = file.grow(8192)
+            buffer[10:13] = b"abc"
+            assert file.read(0, 20) == bytes(10) + b"abc" + bytes(7)
+            return type(buffer)
+        finally:
+            file.close()
+            directory.unlink("new")
+
+
+@pytest.mark.parametrize("kind", ["btrfs", "bcachefs", "zfs", "nilfs2", "ubifs", "overlay"])
+def test_nothing_is_mapped_where_a_store_may_need_room(tmp_path: Path, kind: str) -> None:
+    """Reserved or not, written or not: on a full file system that copies on write, a store would be a SIGBUS."""
+    assert buffer_of_a_file_made_on(tmp_path, pretend_mounted(tmp_path, kind)) is not mmap.mmap
+
+
+def test_files_are_mapped_where_stores_go_to_the_blocks_that_are_there(tmp_path: Path) -> None:
+    for kind in ("ext4", "xfs", "tmpfs"):
+        assert buffer_of_a_file_made_on(tmp_path, pretend_mounted(tmp_path, kind)) is mmap.mmap
+    unknown = mock.patch.object(_disk, "open", mock.Mock(side_effect=FileNotFoundError), create=True)
+    assert buffer_of_a_file_made_on(tmp_path, unknown) is not mmap.mmap
+
+
+@pytest.mark.parametrize(("kind", "is_mapped"), [("ext4", True), ("btrfs", False), ("overlay", False)])
+def test_an_overlay_is_what_its_upper_part_is(tmp_path: Path, kind: str, is_mapped: bool) -> None:
+    """Where that can be seen: from inside a container it can't."""
+    upper, table = tmp_path / "upper", tmp_path / "mountinfo"
+    if kind != "overlay":
+        upper.mkdir()
+    parts = f"lowerdir=/a:/b,upperdir={upper},workdir=/w"
+    table.write_text(f"7 1 0:7 / / rw - overlay overlay rw,{parts}\n8 1 0:8 / /upper rw - {kind} /dev/sda rw\n")
+
+    def opened(path: str, **how: str) -> IO[str]:
+        """The table; and a folder's number of its mount, which is that of the overlay unless it is the upper part."""
+        if "fdinfo" not in path:
+            return open(table, **how)  # type: ignore[call-overload, no-any-return]
+        folder = os.readlink(path.replace("fdinfo", "fd"))
+        return io.StringIO(f"pos:\t0\nmnt_id:\t{8 if folder == str(upper) else 7}\n")
+
+    pretended = mock.patch.object(_disk, "open", opened, create=True)
+    assert (buffer_of_a_file_made_on(tmp_path, pretended) is mmap.mmap) == is_mapped
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_files_on_btrfs_are_stored_into_in_place(tmp_path: Path, refused: bool) -> None:
+    calls = [] if not refused else OSError(errno.ENOTTY, "no")
+
+    def ioctl(_descriptor: int, request: int, data: bytes) -> bytes:
+        if isinstance(calls, OSError):
+            raise calls
+        calls.append((request, int.from_bytes(data, sys.byteorder)))
+        return (0x10).to_bytes(8, sys.byteorder)
+
+    with mock.patch("fcntl.ioctl", ioctl), pretend_mounted(tmp_path, "btrfs"):
+        directory = RealDisk().directory(str(tmp_path))
+        directory.create("f").close()
+        directory.close()
+    assert refused or calls == [(0x80086601, 0), (0x40086602, 0x00800010)]
+
+
 # -- the real one: locks ---------------------------------------------------------------------------------------------
 
 
@@ -960,3 +1025,22 @@ def test_a_file_that_goes_while_it_is_opened(
     else:
         with fails(errno.ENOENT, FileNotFoundError):
             real.open("f")
+
+
+def test_a_folder_is_closed_in_a_finaliser_while_another_is_opened(tmp_path: Path) -> None:
+    """As a scan is that is thrown away: the collector may come while the table of descriptors is being changed."""
+    directory = RealDisk().directory(os.fspath(tmp_path))
+
+    def close() -> None:
+        with _disk._Descriptor.guard:
+            directory.close()
+
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(5)
+    assert not closing.is_alive()
+    again = RealDisk().directory(os.fspath(tmp_path))
+    assert again.names() == []
+    again.close()
+    about = tmp_path.stat()
+    assert (about.st_dev, about.st_ino) not in _disk._Descriptor.shared

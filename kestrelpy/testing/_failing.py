@@ -227,6 +227,10 @@ class FailingDirectory:
         self._attempt("rename", old)
         self._inner.rename(old, new)
 
+    def exchange(self, one: str, other: str) -> None:
+        self._attempt("rename", one)
+        self._inner.exchange(one, other)
+
     def move(self, name: str, target: Directory, new: str) -> None:
         self._attempt("move", name)
         self._inner.move(name, target._inner if isinstance(target, FailingDirectory) else target, new)

@@ -6,13 +6,11 @@ held while a callback runs.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import threading
 from collections.abc import Callable
 
-from kestrelpy.clock import Timer
+from kestrelpy.clock import Timer, TimerHeap
 
 __all__ = ["ManualClock"]
 
@@ -38,8 +36,7 @@ class ManualClock:
         self._lock = threading.Lock()
         self._start_ns = now_ms * 1_000_000  # guarded by self._lock: the wall clock when the monotonic one was 0
         self._elapsed_ns = 0  # guarded by self._lock
-        self._heap: list[tuple[float, int, Timer]] = []  # guarded by self._lock
-        self._order = itertools.count()
+        self._heap = TimerHeap(lambda: None)  # guarded by self._lock; it is cleared out by the next call
 
     def time_ns(self) -> int:
         """Nanoseconds since the Unix epoch by this clock."""
@@ -62,8 +59,8 @@ class ManualClock:
         """
         with self._lock:
             due_ns = self._elapsed_ns + (round(seconds * _SECOND) if math.isfinite(seconds) else seconds)
-            timer = Timer(due_ns / _SECOND, callback, on_lost)
-            heapq.heappush(self._heap, (due_ns, next(self._order), timer))
+            timer = Timer(due_ns / _SECOND, callback, on_lost, self._heap)
+            self._heap.push(due_ns, timer)
         return timer
 
     def advance(self, seconds: float) -> None:
@@ -89,15 +86,11 @@ class ManualClock:
     def timer_count(self) -> int:
         """How many timers are set and neither cancelled nor run. O(n)."""
         with self._lock:
-            return sum(not timer.cancelled for _, _, timer in self._heap)
+            return sum(not timer.cancelled for _, _, timer in self._heap.entries)
 
     def _next(self, until_ns: int) -> Timer | None:
         """Go to the next deadline, or to ``until_ns`` if none is left before that; the timer to be run there."""
         with self._lock:
-            while self._heap and self._heap[0][0] <= until_ns:
-                due_ns, _, timer = heapq.heappop(self._heap)
-                if not timer.cancelled:
-                    self._elapsed_ns = max(self._elapsed_ns, int(due_ns))
-                    return timer
-            self._elapsed_ns = max(self._elapsed_ns, until_ns)
-            return None
+            found = self._heap.pop_due(until_ns)
+            self._elapsed_ns = max(self._elapsed_ns, until_ns if found is None else int(found[0]))
+            return None if found is None else found[1]

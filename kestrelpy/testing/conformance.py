@@ -22,15 +22,19 @@ __all__ = ["CHECKS", "check_blocking_queue"]
 PATIENCE = 30.0
 """Seconds after which something that does not happen has failed."""
 
+LEAST_ROOM = 2000
+"""Items for which there is room in what ``make`` returns."""
+
 _Queue = BlockingQueue[bytes]
 
 
 def check_blocking_queue(make: Callable[[], BlockingQueue[bytes]]) -> None:
     """Raise ``AssertionError`` unless the queues that ``make`` returns pass every check of ``CHECKS``.
 
-    ``make()`` returns a fresh, empty queue each time, with room for 2,000 items; it is closed after its check. A
-    check of ``put_head`` or ``get_if`` counts as passed if the queue says ``NotImplementedError`` to them. The error
-    names every check that failed, with its traceback. Takes about a second.
+    ``make()`` returns a fresh, empty queue each time, with room for 2,000 items; it is closed after its check. Return
+    queues whose ``maxsize`` is 2000 as well: the checks of tasks that wait for room fill such a queue, and pass any
+    other one. A check of ``put_head`` or ``get_if`` counts as passed if the queue says ``NotImplementedError`` to
+    them. The error names every check that failed, with its traceback. Takes about a second.
 
     >>> from kestrelpy.memory import ConcurrentBlockingQueue
     >>> check_blocking_queue(ConcurrentBlockingQueue)
@@ -323,6 +327,49 @@ def asyncio_consumers_are_served_in_order(q: _Queue) -> None:
         return await asyncio.gather(*tasks)
 
     _expect_equal(asyncio.run(consume()), [b"item %d" % number for number in range(5)], "what the tasks got")
+
+
+async def _waiting_puts(q: _Queue, count: int) -> list[asyncio.Task[None]]:
+    """Tasks that wait for room in a queue that was filled; none for one that has room, or whose puts do not wait."""
+    if not 0 < q.maxsize <= LEAST_ROOM:
+        return []
+    for _ in range(q.maxsize):
+        q.put(b"filled")
+    tasks = [asyncio.create_task(q.aput(b"waited %d" % number, PATIENCE)) for number in range(count)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    if not any(task.done() for task in tasks):
+        return tasks
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return []
+
+
+@_check
+def tasks_are_let_in_in_order(q: _Queue) -> None:
+    async def work() -> list[bytes]:
+        for task in await _waiting_puts(q, 5):
+            q.get_nowait()
+            await asyncio.wait_for(task, PATIENCE)
+        return _drain(q)
+
+    waited = [item for item in asyncio.run(work()) if item != b"filled"]
+    _expect_equal(waited, sorted(waited), "what the tasks put")
+
+
+@_check
+def a_cancelled_aput_has_put_nothing(q: _Queue) -> None:
+    async def work() -> None:
+        tasks = await _waiting_puts(q, 3)
+        if tasks:
+            tasks[0].cancel()
+            q.get_nowait()  # there is room for one, who is cancelled before it can take it
+            tasks[1].cancel()
+            await asyncio.wait_for(tasks[2], PATIENCE)
+            _expect(tasks[0].cancelled() and tasks[1].cancelled(), "a cancelled aput went on")
+            await asyncio.sleep(0)
+            _expect_equal(_drain(q)[-2:], [b"filled", b"waited 2"], "what came out last")
+
+    asyncio.run(work())
 
 
 @_check

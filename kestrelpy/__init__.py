@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import Codec, FullPolicy, QueueStats, ReaderConfig, ReaderStats
 from kestrelpy.errors import (
+    BatchTooLarge,
     CorruptJournal,
     DurabilityUnknown,
     ForkedQueue,
@@ -26,6 +27,7 @@ from kestrelpy.errors import (
     QueueLocked,
     UnknownItem,
     UnsupportedFormat,
+    WrongKind,
 )
 from kestrelpy.item import Item, Record
 from kestrelpy.memory import BlockingQueue, ConcurrentBlockingQueue, SimpleBlockingQueue
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchTooLarge",
     "BlockingQueue",
     "Clock",
     "Codec",
@@ -72,6 +75,7 @@ __all__ = [
     "UnknownItem",
     "UnsupportedFormat",
     "VerifyReport",
+    "WrongKind",
     "inspect",
     "open_reader",
     "queue_names",

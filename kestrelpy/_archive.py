@@ -17,13 +17,13 @@ def archive_segment(directory: Directory, name: str, archive: Directory, queue: 
     Never overwrites: a file of that name which is not this segment makes it take a name with the queue's id.
     """
     for target in (segment_name(queue, header.number), archived_name(queue, header.number, header.queue_id)):
-        there = _header_of(archive, target)
+        is_taken, there = _look(archive, target)
         if there == header:
             with contextlib.suppress(FileNotFoundError):
                 directory.unlink(name)
             directory.sync()
             return False
-        if there is None and target not in archive.names():
+        if not is_taken:
             break
     else:
         raise FileExistsError(errno.EEXIST, "another file has the name of this segment in the archive", target)
@@ -41,13 +41,18 @@ def archive_segment(directory: Directory, name: str, archive: Directory, queue: 
     return True
 
 
-def _header_of(directory: Directory, name: str) -> fmt.SegmentHeader | None:
+def _look(archive: Directory, name: str) -> tuple[bool, fmt.SegmentHeader | None]:
+    """Whether a name is taken, and the header of the segment that has it. An archive may have any number of files: it
+    is listed only where there is something that can't be opened.
+    """
     try:
-        file = directory.open(name)
+        file = archive.open(name)
+    except FileNotFoundError:
+        return False, None
     except OSError:
-        return None
+        return name in archive.names(), None
     try:
-        return read_header(file, name)
+        return True, read_header(file, f"{archive.path}/{name}")
     finally:
         file.close()
 

@@ -10,7 +10,7 @@ from typing import Any
 from kestrelpy._segment import ITEM_COST
 from kestrelpy._taking import Taking
 from kestrelpy.config import ReaderStats
-from kestrelpy.errors import CorruptJournal
+from kestrelpy.errors import CorruptJournal, KestrelError
 from kestrelpy.item import Item
 
 
@@ -97,8 +97,12 @@ class Figures(Taking):
 
     def __repr__(self) -> str:
         state = " closed" if self._broken else ""
+        try:
+            items = str(self.items)
+        except (KestrelError, OSError):  # of a queue that was erased, or whose files can't be read
+            items = "?"
         return (
-            f"<Reader {self.full_name}: head={self.head} items={self.items} open={self.open_items} "
+            f"<Reader {self.full_name}: head={self.head} items={items} open={self.open_items} "
             f"waiters={self.waiter_count}{state}>"
         )
 

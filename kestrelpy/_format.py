@@ -51,12 +51,40 @@ pack_frame = _FRAME_AFTER_CRC.pack
 pack_crc = _U32.pack
 unpack_frame = _FRAME.unpack_from
 
-_HEADER = struct.Struct("<8sHHI16sQQQQQQQI")
+
+def _layout(*fields: str) -> tuple[struct.Struct, dict[str, int]]:
+    """Fields one after the other, each as "name code"; and where each begins, for whoever says where damage is."""
+    codes = [field.split()[1] for field in fields]
+    places = {field.split()[0]: struct.calcsize("<" + "".join(codes[:at])) for at, field in enumerate(fields)}
+    return struct.Struct("<" + "".join(codes)), places
+
+
+_HEADER, HEADER_OFFSET = _layout(
+    "magic 8s",
+    "version H",
+    "header_bytes H",
+    "marker I",
+    "queue_id 16s",
+    "number Q",
+    "first_id Q",
+    "base_items Q",
+    "base_bytes Q",
+    "previous_number Q",
+    "previous_last_id Q",
+    "previous_end Q",
+    "zero I",
+)
 HEADER_BYTES = _HEADER.size + 4
 _FOOTER = struct.Struct("<QQQQQQQ8s")
 FOOTER_BYTES = FRAME_BYTES + _FOOTER.size
 SEGMENT_OVERHEAD = HEADER_BYTES + FRAME_BYTES + _U64.size + FOOTER_BYTES
 """What a segment with one expiring item costs beside the item's data."""
+
+
+def footer_offset(file_bytes: int) -> int:
+    """Where the footer of a closed segment of that size is, or should be."""
+    return max(file_bytes - FOOTER_BYTES, 0)
+
 
 SEARCH_COST = 64
 """How many times the bytes at hand a search for frames may checksum in vain."""
@@ -303,9 +331,25 @@ def look_beyond(data: bytes, marker: int, first_id: int) -> tuple[int, int]:
 _CHECKPOINT_PREFIX = struct.Struct("<8sH6x")
 CHECKPOINT_PREFIX_BYTES = _CHECKPOINT_PREFIX.size
 _CHECKPOINT_FRAME = struct.Struct("<II")
-_CHECKPOINT_BODY = struct.Struct("<16sQQQQQQQQHHII")
+_CHECKPOINT_BODY, _CHECKPOINT_OFFSET = _layout(
+    "queue_id 16s",
+    "head Q",
+    "watermark Q",
+    "released_items Q",
+    "released_bytes Q",
+    "hint_number Q",
+    "hint_offset Q",
+    "hint_id Q",
+    "durable_head Q",
+    "flags H",
+    "name_bytes H",
+    "spans I",
+    "errors I",
+)
 FLAG_MARK = 1
 """This is the queue's mark and no reader's state."""
+FLAG_INHERITED = 2
+"""The reader has taken over the default reader's place: one that is found beside it is left over."""
 _SPAN = struct.Struct("<QQ")
 _ERROR_COUNT = struct.Struct("<QI")
 MOST_ERRORS = (1 << 32) - 1
@@ -343,6 +387,12 @@ class Checkpoint(NamedTuple):
     def last_named_id(self) -> int:
         """The highest id that it says anything of: as done, or as aborted. For a state that is to be saved."""
         return max(self.highest_id, self.error_counts[-1][0] if self.error_counts else 0)
+
+    def has_inherited(self, name: str) -> bool:
+        """Whether this state, found under a reader's ``name``, is the place that was the default reader's: it says so,
+        or it was saved under that name and nothing since.
+        """
+        return bool(name) and (not self.reader or bool(self.flags & FLAG_INHERITED))
 
 
 def checkpoint_prefix() -> bytes:
@@ -408,6 +458,16 @@ def decode_checkpoints(data: bytes) -> tuple[Checkpoint | None, int]:
             break
         last, at = state, end
     return last, at
+
+
+def checkpoint_offset(data: bytes, field: str) -> int:
+    """Where a field of the last whole checkpoint of a file is, for whoever says what is wrong with it. The reader's
+    name is the first thing behind those of a fixed size.
+    """
+    end, at = decode_checkpoints(data)[1], CHECKPOINT_PREFIX_BYTES
+    while (following := at + _CHECKPOINT_FRAME.size + _CHECKPOINT_FRAME.unpack_from(data, at)[1]) < end:
+        at = following
+    return at + _CHECKPOINT_FRAME.size + _CHECKPOINT_OFFSET.get(field, _CHECKPOINT_BODY.size)
 
 
 def _decode_checkpoint_body(body: bytes) -> Checkpoint | None:

@@ -23,6 +23,7 @@ from kestrelpy._archive import archive_segment
 from kestrelpy._disk import Buffer, Directory, File
 from kestrelpy._format import FRAME_BYTES, pack_crc, pack_frame
 from kestrelpy._inbox_format import Body
+from kestrelpy._kept import copy_of
 from kestrelpy._names import is_new, lasting_name, new_segment_name
 from kestrelpy._recovery import Recovered
 from kestrelpy._segment import (
@@ -237,7 +238,7 @@ class Journal(JournalView):
         ``QueueDiskFull`` for whatever finds no room on the way.
         """
         if self._refusal is not None:
-            raise self._refusal
+            raise copy_of(self._refusal)
         try:
             if self._unsettled:
                 self._settle()
@@ -375,7 +376,7 @@ class Journal(JournalView):
     def sync_target(self) -> tuple[File | None, int]:
         """What a sync has to sync, and the id that is durable once it has. Raises why there is none any more (R9)."""
         if isinstance(self._refusal, DurabilityUnknown):
-            raise self._refusal
+            raise copy_of(self._refusal)
         return self._file, self.durable_id if self._file is None else self._at[1]
 
     def is_active(self, file: File) -> bool:
@@ -383,7 +384,7 @@ class Journal(JournalView):
         will be, if that sync failed. Under ``exclusive``.
         """
         if isinstance(self._refusal, DurabilityUnknown):
-            raise self._refusal
+            raise copy_of(self._refusal)
         return file is self._file and self._segment is not None and not self._segment.closed
 
     def sync(self, file: File) -> None:
@@ -399,8 +400,9 @@ class Journal(JournalView):
     def fail(self, cause: OSError) -> DurabilityUnknown:
         """A sync failed: refuse everything from now on; returns what to raise."""
         error = DurabilityUnknown(self._directory.path, self.durable_id + 1, self._at[1], cause)
+        error.__cause__ = cause
         self.refuse(error)
-        return error
+        return copy_of(error)
 
     def refuse(self, error: Exception) -> None:
         """Let every later append raise ``error``."""

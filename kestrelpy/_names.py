@@ -5,12 +5,15 @@ For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
     jobs.1700000000000.segment      a segment; the number orders them (rule R34)
     jobs.1700000000000.new.segment  the newest one, as long as none of it is known to be on disk (rule R1)
     jobs.mark                       the queue's mark: how far the journal was durable at its last clean close
+    jobs.work                       there if the journal is a work queue's (rules: ``_purpose``)
+    jobs.1000.limit                 the largest item that its owner takes has so many bytes (rules: ``_limit``)
     jobs.lock                       held by the process that writes the queue
     jobs.readers.lock               held for moments: while readers are made or dropped and segments are retired
     jobs+audit.checkpoint           the reader's saved state
     jobs+audit.lock                 held by the process that owns the reader
     jobs+audit.batch                the last plan of a driver buffer on that reader (``kestrelpy.spark``)
-    *.tmp                           one of the above before it is whole; removed at open (rule R8)
+    jobs+audit.checkpoint.tmp       the spare file of a reader, room for its next checkpoint; also jobs.mark.tmp
+    *.tmp                           one of the others before it is whole; removed at open (rule R8)
     jobs.1700000000000.4096.quarantine   the bytes of damaged records at that offset of that segment, kept aside
 
 and in the folder ``inbox`` beside them:
@@ -42,7 +45,7 @@ _SEGMENT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\.([0-9]{1,19})(?:\.(?:[0-9a-f]{8}
 _CHECKPOINT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\+([A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.checkpoint"
 _OF_QUEUE = (
     r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})"
-    r"(?:\.[0-9]{1,19}(?:\.(?:[0-9a-f]{8}|new))?\.segment|\.[0-9]{1,19}\.[0-9]{1,19}\.quarantine|\.mark|\.lock|\.readers\.lock"
+    r"(?:\.[0-9]{1,19}(?:\.(?:[0-9a-f]{8}|new))?\.segment|\.[0-9]{1,19}\.[0-9]{1,19}\.quarantine|\.[0-9]{1,19}\.limit|\.mark|\.work|\.lock|\.readers\.lock"
     r"|\+(?:[A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.(?:checkpoint|lock))(\.tmp)?"
 )
 _IN_INBOX = (
@@ -98,6 +101,14 @@ def quarantine_name(queue: str, number: int, offset: int) -> str:
 
 def mark_name(queue: str) -> str:
     return f"{queue}.mark"
+
+
+def work_name(queue: str) -> str:
+    return f"{queue}.work"
+
+
+def limit_name(queue: str, max_item_bytes: int) -> str:
+    return f"{queue}.{max_item_bytes}.limit"
 
 
 def lock_name(queue: str) -> str:
@@ -160,6 +171,25 @@ def owned_among(names: Iterable[str], queue: str) -> set[str]:
     prefix = f"{queue}+"
     mine = [name for name in names if name.startswith(prefix) and name.endswith(".lock")]
     return {reader for name in mine if (reader := parse_checkpoint(f"{name[:-5]}.checkpoint", queue)) is not None}
+
+
+def limits_among(names: Iterable[str], queue: str) -> set[int]:
+    """The sizes that the files of ``queue`` among a folder's ``names`` say are the largest that are taken."""
+    start, end = f"{queue}.", ".limit"
+    sizes = (name[len(start) : -len(end)] for name in names if name.startswith(start) and name.endswith(end))
+    return {int(size) for size in sizes if size.isascii() and size.isdigit() and len(size) < 20}
+
+
+def plan_name(queue: str, reader: str) -> str:
+    return f"{queue}+{reader}.batch"
+
+
+def is_plan(file_name: str, queue: str) -> bool:
+    """Whether a file is a driver buffer's plan for a reader of ``queue``, or one that is not whole yet. It is no file
+    of the queue's: it outlives ``erase``, so that batch ids go on.
+    """
+    base = file_name.removesuffix(".tmp")
+    return base.endswith(".batch") and parse_checkpoint(f"{base[:-6]}.checkpoint", queue) is not None
 
 
 def parse_owner(file_name: str) -> tuple[str, bool] | None:
@@ -226,6 +256,13 @@ def batches_among(names: Iterable[str], queue: str) -> list[tuple[int, str]]:
     prefix = f"{queue}."
     mine = [(name, parse_inbox(name)) for name in names if name.startswith(prefix) and name.endswith(".batch")]
     return sorted((about.number, name) for name, about in mine if about is not None and about.number is not None)
+
+
+def refused_among(names: Iterable[str], queue: str) -> list[str]:
+    """The batches of ``queue`` among an inbox's ``names`` that can't be taken in and are kept aside."""
+    prefix = f"{queue}."
+    mine = [(name, parse_inbox(name)) for name in names if name.startswith(prefix) and name.endswith(".refused")]
+    return sorted(name for name, about in mine if about is not None and about.queue == queue)
 
 
 def publishing_queues(names: Iterable[str]) -> set[str]:

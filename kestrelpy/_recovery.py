@@ -12,23 +12,28 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 
 from kestrelpy import _format as fmt
-from kestrelpy._checkpoint import known_queue_id, replace_file
+from kestrelpy._checkpoint import BLOCK, SparedFile, field_offset, known_queue_id, load_checkpoint
 from kestrelpy._disk import Directory, File
-from kestrelpy._names import is_new, mark_name, quarantine_name, segments_among
+from kestrelpy._names import checkpoint_name, is_new, mark_name, quarantine_name, readers_among, segments_among
 from kestrelpy._segment import (
+    FOREIGN,
+    Listed,
     Segment,
     close_segment,
     first_header,
     is_none,
     iterate_frames,
+    link_offset,
     load_segment,
     read_header,
     read_searchable,
     read_used,
     settle_segment,
+    wrong_header,
 )
 from kestrelpy.errors import CorruptJournal
 
@@ -70,6 +75,7 @@ class Recovery:
         self._heads: list[int] = []
         self._found = Recovered()
         self._none: list[tuple[int, str, bool]] = []
+        self._listed = Listed(directory, ())
 
     def run(self, names: Iterable[str]) -> Recovered:
         """``names``: what is in the directory. Raises ``CorruptJournal``, ``UnsupportedFormat`` and ``OSError``."""
@@ -82,27 +88,34 @@ class Recovery:
                 found.watermark = max(found.watermark, state.watermark)
                 if not state.flags & fmt.FLAG_MARK:
                     self._heads.append(state.head)
-        for at, (number, name) in enumerate(numbered):
+        self._listed = Listed(self._directory, numbered, found.queue_id)
+        for at, (number, _) in enumerate(numbered):
             found.last_number = number
-            segment = self._load(number, name, numbered[at + 1 :])
+            segment = self._load(at)
             if segment is not None:
                 found.segments.append(segment)
         self._check_chain()
         self._check_ends()
         found.tail_id = max(found.tail_id, found.watermark)
         if found.segments:
-            self._check_reach(found.segments[-1].name, found.segments[-1].last_id)
+            self._check_reach(found.segments[-1])
         elif found.tail_id:
-            self._check_reach(mark_name(self._queue), 0)
+            self._check_reach(None)
         self._put_away()
         return found
 
-    def _check_reach(self, name: str, last_id: int) -> None:
-        """Raises ``CorruptJournal`` with quarantine, too: no record is bad, but the claim."""
+    def _check_reach(self, end: Segment | None) -> None:
+        """``end``: the last segment. Raises ``CorruptJournal`` also with quarantine: no record is bad but the claim."""
         found = self._found
-        reason = out_of_reach(found.tail_id, last_id, found.segments[-1] if found.segments else None)
+        last_id = end.last_id if end is not None else 0
+        last = found.segments[-1] if found.segments else None
+        reason = out_of_reach(found.tail_id, last_id, last)
         if reason is not None:
-            raise CorruptJournal(self._path(name), 0, reason, item_id=last_id + 1)
+            segments = [segment for segment in (last, end) if segment is not None]
+            claimed = claimed_at(self._directory, self._queue, found.queue_id, found.tail_id, segments)
+            in_frames = (end.name, end.records_end) if end is not None else (mark_name(self._queue), 0)
+            name, at = claimed or in_frames
+            raise CorruptJournal(self._path(name), at, reason, item_id=last_id + 1)
 
     def _within_reach(self, numbered: list[tuple[int, str]]) -> list[tuple[int, str]]:
         """Those whose number can be gone on from. Numbers are times: no other was ever given to a segment."""
@@ -125,8 +138,9 @@ class Recovery:
 
     # -- one segment -------------------------------------------------------------------------------------------------
 
-    def _load(self, number: int, name: str, later: list[tuple[int, str]]) -> Segment | None:
-        last = not later
+    def _load(self, at: int) -> Segment | None:
+        number, name = self._listed.numbered[at]
+        last = at + 1 == len(self._listed)
         file = self._directory.open(name, write=last)
         try:
             if last:  # what was written there, a footer too, may be in the page cache alone (R10)
@@ -134,12 +148,12 @@ class Recovery:
                 file.forget()
             header = read_header(file, self._path(name))
             if header is None or header.number != number:
-                header = self._without_header(file, name, number, later)
+                header = self._without_header(file, at, header)
                 if header is None:
                     return None
             found = self._found
             if header.queue_id != found.queue_id:
-                self._damage(name, 32, "this segment belongs to another queue")
+                self._damage(name, *FOREIGN)
                 return None
             segment = load_segment(file, name, header)
             found.watermark = max(found.watermark, header.previous_last_id)
@@ -147,12 +161,13 @@ class Recovery:
             if not segment.closed:
                 if last:
                     self._close_last(file, segment)
-                elif is_none(file, name, number, header, self._header_behind(later)):
+                elif is_none(file, name, number, header, self._listed.header_from(at + 1)):
                     self._none.append((number, name, bool(read_used(file, fmt.HEADER_BYTES, segment.size))))
                     return None
                 else:
-                    self._damage(name, segment.size, "the footer of this closed segment is not intact")
-                    self._scan(file, segment, self._end_before(later))
+                    at_footer = fmt.footer_offset(segment.size)
+                    self._damage(name, at_footer, "the footer of this closed segment is not intact")
+                    self._scan(file, segment, self._end_before(at + 1))
                     segment.closed = True  # as far as reading goes: nothing is added to it
             found.watermark = max(found.watermark, segment.last_id)
             found.tail_id = max(found.tail_id, segment.last_id)
@@ -160,9 +175,7 @@ class Recovery:
         finally:
             file.close()
 
-    def _without_header(
-        self, file: File, name: str, number: int, later: list[tuple[int, str]]
-    ) -> fmt.SegmentHeader | None:
+    def _without_header(self, file: File, at: int, found: fmt.SegmentHeader | None) -> fmt.SegmentHeader | None:
         """A crash while a segment was made leaves a file without a valid header: it has taken no frame yet, or
         none that is known to be on disk (R1).
 
@@ -170,10 +183,11 @@ class Recovery:
         is kept aside. New frames mean that a header was there: returns what it was, as far as quarantine is on and the
         footer and the neighbours tell.
         """
+        number, name = self._listed.numbered[at]
         rest = read_used(file, fmt.HEADER_BYTES, file.size())
-        if not is_none(file, name, number, None, self._header_behind(later)):
-            self._damage(name, 0, "this segment has no valid header")
-            return self._rebuilt_header(rest[-fmt.FOOTER_BYTES :], number, later)
+        if not is_none(file, name, number, None, self._listed.header_from(at + 1)):
+            self._damage(name, *wrong_header(found))
+            return self._rebuilt_header(rest[-fmt.FOOTER_BYTES :], at)
         self._none.append((number, name, bool(rest)))
         return None
 
@@ -187,14 +201,15 @@ class Recovery:
             else:
                 self._directory.unlink(name)
 
-    def _rebuilt_header(self, end: bytes, number: int, later: list[tuple[int, str]]) -> fmt.SegmentHeader | None:
+    def _rebuilt_header(self, end: bytes, at: int) -> fmt.SegmentHeader | None:
         """The header of a closed segment, by its footer (the last bytes of the file) and the segments beside it."""
+        number = self._listed.numbered[at][0]
         marker = int.from_bytes(end[fmt.MARKER_OFFSET : fmt.FRAME_BYTES], "little")
         frame = fmt.decode_frame(end, 0, marker)
         if frame is None or frame.footer is None or fmt.footer_number(end) != number:
             return None
         first_id, queue_id = frame.footer.first_id, self._found.queue_id
-        after, ends = self._header_behind(later), (frame.footer.last_id, frame.footer.records_end)
+        after, ends = self._listed.header_from(at + 1), (frame.footer.last_id, frame.footer.records_end)
         known = after is not None and after.previous_number == number
         if after is not None and known and (after.previous_last_id, after.previous_end) != ends:
             return None  # another file than was here
@@ -212,14 +227,10 @@ class Recovery:
         items, size = after.base_items - frame.footer.items, after.base_bytes - frame.footer.data_bytes
         return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, 0, first_id - 1, 0)
 
-    def _end_before(self, later: list[tuple[int, str]]) -> int | None:
-        """The last id in front of the segments named, as the first whole header among them has it."""
-        header = self._header_behind(later)
+    def _end_before(self, at: int) -> int | None:
+        """The last id in front of the segments from that place on, as the first whole header among them has it."""
+        header = self._listed.header_from(at)
         return None if header is None else header.previous_last_id
-
-    def _header_behind(self, later: list[tuple[int, str]]) -> fmt.SegmentHeader | None:
-        """The first whole header among the segments named."""
-        return first_header(self._directory, later, self._found.queue_id)
 
     def _scan(self, file: File, segment: Segment, end_id: int | None = None) -> int:
         """Go through the frames of a segment without a footer; returns the last id seen behind them, or 0.
@@ -274,7 +285,7 @@ class Recovery:
         beyond = self._scan(file, segment)
         found = self._found
         found.tail_id = max(found.tail_id, segment.last_id, beyond)
-        self._check_reach(segment.name, segment.last_id)
+        self._check_reach(segment)
         if found.tail_id > segment.last_id:  # before the footer makes the torn tail unseen: its ids stay used (R17)
             write_mark(self._directory, self._queue, found, segment.last_id)
         if is_new(segment.name):
@@ -300,7 +311,7 @@ class Recovery:
                 return
             self._damage(
                 segments[at].name,
-                48,
+                link_offset(after, before),
                 f"the segment before it, up to item {after.previous_last_id}, is not the one found",
             )
             found.quarantined += max(0, after.previous_last_id - before.last_id)
@@ -319,16 +330,16 @@ class Recovery:
             first, last_id = found.segments[0].header, found.segments[-1].last_id
             lowest = min(self._heads, default=first.previous_last_id)
             if lowest < first.previous_last_id:
-                self._damage(
-                    found.segments[0].name, 48, f"a reader needs item {lowest + 1}; the journal begins behind it"
-                )
+                reason = f"a reader needs item {lowest + 1}; the journal begins behind it"
+                self._damage(found.segments[0].name, link_offset(first, None), reason)
                 found.quarantined += first.previous_last_id - lowest
         else:
             last_id = 0
         if found.watermark > last_id:
-            name = found.segments[-1].name if found.segments else f"{self._queue}.*.segment"
+            last = found.segments[-1] if found.segments else None
+            name, end = (last.name, last.records_end) if last is not None else (f"{self._queue}.*.segment", 0)
             self._damage(
-                name, 0, f"items up to {found.watermark} were on disk; the journal ends at {last_id}", last_id + 1
+                name, end, f"items up to {found.watermark} were on disk; the journal ends at {last_id}", last_id + 1
             )
             found.quarantined += found.watermark - last_id
 
@@ -345,6 +356,25 @@ def out_of_reach(tail_id: int, last_id: int, last: Segment | None) -> str | None
     return f"ids up to {tail_id} are said to be given out, and {last_id} is the last one here"
 
 
+def claimed_at(
+    directory: Directory, queue: str, queue_id: bytes, tail_id: int, segments: Iterable[Segment]
+) -> tuple[str, int] | None:
+    """Which file says what is out of reach, and where in it; ``None`` if it is in frames. ``segments``: the last ones.
+    Raises ``OSError``.
+    """
+    for segment in segments:
+        for field, claimed in (("base_items", 0), ("base_bytes", 0), ("first_id", 1)):
+            if getattr(segment.header, field) - claimed > fmt.LARGEST >> 1:
+                return segment.name, fmt.HEADER_OFFSET[field]
+    readers = sorted(readers_among(directory.names(), queue))
+    for name in (mark_name(queue), *(checkpoint_name(queue, reader) for reader in readers)):
+        state, _ = load_checkpoint(directory, name)
+        if state is not None and state.queue_id == queue_id and tail_id in (state.highest_id, state.watermark):
+            field = "head" if tail_id == state.highest_id else "watermark"
+            return name, field_offset(directory, name, field)
+    return None
+
+
 def write_mark(directory: Directory, queue: str, found: Recovered, durable_id: int) -> None:
     """Save the queue's mark: the last id given out, and the last one known to be on disk."""
     mark = fmt.Checkpoint(
@@ -356,4 +386,7 @@ def write_mark(directory: Directory, queue: str, found: Recovered, durable_id: i
         released_bytes=0,
         flags=fmt.FLAG_MARK,
     )
-    replace_file(directory, mark_name(queue), fmt.checkpoint_prefix() + fmt.encode_checkpoint(mark))
+    file = SparedFile(directory, mark_name(queue))
+    file.replace(fmt.checkpoint_prefix() + fmt.encode_checkpoint(mark), BLOCK)
+    with contextlib.suppress(OSError):
+        file.hold(BLOCK)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import errno
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
 from kestrelpy import _format as fmt
@@ -234,6 +234,32 @@ def read_header(file: File, path: str) -> fmt.SegmentHeader | None:
     return fmt.decode_header(data)
 
 
+class Objection(NamedTuple):
+    """What is wrong with the header of a segment: where in it, and why."""
+
+    offset: int
+    reason: str
+
+    def error(self, path: str) -> CorruptJournal:
+        return CorruptJournal(path, *self)
+
+
+def wrong_header(header: fmt.SegmentHeader | None) -> Objection:
+    """Of a file that has no valid header, or that of a segment of another number."""
+    if header is None:
+        return Objection(0, "this segment has no valid header")
+    return Objection(fmt.HEADER_OFFSET["number"], f"this segment has no valid header: its number is {header.number}")
+
+
+FOREIGN = Objection(fmt.HEADER_OFFSET["queue_id"], "this segment belongs to another queue")
+
+
+def link_offset(header: fmt.SegmentHeader, before: Segment | None) -> int:
+    """Where a header names another segment than the one before it: by its number, or else by its last id."""
+    is_other = before is not None and header.previous_number != before.number
+    return fmt.HEADER_OFFSET["previous_number" if is_other else "previous_last_id"]
+
+
 def stored_header(directory: Directory, number: int, name: str) -> fmt.SegmentHeader | None:
     """The header of the segment of that number; ``None`` if the file has no valid one of its own, or is gone. Raises as
     ``read_header``.
@@ -255,6 +281,50 @@ def first_header(
     """The first whole header among the segments named, of this queue if its id is given. Raises as ``read_header``."""
     headers = (stored_header(directory, number, name) for number, name in numbered)
     return next((each for each in headers if each is not None and queue_id in (b"", each.queue_id)), None)
+
+
+class HeadersBehind:
+    """The first whole header behind each of so many files, which ``read`` has. It is looked for once for a stretch of
+    files that have none, however many of them ask: nothing a folder is filled with makes a walk longer than its list.
+    """
+
+    def __init__(self, count: int, read: Callable[[int], fmt.SegmentHeader | None]) -> None:
+        self._count = count
+        self._read = read
+        self._known: tuple[int, int, fmt.SegmentHeader | None] = (count, count, None)
+
+    def first_from(self, at: int) -> fmt.SegmentHeader | None:
+        """The first one among the files from place ``at`` on."""
+        first, last, header = self._known
+        if not first <= at <= last:
+            stop = first if at < first else self._count
+            place, found = at, None
+            while place < stop and (found := self._read(place)) is None:
+                place += 1
+            if found is not None or stop != first:
+                last, header = place, found
+            self._known = at, last, header
+        return header
+
+
+class Listed:
+    """The segments of one queue as its folder was listed, in order, for one walk through them."""
+
+    def __init__(self, directory: Directory, numbered: Sequence[tuple[int, str]], queue_id: bytes = b"") -> None:
+        self.numbered = numbered
+        self._directory = directory
+        self._queue_id = queue_id
+        self._behind = HeadersBehind(len(numbered), self._header_at)
+
+    def __len__(self) -> int:
+        return len(self.numbered)
+
+    def header_from(self, at: int) -> fmt.SegmentHeader | None:
+        """The first whole header of this queue among those from place ``at`` on. Raises as ``read_header``."""
+        return self._behind.first_from(at)
+
+    def _header_at(self, at: int) -> fmt.SegmentHeader | None:
+        return first_header(self._directory, (self.numbered[at],), self._queue_id)
 
 
 def read_footer(file: File, header: fmt.SegmentHeader) -> fmt.SegmentFooter | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kestrelpy._disk import Directory
@@ -22,17 +23,30 @@ Take = Callable[[int, None], Entry | None]
 """How to take an item out of memory by its id: ``None`` if it is not there."""
 
 
+class Served(Protocol):
+    """Whom a producer has to look after: a reader with somebody in line, mostly."""
+
+    def _hand_off(self) -> None: ...
+
+
 class Source(Protocol):
     """Where a reader's items come from: a queue in this process, or the files of one that another process writes."""
 
     name: str
     clock: Clock
-    waiting: dict[Taking, None]
-    """The readers with somebody in line: whom a producer has to look after."""
+    waiting: dict[Served, None]
+    knows_heads: bool
+    """Whether what is retired is decided in this process, which sees where its readers are; elsewhere only what they
+    have saved is seen.
+    """
 
     @property
     def visible_id(self) -> int:
         """The last id that readers may see."""
+
+    @property
+    def seen_id(self) -> int:
+        """As ``visible_id`` was known to be when it was looked at last: for who has more than enough up to it."""
 
     @property
     def missing(self) -> int:
@@ -77,6 +91,9 @@ class Source(Protocol):
 
     def make_durable(self, item_id: int) -> None:
         """Return when ``item_id`` is on disk (R4)."""
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Held while nothing may be retired. Asked for with no lock held but that of a reader's checkpoints."""
 
     def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None: ...
 

@@ -8,13 +8,25 @@ from __future__ import annotations
 from kestrelpy import _format as fmt
 from kestrelpy import _names
 from kestrelpy._chain import Chain
-from kestrelpy._checkpoint import load_checkpoint
+from kestrelpy._checkpoint import field_offset, load_checkpoint
 from kestrelpy._disk import Directory, File
 from kestrelpy._home import Home, is_place_of
-from kestrelpy._recovery import out_of_reach
-from kestrelpy._segment import Segment, frames_of, load_segment, open_segment, read_header, read_used
+from kestrelpy._purpose import ITEMS, kind_of
+from kestrelpy._recovery import claimed_at, out_of_reach
+from kestrelpy._segment import (
+    FOREIGN,
+    Segment,
+    frames_of,
+    load_segment,
+    open_segment,
+    read_header,
+    read_used,
+    wrong_header,
+)
 from kestrelpy._value import Value
 from kestrelpy.errors import CorruptJournal
+
+_TRIES = 20  # a live writer may retire all that was listed, before the newest segment of the list is opened
 
 
 class Damage(Value):
@@ -26,7 +38,10 @@ class Damage(Value):
 
 
 class VerifyReport(Value, kw_only=True):
-    """What ``verify`` found. ``torn_bytes``: left behind by crashes above what was durable; no damage."""
+    """What ``verify`` found. ``torn_bytes``: left behind by crashes above what was durable; no damage.
+    ``kind``: ``"queue"`` or ``"work queue"``. ``refused_batches``: published batches that the owner could not take in,
+    and keeps aside in the inbox; no damage either.
+    """
 
     queue: str
     segments: int = 0
@@ -38,6 +53,8 @@ class VerifyReport(Value, kw_only=True):
     readers: tuple[str, ...] = ()
     damage: tuple[Damage, ...] = ()
     unknown_files: tuple[str, ...] = ()
+    kind: str = ITEMS
+    refused_batches: int = 0
 
     @property
     def ok(self) -> bool:
@@ -60,19 +77,16 @@ class Verification:
     def _report(self, name: str, offset: int, reason: str) -> None:
         self._damage.append(Damage(f"{self._folder.path}/{name}", offset, reason))
 
-    def run(self) -> VerifyReport:
+    def run(self, refused: int) -> VerifyReport:
+        """``refused``: how many batches are kept aside in the inbox."""
         readers = tuple(sorted(Home(self._folder, self._queue).reader_names()))
         self._check_states(readers)
         segments: list[Segment] = []
-        numbered = _names.segments_among(self._folder.names(), self._queue)
-        for number, name in numbered:
-            segment = self._check_segment(number, name, last=name == numbered[-1][1])
-            if segment is not None:
-                objection = self._chain.objection(segments[-1] if segments else None, segment)
-                if objection is not None:
-                    self._report(name, 48, objection)
-                segments.append(segment)
-        self._check_end(segments)
+        behind, tries = -1, _TRIES
+        while tries and (behind := self._check_behind(behind, segments)) >= 0:
+            tries -= 1
+        if tries:
+            self._check_end(segments)
         return VerifyReport(
             queue=self._queue,
             segments=len(segments),
@@ -83,14 +97,31 @@ class Verification:
             torn_bytes=self._torn,
             readers=readers,
             damage=tuple(self._damage),
+            refused_batches=refused,
+            kind=kind_of(self._folder.names(), self._queue),
             unknown_files=tuple(
                 sorted(
                     name
-                    for name in self._folder.names()
-                    if name.startswith((f"{self._queue}.", f"{self._queue}+")) and _names.parse_owner(name) is None
+                    for name in _names.of_queue(self._folder.names(), self._queue)
+                    if _names.parse_owner(name) is None and not _names.is_plan(name, self._queue)
                 )
             ),
         )
+
+    def _check_behind(self, number: int, segments: list[Segment]) -> int:
+        """Check what is listed behind the segment of that number. Returns -1, or the last number of the list if that
+        segment is gone by now: then there are others behind it.
+        """
+        numbered = [each for each in _names.segments_among(self._folder.names(), self._queue) if each[0] > number]
+        is_last_gone = False
+        for number, name in numbered:
+            segment, is_last_gone = self._check_segment(number, name, last=name == numbered[-1][1])
+            if segment is not None:
+                objection = self._chain.objection(segments[-1] if segments else None, segment)
+                if objection is not None:
+                    self._report(name, *objection)
+                segments.append(segment)
+        return numbered[-1][0] if is_last_gone else -1
 
     def _check_states(self, readers: tuple[str, ...]) -> None:
         names = {_names.checkpoint_name(self._queue, reader): reader for reader in readers}
@@ -101,23 +132,37 @@ class Verification:
                 if exists:
                     self._report(name, 0, "no whole state in this checkpoint")
             elif not (is_place_of(state, names[name], queue_id) if name in names else state.queue_id == queue_id):
-                self._report(name, 24, "this checkpoint belongs to another queue")
+                is_other, reason = state.queue_id != queue_id, "this checkpoint belongs to another queue"
+                field, reason = ("queue_id", reason) if is_other else ("reader", "this checkpoint is another reader's")
+                self._report(name, field_offset(self._folder, name, field), reason)
 
     def _check_end(self, segments: list[Segment]) -> None:
         """What a reader needs, and what was on disk, must not be behind the end; nor may the end be out of reach."""
         last = segments[-1] if segments else None
-        name, last_id = (last.name, last.last_id) if last is not None else ("", 0)
+        name, end, last_id = (last.name, last.records_end, last.last_id) if last is not None else ("", 0, 0)
         if self._watermark > last_id:
-            self._report(name, 0, f"items {last_id + 1} to {self._watermark} are missing")
-        reason = out_of_reach(max(self._tail_id, self._watermark, last_id), last_id, last)
+            self._report(name, end, f"items {last_id + 1} to {self._watermark} are missing")
+        tail_id = max(self._tail_id, self._watermark, last_id)
+        reason = out_of_reach(tail_id, last_id, last)
         if reason is not None:
-            self._report(name or _names.mark_name(self._queue), 0, reason)
+            found = claimed_at(self._folder, self._queue, self._chain.queue_id, tail_id, segments[-1:])
+            self._report(*(found or (name or _names.mark_name(self._queue), end)), reason)
 
-    def _check_segment(self, number: int, name: str, *, last: bool) -> Segment | None:
+    def _check_segment(self, number: int, name: str, *, last: bool) -> tuple[Segment | None, bool]:
+        """The segment, if it is one, and whether it is gone: retired in this moment. If it was not, the next one
+        objects.
+        """
         try:
             file = open_segment(self._folder, name)
         except FileNotFoundError:
-            return None  # retired in this moment: if it was not, the next one objects
+            self._chain.note_gone()
+            return None, True
+        try:
+            return self._check_file(file, number, name, last), False
+        finally:
+            file.close()
+
+    def _check_file(self, file: File, number: int, name: str, last: bool) -> Segment | None:
         path = f"{self._folder.path}/{name}"
         segment = None
         try:
@@ -127,24 +172,22 @@ class Verification:
             header = read_header(file, path)
             if header is None or header.number != number:
                 if not self._chain.is_none(file, name, number, None):
-                    self._report(name, 0, "no valid header")
+                    self._report(name, *wrong_header(header))
                 return None
             if self._chain.queue_id not in (b"", header.queue_id):
-                self._report(name, 32, "this segment belongs to another queue")
+                self._report(name, *FOREIGN)
                 return None
             segment = load_segment(file, name, header)
             self._watermark = max(self._watermark, header.previous_last_id)
             if not segment.closed and not last:
                 if self._chain.is_none(file, name, number, header):
                     return None
-                self._report(name, segment.size, "no valid footer")
+                self._report(name, fmt.footer_offset(segment.size), "no valid footer")
             self._count(file, segment, path)
             return segment
         except CorruptJournal as damage:
             self._report(name, damage.offset, damage.reason)
             return segment
-        finally:
-            file.close()
 
     def _count(self, file: File, segment: Segment, path: str) -> None:
         items = size = 0
@@ -160,6 +203,6 @@ class Verification:
         if not segment.closed:
             segment.last_id, segment.data_bytes, segment.records_end = last_id, size, end
         elif (items, size) != (segment.items, segment.data_bytes):
-            self._report(segment.name, segment.records_end, "the footer does not match the frames")
+            self._report(segment.name, fmt.footer_offset(segment.size), "the footer does not match the frames")
         behind = segment.size - (fmt.FOOTER_BYTES if segment.closed else 0)
         self._torn += len(read_used(file, segment.records_end, behind))

@@ -230,6 +230,8 @@ class JournalView:
         key = (segment.number, last_id)
         try:
             if self._intact[0] != key:
+                if item_id == header.first_id:  # there is nothing to read
+                    return items, header.base_bytes
                 return items, header.base_bytes + sum(self._sizes(segment, item_id - 1).values())
         except CorruptJournal:
             sizes = self._sizes(segment, last_id, around=True)

@@ -10,6 +10,7 @@ import queue
 import sys
 
 __all__ = [
+    "BatchTooLarge",
     "CorruptJournal",
     "DurabilityUnknown",
     "ForkedQueue",
@@ -24,6 +25,7 @@ __all__ = [
     "QueueLocked",
     "UnknownItem",
     "UnsupportedFormat",
+    "WrongKind",
 ]
 
 if sys.version_info >= (3, 13):
@@ -79,6 +81,19 @@ class ItemTooLarge(KestrelError, ValueError):
         self.max_item_bytes = max_item_bytes
 
 
+class BatchTooLarge(ItemTooLarge):
+    """The items of a batch have ``batch_bytes`` together, which is more than ``max_batch_bytes``; nothing was stored.
+
+    Each by itself may be as large as it is: put them in several batches.
+    """
+
+    def __init__(self, batch_bytes: int, max_batch_bytes: int) -> None:
+        super().__init__(batch_bytes, max_batch_bytes)
+        self.args = (f"a batch of {batch_bytes:,} bytes is larger than {max_batch_bytes:,}: put it in several",)
+        self.batch_bytes = batch_bytes
+        self.max_batch_bytes = max_batch_bytes
+
+
 class InvalidName(KestrelError, ValueError):
     """``name`` is not a legal queue or reader name: 1 to 100 of ``A-Z a-z 0-9 _ -``, no ``-`` in front."""
 
@@ -89,7 +104,9 @@ class InvalidName(KestrelError, ValueError):
 
 
 class NoDefaultReader(KestrelError, LookupError):
-    """The default reader was asked for, but the queue has named readers (``readers``)."""
+    """The default reader was asked for, but the queue has named readers (``readers``), and one of them has taken its
+    place over, or it never had one.
+    """
 
     def __init__(self, queue_name: str, readers: tuple[str, ...]) -> None:
         super().__init__(f"queue {queue_name!r} has named readers ({', '.join(readers)}) and so no default reader")
@@ -146,6 +163,20 @@ class UnsupportedFormat(KestrelError):
         self.path = path
         self.version = version
         self.supported = supported
+
+
+class WrongKind(KestrelError, ValueError):
+    """The queue of ``path`` (folder and name) is a ``kind``, ``"work queue"`` or ``"queue"``: another class opens it.
+
+    Nothing was changed.
+    """
+
+    def __init__(self, path: str, kind: str) -> None:
+        is_work = kind == "work queue"
+        use = "use kestrelpy.work" if is_work else "its records are no jobs, use kestrelpy.JournaledQueue"
+        super().__init__(f"{path} is a {kind}{'' if is_work else ' and no work queue'}: {use}")
+        self.path = path
+        self.kind = kind
 
 
 class QueueDiskFull(KestrelError, OSError):

@@ -12,13 +12,15 @@ from kestrelpy._chain import Chain
 from kestrelpy._checkpoint import load_checkpoint
 from kestrelpy._disk import Directory, Disk, RealDisk
 from kestrelpy._format import Checkpoint
-from kestrelpy._segment import Segment, frames_of, load_segment, read_header
+from kestrelpy._parts import refused_batches
+from kestrelpy._purpose import ITEMS, kind_of
+from kestrelpy._segment import Segment, frames_of, load_segment, open_segment, read_header, wrong_header
 from kestrelpy._value import Value
 from kestrelpy.errors import CorruptJournal
 
 __all__ = ["QueueInspection", "SavedReader", "SegmentInfo", "inspect"]
 
-_TRIES = 5  # a live writer may retire a file between the listing and the look
+_TRIES = 20  # a live writer may retire all that was listed, before the newest segment of the list is opened
 
 
 class SegmentInfo(Value):
@@ -49,7 +51,10 @@ class SavedReader(Value):
 
 
 class QueueInspection(Value):
-    """A queue by its files. ``put_items``, ``put_bytes``: what was ever put; ``file_bytes``: their apparent size."""
+    """A queue by its files. ``put_items``, ``put_bytes``: what was ever put; ``file_bytes``: their apparent size.
+    ``kind``: ``"queue"``, or ``"work queue"``: then the items are records of jobs. ``refused_batches``: published
+    batches that the owner could not take in, and keeps aside in the inbox.
+    """
 
     name: str
     segments: tuple[SegmentInfo, ...]
@@ -58,6 +63,8 @@ class QueueInspection(Value):
     put_items: int
     put_bytes: int
     file_bytes: int
+    kind: str = ITEMS
+    refused_batches: int = 0
 
 
 def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None = None) -> QueueInspection:
@@ -68,19 +75,23 @@ def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None 
     Cost: O(segments), and the frames of a segment that is not closed.
     """
     _names.check_name(queue)
-    folder = (disk or RealDisk(allow_network=True)).directory(os.fspath(directory))
+    disk = disk or RealDisk(allow_network=True)
+    folder = disk.directory(os.fspath(directory))
     try:
+        refused = refused_batches(os.fspath(directory), queue, disk)
         for _ in range(_TRIES - 1):
-            try:
-                return _look(folder, queue)
-            except FileNotFoundError:
-                continue
-        return _look(folder, queue)
+            found = _look(folder, queue, refused, is_last_try=False)
+            if found is not None:
+                return found
+        found = _look(folder, queue, refused, is_last_try=True)
+        assert found is not None
+        return found
     finally:
         folder.close()
 
 
-def _look(folder: Directory, queue: str) -> QueueInspection:
+def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> QueueInspection | None:
+    """``None`` if the writer has moved on so far that what was listed says nothing of it any more."""
     chain = Chain([folder], queue)  # before the listing: the segments listed go at least as far
     names = [name for name in folder.names() if (owner := _names.parse_owner(name)) and owner[0] == queue]
     # Checkpoints before segments: what they name must then still be there or further on.
@@ -90,13 +101,14 @@ def _look(folder: Directory, queue: str) -> QueueInspection:
         if _names.parse_checkpoint(name, queue) is not None and (state := load_checkpoint(folder, name)[0]) is not None
     ]
     numbered = _names.segments_among(names, queue)
-    segments: list[Segment] = []
-    for number, name in numbered:
-        segment = _segment(folder, chain, number, name, last=name == numbered[-1][1])
-        if segment is not None:
-            segments.append(segment)
-        elif name == numbered[-1][1] and chain.watermark > (segments[-1].last_id if segments else 0):
-            raise CorruptJournal(f"{folder.path}/{name}", 0, "this segment has no valid header, and items are missing")
+    segments, is_gone = _segments(folder, chain, numbered)
+    last_id = segments[-1].last_id if segments else 0
+    if numbered and not (segments and segments[-1].number == numbered[-1][0]):
+        if is_gone and not is_last_try:
+            return None
+        if chain.watermark > last_id and not is_gone:
+            path, reason = f"{folder.path}/{numbered[-1][1]}", "this segment has no valid header, and items are missing"
+            raise CorruptJournal(path, 0, reason)
     put_items = segments[-1].header.base_items + segments[-1].items if segments else 0
     put_bytes = segments[-1].header.base_bytes + segments[-1].data_bytes if segments else 0
     return QueueInspection(
@@ -107,7 +119,27 @@ def _look(folder: Directory, queue: str) -> QueueInspection:
         put_items=put_items,
         put_bytes=put_bytes,
         file_bytes=sum(_size(folder, name) for name in names),
+        kind=kind_of(names, queue),
+        refused_batches=refused,
     )
+
+
+def _segments(folder: Directory, chain: Chain, numbered: list[tuple[int, str]]) -> tuple[list[Segment], bool]:
+    """The segments, in order, and whether one that was listed is gone: retired in this moment.
+
+    From the newest on: it is the last to be retired.
+    """
+    segments: list[Segment] = []
+    is_gone = False
+    for number, name in reversed(numbered):
+        try:
+            segment = _segment(folder, chain, number, name, last=name == numbered[-1][1])
+        except FileNotFoundError:
+            is_gone = True
+            continue
+        if segment is not None:
+            segments.append(segment)
+    return segments[::-1], is_gone
 
 
 def _readers(states: list[Checkpoint], segments: list[Segment], put_items: int, put_bytes: int) -> list[SavedReader]:
@@ -129,14 +161,14 @@ def _readers(states: list[Checkpoint], segments: list[Segment], put_items: int, 
 
 def _segment(folder: Directory, chain: Chain, number: int, name: str, *, last: bool) -> Segment | None:
     """A segment, counted if it is not closed; ``None`` for one that is being made, or never was one."""
-    file = folder.open(name)
+    file = open_segment(folder, name)
     path = f"{folder.path}/{name}"
     try:
         header = read_header(file, path)
         if header is None or header.number != number:
             if chain.is_none(file, name, number, None):
                 return None
-            raise CorruptJournal(path, 0, "this segment has no valid header")
+            raise wrong_header(header).error(path)
         segment = load_segment(file, name, header)
         if not segment.closed:
             if not last and chain.is_none(file, name, number, header):
@@ -162,7 +194,11 @@ def _info(segment: Segment) -> SegmentInfo:
 
 
 def _size(folder: Directory, name: str) -> int:
-    file = folder.open(name)
+    """Of a file that is gone in this moment, nothing; of a new segment that is called otherwise by now, its size."""
+    try:
+        file = open_segment(folder, name)
+    except FileNotFoundError:
+        return 0
     try:
         return file.size()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -48,11 +49,13 @@ class Item:
         return self._owner.decode(self.data)
 
     def commit(self) -> None:
-        """Done with it. Raises ``UnknownItem`` if it is not open. Thread-safe."""
+        """Done with it. Raises what ``Reader.commit`` raises: ``UnknownItem`` if it is not open. Thread-safe."""
         self._owner.commit(self)
 
     def abort(self) -> None:
-        """Give it back, ahead of unread items. Raises ``UnknownItem`` if it is not open. Thread-safe."""
+        """Give it back, ahead of unread items. Raises what ``Reader.abort`` raises: ``UnknownItem`` if it is not open.
+        Thread-safe.
+        """
         self._owner.abort(self)
 
     def __enter__(self) -> Item:
@@ -102,14 +105,14 @@ class Record(Value):
 
 
 def id_of(item_or_id: Item | int) -> int:
-    """The id that a commit or an abort means. Raises ``TypeError`` for anything else than an item or an id."""
-    if isinstance(item_or_id, int):
-        return item_or_id
+    """The id that a commit or an abort means: an item's, or any whole number but a ``bool``. Raises ``TypeError`` for
+    anything else.
+    """
     if isinstance(item_or_id, Item):
         return item_or_id.id
-    raise no_item(item_or_id)
-
-
-def no_item(what: object) -> TypeError:
-    """What to raise for something that is neither an item nor an id."""
-    return TypeError(f"an item or its id is wanted, not {type(what).__name__}")
+    try:
+        if isinstance(item_or_id, bool):
+            raise TypeError
+        return index(item_or_id)
+    except TypeError:
+        raise TypeError(f"an item or its id is wanted, not {type(item_or_id).__name__}") from None

@@ -17,6 +17,7 @@ CASES = {
     "QueueFull": (errors.QueueFull(reader="jobs+a"), queue.Full, {"reader": "jobs+a"}),
     "QueueClosed": (errors.QueueClosed("x"), Exception, {}),
     "ItemTooLarge": (errors.ItemTooLarge(9, 8), ValueError, {"item_bytes": 9, "max_item_bytes": 8}),
+    "BatchTooLarge": (errors.BatchTooLarge(9, 8), ValueError, {"batch_bytes": 9, "max_batch_bytes": 8}),
     "InvalidName": (errors.InvalidName("a/b", "why"), ValueError, {"name": "a/b", "reason": "why"}),
     "NoDefaultReader": (
         errors.NoDefaultReader("q", ("a", "b")),
@@ -36,6 +37,7 @@ CASES = {
         Exception,
         {"path": "/d/f", "version": 2, "supported": 1},
     ),
+    "WrongKind": (errors.WrongKind("/d/q", "work queue"), ValueError, {"path": "/d/q", "kind": "work queue"}),
     "QueueDiskFull": (errors.QueueDiskFull("/d"), OSError, {"errno": errno.ENOSPC, "filename": "/d", "path": "/d"}),
     "DurabilityUnknown": (
         errors.DurabilityUnknown("/d", 3, 5, OSError(errno.EDQUOT, "x")),

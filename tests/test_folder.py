@@ -155,6 +155,22 @@ def test_a_scan_survives_segments_that_are_archived_meanwhile(folder: Path, tmp_
     assert [record.id for record in records] == list(range(2, 31))
 
 
+@pytest.mark.parametrize("made_again", [False, True], ids=["erased", "made again"])
+def test_a_scan_of_what_is_erased_meanwhile_does_not_end_as_if_that_were_all(
+    folder: Path, open_queue: Open, made_again: bool
+) -> None:
+    queue = open_queue(segment_bytes=4096)
+    for _ in range(5):
+        queue.put(bytes(2000))
+    found = scan(folder, "jobs")
+    next(found)
+    queue.erase()
+    if made_again:
+        open_queue().put(b"another")
+    with pytest.raises(FileNotFoundError, match="queue 'jobs' is gone, or another one is in its place"):
+        list(found)
+
+
 def test_scan_ends_at_a_torn_tail(folder: Path, killed: Any) -> None:
     killed(lambda queue: queue.put_many([b"1"]) and queue.put(b"2"), sync="never")
     (path,) = segments(folder)
@@ -250,7 +266,9 @@ def test_verify_beside_a_writer_that_retires(monkeypatch: pytest.MonkeyPatch) ->
     """A segment that was there when the folder was listed and is gone when it is to be opened is no damage."""
     disk, about_to_go = CrashingDisk(), []
     disk.before_operation = lambda: (
-        about_to_go.append(disk.after_kill()) if disk.next_operation[0] == "unlink" and not about_to_go else None
+        about_to_go.append(disk.after_kill())
+        if disk.next_operation[0] == "unlink" and disk.next_operation[1].endswith(".segment") and not about_to_go
+        else None
     )
     with JournaledQueue("/q", "jobs", segment_bytes=4096, disk=disk) as queue:
         for _ in range(8):
@@ -278,6 +296,8 @@ def test_verify_names_unknown_files(folder: Path, open_queue: Open) -> None:
     open_queue().put(b"x")
     (folder / "jobs.txt").write_text("x")
     (folder / "other.txt").write_text("x")
+    for name in ("jobs+.batch", "jobs+audit.batch", "jobs+audit.batch.tmp"):  # of kestrelpy.spark
+        (folder / name).write_text("x")
     assert verify(folder, "jobs").unknown_files == ("jobs.txt",)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from budget import ALL
 from conftest import START_MS, drain, take_all
 
 from kestrelpy import CorruptJournal, JournaledQueue, QueueEmpty, UnsupportedFormat
@@ -148,7 +149,10 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def faults(data: bytes, step: int) -> Iterator[tuple[int, bytes]]:
-    """Every ``step``-th single flipped bit of the bytes in use, and some of the zeros behind them."""
+    """Every ``step``-th single flipped bit of the bytes in use, and some of the zeros behind them. ``make test`` takes
+    fewer.
+    """
+    step = step if ALL else 7 * step
     used = len(data.rstrip(b"\0"))
     for bit in [*range(0, used * 8, step), *range(used * 8, min(len(data), used + 200) * 8, 37)]:
         changed = bytearray(data)
@@ -175,8 +179,9 @@ def test_every_flipped_bit(killed: bool, quarantine: bool) -> None:
                     expected = {item_id for _, ids in records(name, data) for item_id in ids}
             outcome = check(files | {name: changed}, killed, quarantine=quarantine, expected_loss=expected)
             outcomes[outcome] += 1
-    assert outcomes["good"] > 300
-    assert outcomes["refused"] > 0
+    assert outcomes["good"] > (300 if ALL else 40)
+    if ALL:
+        assert outcomes["refused"] > 0
     assert (outcomes["raised"] > 0) is not quarantine
 
 
@@ -186,7 +191,7 @@ def test_every_truncation_and_every_missing_file(killed: bool, quarantine: bool)
     files = reference(killed=killed)
     outcomes: list[str] = []
     for name, data in files.items():
-        for size in range(len(data.rstrip(b"\0"))):
+        for size in range(0, len(data.rstrip(b"\0")), 1 if ALL else 5):
             lost = set()
             if name.endswith(".segment"):
                 lost = {item_id for span, ids in records(name, data) if span.stop > size for item_id in ids}
@@ -380,11 +385,13 @@ def test_a_segment_of_another_queue_is_damage() -> None:
         )
 
 
-# R8: left-over temporary files go, by exact pattern; unknown files stay.
+# R8: left-over temporary files go, by exact pattern; unknown files stay. The spare files of what is there stay too, and
+# those of readers that are not there go.
 def test_r8_temporary_files_go_and_foreign_ones_stay() -> None:
     files = reference(killed=False)
+    assert {"jobs+.checkpoint.tmp", "jobs.mark.tmp"} <= files.keys()
     foreign = {"jobs.txt": b"x", "jobs.tmp": b"x", "other+.checkpoint.tmp": b"x", "jobs.1.segment.tmp.bak": b"x"}
-    ours = {"jobs+.checkpoint.tmp": b"x", "jobs.mark.tmp": b"x", "jobs.123.segment.tmp": b"x"}
+    ours = {"jobs+gone.checkpoint.tmp": b"x", "jobs.readers.lock.tmp": b"x", "jobs.123.segment.tmp": b"x"}
     disk = disk_of(files | foreign | ours)
     with opened(disk) as queue:
         assert len(take_all(queue)) == 8

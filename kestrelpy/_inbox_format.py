@@ -38,13 +38,15 @@ class Part(Value):
     """A sealed part file: what the one who wrote it hands to the one who publishes. Can be pickled.
 
     ``name``: its file in the inbox. ``items``, ``data_bytes``: how many items it has, and their bytes together; a part
-    of no items has no file. ``digest``: of its checksums, by which it is known.
+    of no items has no file. ``digest``: of its checksums, by which it is known. ``largest_bytes``: its largest item;
+    ``None`` if that is not known.
     """
 
     name: str
     items: int
     data_bytes: int
     digest: int
+    largest_bytes: int | None = None
 
 
 class BatchPart(NamedTuple):

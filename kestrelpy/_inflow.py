@@ -15,6 +15,7 @@ it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import weakref
@@ -68,9 +69,7 @@ class Inflow:
     def _is_refused(self, reader: Limited, batch: Batch) -> bool:
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
             return False
-        if not isinstance(reader, Reader):
-            reader.refresh()  # type: ignore[attr-defined]  # one that is not open here
-        return not self._queue._fits(reader, batch.items) and reader.items > 0
+        return not self._queue._fits(reader, batch.items, max(0, batch.data_bytes - 1)) and reader.items > 0
 
     def sync_locked(self) -> None:
         queue, journal = self._queue, self.journal
@@ -101,6 +100,12 @@ class Inflow:
     def refuse_locked(self, error: Exception) -> None:
         if not isinstance(error, DurabilityUnknown):
             self.journal.refuse(error)
+
+    @property
+    def refused(self) -> int:
+        """How many published batches are kept aside because they can never be taken in. May be read at any time."""
+        intake = self._intake
+        return 0 if intake is None else intake.refused
 
     # -- the owner's calls -------------------------------------------------------------------------------------------
 
@@ -149,6 +154,7 @@ class Inflow:
                     queue._check_usable()
                 intake = None if self._stopped else self._look()
                 if intake is not None:
+                    self._queue._readership.refresh_limits()
                     self._discard_expired()
                     taken = intake.run()
                     self._told = False
@@ -233,29 +239,28 @@ class Watch:
     # One table for the process. A watch lives as long as one of its queues does, or its timer.
     _shared: ClassVar[weakref.WeakValueDictionary[tuple[object, ...], Watch]] = weakref.WeakValueDictionary()
 
-    def __init__(self, key: tuple[object, ...], path: str, disk: Disk | None, clock: Clock, seconds: float) -> None:
+    def __init__(self, key: tuple[object, ...], path: str, disk: Disk | None, clock: Clock) -> None:
         self._key = key
         self._path = path
         self._disk = disk
         self._clock = clock
         self._members: weakref.WeakValueDictionary[str, JournaledQueue] = weakref.WeakValueDictionary()
-        self._seconds = seconds
-        self._timer: Timer | None = None
+        self._timer: Timer | None = None  # guarded by self._guard, as the next one
+        self._due = 0.0  # when it is
 
     @classmethod
-    def join(cls, queue: JournaledQueue, disk: Disk | None, clock: Clock, seconds: float) -> None:
-        """Look for ``queue`` too, every so many seconds, for as long as it is open."""
+    def join(cls, queue: JournaledQueue, disk: Disk | None, clock: Clock) -> None:
+        """Look for ``queue`` too, as often as it asks for (``inbox_interval``), for as long as it is open."""
         path = queue._home.directory.path
         key = (path, id(disk), None if type(clock) is SystemClock else id(clock))
         with cls._guard:
             watch = cls._shared.get(key)
             starts = watch is None
             if watch is None:
-                watch = cls._shared[key] = Watch(key, path, disk, clock, seconds)
+                watch = cls._shared[key] = Watch(key, path, disk, clock)
             watch._members[queue.name] = queue
-            watch._seconds = min(watch._seconds, seconds)
         queue._watch = watch
-        if starts:
+        if starts or watch._is_late():
             watch._arm()
 
     def leave(self, queue: JournaledQueue) -> None:
@@ -276,10 +281,31 @@ class Watch:
         return True
 
     def _arm(self) -> None:
-        """See to the next look, if there is anybody to look for."""
+        """See to the next look, if there is anybody to look for. If no thread can be started for it, the next put of
+        each of them tries again.
+        """
+        try:
+            with self._guard:
+                if not self._give_up_locked():
+                    if self._timer is not None:
+                        self._timer.cancel()
+                    seconds = self._seconds()
+                    self._due = self._clock.monotonic() + seconds
+                    self._timer = self._clock.call_later(seconds, self._look, on_lost=self._lost)
+        except RuntimeError:
+            for queue in list(self._members.values()):
+                queue._feed.leave(self._arm)
+
+    def _seconds(self) -> float:
+        """How often the one asks that asks most often."""
+        return min((queue._inbox_interval or math.inf for queue in list(self._members.values())), default=math.inf)
+
+    def _is_late(self) -> bool:
+        """Whether a look is set that comes later than somebody who has joined since asks for. A look that is under way
+        sets the next one by itself.
+        """
         with self._guard:
-            if not self._give_up_locked():
-                self._timer = self._clock.call_later(self._seconds, self._look, on_lost=self._lost)
+            return self._timer is not None and self._due > self._clock.monotonic() + self._seconds()
 
     def _lost(self, _cause: BaseException) -> None:
         """The maintenance thread died: another one goes on."""
@@ -287,6 +313,10 @@ class Watch:
 
     def _look(self) -> None:
         """On the maintenance thread: see whether there is anything to take in, and for whom."""
+        with self._guard:
+            if self._timer is not None:
+                self._timer.cancel()  # it is this one; or one that was set meanwhile, and this look sets the next
+                self._timer = None
         found: list[JournaledQueue] = []
         try:
             folder = open_inbox(self._path, self._disk, create=False)

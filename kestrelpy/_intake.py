@@ -7,8 +7,8 @@ Rules:
 3. Nothing else is put until all items of it are on disk, and then that it is done. Readers see nothing of it before.
 4. What is cut short is gone on with, by the count of items that are there: ids may jump at a crash. An intent is
    believed only when it is on disk by the hand of who goes on with it.
-5. The files go last, the published batch before its parts. What is remembered of it is forgotten only when its name is
-   gone for good.
+5. The files go last, the parts before the batch that names them: a part that no batch names was never taken in, and
+   may be published. What is remembered of a batch is forgotten only when its name is gone for good.
 
 NOTE ON LOCKING: a single-threaded state machine: its caller sees to that. What must not run beside puts is done within
 ``Host.lock``.
@@ -62,7 +62,9 @@ class Host(Protocol):
 
 
 class Intake:
-    """The inbox of one queue, for who has the queue open. ``unfinished``: a batch of which not all is taken in."""
+    """The inbox of one queue, for who has the queue open. ``unfinished``: a batch of which not all is taken in.
+    ``refused``: how many were kept aside, before and since.
+    """
 
     def __init__(self, folder: Directory, queue: str, host: Host) -> None:
         self._folder = folder
@@ -72,6 +74,7 @@ class Intake:
         self._intent: Intent | None = None
         self._sound: set[bytes] = set()  # batches that were checked, and wait for room
         self.unfinished: Batch | None = None
+        self.refused = len(_names.refused_among(folder.names(), queue))
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
@@ -234,6 +237,7 @@ class Intake:
         _log.warning("%s/%s can't be taken in, and is kept as .refused: %s", self._folder.path, name, objection)
         with contextlib.suppress(FileNotFoundError):
             self._folder.rename(name, _names.refused_name(self._queue, number))
+            self.refused += 1
 
     def _begin(self, batch: Batch) -> bool:
         """Take in a batch that was checked; whether there was room for it."""
@@ -287,9 +291,9 @@ class Intake:
 
     def _clear(self, batch: Batch) -> None:
         """The files of a batch that is done go. Failing that they are looked at again, and known."""
-        self._unlink(_names.batch_name(self._queue, batch.number))
         for part in batch.parts:
             self._unlink(_names.part_name(self._queue, part.part_id))
+        self._unlink(_names.batch_name(self._queue, batch.number))
 
 
 def erase_inbox(folder: Directory, queue: str) -> None:

@@ -21,7 +21,9 @@ from zlib import crc32
 from kestrelpy import _format as fmt
 from kestrelpy._disk import Directory, Disk, File, RealDisk
 from kestrelpy._inbox_format import BatchPart, Body, Part, body_lengths, cut_body, pack_body
-from kestrelpy._names import INBOX, check_name, parse_inbox, part_begun_ms, part_name
+from kestrelpy._limit import limit_of
+from kestrelpy._names import INBOX, check_name, parse_inbox, part_begun_ms, part_name, refused_among
+from kestrelpy._purpose import refuse_jobs_in
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.errors import CorruptJournal, ItemTooLarge
 
@@ -35,6 +37,18 @@ MOST_IN_FRAME = 1 << 16
 MAX_ITEM_BYTES = (1 << 31) - fmt.SEGMENT_OVERHEAD
 
 
+def refused_batches(directory: str, queue: str, disk: Disk) -> int:
+    """How many published batches of a queue are kept aside in its inbox. Raises ``OSError``."""
+    try:
+        folder = open_inbox(directory, disk, create=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    try:
+        return len(refused_among(folder.names(), queue))
+    finally:
+        folder.close()
+
+
 def open_inbox(directory: str, disk: Disk | None, *, create: bool) -> Directory:
     """The inbox of a folder of queues. Raises ``OSError``, ``FileNotFoundError`` if there is none."""
     return (disk or RealDisk()).directory(f"{directory}/{INBOX}", create=create)
@@ -45,9 +59,10 @@ class PartWriter:
 
     The inbox folder is made if it is missing (0700); the queue need not exist, and may be open anywhere. ``with``
     discards what was not sealed. For one thread. Items are written a megabyte at a time, and are on disk once ``seal``
-    has returned. Any number of parts may be written at once, by any number of processes.
+    has returned. Any number of parts may be written at once, by any number of processes, and over a network file
+    system, too; publishing is for a machine that has the disk.
 
-    Raises ``InvalidName``, ``OSError``.
+    Raises ``InvalidName``, ``WrongKind`` for a work queue, ``OSError``.
     """
 
     def __init__(
@@ -61,15 +76,18 @@ class PartWriter:
         check_name(queue)
         self._clock: Clock = clock if clock is not None else SystemClock()
         now_ms = self._clock.time_ns() // 1_000_000
+        refuse_jobs_in(directory, queue, disk)
+        self._limit = min(limit_of(directory, queue, disk) or MAX_ITEM_BYTES, MAX_ITEM_BYTES)
         part_id = now_ms.to_bytes(6, "big") + os.urandom(10)
         self.name = part_name(queue, part_id)
+        disk = disk or RealDisk(allow_network=True)  # no lock is needed here, and the name is synced by who publishes
         self._folder = open_inbox(os.fspath(directory), disk, create=True)
         self._marker = int.from_bytes(os.urandom(4), "little") | 1 << 31
         self._now_ms = now_ms
         self._file: File | None = None
         self._is_done = False
         self._end = fmt.HEADER_BYTES
-        self._items = self._data_bytes = self._digest = 0
+        self._items = self._data_bytes = self._digest = self._largest = 0
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._expires_ms: int | None = None
@@ -77,15 +95,17 @@ class PartWriter:
     def add(self, items: Sequence[bytes], *, expires_ms: int | None = None) -> None:
         """Add items, which expire at ``expires_ms`` (Unix milliseconds) if given.
 
-        Raises ``ItemTooLarge`` (above 2 GiB), ``TypeError``, ``ValueError``, with nothing added; ``OSError``, after
-        which the part is to be discarded. What the queue takes at most per item is known to its owner alone.
+        Raises ``ItemTooLarge``, ``TypeError``, ``ValueError``, with nothing added; ``OSError``, after which the part is
+        to be discarded. Too large is what the queue's last owner did not take (``max_item_bytes``); of a queue that
+        nobody has opened yet, what has 2 GiB or more.
         """
         self._check_open()
         _check_expiry(expires_ms)
         items = [each if type(each) is bytes else _as_bytes(each) for each in items]
         largest = max(map(len, items), default=0)
-        if largest > MAX_ITEM_BYTES:
-            raise ItemTooLarge(largest, MAX_ITEM_BYTES)
+        if largest > self._limit:
+            raise ItemTooLarge(largest, self._limit)
+        self._largest = max(self._largest, largest)
         if expires_ms != self._expires_ms:
             self._flush()
             self._expires_ms = expires_ms
@@ -113,8 +133,9 @@ class PartWriter:
         if sum(sizes) != len(data):
             raise ValueError(f"the lengths make {sum(sizes)} bytes, and the data has {len(data)}")
         largest = max(sizes, default=0)
-        if largest > MAX_ITEM_BYTES:
-            raise ItemTooLarge(largest, MAX_ITEM_BYTES)
+        if largest > self._limit:
+            raise ItemTooLarge(largest, self._limit)
+        self._largest = max(self._largest, largest)
         self._flush()
         self._expires_ms = expires_ms
         first = at = 0
@@ -142,7 +163,7 @@ class PartWriter:
             self._file.write(self._end, fmt.encode_footer(footer, 0, self._marker))
             self._file.sync()
         self._let_go()
-        return Part(self.name, self._items, self._data_bytes, self._digest)
+        return Part(self.name, self._items, self._data_bytes, self._digest, self._largest)
 
     def discard(self) -> None:
         """Remove what was written. Nothing if it was sealed. Idempotent; raises ``OSError``."""

@@ -27,9 +27,12 @@ from kestrelpy._home import Home
 from kestrelpy._inbox_format import MAX_APP_ID_BYTES, Batch, BatchPart, Part, encode_batch_file
 from kestrelpy._intake import Intake
 from kestrelpy._journal import Journal
+from kestrelpy._limit import limit_of
 from kestrelpy._parts import PartFile, PartWriter, as_batch_part, open_inbox
+from kestrelpy._purpose import refuse_jobs, refuse_jobs_in
 from kestrelpy._recovery import Recovered, Recovery, write_mark
 from kestrelpy.clock import Clock, SystemClock
+from kestrelpy.errors import ItemTooLarge
 
 __all__ = ["Part", "PartWriter", "discard", "last_version", "pending", "publish", "take_in"]
 
@@ -54,17 +57,31 @@ def publish(
     order of the parts. ``False``: ``version``, or a later one, of ``app_id`` is published or was taken in already;
     these parts are dropped, unless that batch is made of them. Versions of an ``app_id`` (up to 500 bytes in UTF-8)
     rise. The last ones of the 10,000 app_ids used last are remembered. Without an ``app_id`` a batch is known by its
-    parts alone, and nothing is remembered of it when it is taken in. A batch has at most 500,000 parts.
+    parts alone, and nothing is remembered of it when it is taken in. A batch has at most 500,000 parts, and a part
+    belongs to one batch, once.
 
     Of no items, it is remembered all the same if it has an ``app_id``. May be called by any number of processes at
-    once, and again after any kill or error. Raises ``CorruptJournal`` for a part that is not sealed, ``ValueError``
-    for one of another queue, ``InvalidName``, ``OSError`` (``FileNotFoundError`` for a part that is gone).
+    once, and again after any kill or error. Raises ``CorruptJournal`` for a part that is not sealed, ``ItemTooLarge``
+    for one with an item that is larger than the queue's owner takes, or than its last one took; ``ValueError``
+    for one of another queue, one that is named twice or that another published batch names, and for a ``version``
+    without an ``app_id``; ``WrongKind`` for a work queue; ``InvalidName``, ``OSError`` (``FileNotFoundError`` for a
+    part that is gone, which one is that was taken in), ``UnsupportedFormat`` if a newer version has published or taken
+    in here. With any of them nothing is published.
+
+    What an owner takes is not known before the queue was opened once, and the next owner may take less: a batch with an
+    item that is too large then is kept aside as ``.refused``, and counted (``JournaledQueue.stats``, ``verify``).
     """
     _names.check_name(queue)
     _check_version(app_id, version)
+    if version and app_id is None:
+        raise ValueError(f"version={version} is of an app_id, and there is none: give both, or neither")
+    parts = list(parts)
     named = tuple(as_batch_part(part, queue) for part in parts if part.items)
     if len(named) > MOST_PARTS:
         raise ValueError(f"a batch has at most {MOST_PARTS:,} parts, not {len(named):,}")
+    _check_named_once(queue, named)
+    sizes = [part.largest_bytes for part in parts if part.items]
+    refuse_jobs_in(directory, queue, disk)
     if not named and app_id is None:
         return True
     with _publishing(directory, queue, disk) as folder:
@@ -77,12 +94,10 @@ def publish(
             folder.sync()  # whoever has published it may have been killed before that
             _remove(folder, queue, named, there)
             return False
-        for part in named:
-            file = PartFile(folder, queue, part)
-            try:
-                file.check_sealed()
-            finally:
-                file.close()
+        _check_free(queue, named, there)
+        limit = limit_of(directory, queue, disk)
+        for part, largest in zip(named, sizes, strict=True):
+            _check_part(folder, queue, part, largest, limit)
         folder.sync()  # the parts are there for good before anything names them
         clock = clock if clock is not None else SystemClock()
         number = max(clock.time_ns() // 1_000_000, _last_number(names, queue) + 1)
@@ -94,8 +109,8 @@ def publish(
 def discard(directory: StrPath, queue: str, parts: Iterable[Part], *, disk: Disk | None = None) -> None:
     """Remove parts that are not to be published. Those of a published batch stay. No error for what is gone.
 
-    Raises ``OSError``, ``InvalidName``, ``ValueError`` for a part of another queue. What is not discarded is removed by
-    the queue's owner, a day later.
+    Raises ``OSError``, ``InvalidName``, ``UnsupportedFormat``, ``ValueError`` for a part of another queue. What is not
+    discarded is removed by the queue's owner, a day later.
     """
     _names.check_name(queue)
     named = tuple(as_batch_part(part, queue) for part in parts if part.items)
@@ -107,7 +122,7 @@ def discard(directory: StrPath, queue: str, parts: Iterable[Part], *, disk: Disk
 def last_version(directory: StrPath, queue: str, app_id: str, *, disk: Disk | None = None) -> int | None:
     """The last version of ``app_id`` that is published or was taken in, which is on disk; ``None`` if none is known.
 
-    Raises ``InvalidName``, ``ValueError``, ``OSError``. Cost: O(published batches).
+    Raises ``InvalidName``, ``ValueError``, ``UnsupportedFormat``, ``OSError``. Cost: O(published batches).
     """
     _names.check_name(queue)
     _check_version(app_id, 0)
@@ -132,17 +147,22 @@ def take_in(directory: StrPath, queue: str, *, disk: Disk | None = None, clock: 
 
     As ``JournaledQueue.take_in``; but whoever calls this knows nothing of the owner's options. So no limit of a reader
     or of the size of an item keeps a batch out, and no segment is retired, archived or deleted; readers' places are not
-    touched. While it lasts, opening the queue raises ``QueueLocked``.
+    touched. While it lasts, opening the queue raises ``QueueLocked``. Where nothing is published, and no queue is,
+    nothing is made.
 
-    Raises ``QueueLocked`` if somebody has the queue open, who looks by itself; ``InvalidName``, ``CorruptJournal``,
-    ``UnsupportedFormat``, ``OSError`` (``QueueDiskFull``, ``DurabilityUnknown``).
+    Raises ``QueueLocked`` if somebody has the queue open, who looks by itself; ``WrongKind`` for a work queue,
+    ``InvalidName``, ``CorruptJournal``, ``UnsupportedFormat``, ``OSError`` (``QueueDiskFull``, ``DurabilityUnknown``).
     """
     _names.check_name(queue)
+    if not _may_have_work(directory, queue, disk):
+        return 0
     folder = (disk or RealDisk()).directory(os.fspath(directory), create=True)
     try:
+        refuse_jobs(folder, queue)
         home = Home(folder, queue)
         lock, names = home.lock()
         try:
+            refuse_jobs(folder, queue, names)
             with _looking(directory, disk) as inbox:
                 if inbox is None or not _has_work(inbox, queue):
                     return 0
@@ -219,6 +239,39 @@ def _check_version(app_id: str | None, version: int) -> None:
         raise ValueError(f"version must be an int and not negative, not {version!r}")
 
 
+def _check_part(folder: Directory, queue: str, part: BatchPart, largest: int | None, limit: int | None) -> None:
+    """Raise if the part is not sealed, or has an item that is larger than ``limit``. ``largest``: as its writer says;
+    one that does not say so is read.
+    """
+    file = PartFile(folder, queue, part)
+    try:
+        file.check_sealed()
+        if limit is not None and part.data_bytes > limit:
+            largest = file.largest() if largest is None else largest
+            if largest > limit:
+                raise ItemTooLarge(largest, limit)
+    finally:
+        file.close()
+
+
+def _check_named_once(queue: str, named: tuple[BatchPart, ...]) -> None:
+    """A part that is named twice would be taken in twice."""
+    seen: set[bytes] = set()
+    for part in named:
+        if part.part_id in seen:
+            raise ValueError(f"part {_names.part_name(queue, part.part_id)} is named twice")
+        seen.add(part.part_id)
+
+
+def _check_free(queue: str, named: tuple[BatchPart, ...], there: list[Batch]) -> None:
+    """A part goes with the batch that names it, and another one could never be taken in."""
+    owners = {part.part_id: batch.number for batch in there for part in batch.parts}
+    for part in named:
+        if part.part_id in owners:
+            name, other = _names.part_name(queue, part.part_id), _names.batch_name(queue, owners[part.part_id])
+            raise ValueError(f"part {name} belongs to {other}, which is published: a part is published once")
+
+
 @contextlib.contextmanager
 def _publishing(directory: StrPath, queue: str, disk: Disk | None) -> Iterator[Directory]:
     """The inbox, made if it is missing, while nobody else publishes for this queue."""
@@ -243,6 +296,21 @@ def _looking(directory: StrPath, disk: Disk | None) -> Iterator[Directory | None
         return
     try:
         yield folder
+    finally:
+        folder.close()
+
+
+def _may_have_work(directory: StrPath, queue: str, disk: Disk | None) -> bool:
+    """Whether there is a queue to ask, or anything to make one for; by a look without a lock, which would make one."""
+    with _looking(directory, disk) as inbox:
+        if inbox is not None and _has_work(inbox, queue):
+            return True
+    try:
+        folder = (disk or RealDisk()).directory(os.fspath(directory))
+    except FileNotFoundError:
+        return False
+    try:
+        return bool(_names.of_queue(folder.names(), queue))
     finally:
         folder.close()
 

@@ -27,13 +27,15 @@ from kestrelpy import (
     QueueLocked,
     ReaderConfig,
     UnsupportedFormat,
+    inspect,
     queue_names,
     scan,
     verify,
 )
 from kestrelpy import _inbox_format as inbox_format
 from kestrelpy._batches import MemoryFile, read_batch
-from kestrelpy._disk import RealDisk
+from kestrelpy._disk import RealDirectory, RealDisk
+from kestrelpy._file import RealFile
 from kestrelpy._inbox_format import Batch, BatchPart, Intent, Remembered
 from kestrelpy._inflow import Watch, _forget_watches
 from kestrelpy._intake import OLD_SECONDS, Intake
@@ -199,6 +201,73 @@ def test_the_same_parts_twice_are_one_batch(folder: Path, open_queue: Open) -> N
         publish(folder, NAME, [part])
 
 
+@pytest.mark.parametrize("about", [{}, {"app_id": "app", "version": 1}])
+def test_a_part_named_twice_is_refused(folder: Path, open_queue: Open, about: dict[str, Any]) -> None:
+    part, other = part_of(folder, [b"one"]), part_of(folder, [b"two"])
+    with pytest.raises(ValueError, match=f"part {part.name} is named twice"):
+        publish(folder, NAME, [part, other, part], **about)
+    assert pending(folder, NAME) == 0
+    assert publish(folder, NAME, [part, other], **about)
+    assert items_of(open_queue()) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("first", [{}, {"app_id": "app", "version": 1}])
+@pytest.mark.parametrize("second", [{}, {"app_id": "app", "version": 2}, {"app_id": "other", "version": 1}])
+def test_a_part_of_another_batch_is_refused(
+    folder: Path, open_queue: Open, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    part, other = part_of(folder, [b"one"]), part_of(folder, [b"two"])
+    assert publish(folder, NAME, [part], **first)
+    with pytest.raises(ValueError, match=f"part {part.name} belongs to jobs"):
+        publish(folder, NAME, [other, part], **second)
+    assert pending(folder, NAME) == 1
+    assert publish(folder, NAME, [other], **second)
+    assert items_of(open_queue()) == [b"one", b"two"]
+    assert inbox_files(folder, ".refused") == []
+    with pytest.raises(FileNotFoundError):
+        publish(folder, NAME, [part], app_id="third")
+
+
+def test_a_part_of_a_batch_that_is_being_cleared_away_is_not_free(folder: Path, open_queue: Open) -> None:
+    """A kill may leave either of them: never a part of which nobody knows that it was taken in."""
+    parts = [part_of(folder, [b"one"]), part_of(folder, [b"two"])]
+    queue = open_queue(inbox_interval=None)
+    assert queue._inflow is not None
+    assert queue._inflow._intake is not None
+    unlink, seen = queue._inflow._intake._unlink, []
+
+    def look(name: str) -> None:
+        unlink(name)
+        seen.append((len(inbox_files(folder, ".batch")), len(inbox_files(folder, ".part"))))
+
+    queue._inflow._intake._unlink = look  # type: ignore[method-assign]
+    publish(folder, NAME, parts)
+    queue.take_in()
+    assert seen == [(1, 1), (1, 0), (0, 0)]
+
+
+def test_a_version_needs_its_app_id(folder: Path) -> None:
+    part = part_of(folder, [b"x"])
+    with pytest.raises(ValueError, match="version=3 is of an app_id"):
+        publish(folder, NAME, [part], version=3)
+    assert publish(folder, NAME, [part], version=0)
+
+
+def test_a_visitor_makes_no_queue_for_nothing(tmp_path: Path, folder: Path) -> None:
+    folder.mkdir()
+    assert take_in(folder, NAME) == 0
+    assert (queue_names(folder), os.listdir(folder)) == ([], [])
+    assert take_in(tmp_path / "nowhere", NAME) == 0
+    assert not (tmp_path / "nowhere").exists()
+    publish_items(folder, b"x", app_id="app", version=1)
+    with pytest.raises(ValueError, match="named twice"):
+        publish(folder, NAME, [part_of(folder, [b"y"])] * 2)
+    assert (take_in(folder, "others"), os.listdir(folder)) == (0, ["inbox"])
+    assert (take_in(folder, NAME), take_in(folder, NAME)) == (1, 0)
+    with JournaledQueue(folder, NAME), pytest.raises(QueueLocked):
+        take_in(folder, NAME)
+
+
 def test_a_batch_of_nothing_is_remembered_by_its_version(folder: Path, open_queue: Open) -> None:
     assert publish(folder, NAME, [])
     assert not (folder / "inbox").exists()
@@ -257,6 +326,22 @@ def test_it_is_looked_for_every_so_often(folder: Path, open_queue: Open, clock: 
     timers = clock.timer_count
     other.close()
     assert clock.timer_count == timers - 1
+
+
+def test_a_queue_that_looks_more_often_is_not_kept_waiting_by_another(
+    folder: Path, open_queue: Open, clock: ManualClock
+) -> None:
+    """C20; and one that has closed asks for nothing any more."""
+    rare = open_queue("other", inbox_interval=3600)
+    often = open_queue(inbox_interval=0.1)
+    publish_items(folder, b"x")
+    clock.advance(0.2)
+    until(lambda: often.stats().tail_id == 1)
+    often.close()
+    until(lambda: rare._watch is not None and rare._watch._timer is not None)
+    clock.advance(0.2)
+    assert rare._watch is not None
+    until(lambda: rare._watch._timer is not None and rare._watch._due > clock.monotonic() + 3000)
 
 
 def test_it_is_looked_for_by_the_systems_clock(folder: Path) -> None:
@@ -337,6 +422,20 @@ def test_a_queue_without_a_journal_has_no_inbox(folder: Path) -> None:
     with JournaledQueue(folder, NAME) as queue:
         assert queue.take_in() == 0
     assert not (folder / "inbox").exists()
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_queue_in_memory_leaves_the_inbox_to_its_owner(folder: Path, open_queue: Open, opened: bool) -> None:
+    owner = open_queue(inbox_interval=None) if opened else None
+    publish_items(folder, b"durable", app_id="app", version=7)
+    before = inbox_files(folder)
+    with JournaledQueue(folder, NAME, journaled=False) as queue:
+        assert (queue.take_in(), items_of(queue), pending(folder, NAME)) == (0, [], 1)
+        queue.erase()
+    assert inbox_files(folder) == before
+    owner = owner or open_queue(inbox_interval=None)
+    owner.take_in()
+    assert items_of(owner) == [b"durable"]
 
 
 def test_a_forked_child_watches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,11 +584,12 @@ def test_a_visitor_takes_in_and_touches_nothing_else(folder: Path, open_queue: O
     del reader
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert take_in(folder, NAME) == 0
-    publish_items(folder, b"a", bytes(8000), app_id="app")
+    publish_items(folder, b"a", bytes(3000), app_id="app")
     assert take_in(folder, NAME, clock=clock) == 2
     assert take_in(folder, NAME) == 0
     now = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    assert {name for name in files if files[name] != now.get(name)} <= {"jobs.mark", "jobs.lock"}
+    changed = {name for name in files if files[name] != now.get(name)}
+    assert changed <= {"jobs.mark", "jobs.mark.tmp", "jobs.lock"}
     assert [record.data[:1] for record in scan(folder, NAME)][-2:] == [b"a", b"\0"]
     with JournaledQueue(folder, NAME) as owner:
         with pytest.raises(QueueLocked):
@@ -561,8 +661,74 @@ def test_a_batch_that_can_never_be_taken_is_kept_aside(
     assert len(inbox_files(folder, ".refused")) == 8
     assert caplog.text.count("kept as .refused") == 8
     assert queue.take_in() == 0
+    assert queue.stats().refused_batches == 8
     queue.close()
-    assert items_of(open_queue(inbox_interval=None)) == [b"good"]
+    queue = open_queue(inbox_interval=None)
+    assert items_of(queue) == [b"good"]
+    assert queue.stats().refused_batches == verify(folder, NAME).refused_batches == 8
+    assert inspect(folder, NAME).refused_batches == 8
+    assert (queue_names(folder), inspect(folder, "other").refused_batches) == ([NAME], 0)
+
+
+def limits(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.limit"))
+
+
+def test_what_the_owner_does_not_take_is_not_published(folder: Path, open_queue: Open) -> None:
+    """Also when nobody has it open; as the last owner has said."""
+    open_queue(max_item_bytes=1000, inbox_interval=None).close()
+    whole = part_of(folder, [b"small", bytes(1000)])
+    with PartWriter(folder, NAME) as writer, pytest.raises(ItemTooLarge, match="1,001 bytes is larger than max_item"):
+        writer.add([bytes(1001)])
+    with PartWriter(folder, NAME) as writer, pytest.raises(ItemTooLarge):
+        writer.add_packed(*pack([b"a", bytes(1001)]))
+    open_queue(max_item_bytes=999, inbox_interval=None).close()
+    assert limits(folder) == ["jobs.999.limit"]
+    for part in (whole, Part(whole.name, whole.items, whole.data_bytes, whole.digest)):  # one that does not say
+        with pytest.raises(ItemTooLarge, match="1,000 bytes is larger than max_item_bytes=999") as caught:
+            publish(folder, NAME, [part])
+        assert (caught.value.item_bytes, caught.value.max_item_bytes) == (1000, 999)
+    assert pending(folder, NAME) == 0
+    queue = open_queue(max_item_bytes=1000, inbox_interval=None)
+    assert publish(folder, NAME, [whole])
+    assert queue.take_in() == 2
+    assert queue.stats().refused_batches == 0
+    queue.erase()
+    assert limits(folder) == []
+
+
+def test_what_nobody_has_opened_yet_has_no_limit(folder: Path, open_queue: Open) -> None:
+    """The first owner refuses what is too large for it, and says so."""
+    publish_items(folder, bytes(5000))
+    queue = open_queue(segment_bytes=4096, inbox_interval=None)
+    assert (queue.stats().tail_id, queue.stats().refused_batches) == (0, 1)
+    publish_items(folder, bytes(3000))
+    assert queue.take_in() == 1
+
+
+def test_the_smaller_limit_counts_where_an_owner_was_killed_on_the_way(folder: Path, open_queue: Open) -> None:
+    open_queue(max_item_bytes=10).close()
+    (folder / "jobs.7.limit").touch()
+    (folder / "jobs.x.limit").touch()
+    with PartWriter(folder, NAME) as writer, pytest.raises(ItemTooLarge, match="max_item_bytes=7"):
+        writer.add([bytes(8)])
+    open_queue(max_item_bytes=10, inbox_interval=None)
+    assert limits(folder) == ["jobs.10.limit", "jobs.x.limit"]
+
+
+def test_a_limit_that_cannot_be_left_keeps_no_queue_from_opening(
+    folder: Path, open_queue: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = RealDirectory.create
+
+    def full(directory: RealDirectory, name: str) -> RealFile:
+        if name.endswith(".limit"):
+            raise OSError(errno.ENOSPC, "full")
+        return create(directory, name)
+
+    monkeypatch.setattr(RealDirectory, "create", full)
+    assert open_queue().put(b"a") == 1
+    assert limits(folder) == []
 
 
 def test_what_a_part_must_be_like(folder: Path, open_queue: Open) -> None:

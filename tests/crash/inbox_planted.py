@@ -175,7 +175,7 @@ def names_not_on_disk_before_the_intent() -> Iterator[None]:
         yield
 
 
-@fault("(a)")
+@fault("(a) (f)")
 def part_not_synced() -> Iterator[None]:
     real = PartWriter.seal
 

@@ -293,7 +293,7 @@ class World:
             "jobs",
             parts,
             app_id=batch.app_id,
-            version=batch.version,
+            version=batch.version if batch.app_id else 0,
             disk=self.failing,
             clock=ManualClock(1_000_000),
         )
@@ -436,7 +436,9 @@ def _go_on(
         later = any(other[0] == key[0] and other[1] > key[1] and _label(other) in there for other in ledger.batches)
         items = [_label(key) + b"|again|%d" % at for at in range(3)]
         part = write_part(disk, items, packed=True)
-        new = publish("/data", "jobs", [part], app_id=batch.app_id, version=batch.version, disk=disk)
+        new = publish(
+            "/data", "jobs", [part], app_id=batch.app_id, version=batch.version if batch.app_id else 0, disk=disk
+        )
         if new == (_label(key) in there or later):
             raise BrokenPromise(f"(g) {key} is {'' if new else 'not '}published again, and {sorted(there)} are there")
         batch.surely = new or _label(key) in there

@@ -14,17 +14,24 @@ from __future__ import annotations
 
 import os
 import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, cast
 
 from kestrelpy import _format as fmt
-from kestrelpy import _log
 from kestrelpy._checkpoint import known_queue_id
 from kestrelpy._disk import Directory, File
-from kestrelpy._format import Checkpoint, SegmentHeader
+from kestrelpy._format import Checkpoint
+from kestrelpy._home import Home
+from kestrelpy._kept import copy_of
 from kestrelpy._lifetime import forget, remember
 from kestrelpy._names import is_new, segments_among
 from kestrelpy._readership import Readership
 from kestrelpy._segment import (
+    FOREIGN,
+    Listed,
     Place,
     Segment,
     first_header,
@@ -34,13 +41,14 @@ from kestrelpy._segment import (
     open_segment,
     read_footer,
     read_header,
+    wrong_header,
 )
-from kestrelpy._source import Take
+from kestrelpy._source import Served, Take
 from kestrelpy._taking import Taking
 from kestrelpy._view import Block, JournalView
-from kestrelpy.clock import Clock
+from kestrelpy.clock import Clock, Timer
 from kestrelpy.config import FullPolicy
-from kestrelpy.errors import CorruptJournal, ForkedQueue, KestrelError, QueueClosed
+from kestrelpy.errors import CorruptJournal, ForkedQueue, KestrelError, QueueClosed, QueueLocked
 from kestrelpy.reader import Reader
 
 FIRST_POLL = 0.0005
@@ -66,6 +74,10 @@ class FollowingView(JournalView):
         self.queue_id = bytes(16)
         self.durable_id = 0  # by the writer's word: what a sync from here says of it may be wrong
         self._synced_id = 0
+        self.holes: tuple[tuple[int, int, str], ...] = ()
+        """First and last id of what was in segments that are not there, and the path of the one behind. Retired ones
+        are among them: readers need nothing of those.
+        """
         self._doubted: tuple[File, OSError] | None = None  # a file of which a sync has failed
 
     @property
@@ -80,15 +92,30 @@ class FollowingView(JournalView):
         return self._at
 
     def follow(self) -> None:
-        """See what the writer has done since. Raises ``CorruptJournal``, ``OSError``, ``UnsupportedFormat``."""
+        """See what the writer has done since. Raises ``CorruptJournal``, ``OSError``, ``UnsupportedFormat``.
+
+        The folder is listed once for all that are new, and once more to see whether there are others by then.
+        """
+        later: Listed | None = None
         while True:
             last = self.segments[-1] if self.segments else None
             if last is not None and not last.closed and not self._follow_active(last):
                 if last.items or last.number in self._numbers():
                     return
                 last = self._forget_last()
-            if not self._take_following(last):
-                return
+            number = last.number if last is not None else -1
+            if later is None or not self._take_following(later, number):
+                later = self._list_behind(number)
+                if not self._take_following(later, number):
+                    return
+
+    def _list_behind(self, number: int) -> Listed:
+        """What is there behind the segment of that number."""
+        later = [each for each in segments_among(self._directory.names(), self._queue) if each[0] > number]
+        if later and not any(self.queue_id):
+            newest = first_header(self._directory, reversed(later))
+            self.queue_id = newest.queue_id if newest is not None else self.queue_id
+        return Listed(self._directory, later, self.queue_id if any(self.queue_id) else b"")
 
     def _forget_last(self) -> Segment | None:
         """The last segment could not be made after all, and has gone. Returns the one before."""
@@ -116,64 +143,88 @@ class FollowingView(JournalView):
             self.durable_id = segment.last_id
         return footer is not None
 
-    def _take_following(self, last: Segment | None) -> bool:
-        """Add the next segment, if there is one."""
-        number = last.number if last is not None else -1
-        later = [each for each in segments_among(self._directory.names(), self._queue) if each[0] > number]
-        if later and not any(self.queue_id):
-            newest = first_header(self._directory, reversed(later))
-            self.queue_id = newest.queue_id if newest is not None else self.queue_id
-        for at, (number, name) in enumerate(later):
+    def _take_following(self, later: Listed, last_number: int) -> bool:
+        """Add what the list has behind the segment of that number, up to the first one that is not closed; whether
+        that was any.
+        """
+        added: list[Segment] = []
+        try:
+            self._follow_list(later, bisect_right(later.numbered, last_number, key=_number), added)
+        finally:
+            if added:
+                self._add(added)
+        return bool(added)
+
+    def _follow_list(self, later: Listed, start: int, added: list[Segment]) -> None:
+        for at in range(start, len(later)):
             try:
-                file = open_segment(self._directory, name)
+                file = open_segment(self._directory, later.numbered[at][1])
             except FileNotFoundError:
                 continue  # retired in this moment
             try:
-                segment = self._load(file, number, name, later[at + 1 :])
+                segment = self._load(file, later, at)
             except BaseException:
                 file.close()
                 raise
             if segment is not None:
-                self._add(file, segment)
-                return True
+                added.append(segment)
+                if not segment.closed:
+                    self._file = file
+                    return
             file.close()
-            if self._first_header(later[at + 1 :]) is None:  # being made in this moment
-                return False
-        return False
+            if segment is None and later.header_from(at + 1) is None:  # being made in this moment
+                return
 
-    def _first_header(self, numbered: list[tuple[int, str]]) -> SegmentHeader | None:
-        """The first whole header of this queue among the segments named."""
-        return first_header(self._directory, numbered, self.queue_id if any(self.queue_id) else b"")
-
-    def _load(self, file: File, number: int, name: str, later: list[tuple[int, str]]) -> Segment | None:
+    def _load(self, file: File, later: Listed, at: int) -> Segment | None:
         """The next segment; ``None`` if the file is none, or not yet. Raises ``CorruptJournal`` for one that is not of
         this queue or not in its place.
         """
+        number, name = later.numbered[at]
         path = f"{self._directory.path}/{name}"
         header = read_header(file, path)
         if header is None or header.number != number:
-            if is_none(file, name, number, None, self._first_header(later)):
+            if is_none(file, name, number, None, later.header_from(at + 1)):
                 return None
             header = read_header(file, path)  # it may have been made meanwhile
             if header is None or header.number != number:
-                raise CorruptJournal(path, 0, "this segment has no valid header")
+                raise wrong_header(header).error(path)
         if any(self.queue_id) and header.queue_id != self.queue_id:
-            raise CorruptJournal(path, 32, "this segment belongs to another queue")
+            raise FOREIGN.error(path)
         segment = load_segment(file, name, header)
-        after = self._first_header(later) if not segment.closed else None
+        after = later.header_from(at + 1) if not segment.closed else None
         return None if after is not None and is_none(file, name, number, header, after) else segment
 
-    def _add(self, file: File, segment: Segment) -> None:
+    def _add(self, added: list[Segment]) -> None:
+        segment = added[-1]
         header = segment.header
-        self._file = file
-        if segment.closed:
-            file.close()
-            self._file = None
+        self._note_holes(added)
         self.queue_id = header.queue_id
         self.durable_id = segment.last_id if segment.closed else header.previous_last_id
-        self.segments = (*self.segments, segment)
+        self.segments = (*self.segments, *added)  # once for all of them: there may be very many
         self._at = (segment.last_id, header.base_bytes + segment.data_bytes)
         self.missing = header.first_id - 1 - header.base_items
+
+    def _note_holes(self, added: list[Segment]) -> None:
+        end_id = self.segments[-1].last_id if self.segments else 0
+        for segment in added:
+            previous_id = segment.header.previous_last_id
+            if previous_id > end_id:
+                path = f"{self._directory.path}/{segment.name}"
+                self.holes = (*self.holes, (end_id + 1, previous_id, path))
+            end_id = segment.last_id
+
+    def whole_to(self, item_id: int, last_id: int) -> int:
+        """The last id up to ``last_id`` in front of which no segment is missing, for a reader that needs ``item_id``.
+
+        Raises ``CorruptJournal`` if that was in one: what a reader needs was not retired.
+        """
+        for first_id, end_id, path in self.holes:
+            if first_id <= item_id <= end_id:
+                reason = f"a reader needs item {item_id}; what is there begins with item {end_id + 1}"
+                raise CorruptJournal(path, fmt.HEADER_OFFSET["previous_last_id"], reason, item_id=item_id)
+            if item_id < first_id <= last_id:
+                last_id = first_id - 1
+        return last_id
 
     def make_durable(self, item_id: int) -> None:
         """Sync the writer's file from here (R4): a checkpoint must not name what a power cut may take.
@@ -185,7 +236,7 @@ class FollowingView(JournalView):
         if item_id > max(self.durable_id, self._synced_id) and self._file is not None:
             tail_id = self.tail_id
             if self._doubted is not None and self._doubted[0] is self._file:
-                raise self._doubted[1]
+                raise copy_of(self._doubted[1])
             try:
                 self._file.sync()
                 if is_new(self.segments[-1].name):
@@ -212,17 +263,46 @@ class FollowingView(JournalView):
             self._file = None
 
 
+def _number(each: tuple[int, str]) -> int:
+    return each[0]
+
+
+class Places:
+    """A queue's folder, for who saves a reader's place there and does not own the queue. Every file is looked up,
+    made and renamed under the guard, and only as long as ``check`` raises nothing: a queue that is erased meanwhile
+    and made anew, with a reader of that name, is another one.
+    """
+
+    GUARDED = ("open", "create", "rename", "exchange", "unlink")
+
+    def __init__(self, home: Home, check: Callable[[], None]) -> None:
+        self._home = home
+        self._check = check
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._home.directory, name)
+        return partial(self._guarded, call) if name in self.GUARDED else call
+
+    def _guarded(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        self._check()  # first: to ask for the guard makes its file
+        with nullcontext() if self._home.is_guarded else self._home.guard():
+            self._check()
+            return call(*arguments, **options)
+
+
 class Outside:
     """The ``Source`` of a reader in another process."""
 
     view_type = FollowingView
+    knows_heads = False
+    _gone = False  # guarded by self._looking: the reader is closed, and the files with it
 
     def __init__(
         self, directory: Directory, queue: str, clock: Clock, poll_interval: float, readership: Readership
     ) -> None:
         self.name = queue
         self.clock = clock
-        self.waiting: dict[Taking, None] = {}
+        self.waiting: dict[Served, None] = {}
         self._directory = directory
         self._poll_interval = poll_interval
         self._first_poll = min(FIRST_POLL, poll_interval)
@@ -231,8 +311,11 @@ class Outside:
         self._looking = threading.Lock()
         self._polling = False
         self._maintenance_armed = False
+        self._next_poll: Timer | None = None
+        self._next_round: Timer | None = None
         self._reader: Reader | None = None
         self._pid = os.getpid()
+        readership._home.places = cast("Directory", Places(readership._home, self._check_there))
         with self._looking:
             self._view.follow()
             if not self._view.segments:
@@ -243,10 +326,36 @@ class Outside:
 
     @property
     def visible_id(self) -> int:
-        """The last whole item there is, looked up anew."""
+        """The last whole item there is, looked up anew; once the reader is closed, the last one that was seen. Raises
+        ``QueueClosed`` if the queue was erased.
+        """
+        view = self._view
         with self._looking:
-            self._view.follow()
+            seen, segments = view.tail_id, view.segments
+            if self._gone:
+                return seen
+            with self._telling():
+                view.follow()
+        if view.tail_id == seen or view.segments is not segments:
+            self._check_there()
+        return view.tail_id
+
+    @property
+    def seen_id(self) -> int:
         return self._view.tail_id
+
+    def _check_there(self) -> None:
+        if self._readership.is_robbed():
+            raise QueueClosed(f"queue {self.name!r} was erased")
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Of a queue that was erased no file is found any more, or another queue's."""
+        try:
+            yield
+        except (CorruptJournal, FileNotFoundError):
+            self._check_there()
+            raise
 
     @property
     def missing(self) -> int:
@@ -276,16 +385,21 @@ class Outside:
         return self._view.durable_id
 
     def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, Place] | None) -> Block:
-        return self._view.read(item_id, last_id, max_bytes, hint)
+        with self._telling():
+            return self._view.read(item_id, self._view.whole_to(item_id, last_id), max_bytes, hint)
 
     def is_gap(self, item_id: int) -> bool:
         return self._view.is_gap(item_id)
 
     def before(self, item_id: int) -> tuple[int, int]:
-        return self._view.before(item_id)
+        with self._telling():
+            return self._view.before(item_id)
 
     def find_time(self, time_ms: int, last_id: int) -> int:
-        return self._view.find_time(time_ms, last_id)
+        with self._telling():
+            with self._looking:
+                self._view.forget_gone()
+            return self._view.find_time(time_ms, last_id)
 
     def hint(self, item_id: int) -> tuple[int, Place]:
         return self._view.hint(item_id)
@@ -306,8 +420,16 @@ class Outside:
         with self._looking:
             self._view.make_durable(item_id)
 
+    def guard(self) -> AbstractContextManager[None]:
+        return self._readership.guard()
+
     def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
-        self._readership.save(reader, state, durable)
+        try:
+            self._readership.save(reader, state, durable)
+        except QueueClosed:
+            if reader._broken is None:
+                raise
+            return  # it closes, and its queue has gone before
         with self._looking:
             self._view.forget_gone()
 
@@ -324,7 +446,7 @@ class Outside:
                 raise
 
     def _poll_in(self, seconds: float) -> None:
-        self.clock.call_later(seconds, lambda: self._poll(seconds), on_lost=self._lost)
+        self._next_poll = self.clock.call_later(seconds, lambda: self._poll(seconds), on_lost=self._lost)
 
     def _poll(self, waited: float) -> None:
         reader = self._reader
@@ -333,12 +455,26 @@ class Outside:
             if reader is not None and reader._line:  # somebody came in between
                 self.polls(reader)
             return
-        reader._hand_off()
-        tail_id, now = self._view.tail_id, self.clock.monotonic()
-        if tail_id != self._seen_id:  # in this look, or in one that the reader took by itself
-            self._seen_id, self._moved_at = tail_id, now
-        seconds = min(waited * 2, (now - self._moved_at) * POLL_SHARE)
-        self._poll_in(min(max(seconds, self._first_poll), self._poll_interval))
+        if self._is_orphan(reader):
+            return
+        try:
+            reader._hand_off()
+        finally:  # whatever a callback raises: the others wait for the next look
+            tail_id, now = self._view.tail_id, self.clock.monotonic()
+            if tail_id != self._seen_id:  # in this look, or in one that the reader took by itself
+                self._seen_id, self._moved_at = tail_id, now
+            seconds = min(waited * 2, (now - self._moved_at) * POLL_SHARE)
+            self._poll_in(min(max(seconds, self._first_poll), self._poll_interval))
+
+    def _is_orphan(self, reader: Reader) -> bool:
+        """Whether the queue was erased: then who waits is told, and every later call."""
+        try:
+            self._check_there()
+        except QueueClosed as error:
+            self._polling = False
+            reader._orphan(error)
+            return True
+        return False
 
     def _lost(self, cause: BaseException) -> None:
         if self._reader is not None:
@@ -349,7 +485,10 @@ class Outside:
         if not self._maintenance_armed:
             self._maintenance_armed = True
             try:
-                self.clock.call_later(CHECKPOINT_INTERVAL, self._maintain, on_lost=self._lost)
+                call_later = self.clock.call_later
+                self._next_round = call_later(CHECKPOINT_INTERVAL, self._maintain, on_lost=self._lost)
+            except RuntimeError:  # no thread can be started: the next commit tries again
+                self._maintenance_armed = False
             except BaseException:
                 self._maintenance_armed = False
                 raise
@@ -357,16 +496,22 @@ class Outside:
     def _maintain(self) -> None:
         self._maintenance_armed = False
         reader = self._reader
-        if reader is None or reader._broken is not None:
+        if reader is None or reader._broken is not None or self._is_orphan(reader):
             return
         reader._quiet = False
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
-            reader._drop_oldest()
+            reader._keep_limits()
         if reader._unsaved:
+            trouble, what = self._readership.trouble, f"saving the place of {reader.full_name}"
             try:
+                with self._readership.guard(wait=False):  # else this thread would wait, and all timers of the process
+                    pass
                 reader.checkpoint(durable=True)
-            except (OSError, QueueClosed):
-                _log.warning("a checkpoint of %s failed and will be tried again", reader.full_name, error=True)
+                trouble.end(what)
+            except QueueLocked:
+                self.moved(reader)
+            except (OSError, QueueClosed) as error:
+                trouble.begin(what, error)
                 self.moved(reader)
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -381,9 +526,17 @@ class Outside:
             self._let_go()
 
     def _let_go(self) -> None:
+        for timer in (self._next_poll, self._next_round):
+            if timer is not None:  # it would keep all of this alive
+                timer.cancel()
         with self._looking:
+            self._gone = True
             self._view.close()
         self._directory.close()
+
+    def _dismiss(self, error: QueueClosed) -> None:
+        if self._reader is not None:
+            self._reader._dismiss(error)
 
     def close(self) -> None:
         """At the end of the interpreter, or when the reader could not be made."""

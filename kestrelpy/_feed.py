@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from kestrelpy._disk import Directory
 from kestrelpy._format import Checkpoint, Entry
 from kestrelpy._journal import Journal
 from kestrelpy._segment import ITEM_COST, Place
-from kestrelpy._source import Take
+from kestrelpy._source import Served, Take
 from kestrelpy._taking import Taking
 from kestrelpy._unread import BLOCK_BYTES
 from kestrelpy._view import Block
@@ -30,8 +31,22 @@ from kestrelpy.reader import Reader
 NO_LIMIT = 1 << 62
 
 
+class _Errand:
+    """In the line of a feed: something to do for who serves it next."""
+
+    def __init__(self, feed: Feed, what: Callable[[], object]) -> None:
+        self._feed = feed
+        self._what = what
+
+    def _hand_off(self) -> None:
+        self._feed.waiting.pop(self, None)
+        self._what()
+
+
 class Feed:
     """The ``Source`` of a queue's own readers."""
+
+    knows_heads = True
 
     def __init__(
         self,
@@ -42,6 +57,7 @@ class Feed:
         *,
         holds_back: bool,
         make_durable: Callable[[int], None],
+        guard: Callable[[], AbstractContextManager[None]],
         save: Callable[[Reader, Checkpoint, bool], None],
         moved: Callable[[Taking | None], None],
         closed_reader: Callable[[Reader], None],
@@ -52,7 +68,7 @@ class Feed:
         self.journal = journal
         self.shared = Window()
         self.visible_id = journal.tail_id
-        self.waiting: dict[Taking, None] = {}
+        self.waiting: dict[Served, None] = {}
         self.attached: dict[Taking, None] = {}  # guarded by self.lock: who shares the window
         self.pending: list[tuple[int, Entry]] = []  # guarded by self.lock: written, not durable, not to be seen yet
         self.limit_id = NO_LIMIT
@@ -64,9 +80,14 @@ class Feed:
         self._shown_bytes = journal.total_bytes if holds_back else None  # guarded by self.lock
         self._codec = codec
         self._make_durable = make_durable
+        self.guard = guard
         self._save = save
         self._moved = moved
         self._closed_reader = closed_reader
+
+    @property
+    def seen_id(self) -> int:
+        return self.visible_id
 
     @property
     def missing(self) -> int:
@@ -275,6 +296,12 @@ class Feed:
         if not self._holds_back:
             self._shown_bytes = None
         self.show_durable_locked(journal.tail_id, journal.total_bytes)
+
+    def leave(self, what: Callable[[], object]) -> None:
+        """See to it that the next put, or whoever else calls ``wake`` before, does ``what``: a thread that was to do it
+        could not be started.
+        """
+        self.waiting[_Errand(self, what)] = None
 
     def wake(self) -> None:
         """Serve whoever waits. Called with no lock held, after every put."""

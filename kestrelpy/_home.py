@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from kestrelpy import _log, _names
-from kestrelpy._checkpoint import CheckpointFile, load_checkpoint
+from kestrelpy._checkpoint import FIRST_BLOCKS, CheckpointFile, load_checkpoint
 from kestrelpy._disk import Directory, Lock
 from kestrelpy._format import Checkpoint
 from kestrelpy.errors import InvalidName, QueueLocked
@@ -22,8 +22,10 @@ class Home:
 
     def __init__(self, directory: Directory, queue: str) -> None:
         self.directory = directory
+        self.places = directory  # for who saves a place; see _detached.Places
         self.queue = queue
         self._guards: dict[int, Lock] = {}  # by thread
+        self._inside: set[int] = set()  # the threads that have the guard
         self._missed: set[str] = set()  # of which readers it was said that their places are gone
 
     def lock(self) -> tuple[Lock, list[str]]:
@@ -44,17 +46,20 @@ class Home:
         return lock, names
 
     def remove_leftovers(self, names: list[str]) -> None:
-        """Remove temporary files of this queue, by exact pattern (R8). Under the queue's lock.
+        """Remove temporary files of this queue, by exact pattern (R8), but for those that are spare files. Under the
+        queue's lock.
 
-        A reader that another process has open may be saving its place in this moment: its file is left to it.
+        A reader that another process has open may be saving its place in this moment: its file is left to it. So are
+        all of readers while somebody has the guard: no opening waits for that.
         """
+        spare = self._spare_names(names)
         for name in names:
-            if name.endswith(".tmp") and _names.parse_owner(name) == (self.queue, True):
+            if name not in spare and name.endswith(".tmp") and _names.parse_owner(name) == (self.queue, True):
                 reader = _names.parse_checkpoint(name.removesuffix(".tmp"), self.queue)
                 if reader is None:
                     self.directory.unlink(name)
                     continue
-                with self.guard(), contextlib.suppress(FileNotFoundError, QueueLocked):
+                with contextlib.suppress(FileNotFoundError, QueueLocked), self.guard(wait=False):
                     if _names.reader_lock_name(self.queue, reader) not in self.directory.names():
                         self.directory.unlink(name)  # it was dropped
                         continue
@@ -64,19 +69,43 @@ class Home:
                     finally:
                         lock.release()
 
+    def _spare_names(self, names: list[str]) -> set[str]:
+        """The names of the spare files of all that there is."""
+        places = [_names.checkpoint_name(self.queue, reader) for reader in self.reader_names(names) or {""}]
+        files = [*places, *({_names.mark_name(self.queue)} & set(names))]
+        return {_names.temporary_name(name) for name in files}
+
+    def hold_back(self, names: list[str]) -> None:
+        """Where there is no reader yet: hold back what the first one will need, a checkpoint and its spare file, as far
+        as there is room now. A disk that is full by then is no reason why nobody can read.
+        """
+        file = self.checkpoint_file("")
+        if not self.reader_names(names) and _names.temporary_name(file.name) not in names:
+            file.hold(FIRST_BLOCKS)
+
+    def hand_down(self, reader: str) -> None:
+        """What is held for the first reader is for this one, which has another name."""
+        with contextlib.suppress(FileNotFoundError):
+            self.directory.rename(
+                *(_names.temporary_name(_names.checkpoint_name(self.queue, each)) for each in ("", reader))
+            )
+
     @contextlib.contextmanager
-    def guard(self) -> Iterator[None]:
-        """Held while readers are made or dropped and while segments are retired, by whichever process.
+    def guard(self, *, wait: bool = True) -> Iterator[None]:
+        """Held while readers are made or dropped and while segments are retired, by whichever process. Without
+        ``wait`` it raises ``QueueLocked`` if another has it: that may be for long, if its process is stopped.
 
         A thread that was interrupted on its way out of this may have it still, as long as its exception is looked at:
         it does not wait for itself.
         """
         self.leave_guard()
         thread = threading.get_ident()
-        self._guards[thread] = lock = self.directory.lock(_names.readers_lock_name(self.queue), wait=True)
+        self._guards[thread] = lock = self.directory.lock(_names.readers_lock_name(self.queue), wait=wait)
         try:
+            self._inside.add(thread)
             yield
         finally:
+            self._inside.discard(thread)
             try:
                 lock.release()
             except BaseException:  # interrupted before it began: others wait for this lock
@@ -87,23 +116,35 @@ class Home:
 
     def leave_guard(self) -> None:
         """Release the guard if this thread has it still."""
-        left = self._guards.get(threading.get_ident())
+        thread = threading.get_ident()
+        left = self._guards.get(thread)
         if left is not None:
+            self._inside.discard(thread)
             left.release()
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether this thread has the guard."""
+        return threading.get_ident() in self._inside
 
     # -- readers -----------------------------------------------------------------------------------------------------
 
     def reader_names(self, names: list[str] | None = None) -> set[str]:
-        """The readers that have a place, by their checkpoints; the default reader's name is empty."""
+        """The names of all checkpoints; the default reader's name is empty. One of another queue is no reader's: see
+        ``readers``.
+        """
         names = self.directory.names() if names is None else names
         return _names.readers_among(names, self.queue)
 
-    def lost_names(self, names: list[str] | None = None) -> set[str]:
+    def readers(self, queue_id: bytes, names: list[str] | None = None, *, known: Container[str] = ()) -> set[str]:
+        """The readers that have a place, which may be damaged. ``known``: those of whom that need not be looked up."""
+        return {each for each in self.reader_names(names) if each in known or self.is_there(each, queue_id)}
+
+    def lost_names(self, names: list[str], there: set[str]) -> set[str]:
         """The readers that were owned and have no place any more: they begin with the earliest item when they are
-        opened. A default reader's place may have been taken over, and its lock file is left.
+        opened. A default reader's place may have been taken over, and its lock file is left. ``there``: ``readers``.
         """
-        names = self.directory.names() if names is None else names
-        return _names.owned_among(names, self.queue) - self.reader_names(names) - {""}
+        return _names.owned_among(names, self.queue) - there - {""}
 
     def lock_reader(self, reader: str) -> Lock:
         """Own a reader. Raises ``QueueLocked``."""
@@ -119,7 +160,7 @@ class Home:
         return False
 
     def checkpoint_file(self, reader: str) -> CheckpointFile:
-        return CheckpointFile(self.directory, _names.checkpoint_name(self.queue, reader))
+        return CheckpointFile(self.places, _names.checkpoint_name(self.queue, reader))
 
     def load(self, reader: str, queue_id: bytes, file: CheckpointFile | None = None) -> Checkpoint | None:
         """A reader's saved state; ``None`` if it is missing, damaged or of another queue: never a reason to skip.
@@ -134,10 +175,20 @@ class Home:
             _log.warning("checkpoint %s is damaged: its reader starts at the earliest item kept", name)
         return None
 
-    def has_place(self, reader: str, queue_id: bytes) -> bool:
-        """Whether a reader's saved state is whole and its own."""
-        state, _ = load_checkpoint(self.directory, _names.checkpoint_name(self.queue, reader))
-        return state is not None and is_place_of(state, reader, queue_id)
+    def is_there(self, reader: str, queue_id: bytes) -> bool:
+        """Whether a reader has a place, which may be damaged. A state of another queue is none."""
+        state, exists = load_checkpoint(self.directory, _names.checkpoint_name(self.queue, reader))
+        return exists and (state is None or not is_foreign(state, queue_id))
+
+    def has_heir(self, readers: Iterable[str], queue_id: bytes) -> bool:
+        """Whether one of these readers has taken over the default reader's place. One that stands beside the default
+        reader has not: it was made while somebody had that open.
+        """
+        for reader in readers:
+            state, _ = load_checkpoint(self.directory, _names.checkpoint_name(self.queue, reader))
+            if state is not None and is_place_of(state, reader, queue_id) and state.has_inherited(reader):
+                return True
+        return False
 
     def load_all(self, names: list[str]) -> list[Checkpoint]:
         """The mark and every reader's state, those that are whole: what recovery goes by."""
@@ -151,23 +202,28 @@ class Home:
         compared with the path after it is had (R25). It goes first, and is gone for good before the place goes: alone
         it would say that the place was lost.
         """
-        for name in (_names.reader_lock_name(self.queue, reader), _names.checkpoint_name(self.queue, reader)):
+        place = _names.checkpoint_name(self.queue, reader)
+        for name in (_names.reader_lock_name(self.queue, reader), place):
             with contextlib.suppress(FileNotFoundError):
                 self.directory.unlink(name)
             self.directory.sync()
+        with contextlib.suppress(FileNotFoundError):
+            self.directory.unlink(_names.temporary_name(place))
 
-    def forget_owner(self, reader: str) -> None:
+    def forget_owner(self, reader: str, queue_id: bytes) -> None:
         """A reader could not be made: unless it has a place already, it never was. While its lock is held."""
         with contextlib.suppress(OSError):
-            if reader not in self.reader_names():
+            if not self.is_there(reader, queue_id):
                 self.directory.unlink(_names.reader_lock_name(self.queue, reader))
+                self.directory.unlink(_names.temporary_name(_names.checkpoint_name(self.queue, reader)))
 
-    def lowest_head_elsewhere(self, own: set[str], wanted: int) -> int | None:
+    def lowest_head_elsewhere(self, own: set[str], wanted: int, queue_id: bytes) -> int | None:
         """The lowest durable head of the readers that are not open here, 0 where one has lost its place; ``None`` if
         there are none. ``wanted``: a lower one is of no use. Under ``guard``.
         """
         names = self.directory.names()
-        lost = self.lost_names(names) - own
+        there = self.readers(queue_id, names, known=own)
+        lost = self.lost_names(names, there) - own
         for reader in lost - self._missed:
             name = _names.checkpoint_name(self.queue, reader)
             _log.warning("checkpoint %s is gone: nothing is retired until its reader is opened, or dropped", name)
@@ -175,15 +231,15 @@ class Home:
         if lost:
             return 0
         lowest: int | None = None
-        for reader in self.reader_names(names) - own:
-            head = self._durable_head_elsewhere(reader, wanted)
+        for reader in there - own:
+            head = self._durable_head_elsewhere(reader, wanted, queue_id)
             lowest = head if lowest is None else min(lowest, head)
         return lowest
 
-    def _durable_head_elsewhere(self, reader: str, wanted: int) -> int:
+    def _durable_head_elsewhere(self, reader: str, wanted: int, queue_id: bytes) -> int:
         """What its owner says. The place of a reader that nobody owns is saved anew, if that helps."""
         state, _ = load_checkpoint(self.directory, _names.checkpoint_name(self.queue, reader))
-        if state is None:
+        if state is None or not is_place_of(state, reader, queue_id):
             return 0
         if state.durable_head < wanted <= state.head:
             try:
@@ -193,7 +249,7 @@ class Home:
             try:
                 file = self.checkpoint_file(reader)
                 state, _ = file.load()
-                if state is None:
+                if state is None or not is_place_of(state, reader, queue_id):
                     return 0
                 with contextlib.suppress(OSError):  # no room, say: what was said before counts
                     file.save(state, durable=True)
@@ -204,13 +260,29 @@ class Home:
 
     def erase(self) -> None:
         """Delete every file of this queue and no other; the locks last. What is left after a crash on the way may be
-        opened: places go before what they point to, and segments from the oldest on.
+        opened: places go before what they point to, and segments from the oldest on; what is a work queue is one until
+        nothing is left of it.
+
+        Under the guard, which goes too: a reader in another process that saves its place in this moment has done so, or
+        finds its lock file gone.
         """
+        with self.guard():
+            self._remove_all()
+
+    def _remove_all(self) -> None:
         mine = [name for name in self.directory.names() if (_names.parse_owner(name) or ("", False))[0] == self.queue]
-        for name in sorted(mine, key=lambda name: (name.endswith(".lock"), name.endswith(".segment"), len(name), name)):
+        last = (".segment", _names.work_name(self.queue), ".lock")
+        for name in sorted(mine, key=lambda name: (*(name.endswith(end) for end in reversed(last)), len(name), name)):
             with contextlib.suppress(FileNotFoundError):
                 self.directory.unlink(name)
         self.directory.sync()
+
+
+def is_foreign(state: Checkpoint, queue_id: bytes) -> bool:
+    """Whether a state was saved for another queue than that of this id, under the same name: one that was erased, say.
+    ``queue_id`` is zero while nothing says what it is.
+    """
+    return any(queue_id) and any(state.queue_id) and state.queue_id != queue_id
 
 
 def is_place_of(state: Checkpoint, reader: str, queue_id: bytes) -> bool:

@@ -2,56 +2,86 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from kestrelpy._disk import Directory, Disk, RealDisk
+from kestrelpy import _names
+from kestrelpy._checks import check_whole
+from kestrelpy._disk import Disk
 from kestrelpy._format import SEGMENT_OVERHEAD
 from kestrelpy._journal import MAX_BATCH_BYTES
-from kestrelpy.config import Codec
-from kestrelpy.errors import ItemTooLarge
+from kestrelpy.config import Codec, ReaderConfig
+from kestrelpy.errors import BatchTooLarge, ItemTooLarge
 
 _MIN_SEGMENT_BYTES = 4096
 _LAST_MS = (1 << 63) - 1
 
 
 def check_sync(sync: float | Literal["always", "never"]) -> float | None:
-    """Seconds between syncs: 0 for always, ``None`` for never."""
+    """Seconds between syncs: 0 for always, ``None`` for never, as for infinitely many."""
     if sync == "always":
         return 0.0
     if sync == "never":
         return None
     if isinstance(sync, bool) or not isinstance(sync, int | float) or not sync >= 0:
         raise ValueError(f"sync must be 'always', 'never' or seconds, not {sync!r}")
-    return float(sync)
+    return float(sync) if sync < math.inf else None
 
 
 def check_sizes(segment_bytes: int, max_item_bytes: int | None) -> int:
+    check_whole("segment_bytes", segment_bytes)
     if segment_bytes < _MIN_SEGMENT_BYTES or segment_bytes > MAX_BATCH_BYTES:
         raise ValueError(f"segment_bytes must be {_MIN_SEGMENT_BYTES:,} to {MAX_BATCH_BYTES:,}, not {segment_bytes!r}")
     largest = segment_bytes - SEGMENT_OVERHEAD
     if max_item_bytes is None:
         return largest
+    check_whole("max_item_bytes", max_item_bytes)
     if not 0 < max_item_bytes <= largest:
         raise ValueError(f"max_item_bytes must be 1 to {largest:,} with these segments, not {max_item_bytes!r}")
     return max_item_bytes
 
 
+def check_configs(readers: Mapping[str, ReaderConfig], default: ReaderConfig | None) -> ReaderConfig:
+    """The default reader's. Raises ``InvalidName``, and ``TypeError`` for what is no ``ReaderConfig``."""
+    for name, config in readers.items():
+        _names.check_name(name)
+        check_config(f"readers[{name!r}]", config)
+    return check_config("default_reader", default if default is not None else ReaderConfig())
+
+
+def check_config(what: str, config: ReaderConfig) -> ReaderConfig:
+    if not isinstance(config, ReaderConfig):
+        raise TypeError(f"{what} must be a ReaderConfig, not {config!r}")
+    return config
+
+
+def check_codec(codec: Codec | None) -> Codec | None:
+    if codec is not None and not (
+        callable(getattr(codec, "encode", None)) and callable(getattr(codec, "decode", None))
+    ):
+        raise TypeError(f"a codec has encode() and decode(), which {codec!r} has not")
+    return codec
+
+
 def encode_items(values: list[Any], codec: Codec | None, max_item_bytes: int) -> list[bytes]:
-    """The items of a put as bytes. Raises ``TypeError``, ``ItemTooLarge``."""
+    """The items of a put as bytes. Raises ``TypeError``, ``ItemTooLarge``, ``BatchTooLarge``."""
     items = values if codec is None else [codec.encode(value) for value in values]
     if set(map(type, items)) != {bytes}:
-        items = [_as_bytes(data) for data in items]
+        items = [_as_bytes(data, codec) for data in items]
     sizes = list(map(len, items))
     if max(sizes) > max_item_bytes:
         raise ItemTooLarge(next(size for size in sizes if size > max_item_bytes), max_item_bytes)
     if len(items) > 1 and (size := sum(sizes) + 4 * len(items)) > MAX_BATCH_BYTES:
-        raise ItemTooLarge(size, MAX_BATCH_BYTES)
+        raise BatchTooLarge(size, MAX_BATCH_BYTES)
     return items
 
 
-def _as_bytes(data: Any) -> bytes:
+def _as_bytes(data: Any, codec: Codec | None) -> bytes:
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise TypeError(f"an item must be bytes, bytearray or memoryview, not {type(data).__name__}")
+        which = f"what {codec!r} encodes to" if codec is not None else "an item of a queue without a codec"
+        hint = "" if codec is not None else ": for other values open the queue with codec= (see kestrelpy.codecs)"
+        raise TypeError(f"{which} must be bytes, bytearray or memoryview, not {type(data).__name__}{hint}")
     return bytes(data)
 
 
@@ -71,9 +101,8 @@ def expiry(added_ms: int, expires_in: float | None, expires_at_ms: int | None) -
     return expires_at_ms
 
 
-def open_directory(disk: Disk | None, path: str, journaled: bool) -> Directory:
-    if not journaled:
-        from kestrelpy._memory_disk import MemoryDisk  # here and not above: few need it
+def memory_disk() -> Disk:
+    """The disk of a queue that is in memory only: nobody else has it."""
+    from kestrelpy._memory_disk import MemoryDisk  # here and not above: few need it
 
-        return MemoryDisk().directory(path, create=True)
-    return (disk or RealDisk()).directory(path, create=True)
+    return MemoryDisk()

@@ -1,8 +1,8 @@
 """How far one reader is: which ids are done, which comes next, what is counted as released.
 
 A plain state machine without locks, files or clocks. Ids up to ``head`` are done; above it single ids are in ``done``
-and runs of them in ``spans``. Ids that were never there (lost tails, damage) are done from the start; only what was
-there counts as released.
+and runs of them in ``spans``: each checkpoint makes runs of what is single. Ids that were never there (lost tails,
+damage) are done from the start; only what was there counts as released.
 """
 
 from __future__ import annotations
@@ -173,10 +173,24 @@ class Progress:
                 merged.append((first, last))
         return tuple(merged)
 
+    def fold(self) -> tuple[tuple[int, int], ...]:
+        """``done_spans``, and from here on each run is one span: the next time costs what was done since. Behind one
+        open read that stays all that is done would have to be sorted at each checkpoint.
+        """
+        runs, done = self.done_spans(), self.done
+        if done:
+            spans, firsts, done = dict(runs), [first for first, _ in runs], {}
+            # No call from here on until it is done: an interrupt falls before or behind.
+            self.spans = spans
+            self._firsts = firsts
+            self.done = done
+        return runs
+
     def checkpoint(
         self, queue_id: bytes, reader: str, watermark: int, hint: tuple[int, tuple[int, int]]
     ) -> fmt.Checkpoint:
         number, (hint_id, offset) = hint
+        done = self.fold()
         return fmt.Checkpoint(
             queue_id=queue_id,
             reader=reader,
@@ -187,7 +201,7 @@ class Progress:
             hint_number=number,
             hint_offset=offset,
             hint_id=hint_id,
-            done=self.done_spans(),
+            done=done,
             error_counts=tuple(sorted(self.error_counts.items())),
         )
 

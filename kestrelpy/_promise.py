@@ -5,11 +5,12 @@ looks at few of them before they are done, so this one makes its condition when 
 attributes of ``Future`` that ``asyncio`` and ``concurrent.futures`` share, which have been the same since Python 3.2.
 
 NOTE ON LOCKING: ``_making`` guards ``_is_light`` and what ``give`` stores while it is true; a leaf, and one for all,
-as it is held for a few stores. It may be taken again by a signal handler.
+as it is held for a few stores. It may be taken again by a signal handler. A forked child makes a new one.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -38,9 +39,10 @@ class Promise(Future[T]):
         """The condition, when it is not there yet."""
         if name != "_condition":
             raise AttributeError(name)
+        condition = threading.Condition()  # before the lock is taken: a few stores are all that it is held for
         with _making:
             if self._is_light:
-                self._condition = threading.Condition()
+                self._condition = condition
                 self._is_light = False
         return self._condition
 
@@ -69,3 +71,13 @@ class Promise(Future[T]):
     def fail(self, error: BaseException) -> None:
         if claim(self):
             self.set_exception(error)
+
+
+def _reset_after_fork() -> None:
+    """In a forked child: another thread of the parent may have held the lock, and will never release it here."""
+    global _making
+    _making = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _reset_after_fork())

@@ -2,28 +2,32 @@
 retire.
 
 NOTE ON LOCKING: ``_opening`` is held while readers are made, renamed and dropped; it comes before every other lock,
-and ``close`` of a reader does not take it. The folder's ``readers.lock`` is taken after it. ``open`` is replaced as a
-whole, so that it can be read without a lock.
+and ``close`` of a reader does not take it. The folder's ``readers.lock`` is taken after it. ``_limiting`` is held while
+it is worked out who is limited. ``open`` is replaced as a whole, so that it can be read without a lock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Protocol
 
 from kestrelpy import _names
-from kestrelpy._checkpoint import CheckpointFile
+from kestrelpy._checkpoint import CheckpointFile, take_over
+from kestrelpy._checks import check_whole
 from kestrelpy._disk import Lock
 from kestrelpy._feed import Feed
 from kestrelpy._format import Checkpoint
 from kestrelpy._home import Home
+from kestrelpy._log import Trouble
 from kestrelpy._progress import Progress
 from kestrelpy._segment import Segment
 from kestrelpy._source import Source
+from kestrelpy.clock import Timer
 from kestrelpy.config import FullPolicy, ReaderConfig
-from kestrelpy.errors import NoDefaultReader, QueueClosed, QueueLocked
+from kestrelpy.errors import KestrelError, NoDefaultReader, QueueClosed, QueueLocked
 from kestrelpy.reader import Reader
 
 Start = str | int
@@ -92,8 +96,11 @@ def has_limits(config: ReaderConfig) -> bool:
 
 def check_start(start: Start) -> None:
     """Raise ``ValueError`` unless ``start`` is ``"tail"``, ``"earliest"`` or an item id."""
-    if start not in ("tail", "earliest") and (isinstance(start, bool) or not isinstance(start, int) or start < 1):
-        raise ValueError(f"start must be 'tail', 'earliest' or an item id, not {start!r}")
+    try:
+        if start not in ("tail", "earliest") and (isinstance(start, str) or check_whole("start", start) < 1):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ValueError(f"start must be 'tail', 'earliest' or an item id, not {start!r}") from None
 
 
 class Readership:
@@ -111,14 +118,18 @@ class Readership:
         self._default_config = default_config
         self._changed = changed
         self._opening = threading.Lock()
+        self._limiting = threading.Lock()
         self._locks: dict[Reader, Lock] = {}
         self._files: dict[Reader, CheckpointFile] = {}
         self._undisposed: list[Segment] = []
+        self.timer: Timer | None = None  # the next round of checkpoints and retiring, for who closes the queue
+        self.may_limit = any(map(has_limits, (default_config, *configs.values())))
+        self.trouble = Trouble()
         self.feed: Source
         self.open: dict[str, Reader] = {}
         self.alone: Reader | None = None
         """The default reader, if it is open here: what a queue's own ``get`` and ``commit`` go to."""
-        self.limited: tuple[Limited, ...] = ()
+        self.limited: tuple[Limited, ...] = ()  # changed with self._limiting held, as a whole
 
     def _set_open(self, readers: dict[str, Reader]) -> None:
         self.open = readers
@@ -128,28 +139,48 @@ class Readership:
         return self._configs.get(name, self._default_config)
 
     def tidy(self, names: set[str]) -> None:
-        """When a queue is opened: a default reader's place that named readers have superseded goes (unless it is in
-        use). ``names``: the readers that have a place. One of another queue's is none, and supersedes nothing.
+        """When a queue is opened: a default reader's place that a named reader has taken over goes, if it is left over
+        (and not in use). One that nobody has taken over is its reader's, whoever else there is. ``names``: the readers
+        that have a place.
         """
-        if "" in names and any(self._home.has_place(name, self.feed.queue_id) for name in names - {""}):
+        if "" in names and self._home.has_heir(names - {""}, self.feed.queue_id):
             with self._home.guard():
                 if not self._home.is_owned(""):
                     self._home.drop("")
         self.update_limits()
 
-    def update_limits(self) -> None:
-        """Work out whose limits puts have to respect."""
-        limited: list[Limited] = []
-        if any(map(has_limits, (self._default_config, *self._configs.values()))):
-            for name in self._home.reader_names() | set(self.open) or {""}:
+    def update_limits(self) -> bool:
+        """Work out whose limits puts have to respect; whether that has changed. A default reader that nobody has made
+        counts as long as there is no other.
+        """
+        with self._limiting:
+            limited = tuple(self._find_limited()) if self.may_limit else ()
+            changed = limited != self.limited
+            self.limited = limited
+            self._changed()
+        return changed
+
+    def _find_limited(self) -> Iterator[Limited]:
+        known = {(each.name, id(each.config)): each for each in self.limited if isinstance(each, AbsentReader)}
+        for name in sorted(self._home.readers(self.feed.queue_id, known=self.open) | set(self.open)) or [""]:
+            config = self.config_for(name)
+            if has_limits(config):
                 reader = self.open.get(name)
-                if reader is not None and isinstance(reader._broken, QueueClosed):
-                    reader = None  # it has closed
-                config = self.config_for(name)
-                if has_limits(config):
-                    limited.append(reader if reader is not None else AbsentReader(self._home, self.feed, name, config))
-        self.limited = tuple(limited)
-        self._changed()
+                if reader is not None and not isinstance(reader._broken, QueueClosed):
+                    yield reader
+                elif (name, id(config)) in known:
+                    absent = known[name, id(config)]
+                    absent.refresh()
+                    yield absent
+                else:
+                    yield AbsentReader(self._home, self.feed, name, config)
+
+    def refresh_limits(self) -> bool:
+        """``update_limits`` for what other processes have done. What can't be read now counts as it was."""
+        if self.may_limit:
+            with contextlib.suppress(KestrelError, OSError):
+                return self.update_limits()
+        return False
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
@@ -168,7 +199,9 @@ class Readership:
             try:
                 if found is not None:  # closing it was interrupted
                     self.release(found)
-                with self._home.guard():
+                self._release_left(name)
+                default = self.open.get("") if name else None  # which may get that name
+                with nullcontext() if default is None else default._saving, self._home.guard():
                     reader = self._make(name, start)
                 self._set_open({**self.open, reader.name: reader})
             except BaseException:
@@ -177,7 +210,7 @@ class Readership:
             self.update_limits()
         self.feed.attach(reader)
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
-            reader._drop_oldest()
+            reader._keep_limits()
         return reader
 
     def _reopen(self) -> None:
@@ -192,26 +225,29 @@ class Readership:
         home = self._home
         names = home.directory.names()
         on_disk = home.reader_names(names)
-        named = {other for other in on_disk | set(self.open) if other}
-        if not name and named:
-            raise NoDefaultReader(home.queue, tuple(sorted(named)))
+        if not name:
+            self._check_default(on_disk)
         default = self.open.get("")
-        if name and not named and default is not None:
+        is_first = bool(name) and next(self._named(on_disk), None) is None
+        if is_first and default is not None:
             return self._take_over_open(default, name)
         known = _names.reader_lock_name(home.queue, name) in names  # whether it was ever owned
-        lock = self._lock(name)
+        lock = home.lock_reader(name)
         try:
-            if name and not named and (not known or "" in on_disk):  # known: a crash in the middle of taking over
+            if is_first and (not known or "" in on_disk):  # known: a crash in the middle of taking over
                 inherited = self._inherit_default(name)
-                return self._start(name, lock, inherited or self._beginning(start))
+                progress = inherited or self._beginning("earliest" if known else start)
+                return self._start(name, lock, progress, inherited=inherited is not None)
             if name in on_disk:
                 file = home.checkpoint_file(name)
+                if _names.temporary_name(file.name) not in names:
+                    file.hold()
                 state = home.load(name, self.feed.queue_id, file)
                 if state is not None:
                     return self._go_on(name, lock, state, file)
             # A checkpoint that is lost or damaged, and the default reader: begin with the earliest item kept, never
             # skip.
-            lost = known or name in on_disk or not name
+            lost = known or not name or (name in on_disk and home.is_there(name, self.feed.queue_id))
             return self._start(name, lock, self._beginning("earliest" if lost else start))
         except BaseException:
             for reader in [reader for reader, its in self._locks.items() if its is lock]:
@@ -219,10 +255,26 @@ class Readership:
                 self._files.pop(reader, None)
             try:
                 if not known:
-                    home.forget_owner(name)
+                    home.forget_owner(name, self.feed.queue_id)
             finally:
                 lock.release()
             raise
+
+    def _named(self, on_disk: set[str]) -> Iterator[str]:
+        """The named readers that there are, open here or not; those open first, which costs nothing."""
+        yield from filter(None, self.open)
+        for name in sorted(on_disk - set(self.open) - {""}):
+            if self._home.is_there(name, self.feed.queue_id):
+                yield name
+
+    def _check_default(self, on_disk: set[str]) -> None:
+        """Raise ``NoDefaultReader`` if there are named readers, and no default reader's place that none of them has
+        taken over.
+        """
+        home, queue_id = self._home, self.feed.queue_id
+        named = tuple(self._named(on_disk))
+        if named and not ("" in on_disk and home.is_there("", queue_id) and not home.has_heir(named, queue_id)):
+            raise NoDefaultReader(home.queue, tuple(sorted(named)))
 
     def _beginning(self, start: Start) -> Progress:
         feed = self.feed
@@ -241,19 +293,19 @@ class Readership:
         try:
             state = self._home.load("", self.feed.queue_id)
             if state is None:
+                self._home.hand_down(name)
                 return self._beginning("earliest")
-            directory = self._home.directory
-            directory.rename(
-                _names.checkpoint_name(self._home.queue, ""), _names.checkpoint_name(self._home.queue, name)
-            )
-            directory.sync()
+            queue = self._home.queue
+            take_over(self._home.directory, _names.checkpoint_name(queue, ""), _names.checkpoint_name(queue, name))
             return progress_of(state, self.feed)
         finally:
             lock.release()
 
     def _take_over_open(self, reader: Reader, name: str) -> Reader:
-        """The default reader is open here: it is the same reader, under its new name (LK-F32)."""
-        lock, file_name = self._lock(name), _names.checkpoint_name(self._home.queue, name)
+        """The default reader is open here: it is the same reader, under its new name (LK-F32). Not beside a checkpoint
+        of it, which would make the old file again.
+        """
+        lock, file_name = self._home.lock_reader(name), _names.checkpoint_name(self._home.queue, name)
         try:
             self._files[reader].rename(file_name)
             self._rename(reader, name, lock)
@@ -269,13 +321,14 @@ class Readership:
     def _rename(self, reader: Reader, name: str, lock: Lock) -> None:
         """May be repeated after an interrupt."""
         old, self._locks[reader] = self._locks[reader], lock
-        self._files[reader].name = _names.checkpoint_name(self._home.queue, name)
+        file = self._files[reader]
+        file.name, file.inherited = _names.checkpoint_name(self._home.queue, name), True
         reader._rename(name, self.config_for(name))
         self._shut(reader)
         if old is not lock:
             old.release()
 
-    def _start(self, name: str, lock: Lock, progress: Progress) -> Reader:
+    def _start(self, name: str, lock: Lock, progress: Progress, *, inherited: bool = False) -> Reader:
         """Make the reader, and save its place durably: from here on it keeps what it needs (R5).
 
         A named one makes a default reader's place void. If that was given to another name by a process that was
@@ -284,9 +337,10 @@ class Readership:
         if name:
             self._home.directory.sync()
         reader = Reader(self.feed, name, self.config_for(name), progress)
-        self._files[reader] = self._home.checkpoint_file(name)
+        self._files[reader] = file = self._home.checkpoint_file(name)
+        file.inherited = inherited
         self._locks[reader] = lock
-        reader.checkpoint(durable=True)
+        reader._save_alone(True)
         reader._look_again()
         return reader
 
@@ -294,8 +348,11 @@ class Readership:
         """Make a reader that goes on where its checkpoint says. What that says may not be durable: it is when the
         reader saves so, and until then nothing is retired on its word."""
         progress = progress_of(state, self.feed)
-        if progress.head + 1 < self.feed.first_id:  # quarantine has let the journal open without its beginning
-            return self._start(name, lock, self._beginning("earliest"))
+        file.inherited = state.has_inherited(name)
+        # Quarantine has let the journal open without its beginning. Who reads elsewhere cannot know that: it is told
+        # when it reads, and may seek.
+        if progress.head + 1 < self.feed.first_id and self.feed.knows_heads:
+            return self._start(name, lock, self._beginning("earliest"), inherited=file.inherited)
         reader = Reader(self.feed, name, self.config_for(name), progress)
         if state.hint_number:
             reader._hint = (state.hint_number, (state.hint_id, state.hint_offset))
@@ -305,6 +362,10 @@ class Readership:
         return reader
 
     # -- saving and leaving ------------------------------------------------------------------------------------------
+
+    def guard(self, *, wait: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Held while a reader's place moves back, as while readers are made and segments retired."""
+        return self._home.guard(wait=wait)
 
     def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
         self._files[reader].save(state, durable=durable)
@@ -317,6 +378,10 @@ class Readership:
             finally:
                 self.release(reader)
 
+    def is_robbed(self) -> bool:
+        """Whether a lock file of a reader that is owned here is gone: with the queue, which was erased."""
+        return not all(lock.is_current() for lock in list(self._locks.values()))
+
     def owned(self) -> list[Reader]:
         """The readers whose locks are held: those open here, and those whose closing was interrupted."""
         return list(self._locks)
@@ -327,12 +392,11 @@ class Readership:
         for reader in self.owned():
             self.release(reader)
 
-    def _lock(self, name: str) -> Lock:
-        """Own a reader that is not open here. Raises ``QueueLocked``."""
+    def _release_left(self, name: str) -> None:
+        """What an interrupted closing of a reader of that name has left owned."""
         for reader in self.owned():
             if reader.name == name and self.open.get(name) is not reader:
                 self.release(reader)
-        return self._home.lock_reader(name)
 
     def release(self, reader: Reader) -> None:
         """Give up the ownership of a reader that is closed. May be repeated."""
@@ -356,10 +420,11 @@ class Readership:
             with self._opening:
                 if self.open.get(name) not in (None, reader):  # made anew meanwhile
                     continue
+                self._release_left(name)
                 with self._home.guard():
                     names = self._home.directory.names()
-                    if name in self._home.reader_names(names) | self._home.lost_names(names):
-                        lock = self._lock(name)
+                    if name in self._home.reader_names(names) | self._home.lost_names(names, set()):
+                        lock = self._home.lock_reader(name)
                         try:
                             self._home.drop(name)
                         finally:
@@ -381,11 +446,14 @@ class Readership:
         for lock in self._locks.values():
             lock.abandon()
         self._opening = threading.Lock()
+        self._limiting = threading.Lock()
 
     # -- retiring ----------------------------------------------------------------------------------------------------
 
-    def retire(self, feed: Feed) -> None:
-        """Delete or archive the segments that every reader's durable checkpoint is past (R5). Raises ``OSError``."""
+    def retire(self, feed: Feed, *, wait: bool = True) -> None:
+        """Delete or archive the segments that every reader's durable checkpoint is past (R5). Raises ``OSError``, and
+        without ``wait`` ``QueueLocked`` while somebody makes or drops a reader, or retires.
+        """
         journal = feed.journal
         segments = journal.segments
         if len(segments) < 2 and not self._undisposed:
@@ -398,17 +466,17 @@ class Readership:
             if self._durable_head(reader) < first_last_id:
                 with contextlib.suppress(QueueClosed):  # closed meanwhile: then it is looked up by its file
                     reader.checkpoint(durable=True)
-        with self._home.guard():
-            heads = [self._durable_head(reader) for reader in own]
-            elsewhere = self._home.lowest_head_elsewhere({reader.name for reader in own}, first_last_id)
+        with self._home.guard(wait=wait):
+            heads = [min(self._durable_head(reader), reader.head) for reader in own]
+            elsewhere = self._home.lowest_head_elsewhere({reader.name for reader in own}, first_last_id, feed.queue_id)
             if elsewhere is not None:
                 heads.append(elsewhere)
             if heads:
                 with feed.lock:
                     self._undisposed += journal.take_retired(min(heads))
             while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "with"
-                if not self._undisposed:
-                    break
+                if not self._undisposed or (heads and self._undisposed[0].last_id > min(heads)):
+                    break  # the latter: it could not be disposed of, and a reader elsewhere has gone back to it
                 journal.dispose(self._undisposed[0])
                 del self._undisposed[0]
 
@@ -427,4 +495,5 @@ class Readership:
         if len(feed.journal.segments) < 2:
             return False
         names = self._home.directory.names()
-        return bool((self._home.reader_names(names) | self._home.lost_names(names)) - set(self.open))
+        there = self._home.readers(feed.queue_id, names, known=self.open)
+        return bool((there | self._home.lost_names(names, there)) - set(self.open))

@@ -12,24 +12,40 @@ queue's lock is asked for.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import TYPE_CHECKING, cast
 
 from kestrelpy import _log
 from kestrelpy._format import Entry
-from kestrelpy._line import Line, Waiter
+from kestrelpy._kept import copy_of
+from kestrelpy._lifetime import why_not_wait
+from kestrelpy._line import Line, Waiter, is_deep, taken_now
 from kestrelpy._unread import Unread
 from kestrelpy._window import Returned
-from kestrelpy.errors import KestrelError, QueueEmpty
+from kestrelpy.errors import KestrelError, QueueClosed, QueueEmpty
 from kestrelpy.item import Item
 
 if TYPE_CHECKING:
     from kestrelpy.reader import Reader
 
 
+DEEPEST = 8
+"""So many hand-offs of one thread may be under way, each called back by the one before."""
+_RAISED: list[None] = []
+"""Stands for what a hook that raised has returned."""
+_in_hook: dict[tuple[int, Taking], list[Item]] = {}
+"""By thread and reader: expired items whose hook runs, or comes next. Here as few readers have such a hook."""
+
+
 class Taking(Unread):
     """What is unread, returned or open, and the line of those who wait for it."""
+
+    _overfull = False  # it was logged that the oldest items can't be dropped; set on the reader while that is so
+    _failed: dict[int, Item] | None = None  # expired, and their hook raised; these are being settled, too
 
     # -- taking one item --------------------------------------------------------------------------------------------
 
@@ -83,6 +99,9 @@ class Taking(Unread):
             self._source.waiting[self] = None
         self._source.polls(self)
         self._hand_off()
+        ending = why_not_wait()
+        if ending is not None:
+            self._dismiss(ending)
 
     def _leave(self, waiter: Waiter) -> bool:
         with self._lock:
@@ -90,13 +109,52 @@ class Taking(Unread):
             self._after_line_locked()
         return left
 
+    def _leave_now(self, waiter: Waiter) -> bool | None:
+        held = left = False
+        try:
+            for held in taken_now(self._lock.acquire):  # noqa: B007 - one step
+                break
+            if held:
+                left = self._line.remove(waiter)
+                self._after_line_locked()
+        finally:
+            if held:
+                self._lock.release()
+        return left if held else None
+
     def _after_line_locked(self) -> None:
         if not self._line:
             self._source.waiting.pop(self, None)
             self._look_again_locked()
 
     def _hand_off(self) -> None:
-        """Serve the line, as far as there are items. Called by whoever brings an item or enters the line."""
+        """Serve the line, as far as there are items. Called by whoever brings an item or enters the line.
+
+        What is called back here may put, which comes here again, and so on. Such a chain is served in a loop by the
+        ``DEEPEST`` of its calls, and not by one within the other until there is no room on the stack.
+        """
+        if self._line and is_deep():
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                self._clock.call_later(0, self._hand_off)
+                return
+        if _turns.depth >= DEEPEST and _is_nested():
+            _turns.left[self] = None
+            return
+        depth = _turns.depth
+        try:
+            _turns.depth = depth + 1
+            self._serve_line()
+        finally:
+            if _turns.left:
+                _serve_left()
+            _turns.depth = depth
+
+    def _serve_line(self) -> None:
+        while self._serve_once():
+            pass
+
+    def _serve_once(self) -> bool:
+        """Whether to look again: what was called back may have brought items, and was not let in here."""
         given: list[tuple[Waiter, Item]] = []
         expired: list[Item] = []
         failed: list[tuple[Waiter, Exception]] = []
@@ -105,6 +163,7 @@ class Taking(Unread):
                 self._serve_locked(given, failed, expired)
             _complete(given, failed)
             self._after_taking(_opened(given), expired)
+            return bool(self._line) and bool(given or expired)
         except BaseException as error:
             with self._lock:
                 left, missed = self._still_in_line_locked(given)
@@ -218,14 +277,10 @@ class Taking(Unread):
         Only the front is looked at: an expired item behind one that is not waits until that is gone.
         """
         limit = self.config.max_expire_sweep if limit is None else limit
-        for item in [
-            item for item in self._settling.values() if self._is_expired((b"", item.added_ms, item.expires_ms))
-        ]:
-            self._settle_expired(item)
-            if not self._quiet:
-                self._tell()
-        count = 0
-        while limit is None or count < limit:
+        if self._failed:
+            self._try_failed_again()
+        tried = count = 0
+        while limit is None or tried < limit:
             expired: list[Item] = []
             try:
                 with self._lock:
@@ -234,8 +289,9 @@ class Taking(Unread):
                     if found is None or not self._is_expired(found[1]):
                         break
                     self._expire_locked(*found, expired)
-                count += 1
+                tried += 1
                 self._after_taking([], expired)
+                count += not any(self._settling.get(item.id) is item for item in expired)
             except BaseException as error:
                 self._let_fall(error, (), expired)
                 raise
@@ -244,26 +300,86 @@ class Taking(Unread):
     # -- hooks -------------------------------------------------------------------------------------------------------
 
     def _settle_expired(self, item: Item) -> None:
-        assert self.config.on_expired is not None
-        errors_before = self._hook_errors
-        self._call(self.config.on_expired, item)
-        if self._hook_errors != errors_before:
-            return  # it stays with us, undelivered and not done; discard_expired() tries again
-        self._settled(item)
+        """Show an expired item to its hook, once. An item that the hook itself comes upon has its turn when the hook
+        has returned: the hook never calls itself.
+        """
+        key = (threading.get_ident(), self)
+        following = _in_hook.get(key)
+        if following is not None:
+            following.append(item)
+            return
+        items = _in_hook[key] = [item]
+        try:
+            while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "except"
+                if not items:
+                    break
+                self._show_expired(items[0])
+                del items[0]
+        except BaseException as error:
+            self._let_fall(error, (), items)
+            raise
+        finally:
+            _in_hook.pop(key, None)
+
+    def _show_expired(self, item: Item) -> None:
+        hook = self.config.on_expired  # None: the reader has another name and configuration since it expired
+        if hook is None or self._call(hook, item) is not _RAISED:
+            self._settled(item)
+            return
+        with self._lock:  # it stays with us, undelivered and not done
+            if self._settling.get(item.id) is item:
+                if self._failed is None:
+                    self._failed = {}
+                self._failed[item.id] = item
+
+    def _try_failed_again(self) -> None:
+        """Show the items whose hook raised to it again, each by one thread. Nothing is told where the hook took
+        nothing: two producers without room would wake each other.
+        """
+        for _ in range(len(self._failed or ())):
+            item = None
+            try:
+                with self._lock:
+                    item_id, item = next(iter((self._failed or {}).items()), (0, None))
+                    if item is not None and self._failed is not None:
+                        del self._failed[item_id]
+                if item is not None and self._settling.get(item.id) is item:  # else the reader was moved
+                    self._settle_expired(item)
+                    if not self._quiet and self._settling.get(item.id) is not item:
+                        self._tell()
+            except BaseException as error:
+                self._let_fall(error, (), [] if item is None else [item])
+                raise
 
     def _settled(self, item: Item) -> None:
         """A hook has taken the item: it is done, unless the reader was closed or moved meanwhile."""
         try:
             with self._lock:
-                if self._settling.get(item.id) is not None:
+                if self._settling.get(item.id) is item:
                     self._release_locked(item.id, item.data)
                     del self._settling[item.id]
         except BaseException as error:
             self._let_fall(error, (), [item])
             raise
 
+    def _keep_limits(self) -> None:
+        """For ``FullPolicy.DROP_OLDEST``: ``_drop_oldest`` as housekeeping. It raises nothing: the put that called it
+        has stored its items. What can't be dropped now, as the journal can't be read, is dropped after a later put.
+        """
+        try:
+            self._drop_oldest()
+        except QueueClosed:  # meanwhile
+            return
+        except Exception:
+            if not self._overfull:
+                self._overfull = True
+                _log.warning("reader %s can't drop its oldest items now; it is tried again", self.full_name, error=True)
+        else:
+            if self._overfull:
+                self._overfull = False
+
     def _drop_oldest(self) -> None:
-        """For ``FullPolicy.DROP_OLDEST``: drop unread items from the front until the limits are kept."""
+        """Drop unread items from the front until the limits are kept."""
         try:
             with self._lock:
                 while True:
@@ -279,17 +395,21 @@ class Taking(Unread):
             raise
 
     def _call(self, hook: Callable[..., object], *arguments: object) -> object:
+        """What the hook returns; ``_RAISED``, which is false, if it raised."""
         try:
             return hook(*arguments)
-        except Exception:
+        except (Exception, SystemExit):
             self._hook_errors += 1
             _log.exception("a hook of reader %s raised", self.full_name)
-            return None
+            return _RAISED
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def _break(self, error: Exception) -> None:
-        """Make every later call raise ``error``, and wake whoever waits with it. May be repeated."""
+    def _break(self, error: Exception, tell: Callable[[list[Waiter], Exception], object] | None = None) -> None:
+        """Make every later call raise ``error``, and wake whoever waits with it. May be repeated. ``tell`` is given
+        those who wait, where they can't be told here.
+        """
+        tell = tell or _fail
         gone: list[Waiter] = []
         returned, ahead = Returned(), {}  # type: ignore[var-annotated]
         try:
@@ -298,9 +418,9 @@ class Taking(Unread):
                 self._returned, self._ahead, self._batch, self._take = returned, ahead, None, ahead.pop
                 gone = self._line.drain()  # at once: else the next item would be given to one of them
                 self._after_line_locked()
-            _fail(gone, error)
+            tell(gone, error)
         except BaseException:
-            _fail(gone, error)
+            tell(gone, error)
             raise
 
     def _abandon(self, error: Exception) -> None:
@@ -312,17 +432,63 @@ class Taking(Unread):
         self._open = {}
 
 
+class _Turns(threading.local):
+    """The hand-offs of one thread. ``depth``: how many are under way, one called back by the other; ``left``: readers
+    whom the innermost of them has still to serve.
+    """
+
+    depth = 0
+
+    def __init__(self) -> None:
+        self.left: dict[Taking, None] = {}
+
+
+_turns = _Turns()
+
+
+def _is_nested() -> bool:
+    """Whether there is a hand-off of this thread to go on with what is left: an exception from outside that struck as
+    it ended may have left ``depth`` as it was.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is Taking._hand_off.__code__:
+            return True
+        frame = frame.f_back
+    _turns.depth = 0
+    return False
+
+
+def _serve_left() -> None:
+    left = _turns.left
+    while left:
+        reader = next(iter(left))
+        reader._serve_line()
+        left.pop(reader, None)  # after that: what strikes in between leaves it to an outer one
+
+
 def _complete(given: list[tuple[Waiter, Item]], failed: list[tuple[Waiter, Exception]]) -> None:
-    """May be repeated after an interrupt."""
+    """Complete each of them, whatever is raised by what it calls back; the last of that is raised in the end. May be
+    repeated after an interrupt.
+    """
+    raised: BaseException | None = None
     for waiter, item in given:
-        waiter.give(item)
+        try:
+            waiter.give(item)
+        except BaseException as struck:
+            raised = struck
     for waiter, error in failed:
-        waiter.fail(error)
+        try:
+            waiter.fail(error)
+        except BaseException as struck:
+            raised = struck
+    if raised is not None:
+        raise raised
 
 
 def _fail(waiters: list[Waiter], error: Exception) -> None:
     for waiter in waiters:
-        waiter.fail(error)
+        waiter.fail(copy_of(error))
 
 
 def _opened(given: list[tuple[Waiter, Item]]) -> list[Item]:

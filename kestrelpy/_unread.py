@@ -16,6 +16,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, cast
 
 from kestrelpy._format import Entry
+from kestrelpy._kept import copy_of
 from kestrelpy._line import Line, Waiting
 from kestrelpy._mending import mend_locked
 from kestrelpy._progress import Progress
@@ -120,7 +121,9 @@ class Unread(Waiting[Item]):
     def _refill_locked(self) -> bool:
         """See to it that ``_take`` has the next item, from the window or from the journal; false if there is none."""
         progress, source = self._progress, self._source
-        visible_id = source.visible_id
+        visible_id = source.seen_id
+        if progress.next_id > visible_id:
+            visible_id = source.visible_id
         if progress.next_id > visible_id:
             self._batch = None
             return False
@@ -338,7 +341,7 @@ class Unread(Waiting[Item]):
     def _expiry_ms(self, entry: Entry) -> int | None:
         expires_ms, max_age = entry[2], self.config.max_age
         if max_age is not None:
-            limit_ms = entry[1] + int(max_age * 1000)
+            limit_ms = entry[1] + int(min(max_age * 1000, _NO_LIMIT))
             expires_ms = limit_ms if expires_ms is None else min(expires_ms, limit_ms)
         return expires_ms
 
@@ -357,12 +360,19 @@ class Unread(Waiting[Item]):
         return None if expires_ms is None else max(0.0, (expires_ms * 1_000_000 - self._clock.time_ns()) / 1e9)
 
     def _is_over_limit(self) -> bool:
+        """Whether the oldest item has to be dropped. The last one that is unread stays, however large it is: nothing
+        else would ever get past a limit of bytes that is smaller.
+        """
         max_items, max_bytes = self.config.max_items, self.config.max_bytes
-        return (max_items is not None and self.items > max_items) or (max_bytes is not None and self.bytes > max_bytes)
+        if max_items is not None and self.items > max_items:
+            return True
+        if max_bytes is None or self.bytes <= max_bytes:
+            return False
+        return self.items - len(self._open) - len(self._settling) > 1
 
     def _check_usable(self) -> None:
         if self._broken is not None:
-            raise self._broken
+            raise copy_of(self._broken)
 
     def _items_through(self, visible_id: int) -> int:
         return visible_id - self._source.missing - self._progress.released_items

@@ -16,6 +16,9 @@ from heapq import heappop, heappush
 from kestrelpy._format import Entry
 from kestrelpy._segment import ITEM_COST
 
+MOST_GONE = 64
+"""So many ids may be left in a heap of returned items that are not there, however few others there are."""
+
 Batch = tuple[int, list[bytes], int]
 """The first id of a batch that does not expire, its items, and when they were added."""
 
@@ -117,6 +120,8 @@ class Returned:
     def add(self, item_id: int, entry: Entry) -> None:
         heappush(self._order, item_id)
         self.entries[item_id] = entry
+        if len(self._order) > 2 * len(self.entries) + MOST_GONE:
+            self._order = sorted(self.entries)  # which is a heap, too
 
     def first(self) -> tuple[int, Entry] | None:
         """The lowest id and its item, which stay."""

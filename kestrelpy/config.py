@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kestrelpy._checks import check_seconds, check_whole
 from kestrelpy._value import Value
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ class FullPolicy(enum.Enum):
     REFUSE = "refuse"
     """Raise ``QueueFull`` at once."""
     DROP_OLDEST = "drop-oldest"
-    """Accept, and drop the head."""
+    """Accept, and drop the oldest unread items, down to the limits. The newest item is never dropped for its bytes. An
+    open item is not dropped. An error while items are dropped fails no put: it is logged, and a later put drops them.
+    """
 
 
 class Codec(Protocol):
@@ -41,17 +44,23 @@ class Codec(Protocol):
 class ReaderConfig(Value, kw_only=True):
     """The limits and hooks of one reader.
 
-    ``max_items`` and ``max_bytes`` limit what is unread or open, by ``full_policy``. An item expires at the earlier
+    ``max_items`` and ``max_bytes`` limit what is unread or open, by ``full_policy``. ``max_items`` is never passed;
+    ``max_bytes`` is by one item, or by a batch that is put into an empty reader. An item expires at the earlier
     of its own expiry and ``added + max_age`` seconds. ``memory_bytes`` bounds what the reader keeps in memory (data
-    plus a fixed cost per item); the rest waits in the journal. ``max_idle`` seconds of emptiness make
+    plus a fixed cost per item); the rest waits in the journal. A batch (``put_many``) is read as one: a reader that is
+    in the middle of one keeps all that is left of it, whatever the bound. ``max_idle`` seconds of emptiness make
     ``Reader.idle_expired`` true. ``max_expire_sweep`` limits one ``discard_expired()`` call.
 
     Hooks run outside every lock; one that raises is logged and counted (``ReaderStats.hook_errors``) and loses nothing:
     ``on_expired(item)`` sees an expired item before it is dropped; ``on_abort(item) -> bool`` returns true if it took
-    the item, which is then committed; ``on_delivery(reader, seconds)`` and ``on_timeout(reader, seconds)`` are told
-    the age of a delivered item and how long a get waited in vain.
+    the item, which is then committed. An item is with one hook at a time, once, and counts until that has returned: a
+    hook that puts it again may find no room, and must not wait for it. ``on_expired`` does not call itself: other
+    expired items that it comes upon are shown to it afterwards. An item that it raised for is shown to it again by
+    ``discard_expired()``, or by a put that finds no room. ``on_delivery(reader, seconds)`` and ``on_timeout(reader,
+    seconds)`` are told the age of a delivered item and how long a get waited in vain.
 
-    Raises ``ValueError`` for a limit below zero and ``TypeError`` for a policy that is none.
+    Seconds may be infinite, which means never. Raises ``ValueError`` for a limit below zero or not a number, and
+    ``TypeError`` for limits that are no whole numbers, and a policy that is none.
     """
 
     max_items: int | None = None
@@ -67,10 +76,14 @@ class ReaderConfig(Value, kw_only=True):
     on_timeout: Callable[[Reader, float], object] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_items", "max_bytes", "max_age", "max_expire_sweep", "max_idle", "memory_bytes"):
+        for name in ("max_items", "max_bytes", "max_expire_sweep", "memory_bytes"):
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} must not be negative, not {value!r}")
+            if value is not None or name == "memory_bytes":
+                check_whole(name, value)
+        for name in ("max_age", "max_idle"):
+            value = getattr(self, name)
+            if value is not None:
+                check_seconds(name, value)
         if not isinstance(self.full_policy, FullPolicy):
             raise TypeError(f"full_policy must be a FullPolicy, not {self.full_policy!r}")
 
@@ -102,7 +115,8 @@ class QueueStats(Value, kw_only=True):
     """A journaled queue's figures at one moment. ``items`` and ``bytes`` are sums over the readers open here.
 
     ``tail_id`` is the last id given out, ``durable_id`` the last one known to be on disk. ``oldest_segment`` and
-    ``newest_segment`` are the numbers of those that are kept. Counters count since the queue was opened.
+    ``newest_segment`` are the numbers of those that are kept. Counters count since the queue was opened, but for
+    ``refused_batches``: published batches that were kept aside as ``.refused``, then or before.
     """
 
     items: int
@@ -119,3 +133,4 @@ class QueueStats(Value, kw_only=True):
     readers: Mapping[str, ReaderStats] = MappingProxyType({})
     oldest_segment: int = 0
     newest_segment: int = 0
+    refused_batches: int = 0

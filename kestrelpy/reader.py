@@ -3,20 +3,25 @@
 Its items come out of ``_taking``; this half is what users call.
 
 NOTE ON LOCKING: ``_lock`` (R) is the one of ``_taking``. ``_saving`` is held while a checkpoint is taken and written,
-so that an older one never replaces a newer; it comes before ``_lock``.
+so that an older one never replaces a newer; it comes before ``_lock``, and before the guard of the queue's readers
+(G), which a ``seek`` holds: what it needs must not be retired before its new place is saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import isnan
 from operator import is_
 from typing import cast
 
 from kestrelpy._figures import Figures
+from kestrelpy._format import Checkpoint
+from kestrelpy._kept import copy_of
 from kestrelpy._line import check_timeout
+from kestrelpy._progress import Progress
 from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import QueueClosed, QueueEmpty, UnknownItem
-from kestrelpy.item import Item, id_of, new_item, no_item
+from kestrelpy.item import Item, id_of, new_item
 
 __all__ = ["Reader"]
 
@@ -25,7 +30,8 @@ class Reader(Figures):
     """One reader's place in a queue. Made by ``JournaledQueue.reader`` or ``open_reader``, never directly.
 
     Thread-safe. Every call raises ``QueueClosed`` after ``close()``, ``DurabilityUnknown`` once a sync of the queue
-    has failed, and ``ForkedQueue`` in a forked child.
+    has failed, ``ForkedQueue`` in a forked child, ``CorruptJournal`` where it has to read what is damaged on disk,
+    ``OSError`` where the system refuses a file, and ``TypeError`` for an argument that is neither an item nor an id.
     """
 
     # -- getting --------------------------------------------------------------------------------------------------
@@ -35,7 +41,7 @@ class Reader(Figures):
 
         Waits in line for up to ``timeout`` seconds of real time (``None``: for ever; ``block=False``: not at all).
         Raises ``QueueEmpty``, ``ValueError`` for a negative timeout, ``CorruptJournal`` if the next item is damaged
-        on disk.
+        on disk, or the segment that it was in is not there: ``seek`` past it, or open the queue with quarantine.
         """
         item = None
         try:
@@ -155,7 +161,10 @@ class Reader(Figures):
                 try:
                     item_id = item.id  # type: ignore[union-attr]
                 except AttributeError:
-                    raise no_item(item_or_id) from None
+                    item_id = id_of(item_or_id)
+                    item = opened.get(item_id)
+                    if item is None:
+                        raise self._unknown(item_id) from None
                 if opened.get(item_id) is not item:
                     raise self._unknown(item_id)
             # Progress.release, written out: this is a hot path. Nor is there a call from here on until it is done.
@@ -206,7 +215,7 @@ class Reader(Figures):
         for each in named:
             item_id = id_of(each)
             item = opened.get(item_id)
-            if item is None or not (each is item or isinstance(each, int)) or item_id in chosen:
+            if item is None or (isinstance(each, Item) and each is not item) or item_id in chosen:
                 raise self._unknown(item_id)
             chosen[item_id] = item
         return chosen
@@ -233,7 +242,7 @@ class Reader(Figures):
         try:
             with self._lock:
                 item = self._open.get(item_id)
-                if item is None or not (item_or_id is item or isinstance(item_or_id, int)):
+                if item is None or (isinstance(item_or_id, Item) and item_or_id is not item):
                     raise self._unknown(item_id)
                 entry = (item.data, item.added_ms, item.expires_ms)
                 errors = self._progress.error_counts
@@ -261,7 +270,7 @@ class Reader(Figures):
     def _unsettled(self, item: Item) -> None:
         """A hook has not taken an aborted item: it comes again, unless the reader was closed or moved meanwhile."""
         with self._lock:
-            if item.id in self._settling:
+            if self._settling.get(item.id) is item:
                 del self._settling[item.id]
                 self._return_locked(item.id, (item.data, item.added_ms, item.expires_ms))
 
@@ -298,27 +307,53 @@ class Reader(Figures):
         """Move the head: the next item is ``item_id``, or the first one added at ``time_ms`` or later.
 
         Back as far as segments last (an id before them means the earliest that is kept), or forward up to behind the
-        tail. Open reads and aborted items are dropped: what of them is ahead comes again. Raises ``TypeError`` unless
-        exactly one place is given. Costs the reading of one segment.
+        tail. Open reads and aborted items are dropped: what of them is ahead comes again. The place is saved when this
+        returns. Raises ``TypeError`` unless exactly one place is given, and ``OSError`` if it could not be saved: a
+        reader in the queue's own process has moved all the same, one elsewhere has not. Costs the reading of one
+        segment.
         """
         if (item_id is None) == (time_ms is None):
             raise TypeError("seek() takes an item id or time_ms")
-        with self._lock:
-            self._check_usable()
-            source = self._source
-            visible_id = source.visible_id
-            if item_id is None:
-                assert time_ms is not None
-                item_id = source.find_time(time_ms, visible_id)
-            item_id = max(source.first_id, min(item_id, visible_id + 1))
-            items, size = source.before(item_id)
-            self._move_locked(self._progress.moved_to(item_id, items, size), drop=True)
-            self._special_through = self._progress.special_through
-            self._look_again_locked()
-        self.checkpoint()
-        self._source.attach(self)
+        if item_id is not None:
+            item_id = id_of(item_id)
+        elif time_ms is not None and isnan(time_ms):
+            raise ValueError("time_ms must be milliseconds since 1970, not nan")
+        source, failure = self._source, None
+        self._check_usable()
+        with self._saving, source.guard():  # nothing is retired meanwhile: neither what is read here nor what it needs
+            with self._lock:
+                self._check_usable()
+                place = self._find_place(item_id, time_ms)
+                moved = self._progress.moved_to(*place)
+                state, version = self._state_of(moved), self._version_of(moved)
+            try:
+                self._saved = ()
+                self._store(state, durable=False)
+            except OSError as error:
+                if not source.knows_heads:  # who retires goes by what is saved
+                    raise
+                failure = error
+            with self._lock:
+                self._check_usable()
+                self._move_locked(self._progress.moved_to(*place), drop=True)
+                self._special_through = self._progress.special_through
+                self._look_again_locked()
+            self._saved = version if failure is None else ()
+        source.attach(self)
         self._hand_off()
-        self._source.moved(self)
+        source.moved(self)
+        if failure is not None:
+            raise failure
+
+    def _find_place(self, item_id: int | None, time_ms: int | None) -> tuple[int, int, int]:
+        """Where to go on, and how many items and bytes were ever put before that."""
+        source = self._source
+        visible_id = source.visible_id
+        if item_id is None:
+            assert time_ms is not None
+            item_id = source.find_time(time_ms, visible_id)
+        item_id = max(source.first_id, min(item_id, visible_id + 1))
+        return (item_id, *source.before(item_id))
 
     # -- saving ---------------------------------------------------------------------------------------------------
 
@@ -335,18 +370,29 @@ class Reader(Figures):
         if end is not None:
             self._break(end)
         with self._saving:
-            with self._lock:
-                if end is None:
-                    self._check_usable()
-                    if self._disturbed:
-                        self._mend_locked()
-                self._progress.absorb()
-                progress, source, version = self._progress, self._source, self._version()
-                hint = source.hint(progress.head + 1)
-                state = progress.checkpoint(source.queue_id, self.name, source.durable_id, hint)
-            source.make_durable(state.last_named_id)
-            source.save(self, state, durable)
-            self._saved = version
+            self._save_alone(durable, ending=end is not None)
+
+    def _save_alone(self, durable: bool, *, ending: bool = False) -> None:
+        """Under ``_saving``, or while nobody else has this reader."""
+        with self._lock:
+            if not ending:
+                self._check_usable()
+                if self._disturbed:
+                    self._mend_locked()
+            self._progress.absorb()
+            state, version = self._state_of(self._progress), self._version()
+        self._store(state, durable=durable)
+        self._saved = version
+
+    def _state_of(self, progress: Progress) -> Checkpoint:
+        source = self._source
+        hint = source.hint(progress.head + 1)
+        return progress.checkpoint(source.queue_id, self.name, source.durable_id, hint)
+
+    def _store(self, state: Checkpoint, *, durable: bool) -> None:
+        """Save a state (R4). Under ``_saving``."""
+        self._source.make_durable(state.last_named_id)
+        self._source.save(self, state, durable)
 
     @property
     def _unsaved(self) -> bool:
@@ -355,7 +401,9 @@ class Reader(Figures):
 
     def _version(self) -> tuple[int, ...]:
         """Differs whenever there is something new to save."""
-        progress = self._progress
+        return self._version_of(self._progress)
+
+    def _version_of(self, progress: Progress) -> tuple[int, ...]:
         return progress.released_items, progress.released_bytes, progress.head, self._aborted
 
     def close(self) -> None:
@@ -378,10 +426,15 @@ class Reader(Figures):
                 finally:
                     self._ending = False
 
+    def _orphan(self, error: QueueClosed) -> None:
+        """Its queue was erased by another process: every later call raises ``error``. ``close`` gives back the rest."""
+        self._unfinished = True
+        self._break(error)
+
     @property
     def _half_closed(self) -> bool:
         """Whether closing it was interrupted."""
         return self._unfinished and not self._ending
 
     def _unknown(self, item_id: int) -> Exception:
-        return self._broken or UnknownItem(item_id, self.full_name)
+        return UnknownItem(item_id, self.full_name) if self._broken is None else copy_of(self._broken)

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import errno
 from contextlib import nullcontext
+from typing import cast
+from unittest.mock import patch
 
 import pytest
 
 from kestrelpy import UnsupportedFormat
 from kestrelpy import _format as fmt
-from kestrelpy._checkpoint import REPLACE_BYTES, CheckpointFile, load_checkpoint, replace_file
-from kestrelpy._disk import Directory
+from kestrelpy._checkpoint import (
+    BLOCK,
+    FIRST_BLOCKS,
+    REPLACE_BYTES,
+    CheckpointFile,
+    _fill,
+    load_checkpoint,
+    replace_file,
+)
+from kestrelpy._disk import Directory, File
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk, PowerModel
+from kestrelpy.testing._failing import FailingDirectory, FailingFile
+from kestrelpy.testing._history import CrashingFolder
 
 NAME = "jobs+a.checkpoint"
+SPARE = "jobs+a.checkpoint.tmp"
 
 
 def state(head: int, **more: object) -> fmt.Checkpoint:
@@ -29,6 +42,11 @@ def loaded(directory: Directory) -> tuple[fmt.Checkpoint | None, bool]:
     return without_claim(load_checkpoint(directory, NAME))
 
 
+def used(directory: Directory) -> int:
+    file = directory.open(NAME)
+    return len(file.read(0, file.size()).rstrip(b"\0"))
+
+
 def test_the_last_state_saved_is_the_one_loaded() -> None:
     directory = MemoryDisk().directory("/q", create=True)
     assert loaded(directory) == (None, False)
@@ -37,7 +55,7 @@ def test_the_last_state_saved_is_the_one_loaded() -> None:
         file.save(state(head), durable=head % 3 == 0)
         assert loaded(directory) == (state(head), True)
     assert file.durable == state(18)
-    assert directory.names() == [NAME]
+    assert sorted(directory.names()) == [NAME, SPARE]
 
 
 # LK-F89, R3: a new file is whole and durable before it has the name.
@@ -47,14 +65,10 @@ def test_lk_f89_the_first_save_replaces_and_is_durable() -> None:
     file = CheckpointFile(directory, NAME)
     file.save(state(1), durable=False)
     assert file.durable == state(1)
-    assert (disk.counts["create"], disk.counts["sync"], disk.counts["rename"], disk.counts["sync_directory"]) == (
-        1,
-        1,
-        1,
-        1,
-    )
+    done = [disk.counts[each] for each in ("create", "sync", "rename", "sync_directory")]
+    assert done == [2, 1, 1, 1], "the file, and a spare one"
     file.save(state(2), durable=True)
-    assert (disk.counts["create"], disk.counts["sync"], disk.counts["rename"]) == (1, 2, 1), "appended"
+    assert [disk.counts[each] for each in ("create", "sync", "rename")] == [2, 2, 1], "appended"
     file.save(state(3), durable=False)
     assert disk.counts["sync"] == 2
 
@@ -151,9 +165,9 @@ def test_a_torn_append_leaves_the_state_before() -> None:
     directory = MemoryDisk().directory("/q", create=True)
     file = CheckpointFile(directory, NAME)
     file.save(state(1), durable=True)
-    size = directory.open(NAME).size()
+    size = used(directory)
     file.save(state(2), durable=False)
-    for end in range(size, directory.open(NAME).size()):
+    for end in range(size, used(directory)):
         directory.open(NAME, write=True).truncate(end)
         assert loaded(directory) == (state(1), True)
         file = CheckpointFile(directory, NAME)
@@ -235,7 +249,7 @@ def test_rename_takes_the_state_along() -> None:
     file.save(state(1), durable=True)
     file.rename(NAME)
     file.save(state(2), durable=True)
-    assert directory.names() == [NAME]
+    assert sorted(directory.names()) == [NAME, SPARE]
     assert loaded(directory) == (state(2), True)
 
 
@@ -277,3 +291,243 @@ def test_the_file_of_an_earlier_life_is_replaced() -> None:
     directory.unlink(NAME)
     file.save(state(4), durable=False)
     assert loaded(directory) == (state(4), True)
+
+
+# -- a disk that is full ---------------------------------------------------------------------------------------------
+
+
+class Full(FailingDisk):
+    """A disk on which no file grows and none is made, while it is ``full``."""
+
+    def __init__(self, inner: MemoryDisk) -> None:
+        super().__init__(inner)
+        self.full = False
+
+    def due(self, kind: str, path: str = "") -> OSError | None:
+        if self.full and kind in ("create", "grow"):
+            return OSError(errno.ENOSPC, "full", path)
+        return super().due(kind, path)
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Full:
+    disk = Full(CrashingDisk())
+    write = FailingFile.write
+
+    def write_where_there_is_room(file: FailingFile, offset: int, *parts: bytes) -> None:
+        if disk.full and offset + sum(map(len, parts)) > -(-file.size() // BLOCK) * BLOCK:
+            raise OSError(errno.ENOSPC, "full")
+        write(file, offset, *parts)
+
+    monkeypatch.setattr(FailingFile, "write", write_where_there_is_room)
+    return disk
+
+
+def test_a_full_disk_has_room_for_every_save(full: Full) -> None:
+    """Of this process and of each later one, for ever: whatever is replaced makes room for the next one."""
+    directory = full.directory("/q", create=True)
+    CheckpointFile(directory, NAME).save(state(1), durable=True)
+    full.full = True
+    head = 1
+    for _ in range(5):
+        file = CheckpointFile(directory, NAME)
+        file.load()
+        for _ in range(100):
+            head += 1
+            file.save(state(head), durable=head % 2 == 0)
+            assert loaded(directory) == (state(head), True)
+    assert directory.open(NAME).size() == directory.open(SPARE).size() == BLOCK
+
+
+def test_the_spare_file_grows_with_the_state(full: Full) -> None:
+    """As long as there is room; so it has room for a state that is somewhat larger than the last one."""
+    directory = full.directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    spans = tuple((n, n) for n in range(3, 2003, 2))
+    file.save(state(1, done=spans), durable=True)
+    full.full = True
+    for _ in range(20):
+        file.save(state(1, done=spans[:900]), durable=True)
+    file = CheckpointFile(directory, NAME)
+    file.save(state(1, done=(*spans, (3001, 3009))), durable=True)
+    assert loaded(directory)[0] == state(1, done=(*spans, (3001, 3009)))
+    with pytest.raises(OSError, match="full"):
+        file.save(state(1, done=tuple((n, n) for n in range(3, 40_003, 2))), durable=True)
+    file.save(state(2), durable=True)
+    assert loaded(directory)[0] == state(2)
+
+
+def test_what_is_held_for_the_first_reader_is_enough_for_two_files(full: Full) -> None:
+    directory = full.directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    file.hold(FIRST_BLOCKS)
+    assert directory.open(SPARE).size() == FIRST_BLOCKS * BLOCK
+    full.full = True
+    freed = Full.due
+
+    def due(disk: Full, kind: str, path: str = "") -> OSError | None:
+        if kind == "truncate":  # there is room for a new file then
+            disk.full = False
+        error = freed(disk, kind, path)
+        disk.full = disk.full or kind == "rename"
+        return error
+
+    with patch.object(Full, "due", due):
+        file.save(state(1), durable=True)
+    assert sorted(directory.names()) == [NAME, SPARE]
+    for head in range(2, 300):
+        file.save(state(head), durable=True)
+    assert loaded(directory) == (state(299), True)
+
+
+@pytest.mark.parametrize("exchange", [errno.EINVAL, errno.ENOSYS, errno.EPERM])
+def test_where_names_cannot_be_exchanged_one_is_given_up(exchange: int) -> None:
+    directory = FailingDisk(MemoryDisk()).directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    file.save(state(0), durable=True)
+    with patch.object(FailingDirectory, "exchange", side_effect=OSError(exchange, "no")) as refused:
+        for head in range(1, 100):
+            file.save(state(head), durable=True)
+            assert loaded(directory) == (state(head), True)
+    assert refused.called
+    assert sorted(directory.names()) == [NAME, SPARE]
+
+
+def test_no_state_of_a_spare_file_counts(full: Full) -> None:
+    """At every operation of a replacement by a later life, whatever the power leaves."""
+    directory = full.directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    for head in range(1, 4):
+        file._size = 0
+        file.save(state(head), durable=True)
+    disk = full.inner
+    assert isinstance(disk, CrashingDisk)
+    seen: set[int] = set()
+
+    def look() -> None:
+        for model in (PowerModel.PREFIX, PowerModel.EXT4, PowerModel.ANY):
+            for left in disk.power_states(model, 30):
+                found = loaded(left.directory("/q"))[0]
+                assert found is not None, "what was durable is gone"
+                seen.add(found.head)
+
+    later = CheckpointFile(directory, NAME)
+    later.load()
+    disk.before_operation = look
+    later.save(state(4), durable=False)
+    look()
+    assert seen == {3, 4}
+
+
+def test_a_spare_file_that_may_be_the_file_itself_is_not_written(full: Full) -> None:
+    """A process was killed between the exchange of names and the sync of the folder: on disk it may be undone."""
+    disk = full.inner
+    assert isinstance(disk, CrashingDisk)
+    directory = full.directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    for head in (1, 2):
+        file._size = 0
+        file.save(state(head), durable=True)
+    full.arm(errno.EIO, kinds={"sync_directory"}, at=1)
+    file._size = 0
+    with patch.object(CrashingFolder, "fail_sync", lambda _: None), pytest.raises(OSError, match="output"):
+        file.save(state(3), durable=True)  # as a kill before that sync
+    killed = disk.after_kill()
+    directory = killed.directory("/q")
+    later = CheckpointFile(directory, NAME)
+    later.load()
+    lost = []
+
+    def look() -> None:
+        lost.extend(loaded(left.directory("/q")) for left in killed.power_states(PowerModel.ANY, 60))
+
+    killed.before_operation = look
+    later.save(state(4), durable=True)
+    assert len(lost) > 10
+    assert all(found is not None and found.head in (2, 3, 4) for found, _ in lost)
+
+
+def test_after_a_failed_sync_another_file_is_made() -> None:
+    """R9: of the file, of the spare one, of the folder; the next save makes a file that no sync has failed of."""
+    for kind in ("sync", "sync_directory"):
+        disk = FailingDisk(CrashingDisk())
+        directory = disk.directory("/q", create=True)
+        file = CheckpointFile(directory, NAME)
+        file.save(state(1), durable=True)
+        for replaced in (False, True):
+            file._size = 0 if replaced or kind == "sync_directory" else file._size
+            disk.arm(errno.EIO, kinds={kind})
+            with pytest.raises(OSError, match="output"):
+                file.save(state(2), durable=True)
+            made = disk.counts["create"]
+            file.save(state(3), durable=True)
+            file._size = 0
+            file.save(state(4), durable=True)
+            assert disk.counts["create"] > made
+            inner = disk.inner
+            assert isinstance(inner, CrashingDisk)
+            assert {loaded(left.directory("/q")) for left in inner.power_states(PowerModel.ANY, 50)} == {
+                (state(4), True)
+            }
+
+
+def test_a_file_that_is_being_written_over_is_looked_at_again() -> None:
+    """Who looks from outside may have opened it before it became the spare one."""
+    directory = MemoryDisk().directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    file.save(state(1), durable=True)
+    torn = directory.create("torn")
+    torn.write(0, fmt.checkpoint_prefix() + b"half of a state, and the rest of another" * 3)
+    opened = iter([torn])
+
+    class Late:
+        path = "/q"
+
+        def open(self, name: str) -> File:
+            return next(opened, None) or directory.open(name)
+
+    assert without_claim(load_checkpoint(cast(Directory, Late()), NAME)) == (state(1), True)
+
+
+# -- room that is held back, at its edges ----------------------------------------------------------------------------
+
+
+def test_room_that_is_held_back_is_held_once() -> None:
+    directory = MemoryDisk().directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    file.hold(2)
+    file.hold(1)
+    assert directory.open(SPARE).size() == 2 * BLOCK
+
+
+def test_an_error_that_is_no_lack_of_room_is_raised_while_a_spare_file_is_filled() -> None:
+    class FailsBehindTheFirstBlock:
+        def size(self) -> int:
+            return 0
+
+        def write(self, offset: int, *_: bytes) -> None:
+            if offset:
+                raise OSError(errno.EIO, "as a disk says it")
+
+    with pytest.raises(OSError, match="as a disk says it"):
+        _fill(cast("File", FailsBehindTheFirstBlock()), b"x", 4 * BLOCK)
+
+
+def test_a_file_that_is_full_has_no_room_to_share() -> None:
+    directory = MemoryDisk().directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    file.save(state(1), durable=True)
+    size = directory.open(NAME).size()
+    file._size = file._end
+    file._share_room()
+    assert directory.open(NAME).size() == size
+
+
+def test_a_durable_state_is_not_said_again_where_that_needs_room() -> None:
+    directory = MemoryDisk().directory("/q", create=True)
+    file = CheckpointFile(directory, NAME)
+    file.save(state(1), durable=True)
+    before = used(directory)
+    file._end = file._size
+    file._note_durable(state(2))
+    assert (used(directory), file.durable, file.durable_head) == (before, state(2), 2)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import drain, let_die, take_all, until
+from conftest import GatedDisk, drain, let_die, take_all, until
 
 from kestrelpy import (
     CorruptJournal,
@@ -30,9 +32,11 @@ from kestrelpy import (
     ReaderConfig,
     UnknownItem,
     open_reader,
+    scan,
 )
 from kestrelpy import _format as fmt
 from kestrelpy._detached import Outside
+from kestrelpy._home import Home
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 
 Open = Callable[..., JournaledQueue]
@@ -363,6 +367,68 @@ def test_a_default_reader_in_use_stays(open_queue: Open, outside: Any) -> None:
     assert drain(far) == [b"3"]
 
 
+def test_a_default_reader_that_nobody_took_over_keeps_its_place_beside_named_ones(
+    open_queue: Open, outside: Any
+) -> None:
+    with open_queue() as queue:
+        queue.put_many([b"1", b"2", b"3"])
+        queue.get_nowait().commit()
+        outside("monitor").close()  # it looks in, and begins at the tail
+        assert queue.reader().items == 2
+    with open_queue() as queue:
+        assert queue.get_nowait().id == 2
+        assert queue.reader("monitor").items == 0
+        assert queue.reader("new", start="earliest").head == 0, "it is not the first, and takes nothing over"
+        assert queue.reader().items == 2
+    with open_queue() as queue:
+        queue.drop_reader("monitor")
+        queue.drop_reader("new")
+        assert [item.id for item in take_all(queue.reader())] == [2, 3], "as it was saved"
+
+
+def test_a_segment_that_only_the_default_reader_needs_is_kept_beside_named_ones(open_queue: Open, outside: Any) -> None:
+    with open_queue(segment_bytes=4096) as queue:
+        queue.put_many([b"1", b"2"])
+        queue.get_nowait().commit()
+        outside("monitor").close()
+    with open_queue(segment_bytes=4096) as queue:
+        monitor = queue.reader("monitor")
+        for _ in range(20):
+            queue.put(bytes(500))
+        monitor.commit_many(take_all(monitor))
+        queue.checkpoint(durable=True)
+        assert queue.get_nowait().data == b"2"
+        queue.drop_reader("")
+        queue.checkpoint(durable=True)
+        assert queue.stats().segments == 1, "until it is dropped"
+        with pytest.raises(NoDefaultReader):
+            queue.reader()
+
+
+def test_a_named_reader_beside_the_one_elsewhere_takes_nothing_from_it(open_queue: Open, outside: Any) -> None:
+    queue = open_queue()
+    queue.put_many([b"1", b"2"])
+    far = outside("")
+    far.get_nowait().commit()
+    assert queue.reader("near").items == 0
+    far.close()
+    far = outside("")
+    assert [item.id for item in take_all(far)] == [2]
+    far.close()
+    assert [item.id for item in take_all(queue.reader())] == [2]
+
+
+def test_a_lost_place_beside_a_default_reader_in_use_begins_with_the_earliest_item(
+    open_queue: Open, outside: Any, folder: Path
+) -> None:
+    queue = open_queue()
+    queue.put_many([b"1", b"2"])
+    queue.reader()
+    outside().close()
+    (folder / "jobs+far.checkpoint").unlink()
+    assert outside().items == 2
+
+
 def test_the_default_reader_from_outside(open_queue: Open, outside: Any, folder: Path) -> None:
     queue = open_queue()
     queue.put(b"1")
@@ -373,6 +439,221 @@ def test_the_default_reader_from_outside(open_queue: Open, outside: Any, folder:
     queue.reader("named")
     with pytest.raises(NoDefaultReader):
         outside("")
+
+
+# -- a queue that is erased, and made anew ---------------------------------------------------------------------------
+
+
+def made_anew(queue: JournaledQueue, **options: Any) -> JournaledQueue:
+    queue.erase()
+    return JournaledQueue(queue.directory, "jobs", clock=ManualClock(), **options)
+
+
+def test_the_reader_of_an_erased_queue_leaves_that_of_the_new_one_alone(open_queue: Open, outside: Any) -> None:
+    queue = open_queue()
+    old = outside(start="earliest")
+    queue.put_many([b"old"] * 10)
+    old.commit_many(take_all(old))
+    with made_anew(queue, segment_bytes=4096, sync="always") as again:
+        new, main = outside(start="earliest"), again.reader("main")
+        again.put_many([b"new"] * 3)
+        new.commit_many(take_all(new))
+        new.close()
+        with pytest.raises(QueueClosed, match="queue 'jobs' was erased"):
+            old.checkpoint()
+        old.close()
+        for _ in range(20):
+            again.put(bytes(500))
+        main.commit_many(take_all(main))
+        again.checkpoint(durable=True)
+        assert [item.id for item in take_all(outside())] == list(range(4, 24))
+
+
+def test_who_waits_for_an_item_of_an_erased_queue_is_told(
+    open_queue: Open, outside: Any, clock: ManualClock, start: Any
+) -> None:
+    queue = open_queue()
+    queue.put(b"1")
+    far = outside(start="earliest")
+    item = far.get_nowait()
+    waiting = [far.get_future() for _ in range(2)]
+    queue.erase()
+    clock.advance(0.1)
+    for future in waiting:
+        with pytest.raises(QueueClosed, match="erased"):
+            future.result(0)
+    for call in (far.get, far.get_nowait, item.commit, far.checkpoint, lambda: far.seek(1)):
+        with pytest.raises(QueueClosed, match="erased"):
+            call()
+    far.close()
+    far.close()
+    open_queue().close()
+
+
+def test_who_does_not_wait_is_told_too_when_there_is_nothing(open_queue: Open, outside: Any, folder: Path) -> None:
+    queue = open_queue()
+    queue.put_many([b"1", b"2"])
+    far, unread = outside(start="earliest"), outside("unread", start="earliest")
+    take_all(far)
+    queue.erase()
+    for reader in (far, unread):
+        with pytest.raises(QueueClosed, match="erased"):
+            reader.get_nowait()
+        reader.close()
+    assert not list(folder.glob("jobs*"))
+
+
+def test_the_reader_of_an_erased_queue_gets_no_item_of_the_new_one(open_queue: Open, outside: Any) -> None:
+    queue = open_queue()
+    far = outside(start="earliest")
+    with made_anew(queue) as again:
+        again.put(b"not for it")
+        with pytest.raises(QueueClosed, match="erased"):
+            far.get_nowait()
+
+
+def test_a_reader_of_an_erased_queue_is_told_in_the_background(
+    open_queue: Open, outside: Any, clock: ManualClock
+) -> None:
+    queue = open_queue()
+    queue.put(b"1")
+    far = outside(start="earliest")
+    far.get_nowait().commit()
+    queue.erase()
+    clock.advance(1.0)
+    with pytest.raises(QueueClosed, match="erased"):
+        far.commit(1)
+
+
+def test_a_checkpoint_that_is_under_way_while_the_queue_is_erased_replaces_nothing(start: Any) -> None:
+    disk = GatedDisk(MemoryDisk())
+    options: dict[str, Any] = {"clock": ManualClock(), "disk": disk}
+    queue = JournaledQueue("/q", "jobs", **options)
+    queue.put(b"old")
+    far = open_reader("/q", "jobs", "far", start="earliest", **options)
+    far.get_nowait().commit()
+    far._source._readership._files[far].forget()  # type: ignore[attr-defined]  # the next save makes the file anew
+    raised: list[BaseException] = []
+
+    def save() -> None:
+        try:
+            far.checkpoint()
+        except QueueClosed as error:
+            raised.append(error)
+
+    queue.sync()
+    disk.started = threading.Semaphore(0)
+    disk.gate.clear()
+    saving = start(save)
+    assert disk.started.acquire(timeout=20)
+    queue.erase()
+    disk.gate.set()
+    again = JournaledQueue("/q", "jobs", **options)
+    new = open_reader("/q", "jobs", "far", start="earliest", **options)
+    saving.join(20)
+    assert "erased" in str(raised)
+    again.put(b"new")
+    assert drain(new) == [b"new"]
+    new.close()
+    far.close()
+    with again:
+        assert again.reader("far").head == 1
+
+
+def foreign_place(folder: Path, head: int = 21) -> None:
+    state = fmt.Checkpoint(b"x" * 16, "far", head, head, head, head, durable_head=head)
+    (folder / "jobs+far.checkpoint").write_bytes(fmt.checkpoint_prefix() + fmt.encode_checkpoint(state))
+
+
+def test_a_place_in_another_queue_holds_nothing_and_makes_no_reader(
+    open_queue: Open, outside: Any, folder: Path
+) -> None:
+    queue = open_queue(segment_bytes=4096, default_reader=ReaderConfig(max_items=20))
+    main = queue.reader()
+    queue.put(b"1")
+    foreign_place(folder)
+    for _ in range(18):
+        queue.put(bytes(500))
+    main.commit_many(take_all(main))
+    queue.checkpoint(durable=True)
+    assert queue.stats().segments == 1
+    assert not queue._readership.waits_for_others(queue._feed)
+    queue.put_many([b"2"] * 20)
+    assert queue.reader("named") is main, "it is the first"
+    assert outside().items == 0, "it is new, and begins at the tail"
+
+
+def test_a_place_in_another_queue_is_a_lost_one_where_the_reader_was_known(
+    open_queue: Open, outside: Any, folder: Path
+) -> None:
+    queue = open_queue(segment_bytes=4096)
+    main = queue.reader("main")
+    outside().close()
+    foreign_place(folder)
+    for _ in range(20):
+        queue.put(bytes(500))
+    main.commit_many(take_all(main))
+    queue.checkpoint(durable=True)
+    assert queue.stats().segments == 3
+    assert queue._readership.waits_for_others(queue._feed)
+    assert outside().items == 20
+
+
+def test_a_checkpoint_in_the_background_waits_for_nobody(open_queue: Open, outside: Any, clock: ManualClock) -> None:
+    queue = open_queue()
+    queue.put(b"1")
+    far = outside(start="earliest")
+    far.get_nowait().commit()
+    with Home(far._source.directory, "jobs").guard():  # a process that is stopped, say
+        clock.advance(1.0)
+        assert far._unsaved
+    clock.advance(1.0)
+    assert not far._unsaved
+
+
+# -- moving beside a writer that retires -----------------------------------------------------------------------------
+
+
+def three_segments(disk: Any) -> tuple[JournaledQueue, Reader]:
+    """A queue of three segments, and a reader elsewhere that is done with all of them."""
+    queue = JournaledQueue("/q", "jobs", clock=ManualClock(), disk=disk, segment_bytes=4096, sync="never")
+    far = open_reader("/q", "jobs", "far", clock=ManualClock(), disk=disk)
+    for _ in range(20):
+        queue.put(bytes(500))
+    far.commit_many(take_all(far))
+    far.checkpoint(durable=True)
+    return queue, far
+
+
+def test_a_seek_that_could_not_be_saved_has_not_moved() -> None:
+    disk = FailingDisk(MemoryDisk())
+    queue, far = three_segments(disk)
+    disk.arm(errno.EIO, kinds={"write", "create"}, sticky=True)
+    with pytest.raises(OSError, match="Input/output"):
+        far.seek(1)
+    disk.disarm()
+    assert far.head == 20
+    queue.checkpoint()
+    far.checkpoint()
+    assert queue.stats().segments == 2, "the newest, and the newest that is on disk"
+    far.close()
+    queue.close()
+    JournaledQueue("/q", "jobs", clock=ManualClock(), disk=disk).close()
+
+
+def test_a_segment_that_could_not_be_deleted_stays_for_who_has_gone_back_to_it() -> None:
+    disk = FailingDisk(MemoryDisk())
+    queue, far = three_segments(disk)
+    disk.arm(errno.EIO, kinds={"unlink"})
+    with pytest.raises(OSError, match="Input/output"):
+        queue.checkpoint()
+    far.seek(1)
+    queue.checkpoint()
+    assert [item.id for item in take_all(far)] == list(range(1, 21))
+    queue.close()
+    far.close()
+    with JournaledQueue("/q", "jobs", clock=ManualClock(), disk=disk) as again:
+        assert len(take_all(again.reader("far"))) == 20
 
 
 @pytest.mark.parametrize(("where", "expected"), [("tail", 0), ("earliest", 3), (2, 2), (99, 0)])
@@ -414,6 +695,43 @@ def test_drop_oldest_from_outside(open_queue: Open, outside: Any, clock: ManualC
     assert far.stats().discarded == 1
 
 
+def test_a_seek_by_time_passes_over_what_was_retired(open_queue: Open, outside: Any) -> None:
+    queue = open_queue(segment_bytes=4096)
+    far = outside(start="earliest")
+    for _ in range(12):
+        queue.put(bytes(900))
+    far.commit_many(take_all(far)[:8])
+    far.checkpoint(durable=True)
+    queue.checkpoint()
+    first = next(iter(scan(queue.directory, "jobs"))).id
+    assert first > 1, "something was retired"
+    far.seek(time_ms=0)
+    assert far.get_nowait().id == first
+
+
+def test_a_closed_reader_has_figures(open_queue: Open, outside: Any) -> None:
+    queue = open_queue()
+    far = outside(start="earliest")
+    queue.put(b"x")
+    assert far.items == 1
+    far.close()
+    queue.put(b"y")
+    assert far.items == far.stats().items == 1
+    assert "items=1" in repr(far)
+    assert "closed" in repr(far)
+
+
+def test_a_reader_of_an_erased_queue_can_be_shown(open_queue: Open, outside: Any) -> None:
+    queue = open_queue()
+    far = outside(start="earliest")
+    queue.put(b"x")
+    assert far.items == 1
+    queue.erase()
+    with pytest.raises(QueueClosed):
+        far.stats()
+    assert "items=?" in repr(far)
+
+
 def test_expiry_seek_and_flush_from_outside(open_queue: Open, outside: Any, clock: ManualClock) -> None:
     queue = open_queue(segment_bytes=4096)
     seen: list[bytes] = []
@@ -452,7 +770,7 @@ def test_what_is_wrong_is_said_and_nothing_stays_open(folder: Path, open_queue: 
         with pytest.raises(error):
             call()
     assert len(os.listdir("/proc/self/fd")) == before
-    assert not list(folder.glob("jobs+*"))
+    assert [each.name for each in folder.glob("jobs+*")] == ["jobs+.checkpoint.tmp"], "held for the first reader"
 
 
 def test_damage_is_raised_where_it_is(open_queue: Open, outside: Any, folder: Path) -> None:
@@ -626,3 +944,58 @@ def test_a_segment_that_could_not_be_made_is_not_waited_for() -> None:
         queue.put(bytes(3002))
         assert [len(data) for data in drain(far)] == [3002]
         far.close()
+
+
+# -- timers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_reader_is_not_kept_alive_by_its_timers(open_queue: Open, outside: Any, clock: ManualClock) -> None:
+    queue = open_queue()
+    queue.put(b"x")
+    before = clock.timer_count
+    reader = outside("far", start="earliest")
+    reader.get().commit()
+    future = reader.get_future(timeout=1000)
+    assert clock.timer_count > before
+    reader.close()
+    assert isinstance(future.exception(0), QueueClosed)
+    assert clock.timer_count == before
+
+
+def test_a_callback_that_exits_does_not_end_the_looks(open_queue: Open, outside: Any, clock: ManualClock) -> None:
+    queue, reader = open_queue(), outside("far", start="earliest")
+
+    def stop(_: object) -> None:
+        raise SystemExit(1)
+
+    first, second = reader.get_future(), reader.get_future()
+    first.add_done_callback(stop)
+    queue.put(b"1")
+    with pytest.raises(SystemExit):  # where the thread of the system's clock logs it
+        clock.advance(1)
+    queue.put(b"2")
+    clock.advance(1)
+    assert (first.result(0).data, second.result(0).data) == (b"1", b"2")
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_segment_that_is_not_there_is_told_and_not_passed_over(folder: Path, open_queue: Any, which: int) -> None:
+    """What a reader needs was not retired. It may seek past it."""
+    queue = open_queue(segment_bytes=4096, sync="never")
+    queue.reader("keep")
+    for number in range(10):
+        queue.put(b"%d" % number + bytes(1000))
+    open_reader(folder, "jobs", "elsewhere", start="earliest").close()
+    queue.close()
+    segments = sorted(folder.glob("*.segment"))
+    lost = [record.id for record in scan(folder, "jobs") if record.segment == segments[which].name]
+    segments[which].unlink()
+    with contextlib.closing(open_reader(folder, "jobs", "elsewhere")) as reader:
+        before = list(range(1, lost[0]))
+        assert [reader.get(timeout=0).id for _ in before] == before
+        needed = f"needs item {lost[0]}; what is there begins with item {lost[-1] + 1}"
+        for _ in range(2):
+            with pytest.raises(CorruptJournal, match=needed):
+                reader.get(timeout=0)
+        reader.seek(lost[-1] + 1)
+        assert [reader.get(timeout=0).id for _ in range(lost[-1], 10)] == list(range(lost[-1] + 1, 11))

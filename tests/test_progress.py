@@ -30,8 +30,8 @@ def test_lk_f90_commit_moves_the_head_over_what_is_done() -> None:
     progress._check()
 
 
-@given(st.permutations(range(1, 13)), st.integers(0, 12), st.sets(st.integers(1, 12)))
-def test_any_order_ends_at_the_same_place(order: list[int], count: int, passed: set[int]) -> None:
+@given(st.permutations(range(1, 13)), st.integers(0, 12), st.sets(st.integers(1, 12)), st.sets(st.integers(1, 12)))
+def test_any_order_ends_at_the_same_place(order: list[int], count: int, passed: set[int], saves: set[int]) -> None:
     progress = Progress(0, 0, 0)
     progress.next_id = 13
     done = set()
@@ -41,12 +41,27 @@ def test_any_order_ends_at_the_same_place(order: list[int], count: int, passed: 
             progress.pass_over(item_id, item_id)
         else:
             progress.release(item_id, 1)
+        if item_id in saves:
+            saved(progress)
+            assert not progress.done
         progress._check()
+        assert all(progress.is_done(n) == (n in done) for n in range(1, 14))
         assert progress.head == next(n for n in range(14) if n + 1 not in done)
     assert progress.released_items == len(done - passed)
     spans = progress.done_spans()
     assert {n for first, last in spans for n in range(first, last + 1)} == {n for n in done if n > progress.head}
     assert all(b[0] > a[1] + 1 for a, b in pairwise(spans))
+
+
+def test_a_checkpoint_behind_an_open_read_that_stays_costs_what_was_done_since() -> None:
+    progress = Progress(0, 0, 0)
+    progress.next_id = 100_001
+    for item_id in range(2, 100_001):
+        progress.release(item_id, 1)
+    assert saved(progress).done == ((2, 100_000),)
+    assert (progress.done, progress.spans) == ({}, {2: 100_000}), "no more is kept of them, or sorted again"
+    progress.release(1, 1)
+    assert (progress.head, progress.spans) == (100_000, {})
 
 
 @given(st.sets(st.integers(1, 40)))

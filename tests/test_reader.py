@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from conftest import drain, let_die, take_all, until
+from conftest import GatedDisk, drain, let_die, take_all, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kestrelpy import (
+    FullPolicy,
     InvalidName,
     JournaledQueue,
     NoDefaultReader,
     QueueClosed,
     QueueEmpty,
+    QueueFull,
     Reader,
     ReaderConfig,
     UnknownItem,
     open_reader,
+    scan,
+    verify,
 )
+from kestrelpy._home import Home
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk, PowerModel
 
 Open = Callable[..., JournaledQueue]
@@ -537,6 +544,158 @@ def test_an_on_expired_that_raises_loses_nothing(open_queue: Open, clock: Manual
     reader._check()
 
 
+def test_an_expired_item_is_shown_once_while_its_hook_runs(open_queue: Open, clock: ManualClock, start: Any) -> None:
+    seen: list[int] = []
+    entered, leave = threading.Event(), threading.Event()
+
+    def hook(item: Any) -> None:
+        seen.append(item.id)
+        entered.set()
+        assert leave.wait(20)
+
+    queue = open_queue(default_reader=ReaderConfig(on_expired=hook, max_items=1))
+    reader = queue.reader()
+    queue.put(b"x", expires_in=1)
+    clock.advance(1)
+    thread = start(reader.discard_expired)
+    assert entered.wait(20)
+    assert reader.discard_expired() == 0
+    with pytest.raises(QueueFull):
+        queue.put(b"y")
+    leave.set()
+    thread.join(20)
+    assert (seen, reader.items, reader.stats().hook_errors) == ([1], 0, 0)
+
+
+@pytest.mark.parametrize("call", ["discard", "get", "put"])
+def test_a_hook_of_expired_items_never_calls_itself(call: str, open_queue: Open, clock: ManualClock) -> None:
+    seen: list[int] = []
+    depths: list[int] = []
+    depth = 0
+
+    def hook(item: Any) -> None:
+        nonlocal depth
+        depth += 1
+        seen.append(item.id)
+        depths.append(depth)
+        try:
+            if call == "discard":
+                assert queue.discard_expired() == 0, "the next ones are shown when this one is"
+            elif call == "get":
+                with pytest.raises(QueueEmpty):
+                    queue.get_nowait()
+            else:
+                with pytest.raises(QueueFull):  # it counts until it is dropped
+                    queue.put_many([b"again"] * 300)
+        finally:
+            depth -= 1
+
+    queue = open_queue(default_reader=ReaderConfig(on_expired=hook, max_items=300))
+    reader = queue.reader()
+    for _ in range(300):
+        queue.put(b"x", expires_in=1)
+    clock.advance(1)
+    if call == "put":
+        assert queue.put(b"new") == 301
+    else:
+        reader.discard_expired()
+    assert (sorted(seen), max(depths)) == (list(range(1, 301)), 1)
+    assert (reader.stats().hook_errors, reader.items) == (0, 1 if call == "put" else 0)
+    reader._check()
+
+
+def test_a_hook_that_raised_has_another_go_and_nobody_is_told_in_vain(
+    open_queue: Open, clock: ManualClock, caplog: Any
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    calls = 0
+    fails = True
+
+    def hook(_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if fails:
+            raise RuntimeError("oh")
+
+    queue = open_queue(default_reader=ReaderConfig(on_expired=hook, full_policy=FullPolicy.BLOCK))
+    reader = queue.reader()
+    for _ in range(3):
+        queue.put(b"x", expires_in=0.0)
+    assert reader.discard_expired() == 0, "none was dropped"
+    moved: list[Any] = []
+    with patch.object(queue._feed, "_moved", moved.append):
+        reader.discard_expired()
+        assert (calls, moved) == (6, [])
+        fails = False
+        reader.discard_expired()
+    assert (calls, len(moved), reader.items) == (9, 3, 0)
+    reader._check()
+
+
+def test_a_hook_error_elsewhere_is_not_taken_for_this_ones(open_queue: Open, clock: ManualClock) -> None:
+    seen: list[int] = []
+
+    def show(item: Any) -> None:
+        seen.append(item.id)
+        reader._hook_errors += 1  # what another thread's hook does meanwhile
+
+    queue = open_queue(default_reader=ReaderConfig(on_expired=show))
+    reader = queue.reader()
+    queue.put(b"x", expires_in=0.0)
+    assert reader.discard_expired() == 1
+    reader.discard_expired()
+    assert (seen, reader.items) == ([1], 0)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_an_item_that_on_abort_has_is_shown_to_no_other_hook(takes: bool, open_queue: Open, clock: ManualClock) -> None:
+    expired: list[int] = []
+    put: list[object] = []
+
+    def on_abort(_: Any) -> bool:
+        assert queue.discard_expired() == 0
+        with pytest.raises(QueueFull):
+            queue.put(b"y")
+        put.append(expired.copy())
+        return takes
+
+    for on_expired in (None, lambda item: expired.append(item.id)):
+        config = ReaderConfig(on_abort=on_abort, on_expired=on_expired, max_items=1)
+        queue = open_queue(f"with{on_expired is not None}", default_reader=config)
+        reader = queue.reader()
+        queue.put(b"x", expires_in=1)
+        item = reader.get_nowait()
+        clock.advance(2)
+        item.abort()
+        assert put == [[]]
+        assert reader.items == (0 if takes else 1)
+        assert reader.discard_expired() == (0 if takes else 1)
+        put.clear()
+    assert expired == ([] if takes else [1])
+
+
+def test_a_hook_that_outlives_a_seek_drops_nothing(open_queue: Open, start: Any, caplog: Any) -> None:
+    caplog.set_level(logging.CRITICAL)
+    seen: list[int] = []
+
+    def hook(item: Any) -> None:
+        seen.append(item.id)
+        if len(seen) == 1:
+            reader.seek(1)  # it comes again, and to another hook
+            start(reader.discard_expired).join(20)
+        elif len(seen) == 2:
+            raise RuntimeError("oh")
+
+    queue = open_queue(default_reader=ReaderConfig(on_expired=hook))
+    reader = queue.reader()
+    queue.put(b"x", expires_in=0.0)
+    reader.discard_expired()
+    assert (seen, reader.items) == ([1, 1], 1), "the second one has not taken it"
+    assert reader.discard_expired() == 0
+    assert (seen, reader.items) == ([1, 1, 1], 0)
+    reader._check()
+
+
 def test_a_waiter_never_gets_an_expired_item(open_queue: Open, clock: ManualClock) -> None:
     queue, reader = filled(open_queue, 0)
     future = reader.get_future()
@@ -977,6 +1136,119 @@ def test_lk_f34_a_left_over_default_checkpoint_goes(open_queue: Open, folder: Pa
     (folder / "jobs+.checkpoint").write_bytes(data)
     with open_queue():
         assert not (folder / "jobs+.checkpoint").exists()
+
+
+def test_a_left_over_default_checkpoint_is_no_place_of_a_reader(open_queue: Open, folder: Path) -> None:
+    """Without the opening that would remove it. Who has taken it over says so in each of its states."""
+    with open_queue() as queue:
+        queue.put_many([b"1", b"2"])
+        queue.reader()
+    data = (folder / "jobs+.checkpoint").read_bytes()
+    for rounds in range(2):
+        with open_queue() as queue:
+            reader = queue.reader("a")
+            reader.get_nowait().commit()
+            reader.checkpoint()
+            (folder / "jobs+.checkpoint").write_bytes(data)
+            with pytest.raises(NoDefaultReader):
+                queue.reader()
+            with pytest.raises(NoDefaultReader):
+                open_reader(folder, "jobs", "")
+        del rounds
+
+
+def test_a_default_reader_taken_over_in_the_middle_of_a_checkpoint_leaves_no_second_place(start: Any) -> None:
+    disk = GatedDisk(MemoryDisk())
+    folder = disk.directory("/q", create=True)
+    queue = JournaledQueue("/q", "jobs", clock=ManualClock(), disk=disk)
+    queue.put_many([b"1", b"2"])
+    queue.sync()
+    default = queue.reader()
+    default.get_nowait().commit()
+    queue._readership._files[default].forget()  # the next save makes the file anew
+    disk.gate.clear()
+    saving = start(default.checkpoint)
+    until(lambda: "jobs+.checkpoint.tmp" in folder.names())
+    renaming = start(queue.reader, "a")
+    until(lambda: queue._readership._opening.locked() or not renaming.is_alive())
+    disk.gate.set()
+    saving.join(20)
+    renaming.join(20)
+    assert [name for name in folder.names() if name.endswith(".checkpoint")] == ["jobs+a.checkpoint"]
+    queue.close()
+    with JournaledQueue("/q", "jobs", clock=ManualClock(), disk=disk) as again:
+        assert ids(take_all(again.reader("a"))) == [2]
+
+
+class NoticingDisk(MemoryDisk):
+    """Notes that somebody waits for a lock."""
+
+    waited = False
+
+    def _wait(self) -> None:
+        self.waited = True
+        super()._wait()
+
+
+def retiring_at(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+    """``call`` when a retirement has read the place of every reader here, and has not taken anything yet."""
+    real = Home.lowest_head_elsewhere
+
+    def lowest(self: Home, own: set[str], wanted: int, queue_id: bytes) -> int | None:
+        found = real(self, own, wanted, queue_id)
+        if wanted > 1:
+            call()
+        return found
+
+    monkeypatch.setattr(Home, "lowest_head_elsewhere", lowest)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_seek_back_beside_a_retirement_comes_before_it_or_after_it(
+    elsewhere: bool, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, clock, seeking = NoticingDisk(), ManualClock(), []
+    queue = JournaledQueue("/q", "jobs", clock=clock, disk=disk, segment_bytes=4096, sync="never")
+    reader = open_reader("/q", "jobs", "a", clock=clock, disk=disk) if elsewhere else queue.reader("a")
+    for _ in range(20):
+        queue.put(bytes(500))
+    reader.commit_many(take_all(reader))
+    reader.checkpoint(durable=True)
+
+    def seek() -> None:
+        if not seeking:
+            seeking.append(start(reader.seek, 1))
+            until(lambda: disk.waited or not seeking[0].is_alive())
+
+    retiring_at(monkeypatch, seek)
+    queue.checkpoint()
+    seeking[0].join(20)
+    first = next(iter(scan("/q", "jobs", disk=disk))).id
+    assert 1 < first <= 20
+    assert reader.head == first - 1
+    queue.close()
+    reader.close()
+    assert verify("/q", "jobs", disk=disk).ok
+    with JournaledQueue("/q", "jobs", clock=clock, disk=disk) as again:
+        assert [item.id for item in take_all(again.reader("a"))] == list(range(first, 21))
+
+
+def test_a_seek_that_could_not_be_saved_holds_its_segments_too(clock: ManualClock) -> None:
+    disk = FailingDisk(MemoryDisk())
+    queue = JournaledQueue("/q", "jobs", clock=clock, disk=disk, segment_bytes=4096, sync="never")
+    reader = queue.reader("a")
+    for _ in range(20):
+        queue.put(bytes(500))
+    reader.commit_many(take_all(reader))
+    reader.checkpoint(durable=True)
+    disk.arm(errno.EIO, kinds={"write", "create"}, sticky=True)
+    with pytest.raises(OSError, match="Input/output"):
+        reader.seek(1)
+    disk.disarm()
+    assert (reader.head, reader.items) == (0, 20), "it has moved"
+    queue._readership.retire(queue._feed)
+    assert [item.id for item in take_all(reader)] == list(range(1, 21))
+    queue.close()
 
 
 # -- restarts --------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from zlib import crc32
 from workload import MANY_LIVES, Style
 
 from kestrelpy import _archive, _checkpoint, _format, _journal, _names, _recovery, _segment
-from kestrelpy._checkpoint import CheckpointFile
+from kestrelpy._checkpoint import CheckpointFile, SparedFile
 from kestrelpy._feed import Feed
 from kestrelpy._home import Home
 from kestrelpy._journal import Journal
@@ -34,21 +34,24 @@ from kestrelpy.testing import CrashingDisk
 @dataclass(frozen=True)
 class Fault:
     """A mutation and how to look for it. ``rules``: which of docs/guarantees.md it breaks, if any. ``invariants``: one
-    of these is what the explorer says is broken.
+    of these is what the explorer says is broken. ``states``: within so many.
     """
 
     plant: Callable[[], AbstractContextManager[None]]
     rules: str
     invariants: str
+    states: int = 8_000
     options: dict[str, Any] = field(default_factory=dict)
 
 
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(rules: str, invariants: str, **options: Any) -> Callable[[Callable[[], Iterator[None]]], None]:
+def fault(
+    rules: str, invariants: str, *, states: int = 8_000, **options: Any
+) -> Callable[[Callable[[], Iterator[None]]], None]:
     def note(function: Callable[[], Iterator[None]]) -> None:
-        FAULTS[function.__name__] = Fault(contextmanager(function), rules, invariants, options)
+        FAULTS[function.__name__] = Fault(contextmanager(function), rules, invariants, states, options)
 
     return note
 
@@ -84,10 +87,13 @@ class _Deaf:
 
 
 class _MakesDeaf(_Deaf):
-    """A directory in which new files are never synced; it is itself."""
+    """A directory whose files are never synced; it is itself."""
 
     def create(self, name: str) -> Any:
         return _Deaf(self._inner.create(name))
+
+    def open(self, name: str, *, write: bool = False) -> Any:
+        return _Deaf(self._inner.open(name, write=write))
 
     def sync(self) -> None:
         self._inner.sync()
@@ -150,7 +156,14 @@ def no_sync_when_a_segment_is_closed() -> Iterator[None]:
         yield
 
 
-@fault("R7", "(10)", **UNSYNCED, samples=8, style=ROTATING)
+@fault(
+    "R7",
+    "(10)",
+    **UNSYNCED,
+    samples=8,
+    style=replace(ROTATING, checkpoints=0, detached=0.0, archive=0.0, commits=2, aborts=0),
+    states=24_000,
+)
 def footer_before_the_frames_are_on_disk() -> Iterator[None]:
     """One sync for both: a power cut keeps the one and loses the other."""
     real = Journal.rotate
@@ -264,17 +277,27 @@ def retry_after_a_failed_sync_is_believed() -> Iterator[None]:
 @fault("R3", "(1) (2) (8) (10)", style=Style(commits=14, checkpoints=6))
 def checkpoint_not_synced() -> Iterator[None]:
     """R3: a state is believed to be on disk that is not, and segments are retired on its word."""
-    real, real_save = _checkpoint.replace_file, CheckpointFile.save
+    real_save = CheckpointFile.save
 
     def save(self: CheckpointFile, state: Any, *, durable: bool) -> None:
         real_save(self, state, durable=False)
         if durable:
             self.durable = state
 
-    with (
-        in_place_of(real, lambda directory, *rest: real(_MakesDeaf(directory), *rest)),
-        patch.object(CheckpointFile, "save", save),
-    ):
+    with _replaced_through(_MakesDeaf), patch.object(CheckpointFile, "save", save):
+        yield
+
+
+@contextmanager
+def _replaced_through(wrapped: Callable[[Any], Any]) -> Iterator[None]:
+    """Checkpoints and marks are replaced in a directory that is ``wrapped``."""
+    real = SparedFile.replace
+
+    def replace(self: SparedFile, data: bytes, size: int) -> int:
+        with patch.object(self, "_directory", wrapped(self._directory)):
+            return real(self, data, size)
+
+    with patch.object(SparedFile, "replace", replace):
         yield
 
 
@@ -282,18 +305,47 @@ def checkpoint_not_synced() -> Iterator[None]:
 def checkpoint_in_place() -> Iterator[None]:
     """R3: the old state is overwritten."""
 
-    def replace(directory: Any, name: str, data: bytes) -> None:
+    def replace(self: SparedFile, data: bytes, size: int) -> int:
         try:
-            file = directory.open(name, write=True)
+            file = self._directory.open(self.name, write=True)
         except FileNotFoundError:
-            file = directory.create(name)
-            directory.sync()
+            file = self._directory.create(self.name)
+            self._directory.sync()
         file.truncate(0)
-        file.write(0, data)
+        file.write(0, data, bytes(size - len(data)))
         file.sync()
         file.close()
+        return size
 
-    with in_place_of(_checkpoint.replace_file, replace):
+    with patch.object(SparedFile, "replace", replace):
+        yield
+
+
+@fault("R3", "(1) (2) (8) (10)", **DYING, samples=10)
+def spare_file_of_an_earlier_life_written_at_once() -> Iterator[None]:
+    """Where its process was killed before the folder was synced, it is the file itself, on disk."""
+    real = SparedFile.__init__
+
+    def begin(self: SparedFile, *rest: Any) -> None:
+        real(self, *rest)
+        self._settled = True
+
+    with patch.object(SparedFile, "__init__", begin):
+        yield
+
+
+@fault("R3", "(1) (2) (8) (10)", style=Style(commits=14, checkpoints=6))
+def old_states_left_behind_the_new_one() -> Iterator[None]:
+    """The spare file is not written to its end: what is behind goes on where the new state ends."""
+    real = _checkpoint._fill
+
+    def fill(file: Any, data: bytes, size: int) -> int:
+        if file.size() < size:
+            return real(file, data, size)
+        file.write(0, data)
+        return int(file.size())
+
+    with patch.object(_checkpoint, "_fill", fill):
         yield
 
 
@@ -370,8 +422,16 @@ def retired_on_a_checkpoint_that_is_not_durable() -> Iterator[None]:
 
 @fault("R5", "(1) (8) (10)")
 def retired_one_segment_too_many() -> Iterator[None]:
+    """And deleted at once: what is taken out and still needed is not deleted later."""
     real = Journal.take_retired
-    with patch.object(Journal, "take_retired", lambda self, head: real(self, head + 3)):
+
+    def take_retired(self: Journal, head: int) -> list[Segment]:
+        retired = real(self, head + 3)
+        for segment in retired:
+            self.dispose(segment)
+        return retired
+
+    with patch.object(Journal, "take_retired", take_retired):
         yield
 
 
@@ -456,10 +516,11 @@ def ids_of_a_torn_tail_used_again() -> Iterator[None]:
     "R20 R17",
     "(7)",
     **UNSYNCED,
-    samples=16,
-    points=20,
+    samples=4,
+    points=10,
     nested=1.0,
-    twice=0.5,
+    twice=0.0,
+    states=40_000,
     style=replace(TEARING, deaths=0, commits=0, aborts=0, expiring=0),
 )
 def mark_after_the_footer() -> Iterator[None]:
@@ -537,8 +598,7 @@ def folder_not_synced_into_its_parent() -> Iterator[None]:
 @fault("R3", "(1) (2) (8) (10)", samples=6, style=Style(commits=14, checkpoints=10, deaths=3, archive=0, detached=0))
 def renamed_checkpoint_not_synced() -> Iterator[None]:
     """The file is on disk, its new name is not, and segments are retired on its word."""
-    real = _checkpoint.replace_file
-    with in_place_of(real, lambda directory, *rest: real(_Deaf(directory), *rest)):
+    with _replaced_through(_Deaf):
         yield
 
 
@@ -561,15 +621,22 @@ def leftovers_by_their_beginning() -> Iterator[None]:
 def leftovers_in_the_way() -> Iterator[None]:
     """A temporary file that a crash has left is neither removed at open nor before it is made again."""
 
-    def replace(directory: Any, name: str, data: bytes) -> None:
-        file = directory.create(_names.temporary_name(name))
-        file.write(0, data)
+    def replace(self: SparedFile, data: bytes, size: int) -> int:
+        temporary = _names.temporary_name(self.name)
+        file = self._directory.create(temporary)
+        file.write(0, data, bytes(size - len(data)))
         file.sync()
         file.close()
-        directory.rename(_names.temporary_name(name), name)
-        directory.sync()
+        self._directory.rename(temporary, self.name)
+        self._directory.sync()
+        return size
 
-    with patch.object(Home, "remove_leftovers", lambda *_: None), in_place_of(_checkpoint.replace_file, replace):
+    with (
+        patch.object(Home, "remove_leftovers", lambda *_: None),
+        patch.object(Home, "hold_back", lambda *_: None),
+        patch.object(SparedFile, "hold", lambda *_: None),
+        patch.object(SparedFile, "replace", replace),
+    ):
         yield
 
 
@@ -657,7 +724,7 @@ def saved_behind_a_torn_state() -> Iterator[None]:
 
     def load(self: CheckpointFile) -> Any:
         found = real(self)
-        self._size = self._directory.open(self.name).size() if found[1] else 0
+        self._size, self._end = self._directory.open(self.name).size() if found[1] else 0, 1 << 16
         self.durable = found[0]
         return found
 
@@ -677,25 +744,36 @@ def saved_behind_a_torn_state() -> Iterator[None]:
     ),
 )
 def saved_behind_what_a_power_cut_undid() -> Iterator[None]:
-    """A reader goes on at the end of its file, if that ends with a whole state: on the disk there may be more."""
+    """No zeros are behind the last state, so that a file grows; and a reader goes on at the end of its file, if that
+    ends with a whole state: on the disk there may be more.
+    """
     real = CheckpointFile.load
 
     def load(self: CheckpointFile) -> Any:
         found = real(self)
-        self._size = _end_of_states(self)
+        self._size, self._end = _end_of_states(self)[0], 1 << 16
         return found
 
-    with patch.object(CheckpointFile, "load", load):
+    def fill(file: Any, data: bytes, _size: int) -> int:
+        file.truncate(0)
+        file.write(0, data)
+        return 1 << 16
+
+    with patch.object(CheckpointFile, "load", load), patch.object(_checkpoint, "_fill", fill):
         yield
 
 
-def _end_of_states(file: CheckpointFile) -> int:
-    """The size of the file if it ends with a whole state, and 0 if not."""
+def _end_of_states(file: CheckpointFile) -> tuple[int, int]:
+    """Where the states of the file end, and the file, if there are only zeros between; zeros if not."""
     if file.name not in file._directory.names():
-        return 0
-    handle = file._directory.open(file.name)
+        return 0, 0
+    handle: Any = file._directory.open(file.name)
+    disk = getattr(handle._disk, "inner", handle._disk)
+    read_before = disk.bytes_read
     data = handle.read(0, handle.size())
-    return len(data) if _format.decode_checkpoints(data)[1] == len(data) else 0
+    disk.bytes_read = read_before  # what is planted is not the reading
+    end = _format.decode_checkpoints(data)[1]
+    return (0, 0) if data[end:].strip(b"\0") else (end, len(data))
 
 
 @fault("R10", "(1) (2) (8) (10)", **UNSYNCED, **DYING, samples=6)
@@ -707,7 +785,7 @@ def place_in_the_page_cache_believed_durable() -> Iterator[None]:
         found = real(self)
         self.durable = found[0]
         self.durable_head = found[0].head if found[0] is not None else 0
-        self._size = _end_of_states(self)
+        self._size, self._end = _end_of_states(self)
         return found
 
     with patch.object(CheckpointFile, "load", load):
@@ -725,7 +803,7 @@ def seek_not_saved() -> Iterator[None]:
     real = Reader.seek
 
     def seek(self: Reader, *where: Any, **how: Any) -> None:
-        with patch.object(Reader, "checkpoint", lambda *_: None):
+        with patch.object(Reader, "_store", lambda *_, **__: None):
             real(self, *where, **how)
 
     with patch.object(Reader, "seek", seek):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import explorer
 import pytest
 import small
-from budget import SEED, SHARE, Tally, share
+from budget import ALL, SEED, Tally, share, takes_long
 from workload import MANY_LIVES
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -46,7 +46,7 @@ def test_many_lives_keep_the_promises(tally: Tally) -> None:
     assert searching.states >= share(2_000)
 
 
-@pytest.mark.parametrize("length", [1, 2])
+@pytest.mark.parametrize("length", [1, pytest.param(2, marks=takes_long)])
 def test_every_crash_of_one_step_and_of_two(length: int, tally: Tally) -> None:
     counts = small.run(length)
     tally.add("crash states of small cases", counts)
@@ -55,7 +55,7 @@ def test_every_crash_of_one_step_and_of_two(length: int, tally: Tally) -> None:
 
 @pytest.mark.parametrize("part", range(small.PARTS))
 def test_every_crash_of_three_steps(part: int, tally: Tally) -> None:
-    counts = small.run(3, part, small.PARTS, limit=1 << 62 if SHARE >= 1 else share(20_000))
+    counts = small.run(3, part, small.PARTS, limit=1 << 62 if ALL else share(20_000))
     tally.add("crash states of small cases", counts)
     assert counts.total() > share(1_000)
 

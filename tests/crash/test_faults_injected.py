@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from budget import LONG, drawn
 from injected import ERRORS, Run
 from recovered import abandon_all, read_all
 
@@ -24,7 +24,6 @@ from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner
 
 pytestmark = pytest.mark.usefixtures("quiet")
-LONG = os.environ.get("KESTRELPY_LONG") == "1"
 STORES = 16
 GROWING = ("create", "grow")
 """What takes room; the room of a footer is reserved with its segment."""
@@ -67,7 +66,8 @@ def fail_in_turn(sync: float | str, error: int, count: int, **how: Any) -> int:
 def test_every_operation_fails_in_turn(sync: float | str, sticky: bool) -> None:
     count = operations(sync)
     assert count > 80
-    for error in ERRORS if LONG or sync == "always" else ERRORS[:2]:
+    errors = ERRORS if LONG or sync == "always" else ERRORS[:2]
+    for error in drawn(errors, 1):
         seen = fail_in_turn(sync, error, count, sticky=sticky)
         assert seen > count // 2  # most of them show
 

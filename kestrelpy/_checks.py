@@ -1,0 +1,39 @@
+"""Numbers among options: what would break later is refused where it is given."""
+
+from __future__ import annotations
+
+import math
+from operator import index
+
+
+def check_whole(name: str, value: object, least: int = 0) -> int:
+    """``value`` as an ``int``. Raises ``TypeError`` for what is no whole number (a ``bool`` is none) and ``ValueError``
+    below ``least``.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = index(value)  # type: ignore[arg-type]  # that is what it says
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
+    if number < least:
+        least_words = "not be negative" if least == 0 else f"be at least {least:,}"
+        raise ValueError(f"{name} must {least_words}, not {value!r}")
+    return number
+
+
+def check_seconds(name: str, value: object, *, above_zero: bool = False) -> float:
+    """``value`` as a ``float``, which may be infinite. Raises ``TypeError`` for what is no number (a ``bool`` is none)
+    and ``ValueError`` for one that is not a number, or too small.
+    """
+    try:
+        if isinstance(value, bool | str | bytes):
+            raise TypeError
+        seconds = float(value)  # type: ignore[arg-type]  # that is what it says
+    except OverflowError:
+        seconds = math.inf
+    except TypeError:
+        raise TypeError(f"{name} must be seconds, not {value!r}") from None
+    if not (seconds > 0 if above_zero else seconds >= 0):
+        raise ValueError(f"{name} must {'be above 0' if above_zero else 'not be negative'}, not {value!r}")
+    return seconds

@@ -3,9 +3,9 @@
 Rules:
 1. Closing is once: who comes while another thread is at it has nothing to do. Who comes after one that was interrupted
    gives back what that one has left (R13).
-2. Everybody who waits is told, and everything is given back, whatever raises on the way.
+2. Everybody who waits is notified, and everything is given back, whatever raises on the way.
 
-NOTE ON LOCKING: as in ``_writing``. Nothing is told to anybody while a lock is held.
+NOTE ON LOCKING: as in ``_writing``. Nobody is notified while a lock is held.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import TypeVar
 
 from kestrelpy._disk import Directory, Lock
 from kestrelpy._home import Home
+from kestrelpy._kept import copy_of
 from kestrelpy._lifetime import forget, warn_unclosed
 from kestrelpy._recovery import Recovered, write_mark
 from kestrelpy._writing import Writing
-from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed
+from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed, QueueLocked
 
 Q = TypeVar("Q", bound="Ending")
 
@@ -46,7 +47,10 @@ class Ending(Writing):
         self._end(QueueClosed(f"queue {self.name!r} is closed"))
 
     def erase(self) -> None:
-        """Close the queue and delete its files, and no others. Raises ``OSError``."""
+        """Close the queue and delete its files, and no others. Raises ``OSError``.
+
+        A reader that another process has open is told: its calls raise ``QueueClosed``, and it saves nothing any more.
+        """
         self._end(QueueClosed(f"queue {self.name!r} is erased"), erase=True)
 
     def _end(self, closed: QueueClosed, *, erase: bool = False) -> None:
@@ -59,11 +63,13 @@ class Ending(Writing):
                     return
                 state = self._state
                 is_open = not isinstance(state, QueueClosed)
-                mine = self._ending = True  # and no call until it is closed
+                self._ending = mine = (
+                    True  # in this order: the first may find no memory. And no call until it is closed
+                )
                 if is_open:
                     self._state, self._plain = closed, False
                     self._journal.refuse(closed)
-            self._dismiss_producers(closed)
+            self._dismiss_producers()
             forget(self)
             if erase and is_open:
                 self._readership.stop(closed)
@@ -75,7 +81,7 @@ class Ending(Writing):
             elif state is None:
                 self._close_cleanly(closed)
             elif isinstance(state, DurabilityUnknown) and not self._told:
-                raise state
+                raise copy_of(state)
         finally:
             if mine:
                 try:
@@ -83,12 +89,14 @@ class Ending(Writing):
                 finally:
                     self._ending = False
 
-    def _dismiss_producers(self, closed: QueueClosed) -> None:
+    def _dismiss(self, error: QueueClosed) -> None:
+        for reader in list(self._readership.open.values()):
+            reader._dismiss(error)
+        self._dismiss_producers()
+
+    def _dismiss_producers(self) -> None:
         """Tell those who wait for room. Done again by ``_let_go``, for those that an interrupt has left."""
-        with self._lock:
-            waiting = list(self._room.waiters)
-        for waiter in waiting:
-            waiter.fail(closed)
+        self._room.ring_all()
 
     def _close_cleanly(self, closed: QueueClosed) -> None:
         with self._lock:
@@ -99,13 +107,16 @@ class Ending(Writing):
         for reader in list(self._readership.open.values()):
             if reader._broken is None:
                 reader._save(True, closed)
-        self._readership.retire(self._feed)
+        with contextlib.suppress(QueueLocked):  # the next owner does it, when its readers move
+            self._readership.retire(self._feed, wait=False)
         if tail_id != self._marked_id:
             mark = Recovered(queue_id=self._journal.queue_id, tail_id=tail_id)
             write_mark(self._home.directory, self.name, mark, self._journal.durable_id)
 
     def _let_go(self, closed: QueueClosed) -> None:
         """Wake everybody and release everything, whatever raises on the way. May be repeated."""
+        if self._state is None:  # an allocation failed where ``_end`` was to say so
+            self._state, self._plain = closed, False
         with contextlib.ExitStack() as rest:
             rest.callback(self._home.directory.close)
             rest.callback(self._writer_lock.release)
@@ -116,9 +127,17 @@ class Ending(Writing):
             for reader in self._readership.owned():
                 rest.callback(self._readership.release, reader)
                 rest.callback(reader._break, closed)
-            rest.callback(self._dismiss_producers, closed)
+            rest.callback(self._dismiss_producers)
+            rest.callback(self._cancel_timers)
+            rest.callback(self._commit.tell)
             self._commit.fail(closed)
         self._gone = True
+
+    def _cancel_timers(self) -> None:
+        """They would keep a queue alive that is closed."""
+        for timer in (self._commit.timer, self._readership.timer):
+            if timer is not None:
+                timer.cancel()
 
     def _abandon_journal(self) -> None:
         with self._syncing:  # not while it is being synced

@@ -6,6 +6,8 @@ Rules:
    else may.
 3. Waiters are completed with no lock held: completing a future runs its callbacks.
 4. What a waiter was given and cannot use goes back to its old place (``Waiting._give_back``).
+5. A waiter may end in a finaliser: a task that is thrown away, a future that is cancelled there. No lock is waited for
+   then, which its own thread may have: ``_leave_now``, and what that can't do is left to another thread.
 
 NOTE ON LOCKING: a ``Line`` has no lock of its own. Its owner's lock guards every method except ``len``, truth and
 ``waiter in line.waiters``, which are single atomic reads and may be used as a hint without it.
@@ -13,17 +15,20 @@ NOTE ON LOCKING: a ``Line`` has no lock of its own. Its owner's lock guards ever
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from abc import abstractmethod
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from kestrelpy._deferred import leave
 from kestrelpy.errors import KestrelError, QueueEmpty
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
     from kestrelpy.clock import Clock, Timer
@@ -32,6 +37,15 @@ T = TypeVar("T")
 
 _NOTHING = object()
 """Stands for an item that is not there: None is an item like any other."""
+
+
+def is_deep(frames: int = 60) -> bool:
+    """Whether the recursion limit is so near. What is cut short by it has no room to put things right either."""
+    try:
+        sys._getframe(max(0, sys.getrecursionlimit() - frames))
+    except ValueError:  # there are not so many
+        return False
+    return True
 
 
 def check_timeout(timeout: float | None) -> None:
@@ -202,7 +216,16 @@ class TaskWaiter(_Sleeper):
         self.future: asyncio.Future[None] = loop.create_future()
 
     def claim(self) -> bool:
-        return not self._loop.is_closed()
+        return not self._abandoned and not self._loop.is_closed()
+
+    def forsake(self) -> None:
+        """It was thrown away: whoever hands it something from now on sends that back."""
+        self._abandoned = True
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it has something that is still to go back, if it was thrown away."""
+        return self._item is not _NOTHING
 
     def _wake(self) -> None:
         try:
@@ -303,7 +326,8 @@ class Waiting(Generic[T]):
     """What a queue and a reader share: three ways to wait for an item, one line.
 
     The subclass has the items, the lock, ``self._line`` and ``self._clock``. It provides ``_take_now`` (an item without
-    waiting, or ``QueueEmpty``, or ``QueueClosed``), ``_enter``, ``_leave`` and ``_give_back``.
+    waiting, or ``QueueEmpty``, or ``QueueClosed``), ``_enter``, ``_leave`` and ``_give_back``; and ``_leave_now``
+    or ``_forsake`` where there is a lock.
     """
 
     _clock: Clock
@@ -320,6 +344,12 @@ class Waiting(Generic[T]):
     @abstractmethod
     def _leave(self, waiter: Waiter) -> bool:
         """Take ``waiter`` out of the line; false if it was claimed and so is being completed."""
+
+    def _leave_now(self, waiter: Waiter) -> bool | None:
+        """As ``_leave``, without waiting for the lock if there is one: ``None`` if somebody has it, perhaps this very
+        thread.
+        """
+        return self._leave(waiter)
 
     @abstractmethod
     def _give_back(self, waiter: Waiter, item: T) -> None:
@@ -351,7 +381,8 @@ class Waiting(Generic[T]):
         """A future of the next item; never blocks.
 
         It fails with ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. ``cancel()`` leaves the
-        line, and no item is lost by it. Raises ``ValueError`` for a negative timeout. Thread-safe.
+        line, and no item is lost by it. Raises ``ValueError`` for a negative timeout, and ``RuntimeError`` if a timeout
+        needs the maintenance thread, and that can't be started. Thread-safe.
         """
         check_timeout(timeout)
         waiter = FutureWaiter()
@@ -389,7 +420,8 @@ class Waiting(Generic[T]):
         """The next item, for asyncio, from any event loop.
 
         Raises ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. A task that is cancelled while
-        it waits loses no item: what it was about to be given goes back to its place.
+        it waits loses no item: what it was about to be given goes back to its place. Raises ``RuntimeError`` as
+        ``get_future``.
         """
         import asyncio  # here and not above: who does not use it must not pay for it
 
@@ -406,7 +438,10 @@ class Waiting(Generic[T]):
             self._enter_until(waiter, timeout)
             await waiter.future
             item: T = waiter.result()
-        except BaseException:  # cancelled, or thrown away: what is on its way to this task must not be lost
+        except GeneratorExit:  # thrown away, by the collector perhaps
+            self._forsake(waiter)
+            raise
+        except BaseException:  # cancelled: what is on its way to this task must not be lost
             self._quit(waiter)
             raise
         return item
@@ -429,17 +464,42 @@ class Waiting(Generic[T]):
 
     def _give_up(self, waiter: Waiter, error: BaseException) -> None:
         if self._leave(waiter) and waiter.claim():
-            self._missed(waiter)
-            waiter.fail(error)
+            try:
+                self._missed(waiter)
+            finally:
+                waiter.fail(error)
 
     def _quit(self, waiter: _Sleeper) -> None:
         waiter.stop_timer()
         if not self._leave(waiter):
             waiter.abandon()
 
+    def _forsake(self, waiter: TaskWaiter) -> None:
+        """``_quit`` in a finaliser (rule 5)."""
+        waiter.forsake()
+        waiter.stop_timer()
+        left = self._leave_now(waiter)
+        if left is None or waiter.is_given:
+            leave(partial(self._quit, waiter))
+
     def _cancelled(self, waiter: FutureWaiter | None) -> None:
+        """Its future was cancelled, in a finaliser perhaps (rule 5)."""
         if waiter is None:
             return
         waiter.stop_timer()
-        if self._leave(waiter):
+        left = self._leave_now(waiter)
+        if left is None:
+            leave(partial(self._leave_cancelled, waiter))
+        elif left:
             waiter.claim()  # which tells those who wait for the future with concurrent.futures.wait
+
+    def _leave_cancelled(self, waiter: FutureWaiter) -> None:
+        if self._leave(waiter):
+            waiter.claim()
+
+
+def taken_now(acquire: Callable[[bool], bool]) -> Iterator[bool]:
+    """One step that takes a lock if nobody has it, and says so: ``for held in taken_now(lock.acquire): break``. By no
+    call of ours: an interrupt falls before the lock is taken or after that is known.
+    """
+    return map(acquire, (False,))

@@ -12,24 +12,37 @@ half of the others have put their next items, which the next sync covers.
 An exception may strike anywhere, such as ``KeyboardInterrupt``. The lead is one attribute: who leaves it unused passes
 it on; who has taken tickets out completes them, and who is in a chain wakes the next, in whatever way it ends.
 
+Nobody who leads runs what users call back: a callback that waits for a sync would wait for itself. A leader wakes
+threads, which runs nothing of theirs; who else must be notified is noted (``owed``) and notified when the lead has been
+passed on (``tell``), by the same thread, or by another if this one holds locks or syncs for every queue.
+
 NOTE ON LOCKING: ``_lock`` guards the tickets and is a leaf. It is not held during a sync or while a ticket is
 completed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kestrelpy._line import ThreadWaiter
+from kestrelpy._kept import copy_of
+from kestrelpy._line import ThreadWaiter, Waiter, is_deep
+from kestrelpy.errors import KestrelError
 
 if TYPE_CHECKING:
     from kestrelpy._promise import Promise
+    from kestrelpy.clock import Timer
 
     Ticket: TypeAlias = ThreadWaiter | Promise[Any]
+    Debt: TypeAlias = tuple[Waiter | Promise[Any], Any, BaseException | None]
 
 _DONE, _LEAD = "done", "lead"
+SYNC_FRAMES = 30
+"""So many frames on the stack are enough for a sync, and for telling of it later."""
+FEW_FRAMES = 8
+"""What it takes to leave the tickets and to pass the lead on. Looked for by everybody, so not by ``is_deep``."""
 
 
 class _Link(ThreadWaiter):
@@ -50,32 +63,46 @@ class GroupCommit:
     """Tickets for ids that are to become durable.
 
     ``sync_once`` syncs and returns the highest id then on disk; what it raises reaches every ticket. ``schedule``
-    arranges for ``run`` to be called soon on another thread: for tickets that have no thread of their own.
+    arranges for ``run`` to be called soon on another thread, for tickets that have no thread of their own; it raises
+    ``RuntimeError`` if there is none. ``serve`` is called after each sync, with no lock held and by nobody who leads,
+    for those who wait for what is on disk now. ``tell_later`` sees to it that another thread calls ``tell``.
     """
 
-    def __init__(self, sync_once: Callable[[], int], schedule: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        sync_once: Callable[[], int],
+        schedule: Callable[[], object],
+        serve: Callable[[], object] = bool,
+        tell_later: Callable[[], object] | None = None,
+    ) -> None:
         self._sync_once = sync_once
         self._schedule = schedule
+        self._serve = serve
+        self._tell_later = tell_later or self.tell
         self._lock = threading.Lock()
         self._tickets: list[tuple[int, Ticket]] = []  # guarded by self._lock
         self._leader: object = None  # guarded by self._lock: whose turn it is to sync, by its ticket
         self._error: BaseException | None = None  # guarded by self._lock
+        self.owed: list[Debt] = []  # guarded by self._lock: who is to be told, and of what
+        self.tells = False  # somebody is about to call tell()
+        self.timer: Timer | None = None  # the next sync in the background, for who closes the queue
         self.durable_id = 0
         self.sync_count = 0
 
     def wait(self, item_id: int, *, holding: bool = False) -> None:
         """Return when ``item_id`` is on disk. Raises what the sync that was to bring it there raised.
 
-        ``holding``: the caller has locks of its own. A sync by this thread then completes no future, as that runs what
-        users call back: another one does, soon.
+        ``holding``: the caller has locks of its own. Then this thread tells nobody, as that runs what users call back:
+        another one does, soon.
         """
+        _need_frames(FEW_FRAMES)
         ticket = ThreadWaiter() if threading.get_ident() == threading.main_thread().ident else _Link()
         try:
             with self._lock:
                 if self.durable_id >= item_id:  # first: what is on disk stays so, whatever has failed since
                     return
                 if self._error is not None:
-                    raise self._error
+                    raise copy_of(self._error)
                 leads = self._leader is None
                 if leads:
                     self._leader = ticket
@@ -89,9 +116,10 @@ class GroupCommit:
                     return
             self._lead(ticket, holding)
             if self.durable_id < item_id and self._error is not None:  # there was nothing left to sync
-                raise self._error
+                raise copy_of(self._error)
         except BaseException:  # also an interrupt: the lead must not be left with a thread that is gone
             self._leave(ticket)
+            self._tell(holding)
             raise
 
     def add(self, item_id: int, ticket: Promise[int], *, soon: bool) -> None:
@@ -101,36 +129,55 @@ class GroupCommit:
             if error is None and not done:
                 self._tickets.append((item_id, ticket))
         if error is not None or done:
-            _complete([(item_id, ticket)], None if done else error)
+            _settle([(ticket, item_id, None if done else error)])
         elif soon and leader is None:
-            self._schedule()
+            try:
+                self._schedule()
+            except RuntimeError:  # no thread can be started: this one syncs, and the ticket says how that went
+                with contextlib.suppress(KestrelError):
+                    self.wait(item_id)
 
     def run(self) -> None:
-        """One sync on this thread, unless one is under way: then that one's leader sees to what is left."""
+        """One sync on this thread, unless one is under way: then that one's leader sees to what is left. It tells
+        nobody: another thread does.
+        """
+        _need_frames(FEW_FRAMES)
         leader = object()
         try:
             with self._lock:
                 if self._leader is not None or self._error is not None:
                     return
                 self._leader = leader
-            self._lead(leader)
+            self._lead(leader, holding=True)
         except BaseException:
             self._pass_on(leader)
+            self._tell(holding=True)
             raise
 
+    def sync_soon(self) -> None:
+        """See to it that another thread syncs; if none can be started, this one does. With no lock held."""
+        try:
+            self._schedule()
+        except RuntimeError:
+            with contextlib.suppress(KestrelError):  # whoever waits for it is told
+                self.run()
+
     def note(self, durable_id: int) -> None:
-        """Everything up to ``durable_id`` is on disk by other means (a rotation)."""
+        """Everything up to ``durable_id`` is on disk by other means (a rotation). With no lock held."""
         self._complete_through(durable_id)
+        self.tell()
 
     def fail(self, error: BaseException) -> None:
-        """No sync will be believed any more (R9): whoever waits or comes for what is not on disk gets ``error``."""
+        """No sync will be believed any more (R9): whoever waits or comes for what is not on disk gets ``error``; those
+        who have no thread of their own by the next ``tell``.
+        """
         covered: list[tuple[int, Ticket]] = []
         left: list[tuple[int, Ticket]] = []
         try:
             with self._lock:
                 self._error = error
-                covered = self._take_covered_locked(threads_only=False)
-                left, self._tickets = self._tickets, []
+                covered = self._take_covered_locked()
+                left = self._take_left_locked(error)
                 self._leader = None
             _complete(covered)
             _complete(left, error)
@@ -139,42 +186,88 @@ class GroupCommit:
             _complete(left, error)
             raise
 
+    def owe(self, waiters: list[Waiter], error: BaseException) -> None:
+        """These are to be told ``error`` by the next ``tell``. May be repeated."""
+        debts: list[Debt] = [(waiter, None, error) for waiter in waiters]
+        with self._lock:
+            self.owed += debts
+
+    def tell(self) -> None:
+        """Tell everybody who is owed it, and serve those who wait for what has become durable. With no lock held, and
+        by nobody who leads: this runs what users call back.
+        """
+        owed: list[Debt] = []
+        self.tells = False
+        try:
+            try:
+                with self._lock:
+                    owed, self.owed = self.owed, owed
+                self._serve()
+            finally:
+                _settle(owed)
+        except BaseException:
+            _settle(owed)
+            raise
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether somebody is owed something, and nobody is about to tell."""
+        return bool(self.owed) and not self.tells
+
+    def _tell(self, holding: bool) -> None:
+        if holding or is_deep():
+            self._tell_later()
+        else:
+            self.tell()
+
     def _lead(self, leader: object, holding: bool = False) -> None:
+        if is_deep(SYNC_FRAMES):  # another thread leads: the others must not wait for one that can't tell them
+            raise RecursionError("no room on the stack for a sync")
         try:
             durable_id = self._sync_once()
         except MemoryError:  # as an interrupt: whether the sync was done is unknown, and another will say
             raise
         except Exception as error:
-            self.fail(error)
+            self.fail(copy_of(error))
             raise
         self._finish(leader, durable_id, holding)
 
     def _finish(self, leader: object, durable_id: int, holding: bool = False) -> None:
         """A sync has brought everything up to ``durable_id`` to the disk."""
         self.sync_count += 1
-        self._complete_through(durable_id, holding, leader)
+        self._complete_through(durable_id, leader)
         self._pass_on(leader)  # unless it has been, in the chain
+        self._tell(holding)
 
-    def _complete_through(self, durable_id: int, holding: bool = False, leader: object = None) -> None:
+    def _complete_through(self, durable_id: int, leader: object = None) -> None:
+        """Wake the threads that are covered, and note whom else to tell."""
         covered: list[tuple[int, Ticket]] = []
         try:
             with self._lock:
                 self.durable_id = max(self.durable_id, durable_id)
-                covered = self._take_covered_locked(holding, leader)
+                covered = self._take_covered_locked(leader)
             _complete(_without_followers(covered))
         except BaseException:
             with self._lock:
-                covered += self._take_covered_locked(holding, leader)
+                covered += self._take_covered_locked(leader)
             _complete(covered)
             raise
 
-    def _take_covered_locked(self, threads_only: bool, leader: object = None) -> list[tuple[int, Ticket]]:
-        """Take out the tickets that are covered, and among them the one whose turn it is to lead after ``leader``."""
+    def _take_covered_locked(self, leader: object = None) -> list[tuple[int, Ticket]]:
+        """Take out the tickets that are covered; the threads among them, and the one whose turn it is to lead after
+        ``leader``. The others are owed it.
+        """
         covered: list[tuple[int, Ticket]] = []
         left: list[tuple[int, Ticket]] = []
+        owed: list[Debt] = []
         for entry in self._tickets:
-            is_ready = entry[0] <= self.durable_id and not (threads_only and not isinstance(entry[1], ThreadWaiter))
-            (covered if is_ready else left).append(entry)
+            item_id, ticket = entry
+            if item_id > self.durable_id:
+                left.append(entry)
+            elif isinstance(ticket, ThreadWaiter):
+                covered.append(entry)
+            else:
+                owed.append((ticket, item_id, None))
         heir = None
         if leader is not None and self._leader is leader:
             heir = next((ticket for _, ticket in left if isinstance(ticket, _Link)), None)
@@ -182,11 +275,20 @@ class GroupCommit:
             left = _without(left, heir)
             covered.insert(len(covered) // 2, (0, heir))
         _chain(covered, heir)
-        self._tickets = left  # from here on there is no call, and so no interrupt
+        self.owed += owed  # from here on there is no call, and so no interrupt
+        self._tickets = left
         if heir is not None:
             heir.news = _LEAD
             self._leader = heir
         return covered
+
+    def _take_left_locked(self, error: BaseException) -> list[tuple[int, Ticket]]:
+        """Take out all tickets; the threads among them. The others are owed ``error``."""
+        threads = [entry for entry in self._tickets if isinstance(entry[1], ThreadWaiter)]
+        owed: list[Debt] = [(each, None, error) for _, each in self._tickets if not isinstance(each, ThreadWaiter)]
+        self.owed += owed  # no call from here on
+        self._tickets = []
+        return threads
 
     def _leave(self, ticket: ThreadWaiter) -> None:
         """The thread of this ticket will not wait any more, not lead, and not be woken to wake the next."""
@@ -212,15 +314,21 @@ class GroupCommit:
             if heir is not None:
                 heir.give(_LEAD)
             elif self._tickets:
-                self._schedule()
+                self.sync_soon()
         except BaseException:
             if self._leader is leader:
                 self._pass_on(leader)
             elif heir is not None:
                 heir.give(_LEAD)
             elif self._tickets:
-                self._schedule()
+                self.sync_soon()
             raise
+
+
+def _need_frames(count: int) -> None:
+    """Raise ``RecursionError`` here, and not where somebody who was made the leader has to pass that on."""
+    if count:
+        _need_frames(count - 1)
 
 
 def _without(tickets: list[tuple[int, Ticket]], gone: object) -> list[tuple[int, Ticket]]:
@@ -246,13 +354,27 @@ def _without_followers(covered: list[tuple[int, Ticket]]) -> list[tuple[int, Tic
 
 
 def _complete(tickets: list[tuple[int, Ticket]], error: BaseException | None = None) -> None:
-    """May be repeated after an interrupt."""
-    for item_id, ticket in tickets:
-        if not ticket.claim():
-            continue
+    """Wake these threads. May be repeated after an interrupt."""
+    for _, ticket in tickets:
         if error is not None:
-            ticket.fail(error)
-        elif isinstance(ticket, _Link):
-            ticket.give(ticket.news)
+            ticket.fail(copy_of(error))
         else:
-            ticket.give(_DONE if isinstance(ticket, ThreadWaiter) else item_id)
+            ticket.give(ticket.news if isinstance(ticket, _Link) else _DONE)
+
+
+def _settle(owed: list[Debt]) -> None:
+    """Tell each of them, whatever is raised on the way by what they call back; the last of it is raised in the end.
+    May be repeated.
+    """
+    raised: BaseException | None = None
+    for ticket, result, error in owed:
+        try:
+            if ticket.claim():
+                if error is None:
+                    ticket.give(result)
+                else:
+                    ticket.fail(copy_of(error))
+        except BaseException as struck:
+            raised = struck
+    if raised is not None:
+        raise raised

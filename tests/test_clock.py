@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import until
 
 import kestrelpy.clock
 import kestrelpy.testing.clock
@@ -179,7 +180,7 @@ class Timers:
     """The maintenance thread of a process of its own: this one's is shared by every test."""
 
     def __init__(self) -> None:
-        self.timers = kestrelpy.clock._Timers()
+        self.timers = kestrelpy.clock._Timers("kestrelpy-test")
         self.ran: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def call_later(self, seconds: float, what: Any, **options: Any) -> kestrelpy.clock.Timer:
@@ -187,6 +188,14 @@ class Timers:
 
     def next(self) -> Any:
         return self.ran.get(timeout=PATIENCE)
+
+    def kill(self) -> None:
+        """Strike the thread itself, between two calls, or after those that are due."""
+        self.timers._pop_due_locked = _die  # type: ignore[method-assign]
+        self.timers._ring()
+
+    def revive(self) -> None:
+        del self.timers._pop_due_locked
 
 
 @pytest.fixture
@@ -198,14 +207,14 @@ def timers() -> Iterator[Timers]:
         thread, hook = made.timers._thread, threading.excepthook
         threading.excepthook = lambda _: ended.set()
         try:
-            made.timers.add(0, _exit, None)
+            made.kill()
             thread.join(PATIENCE)
         finally:
             threading.excepthook = hook
         assert ended.is_set()
 
 
-def _exit() -> None:
+def _die(_now: float) -> list[kestrelpy.clock.Timer]:
     raise _Died
 
 
@@ -284,26 +293,121 @@ def test_when_the_thread_dies_those_who_count_on_it_are_told(timers: Timers) -> 
         timers.call_later(1_000, "never", on_lost=lost.put)
         timers.call_later(1_000, "not told, it was cancelled", on_lost=pytest.fail).cancel()
         timers.call_later(1_000, "nobody to be told")
-        timers.timers.add(0, _exit, None)
-        assert isinstance(lost.get(timeout=PATIENCE), _Died)
+        timers.call_later(1_000, "one that fails", on_lost=lambda _: sys.exit(1))
+        timers.call_later(1_000, "is no reason not to tell the others", on_lost=lost.put)
+        timers.kill()
+        assert [type(lost.get(timeout=PATIENCE)) for _ in range(2)] == [_Died, _Died]
     finally:
         threading.excepthook = hook
+    timers.revive()
     timers.call_later(0, "again")
     assert timers.next() == "again"
 
 
-def test_what_was_due_with_the_one_that_ended_the_thread_is_told_too(timers: Timers) -> None:
+def test_what_was_due_when_the_thread_was_struck_is_told_too(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
     lost: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     hold = threading.Event()
-    hook, threading.excepthook = threading.excepthook, lambda _: None
+
+    def strike(_timer: kestrelpy.clock.Timer) -> None:
+        assert hold.wait(PATIENCE)
+        raise _Died
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(kestrelpy.clock, "_run_timer", strike)
+    timers.call_later(0, "struck")
+    timers.call_later(0, "due together", on_lost=lost.put)
+    hold.set()
+    assert isinstance(lost.get(timeout=PATIENCE), _Died)
+
+
+def test_a_thread_that_is_gone_without_a_word_is_replaced(timers: Timers) -> None:
+    timers.timers._thread = gone = threading.Thread(target=int)
+    gone.start()
+    gone.join()
+    timers.call_later(0, "runs")
+    assert timers.next() == "runs"
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_the_thread_outlives_whatever_a_callback_raises(timers: Timers, error: type[BaseException]) -> None:
+    """C17: a hook that calls ``sys.exit()`` must not fail every queue of the process."""
+
+    def fail() -> None:
+        raise error
+
+    timers.call_later(1_000, "not lost", on_lost=pytest.fail)
+    timers.timers.add(0, fail, pytest.fail)
+    timers.call_later(0.01, "runs")
+    assert timers.next() == "runs"
+
+
+def test_a_thread_that_cannot_be_started_is_told_of_and_started_by_the_next_call(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C5: the timer is not left in a heap that nobody looks at."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            timers.call_later(0, "not added")
+    timers.call_later(0.01, "runs")
+    assert timers.next() == "runs"
+    assert timers.ran.empty()
+
+
+def test_syncs_have_a_thread_of_their_own() -> None:
+    names: queue.SimpleQueue[str] = queue.SimpleQueue()
+    hold = threading.Event()
+    SystemClock().call_later(0, lambda: hold.wait(PATIENCE))
     try:
-        timers.timers.add(0, hold.wait, None)
-        timers.timers.add(0, _exit, None)
-        timers.call_later(0, "due together", on_lost=lost.put)
-        hold.set()
-        assert isinstance(lost.get(timeout=PATIENCE), _Died)
+        later = kestrelpy.clock.sync_later
+        later(SystemClock(), 0, lambda: names.put(threading.current_thread().name), lambda _: None)
+        assert names.get(timeout=PATIENCE) == "kestrelpy-sync"
     finally:
-        threading.excepthook = hook
+        hold.set()
+    clock = ManualClock()  # one that has no such thread
+    later(clock, 1, lambda: names.put("by advance()"), lambda _: None)
+    clock.advance(1)
+    assert names.get(timeout=0) == "by advance()"
+
+
+def test_cancelled_timers_do_not_stay_until_their_deadline(timers: Timers) -> None:
+    """C28, H8: whether they are cancelled one by one or, with nobody who adds any, all at once."""
+    live = timers.call_later(1_000, "live")
+    for _ in range(1_000):
+        timers.call_later(2_000, "served in time").cancel()
+    assert len(timers.timers._heap) < 250
+    many = [timers.call_later(2_000, "served in time") for _ in range(1_000)]
+    for timer in many:
+        timer.cancel()
+    until(lambda: len(timers.timers._heap) < 250)
+    timers.call_later(0.01, "runs")
+    assert timers.next() == "runs"
+    assert live in [timer for _, _, timer in timers.timers._heap.entries]
+
+
+def test_a_timer_may_be_cancelled_with_the_lock_held(timers: Timers) -> None:
+    """By a finaliser, say, which runs anywhere."""
+    many = [timers.call_later(2_000, "served in time") for _ in range(300)]
+    with timers.timers._lock:
+        for timer in many:
+            timer.cancel()
+    until(lambda: len(timers.timers._heap) < 250)
+
+
+def test_the_clock_that_stands_still_forgets_cancelled_timers_too() -> None:
+    clock = ManualClock()
+    for _ in range(1_000):
+        clock.call_later(1_000, pytest.fail).cancel()
+    assert len(clock._heap) < 250
+    many = [clock.call_later(1_000, pytest.fail) for _ in range(1_000)]
+    for timer in many:
+        timer.cancel()
+    clock.advance(1)
+    assert len(clock._heap) == clock.timer_count == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")

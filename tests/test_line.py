@@ -8,15 +8,19 @@ import gc
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
+from conftest import until
 
+from kestrelpy import ConcurrentBlockingQueue, JournaledQueue, SimpleBlockingQueue, _deferred
 from kestrelpy._line import FutureWaiter, Line, TaskWaiter, ThreadWaiter, Waiter, Waiting, check_timeout, fail_all
 from kestrelpy.clock import Timer
 from kestrelpy.errors import QueueClosed, QueueEmpty
-from kestrelpy.testing import ManualClock
+from kestrelpy.memory._exchange import Room
+from kestrelpy.testing import ManualClock, MemoryDisk
 
 
 class Counter(Waiting[Any]):
@@ -474,3 +478,137 @@ def test_a_task_that_is_cancelled_after_it_failed() -> None:
         assert (task.cancelled(), source.returned) == (True, [])
 
     in_a_loop(main)
+
+
+# -- ends in a finaliser: rule 5 -------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    source: Any
+    lock: Any
+    bring: Callable[[], object]
+
+
+def journaled() -> Iterator[Case]:
+    with JournaledQueue("/q", "jobs", sync="never", clock=ManualClock(), disk=MemoryDisk()) as queue:
+        reader = queue.reader()
+        yield Case(reader, reader._lock, lambda: queue.put(b"x"))
+
+
+def face() -> Iterator[Case]:
+    with JournaledQueue("/q", "jobs", sync="never", clock=ManualClock(), disk=MemoryDisk()) as queue:
+        yield Case(queue.as_blocking_queue()._gets, queue.reader()._lock, lambda: queue.put(b"x"))  # type: ignore[attr-defined]
+
+
+def simple() -> Iterator[Case]:
+    queue: Any = SimpleBlockingQueue()
+    yield Case(queue, queue._lock, lambda: queue.put(b"x"))
+
+
+def concurrent_one() -> Iterator[Case]:
+    queue: Any = ConcurrentBlockingQueue()
+    yield Case(queue, queue._lock, lambda: queue.put(b"x"))
+
+
+def room() -> Iterator[Case]:
+    """The line of the producers of a full queue."""
+    queue: Any = SimpleBlockingQueue(1)
+    queue.put(b"x")
+    yield Case(Room(queue), queue._lock, queue.get)
+
+
+@pytest.fixture(params=[journaled, face, simple, concurrent_one, room])
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    gc.collect()
+    gc.disable()
+    yield from request.param()
+    gc.enable()
+
+
+def throw_away(case: Case, *, given: bool) -> None:
+    """Leave a task as garbage that waited on a loop that is closed; with ``given`` something is on its way to it."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(case.source.aget())
+    loop.run_until_complete(asyncio.sleep(0))
+    assert len(case.source._line) == 1
+    if given:
+        case.bring()
+    loop.close()
+    if not given:  # it is found dead
+        case.bring()
+    assert not case.source._line
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def half_done(case: Case) -> Coroutine[Any, Any, Any]:
+    """What waits in line, and belongs to no task."""
+
+    async def begin() -> Coroutine[Any, Any, Any]:
+        call = case.source.aget()
+        call.send(None)
+        return call
+
+    return asyncio.run(begin())
+
+
+def returns_while_held(lock: Any, call: Callable[[], object]) -> bool:
+    """Whether ``call`` returns on a thread that can't have ``lock``: one that has it, and others wait for, say."""
+    with lock:
+        calling = threading.Thread(target=call, daemon=True)
+        calling.start()
+        calling.join(5)
+        return not calling.is_alive()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_task_that_is_thrown_away_waits_for_no_lock(given: bool, case: Case) -> None:
+    throw_away(case, given=given)
+    assert returns_while_held(case.lock, gc.collect)
+    item = case.source._wait(20)  # what was on its way comes again
+    assert getattr(item, "data", item) in (b"x", None)  # a place is nothing
+
+
+def test_what_waits_in_line_and_is_thrown_away_leaves_it_without_waiting_for_the_lock(case: Case) -> None:
+    call = half_done(case)
+    assert returns_while_held(case.lock, call.close)
+    until(lambda: not case.source._line)
+    call = half_done(case)
+    call.close()
+    assert not case.source._line, "at once, where the lock is free"
+
+
+def test_what_is_thrown_away_while_the_lock_is_held_is_handed_nothing(case: Case) -> None:
+    call = half_done(case)
+    with patch.object(_deferred, "_working", True):  # nobody does what is left
+        assert returns_while_held(case.lock, call.close)
+        future = case.source.get_future()
+        case.bring()
+        assert future.done()
+    _deferred.leave(lambda: None)
+    until(lambda: not _deferred._left)
+
+
+@pytest.mark.parametrize("case", [journaled, face], indirect=True)
+def test_a_future_that_is_cancelled_in_a_finaliser_waits_for_no_lock(case: Case) -> None:
+    future = case.source.get_future()
+    assert returns_while_held(case.lock, future.cancel)
+    until(lambda: not case.source._line)
+    until(lambda: concurrent.futures.wait([future], 0).done)
+
+
+def test_what_is_left_and_raises_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+    with patch.object(_deferred, "_working", True):
+        _deferred.leave(lambda: 1 // 0)
+    _deferred.leave(lambda: done.append(1))
+    until(lambda: done and not _deferred._working)
+    assert "finaliser" in caplog.text
+
+
+def test_what_is_left_waits_where_no_thread_can_be_had() -> None:
+    done: list[int] = []
+    with patch.object(_deferred._thread, "start_new_thread", side_effect=RuntimeError("can't start new thread")):
+        _deferred.leave(lambda: done.append(1))
+    assert not done
+    _deferred.leave(lambda: done.append(2))
+    until(lambda: done == [1, 2])

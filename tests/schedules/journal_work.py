@@ -69,8 +69,7 @@ class Work:
         return ids
 
     def _check_free(self, future: Future[Any]) -> None:
-        """If a sync fails in a checkpoint, futures are told under the checkpoint's lock; docs/locking.md says so."""
-        if not isinstance(self.queue._journal._refusal, DurabilityUnknown) and not future.cancelled():
+        if not future.cancelled():
             self.scene.check_free("a future is completed")
 
     # -- consumers ---------------------------------------------------------------------------------------------------

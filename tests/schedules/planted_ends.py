@@ -16,9 +16,10 @@ from kestrelpy._feed import Feed
 from kestrelpy._home import Home
 from kestrelpy._journal import Journal
 from kestrelpy._readership import Readership
+from kestrelpy._room import Producer, Room
 from kestrelpy._taking import Taking
 from kestrelpy._view import JournalView
-from kestrelpy._writing import Writing
+from kestrelpy._writing import Parcel, Writing
 from kestrelpy.clock import _Timers
 from kestrelpy.reader import Reader
 
@@ -43,9 +44,9 @@ def retires_without_the_guard() -> Iterator[None]:
     """A reader that is being made finds its first segment gone."""
     real = Readership.retire
 
-    def retire(self: Readership, feed: Feed) -> None:
-        with patch.object(Home, "guard", lambda self: nullcontext()):
-            real(self, feed)
+    def retire(self: Readership, feed: Feed, *, wait: bool = True) -> None:
+        with patch.object(Home, "guard", lambda self, wait=True: nullcontext()):
+            real(self, feed, wait=wait)
 
     with patch.object(Readership, "retire", retire):
         yield
@@ -53,10 +54,13 @@ def retires_without_the_guard() -> Iterator[None]:
 
 @race("has lost|has changed|AssertionError|IndexError|acknowledged|was given|out twice|CorruptJournal", "cut", "flow")
 def appends_without_the_lock() -> Iterator[None]:
-    def discard(self: Writing, *arguments: Any) -> None:
-        self._lock = nullcontext()
+    real = Writing._append_if_room
 
-    with patch.object(Writing, "_discard_expired", discard):
+    def append(self: Writing, *arguments: Any) -> Any:
+        self._lock = nullcontext()
+        return real(self, *arguments)
+
+    with patch.object(Writing, "_append_if_room", append):
         yield
 
 
@@ -65,7 +69,7 @@ def appends_without_the_lock() -> Iterator[None]:
 
 @race(NOT_WOKEN, "closing")
 def a_close_forgets_who_waits_for_room() -> Iterator[None]:
-    with patch.object(Ending, "_dismiss_producers", lambda self, closed: None):
+    with patch.object(Ending, "_dismiss_producers", lambda self: None):
         yield
 
 
@@ -73,6 +77,31 @@ def a_close_forgets_who_waits_for_room() -> Iterator[None]:
 def nobody_is_woken_when_the_head_expires() -> Iterator[None]:
     with patch.object(Taking, "_expires_in", lambda self: None):
         yield
+
+
+@race(NOT_WOKEN, "limited")
+def a_producer_that_leaves_the_line_rings_nobody() -> Iterator[None]:
+    with patch.object(Room, "leave", lambda self, producer: self._remove(producer)):
+        yield
+
+
+@race(NOT_WOKEN, "limited")
+def a_producer_looks_before_it_stands_in_line() -> Iterator[None]:
+    real = Writing._look_for_room
+
+    def look(self: Writing, parcel: Parcel, producer: Producer) -> range | float | None:
+        with patch.object(Room, "enter", lambda self, producer: None):
+            found = real(self, parcel, producer)
+        if not isinstance(found, range):
+            self._room.enter(producer)
+        return found
+
+    with patch.object(Writing, "_look_for_room", look), patch.object(Room, "is_first", _would_be_first):
+        yield
+
+
+def _would_be_first(self: Room, producer: Producer) -> bool:
+    return not self._line or self._line[0] is producer
 
 
 @race("nobody gets anywhere", "limited")
@@ -116,7 +145,7 @@ def a_dying_maintenance_thread_tells_nobody() -> Iterator[None]:
 
     def abandon(self: _Timers, error: BaseException, due: Any) -> None:
         with self._lock:
-            self._heap.clear()
+            self._heap.drain()
             self._thread = None
 
     with patch.object(_Timers, "_abandon", abandon):

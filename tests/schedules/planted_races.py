@@ -213,7 +213,7 @@ def who_is_woken_wakes_nobody() -> Iterator[None]:
         yield
 
 
-@race("acknowledged before its sync|has lost|was on disk and is not|nobody gets anywhere|deadlock", "flow", "cut")
+@race("acknowledged before its sync|nobody gets anywhere|deadlock", "crowd")
 def who_is_to_lead_is_told_that_it_is_done() -> Iterator[None]:
     def wake_next(self: _Link) -> None:
         if self.next is not None:
@@ -271,6 +271,25 @@ def an_error_comes_before_what_is_on_disk() -> Iterator[None]:
         real(self, item_id, holding=holding)
 
     with patch.object(GroupCommit, "wait", wait):
+        yield
+
+
+@race("completed by a leader|deadlock", "crowd", "flow")
+def a_leader_calls_back() -> Iterator[None]:
+    """Consumers are served, and futures completed, before the lead is passed on."""
+    real = GroupCommit._pass_on
+
+    def pass_on(self: GroupCommit, leader: object) -> None:
+        self.tell()
+        real(self, leader)
+
+    with patch.object(GroupCommit, "_pass_on", pass_on):
+        yield
+
+
+@race("on the thread that every queue's syncs count on", "flow")
+def the_thread_of_syncs_calls_back() -> Iterator[None]:
+    with patch.object(GroupCommit, "_tell", lambda self, holding: self.tell()):
         yield
 
 

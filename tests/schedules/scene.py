@@ -54,10 +54,16 @@ class Scene:
         return b"%s %s" % (what.encode(), bytes(self.rng.choice((0, 0, 100, largest))))
 
     def check_free(self, what: str) -> None:
-        """Whoever is called back must not find a lock held by this thread."""
+        """Whoever is called back must not find a lock held by this thread, nor that it leads a sync."""
         me = self.scheduler.here()
-        if me is not None and me.held:
+        if me is None:
+            return
+        if me.held:
             self.scheduler.fail(f"{what} with {me.held} held")
+        if any(commit._leader is leader for commit, leader in me.leads):
+            self.scheduler.fail(f"{what} by a leader")
+        if me.name == "kestrelpy-sync":
+            self.scheduler.fail(f"{what} on the thread that every queue's syncs count on")
 
 
 def require(condition: object, what: str) -> None:

@@ -101,17 +101,24 @@ def closing(scene: Scene) -> None:
     for _ in range(rng.randrange(30)):
         scene.point()
     erases = scene.chance(0.2)
-    how: Callable[[], object] = work.queue.erase if erases else rng.choice((work.queue.close, _lifetime.close_all))
+    how: Callable[[], object] = work.queue.erase if erases else rng.choice((work.queue.close, _end))
     if scene.chance(0.3):
         tasks.append(scene.start(work.queue.close))
     how()
     for task in tasks:
         task.join()
+    require(scene.scheduler.now < LONG, "a producer was not woken")
     if work.queue._state is not None and "erased" in str(work.queue._state):
         left = work.disk.directory("/data").names()
         require(not left, f"erased, and {left} is left")
     else:
         work.reopen_and_check("")
+
+
+def _end() -> None:
+    """Of the interpreter."""
+    _lifetime.dismiss_all()
+    _lifetime.close_all()
 
 
 def failing(scene: Scene) -> None:
@@ -151,7 +158,7 @@ def limited(scene: Scene) -> None:
     """Producers wait for room of a reader that is full, until items are committed, flushed, or have expired."""
     rng = scene.rng
     config = ReaderConfig(max_items=rng.choice((1, 2)), full_policy=FullPolicy.BLOCK)
-    work = Work(scene, default_reader=config)
+    work = Work(scene, default_reader=config, checkpoint_interval=2 * LONG)  # nobody looks for who was not woken
     reader = work.reader("")
     ways = rng.randrange(3)
     count = rng.randrange(1, 4)
@@ -210,6 +217,24 @@ def one_sync_fails(scene: Scene) -> None:
     work.queue.close()
 
 
+def crowd(scene: Scene) -> None:
+    """Many threads wait for few syncs; what is called back waits for one more."""
+    work = Work(scene, sync="always")
+    reader = work.reader("")
+    count = scene.rng.randrange(2)
+
+    def reply(_: object) -> None:
+        scene.check_free("a future is completed")
+        how = scene.rng.choice((work.queue.put, lambda _: work.queue.sync(), lambda _: reader.checkpoint(True)))
+        how(b"reply")
+
+    for _ in range(count):
+        reader.get_future().add_done_callback(reply)
+    for task in [scene.start(work.produce, f"p{at}", 3) for at in range(5)]:
+        task.join()
+    work.queue.close()
+
+
 def last_put(scene: Scene) -> None:
     """Two puts while the queue is closed: each is there, or it was refused."""
     work = Work(scene, sync="always")
@@ -249,4 +274,4 @@ def erased(scene: Scene) -> None:
     require(not left, f"{left} is left")
 
 
-SCENES = (flow, overflowing, closing, failing, limited, one_sync_fails, last_put, erased)
+SCENES = (flow, overflowing, closing, failing, limited, one_sync_fails, crowd, last_put, erased)

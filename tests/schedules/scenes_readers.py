@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import NoReturn
 
 from journal_work import LONG, Work, drain
 from scene import Loop, Scene, require
 
-from kestrelpy import DurabilityUnknown, QueueClosed, QueueEmpty, ReaderConfig, open_reader
+from kestrelpy import DurabilityUnknown, QueueClosed, QueueEmpty, ReaderConfig, clock, open_reader
 
 
 def readers_come_and_go(scene: Scene) -> None:
@@ -149,16 +150,24 @@ def blocking_face(scene: Scene) -> None:
 
 
 def maintenance_dies(scene: Scene) -> None:
-    """R30: what the maintenance thread dies of reaches everybody who counts on it; nobody waits for it in vain."""
+    """R30: what one of the two threads dies of reaches everybody who counts on it; nobody waits for it in vain."""
     work = Work(scene, sync=scene.rng.choice(("always", 0.1)), checkpoint_interval=0.2)
     reader = work.reader("")
 
-    def die() -> None:
+    dying = scene.rng.choice((clock._timers, clock._syncs))
+
+    def strike(_now: float) -> NoReturn:
         raise SystemExit
+
+    def die() -> None:
+        """What strikes the thread itself; a callback may raise what it likes."""
+        scene.sleep(scene.rng.choice((0.0, 0.1, 0.15, 0.3)))
+        dying._pop_due_locked = strike  # type: ignore[method-assign]
+        dying._ring()
 
     producers = [scene.start(work.produce, f"p{at}", 4) for at in range(2)]
     consumer = scene.start(work.consume, reader)
-    work.queue._clock.call_later(scene.rng.choice((0.0, 0.1, 0.15, 0.3)), die)
+    scene.start(die).join()
     for task in producers:
         task.join()
     if scene.chance(0.5):

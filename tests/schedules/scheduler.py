@@ -79,6 +79,7 @@ class Task:
         self.deadline = 0.0
         self.timed_out = False
         self.held: list[Any] = []
+        self.leads: list[tuple[Any, object]] = []  # the group commits whose sync it does, each with its ticket
         self.priority = scheduler.strategy.priority()
         self.joiners: list[Task] = []
         self.number = len(scheduler.tasks)

@@ -33,24 +33,25 @@ import kestrelpy._memory_disk
 import kestrelpy.folder
 from kestrelpy import _lifetime, _promise, clock
 from kestrelpy._home import Home
+from kestrelpy._sync import GroupCommit
 
 START_MS = 1_700_000_000_000
 LEAF = 9
 SLEEPER = "a waiter's sleep"
 LEVELS = {
     "O (Readership._opening)": 0,
-    "G (readers.lock)": 1,
-    "C (Reader._saving)": 2,
-    "I (Inflow._lock)": 2,
-    "Q (Feed.lock)": 3,
-    "R (Reader._lock)": 4,
-    "S (JournaledQueue._syncing)": 4,
-    "M (Exchange._lock)": 4,
+    "C (Reader._saving)": 1,
+    "G (readers.lock)": 2,
+    "I (Inflow._lock)": 3,
+    "Q (Feed.lock)": 4,
+    "R (Reader._lock)": 5,
+    "S (JournaledQueue._syncing)": 5,
+    "M (Exchange._lock)": 5,
     "the watches (Watch._guard)": 7,
+    "N (Readership._limiting)": 8,
     "T (GroupCommit._lock)": 8,
     "L (Outside._looking)": 8,
     "the timers (_Timers._lock)": 8,
-    "the timers' event": LEAF,
     "a future's": LEAF,
     "the disk's": LEAF,
     "_lifetime's": LEAF,
@@ -62,6 +63,7 @@ NOT_WHILE_ASLEEP = {"Q", "R", "S", "T", "L", "M", "the timers"}
 
 _NAMED = {
     ("Readership", "_opening"): "O (Readership._opening)",
+    ("Readership", "_limiting"): "N (Readership._limiting)",
     ("Reader", "_saving"): "C (Reader._saving)",
     ("Inflow", "_lock"): "I (Inflow._lock)",
     ("Feed", "lock"): "Q (Feed.lock)",
@@ -71,8 +73,9 @@ _NAMED = {
     ("GroupCommit", "_lock"): "T (GroupCommit._lock)",
     ("Outside", "_looking"): "L (Outside._looking)",
     ("_Timers", "_lock"): "the timers (_Timers._lock)",
-    ("_Timers", "_wake"): "the timers' event",
+    ("_Timers", "_wake"): SLEEPER,
     ("Future", "_condition"): "a future's",
+    ("Promise", "condition"): "a future's",
     ("ThreadWaiter", "_asleep"): SLEEPER,
 }
 _kinds: dict[tuple[CodeType, int, type], str] = {}
@@ -300,13 +303,13 @@ _places = [
 ]
 
 
-def _noting_guard(scheduler: Scheduler) -> Callable[[Home], contextlib.AbstractContextManager[None]]:
+def _noting_guard(scheduler: Scheduler) -> Callable[..., contextlib.AbstractContextManager[None]]:
     """``Home.guard``, whose lock is a file's, as a lock with its place in the order."""
     real = Home.guard
 
     @contextlib.contextmanager
-    def guard(self: Home) -> Iterator[None]:
-        with real(self):
+    def guard(self: Home, *, wait: bool = True) -> Iterator[None]:
+        with real(self, wait=wait):
             me = scheduler.here()
             if me is None:
                 yield
@@ -320,6 +323,24 @@ def _noting_guard(scheduler: Scheduler) -> Callable[[Home], contextlib.AbstractC
                 me.held.remove(noted)
 
     return guard
+
+
+def _noting_lead(scheduler: Scheduler) -> Callable[..., None]:
+    """``GroupCommit._lead``: the lead is a lock in all but name, as who is called back by a leader may wait for it."""
+    real = GroupCommit._lead
+
+    def lead(self: GroupCommit, leader: object, *arguments: Any, **options: Any) -> None:
+        me = scheduler.here()
+        if me is None:
+            real(self, leader, *arguments, **options)
+            return
+        me.leads.append((self, leader))
+        try:
+            real(self, leader, *arguments, **options)
+        finally:
+            me.leads.remove((self, leader))
+
+    return lead
 
 
 @contextlib.contextmanager
@@ -338,10 +359,12 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             (_lifetime, "_guard", Mutex(scheduler, "_lifetime's")),
             (_promise, "_making", Mutex(scheduler, "_promise's", reentrant=True)),
             (_lifetime, "_live", weakref.WeakSet()),
+            (_lifetime, "_is_ending", False),
             (clock, "time", time),
             (clock.SystemClock, "monotonic", staticmethod(time.monotonic)),
             (clock.SystemClock, "time_ns", staticmethod(time.time_ns)),
             (Home, "guard", _noting_guard(scheduler)),
+            (GroupCommit, "_lead", _noting_lead(scheduler)),
             (
                 os,
                 "urandom",
@@ -349,7 +372,9 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             ),  # markers and ids: what a crash leaves is by the seed too
         ):
             patches.enter_context(patch.object(owner, name, value))
-        patches.enter_context(patch.object(clock, "_timers", clock._Timers()))
+        timers = clock._Timers("kestrelpy-maintenance")
+        patches.enter_context(patch.object(clock, "_timers", timers))
+        patches.enter_context(patch.object(clock, "_syncs", clock._Timers("kestrelpy-sync", timers)))
         yield
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy._line import Line, Waiter, Waiting, check_timeout
-from kestrelpy.errors import QueueClosed, QueueEmpty, QueueFull
+from kestrelpy.errors import QueueClosed, QueueEmpty
 from kestrelpy.item import Item
 
 if TYPE_CHECKING:
@@ -56,15 +56,14 @@ class JournaledBlockingQueue:
         raise NotImplementedError("a journaled queue takes items at its tail only")
 
     async def aput(self, item: Any, timeout: float | None = None) -> None:
-        """``put`` for asyncio."""
-        import asyncio
+        """``put`` for asyncio, from any event loop; ``timeout`` is by the queue's clock.
 
+        A task that is cancelled while it waits for room has put nothing, and leaves its turn to the next; while it
+        waits for the disk, it has put its item.
+        """
         check_timeout(timeout)
         self._check_open()
-        try:
-            self._queue._put_waiting(item, 0, self._check_open)
-        except QueueFull:
-            await asyncio.to_thread(self.put, item, True, timeout)
+        await self._queue._aput_waiting(item, timeout, self._check_open)
 
     # -- getting -----------------------------------------------------------------------------------------------------
 
@@ -183,7 +182,7 @@ class JournaledBlockingQueue:
             self._queue.close()
         else:
             self._reader._dismiss(_shut_down())
-            self._queue._moved(None)  # producers that wait for room look again, and see it
+            self._queue._room.ring_all()  # producers that wait for room look again, and see it
 
     def close(self) -> None:
         """``shutdown(immediate=True)``: closes the journaled queue. Idempotent."""
@@ -220,6 +219,9 @@ class _Gets(Waiting[Item]):
 
     def _leave(self, waiter: Waiter) -> bool:
         return self._reader._leave(waiter)
+
+    def _leave_now(self, waiter: Waiter) -> bool | None:
+        return self._reader._leave_now(waiter)
 
     def _give_back(self, waiter: Waiter, item: Item) -> None:
         self._reader._give_back(waiter, item)

@@ -1,24 +1,26 @@
 """Putting: the writing half of a ``JournaledQueue``, from a put to the journal.
 
-NOTE ON LOCKING: ``_lock`` (Q in docs/locking.md) guards the journal's appends, the feed and ``_room``. Readers' locks
-come after it.
+NOTE ON LOCKING: ``_lock`` (Q in docs/locking.md) guards the journal's appends and the feed. Readers' locks come after
+it. ``_room`` has its own rules.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from kestrelpy._durability import Durability
 from kestrelpy._format import FRAME_BYTES, Entry, pack_crc, pack_frame
-from kestrelpy._line import ThreadWaiter, check_timeout
+from kestrelpy._lifetime import why_not_wait
+from kestrelpy._line import check_timeout
 from kestrelpy._options import encode_items, expiry
-from kestrelpy._readership import AbsentReader, Limited
+from kestrelpy._readership import Limited
+from kestrelpy._room import Producer, ProducerTask, ProducerThread
 from kestrelpy._segment import ITEM_COST
-from kestrelpy.clock import SystemClock
 from kestrelpy.config import Codec, FullPolicy
-from kestrelpy.errors import DurabilityUnknown, ItemTooLarge, QueueFull
+from kestrelpy.errors import DurabilityUnknown, ItemTooLarge, KestrelError, QueueFull
 from kestrelpy.reader import Reader
 
 if TYPE_CHECKING:
@@ -30,6 +32,31 @@ if TYPE_CHECKING:
 _NO_LIMIT = 1 << 62
 LARGE_BATCH = 16
 """A batch of so many items stays together in the window: a reader makes the entries of a smaller one no cheaper."""
+
+
+LOOK_SECONDS = 0.05
+"""A producer waits for a reader in another process, of whose commits nobody tells it: how often it looks."""
+HOOK_SECONDS = 1.0
+"""It waits for a reader whose ``on_expired`` hook has raised: how often that has another go."""
+
+
+class Parcel(NamedTuple):
+    """What one put is to store."""
+
+    items: list[bytes]
+    expires_in: float | None
+    expires_at_ms: int | None
+
+
+def never_fits(reader: Limited, parcel: Parcel) -> bool:
+    """Whether the reader would refuse it even if it were empty. Of bytes an empty one takes a batch of any size."""
+    config = reader.config
+    return (config.max_items is not None and len(parcel.items) > config.max_items) or config.max_bytes == 0
+
+
+def is_open_here(reader: Limited) -> bool:
+    """Whether what it has done is known without a look at the folder."""
+    return isinstance(reader, Reader) and reader._broken is None
 
 
 class Writing(Durability):
@@ -66,10 +93,12 @@ class Writing(Durability):
 
         When it returns, the item survives the death of the process; with ``sync="always"`` a power cut too. ``data``:
         ``bytes``, ``bytearray`` or ``memoryview``, or any value with a codec. It expires ``expires_in`` seconds from
-        now or at ``expires_at_ms``. Where a reader's policy is ``BLOCK``, waits for room up to ``timeout`` seconds.
+        now or at ``expires_at_ms``. Where a reader's policy is ``BLOCK``, waits for room up to ``timeout`` seconds (0:
+        not at all; ``None``: for ever), in line with other producers.
 
-        Raises ``QueueFull``, ``ItemTooLarge``, ``QueueDiskFull`` (in each case nothing was stored),
-        ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``, ``TypeError``, ``ValueError``.
+        Raises ``QueueFull`` if a reader has no room (at once if it never will), ``ItemTooLarge``, ``QueueDiskFull`` (in
+        each case nothing was stored), ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``, ``TypeError``,
+        ``ValueError``.
         """
         if (
             not self._plain
@@ -130,7 +159,8 @@ class Writing(Durability):
         """Add several items as one record: all or nothing, also across a crash. Returns their ids; of nothing, an
         empty range.
 
-        One write, one sync. Guarantees and errors as ``put``.
+        One write, one sync. Guarantees and errors as ``put``; ``BatchTooLarge`` for items of more than 2 GiB together.
+        More items than a reader's ``max_items`` never fit.
         """
         values = list(items)
         if not values:
@@ -192,26 +222,9 @@ class Writing(Durability):
         if plain and timeout == 0 and len(values) == 1 and type(values[0]) is bytes:
             return self._store_plain(values[0])
         check_timeout(timeout)
-        items = encode_items(values, self._codec, self.max_item_bytes)
-        deadline = None if timeout is None else SystemClock.monotonic() + timeout
-        while True:
-            self._discard_expired(items)
-            try:
-                with self._lock:
-                    self._check_usable()
-                    limited = self._readership.limited
-                    refusing = next((reader for reader in limited if self._is_refused(reader, items)), None)
-                    if refusing is None:
-                        ids = self._append_locked(items, expires_in, expires_at_ms)
-                        break
-            except DurabilityUnknown as error:
-                self._fail(error, told=True)
-                raise
-            self._await_room(refusing, items, deadline, patient)
-        self._keep_limits()
-        if self._feed.waiting:
-            self._feed.wake()
-        return ids
+        parcel = Parcel(encode_items(values, self._codec, self.max_item_bytes), expires_in, expires_at_ms)
+        answer = self._offer(parcel, timeout, patient)
+        return answer if isinstance(answer, range) else self._wait_for_room(parcel, ProducerThread(timeout, patient))
 
     def _store_plain(self, data: bytes) -> range:
         """``_store`` where there is nothing but journal and feed to see to. ``_append_locked`` is written out for one
@@ -238,28 +251,168 @@ class Writing(Durability):
             feed.wake()
         return range(item_id, item_id + 1)
 
-    def _discard_expired(self, items: list[bytes]) -> None:
-        """Expired items do not count where these would be refused; their hooks run outside the lock."""
-        for reader in self._readership.limited:
-            if isinstance(reader, Reader) and self._is_refused(reader, items):
-                reader.discard_expired(_NO_LIMIT)
+    # -- room --------------------------------------------------------------------------------------------------------
 
-    def _is_refused(self, reader: Limited, items: list[bytes]) -> bool:
-        config = reader.config
-        if config.full_policy is FullPolicy.DROP_OLDEST:
-            return False
-        if isinstance(reader, AbsentReader) and not self._fits(reader, len(items)):
-            reader.refresh()
-        return not self._fits(reader, len(items))
+    def _offer(self, parcel: Parcel, timeout: float | None, patient: Callable[[], object] | None) -> range | None:
+        """Store it, if there is room and nobody waits who came before; ``None`` if it is to wait. Raises ``QueueFull``.
 
-    def _fits(self, reader: Limited, count: int) -> bool:
-        """Items are limited to the last one; bytes may be overshot by one put, as anything else would keep a large
-        item out.
+        Who does not wait stands behind nobody: it takes what room there is.
         """
-        config, waiting = reader.config, len(self._feed.pending)
-        return (config.max_items is None or reader.items + waiting + count <= config.max_items) and (
-            config.max_bytes is None or reader.bytes < config.max_bytes
+        may_wait = timeout != 0 and bool(self._room)
+        answer = self._admit(parcel, in_turn=not (may_wait and self._may_wait(patient)))
+        if isinstance(answer, range):
+            return answer
+        if answer is not None:
+            self._check_worth_waiting(answer, parcel, timeout == 0, patient)
+        return None
+
+    def _may_wait(self, patient: Callable[[], object] | None) -> bool:
+        return patient is not None or any(
+            reader.config.full_policy is FullPolicy.BLOCK for reader in self._readership.limited
         )
+
+    def _check_worth_waiting(
+        self, refusing: Limited, parcel: Parcel, is_late: bool, patient: Callable[[], object] | None
+    ) -> None:
+        """Raise ``QueueFull`` for what does not wait, or would wait for ever."""
+        name = refusing.full_name
+        if never_fits(refusing, parcel):
+            raise QueueFull(f"{len(parcel.items)} items at once are above the limits of reader {name!r}", reader=name)
+        if is_late or (patient is None and refusing.config.full_policy is not FullPolicy.BLOCK):
+            raise QueueFull(f"reader {name!r} is full", reader=name)
+
+    def _wait_for_room(self, parcel: Parcel, producer: ProducerThread) -> range:
+        """Wait in line on this thread, and store it."""
+        room = self._room
+        try:
+            try:
+                while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "finally"
+                    ids = self._look_for_room(parcel, producer)
+                    if isinstance(ids, range):
+                        break
+                    producer.sleep(ids)
+            finally:
+                room.leave(producer)
+        except BaseException:  # as in Exchange: an interrupt as that began
+            room.leave(producer)
+            raise
+        return ids
+
+    def _look_for_room(self, parcel: Parcel, producer: Producer) -> range | float | None:
+        """Store it if it is this one's turn and there is room; else in how many seconds it is to look again (``None``:
+        when it is rung). Raises ``QueueFull``.
+        """
+        producer.stop_timer()
+        producer.overdue = False
+        self._check_usable()
+        if producer.check is not None:
+            producer.check()
+        self._room.enter(producer)
+        ending = why_not_wait()
+        if ending is not None:
+            raise ending
+        is_late = producer.is_late()
+        if not (is_late or self._room.is_first(producer)):
+            return None
+        while True:
+            watched = producer.watched
+            if isinstance(watched, Reader):
+                watched._quiet = False  # its next commit rings
+            answer = self._admit(parcel, in_turn=True, producer=producer)
+            if answer is None or isinstance(answer, range):
+                return answer
+            self._check_worth_waiting(answer, parcel, is_late, producer.check)
+            if answer is watched:
+                return self._rings_for(answer, producer)
+            producer.watched = answer
+
+    def _rings_for(self, refusing: Limited, producer: Producer) -> float | None:
+        """When ``producer`` looks again if nobody rings: where nobody does."""
+        pending = bool(self._feed.pending)  # first: what is not pending then is seen by the next line
+        if not isinstance(refusing, Reader) or not is_open_here(refusing):
+            return LOOK_SECONDS  # nobody tells us when it moves
+        seconds = refusing._expires_in()
+        if seconds is not None:
+            try:
+                producer.timer = self._clock.call_later(seconds, producer.ring, on_lost=self._maintenance_lost)
+            except RuntimeError:  # no thread can be started
+                return LOOK_SECONDS
+        elif pending:
+            return LOOK_SECONDS
+        return HOOK_SECONDS if refusing._failed else None
+
+    def _admit(self, parcel: Parcel, *, in_turn: bool, producer: Producer | None = None) -> range | Limited | None:
+        """Store it if there is room for it and it is its turn: its ids. ``None`` if only the latter is missing; else
+        the reader that refuses. ``producer``: whose place in line it is, if any.
+        """
+        if self._unfinished and self._inflow is not None:
+            self._inflow.finish()
+        answer = self._append_if_room(parcel, in_turn)
+        if not isinstance(answer, range) and answer is not None:
+            self._discard_expired(parcel)
+            if not is_open_here(answer):  # what another process has is looked at before it refuses anything
+                self._readership.refresh_limits()
+            answer = self._append_if_room(parcel, in_turn)
+        if isinstance(answer, range):
+            if producer is not None:
+                self._room.leave(producer)  # before anybody is called back who may put, and stand behind it
+            self._keep_limits()
+            if self._feed.waiting:
+                self._feed.wake()
+        return answer
+
+    def _append_if_room(self, parcel: Parcel, in_turn: bool) -> range | Limited | None:
+        try:
+            with self._lock:
+                self._check_usable()
+                refusing = self._who_refuses(parcel)
+                if refusing is None and in_turn:
+                    return self._append_locked(*parcel)
+        except DurabilityUnknown as error:
+            self._fail(error, told=True)
+            raise
+        return refusing
+
+    def _who_refuses(self, parcel: Parcel) -> Limited | None:
+        """A reader without room; one that refuses at once, if there is one."""
+        refusing: Limited | None = None
+        for reader in self._readership.limited:
+            if self._is_refused(reader, parcel):
+                if reader.config.full_policy is not FullPolicy.BLOCK:
+                    return reader
+                refusing = refusing or reader
+        return refusing
+
+    def _discard_expired(self, parcel: Parcel) -> None:
+        """Expired items do not count where these would be refused; their hooks run outside the lock. If that can't be
+        done they do count.
+        """
+        for reader in self._readership.limited:
+            if isinstance(reader, Reader) and self._is_refused(reader, parcel):
+                with contextlib.suppress(KestrelError, OSError):
+                    reader.discard_expired(_NO_LIMIT)
+
+    def _is_refused(self, reader: Limited, parcel: Parcel) -> bool:
+        if reader.config.full_policy is FullPolicy.DROP_OLDEST:
+            return False
+        items = parcel.items
+        count = len(items)
+        if count == 1 or reader.config.max_bytes is None:
+            return not self._fits(reader, count)
+        return not self._fits(reader, count, sum(map(len, items)) - len(items[-1]))
+
+    def _fits(self, reader: Limited, count: int, before_last: int = 0) -> bool:
+        """Items are limited to the last one. Bytes may be overshot by one item, as anything else would keep a large
+        item out: ``before_last`` are those of all items but the last. Nor is a large batch kept out of a reader that
+        has none.
+        """
+        config, feed = reader.config, self._feed
+        if config.max_items is not None and reader.items + len(feed.pending) + count > config.max_items:
+            return False
+        if config.max_bytes is None:
+            return True
+        size = reader.bytes + self._journal.total_bytes - feed.visible_bytes
+        return size + before_last < config.max_bytes or size <= 0 < config.max_bytes
 
     def _append_locked(self, items: list[bytes], expires_in: float | None, expires_at_ms: int | None) -> range:
         added_ms = self._time_ns() // 1_000_000
@@ -282,49 +435,6 @@ class Writing(Durability):
         if not self._sync_armed:
             self._arm_sync()
         return ids
-
-    def _await_room(
-        self, refusing: Limited, items: list[bytes], deadline: float | None, patient: Callable[[], object] | None
-    ) -> None:
-        """Wait until a reader may have room, or raise ``QueueFull``."""
-        left = None if deadline is None else deadline - SystemClock.monotonic()
-        waits = patient is not None or refusing.config.full_policy is FullPolicy.BLOCK
-        if not waits or (left is not None and left <= 0):
-            raise QueueFull(f"reader {refusing.full_name!r} is full", reader=refusing.full_name)
-        waiter = ThreadWaiter()
-        with self._lock:
-            self._check_usable()
-            self._room.add(waiter)
-        try:
-            if isinstance(refusing, Reader):
-                refusing._quiet = False  # its next commit tells us
-            if patient is not None:
-                patient()
-            if not self._is_refused(refusing, items):
-                return  # registered, then looked again
-            pending = bool(self._feed.pending)  # first: what is not pending then is seen by the next line
-            seconds = refusing._expires_in() if isinstance(refusing, Reader) else None
-            if seconds is not None:
-                waiter.timer = self._clock.call_later(
-                    seconds, lambda: self._look_for_room(waiter), on_lost=self._maintenance_lost
-                )
-            elif isinstance(refusing, AbsentReader) or pending:  # nobody tells us when it moves, or is seen to expire
-                left = 0.05 if left is None else min(left, 0.05)
-            if waiter.wait(left):
-                waiter.result()
-                if patient is not None:
-                    patient()
-        finally:
-            waiter.stop_timer()
-            with self._lock:
-                self._room.remove(waiter)
-
-    def _look_for_room(self, waiter: ThreadWaiter) -> None:
-        """The head has expired, which is nobody's doing: a producer in line looks again."""
-        with self._lock:
-            left = self._room.remove(waiter)
-        if left:
-            waiter.give(None)
 
     def put_future(
         self,
@@ -352,6 +462,19 @@ class Writing(Durability):
             raise
         return promise
 
+    def _promise_of(self, item_id: int) -> Promise[int]:
+        """The future of an item that is stored."""
+        promise = (self._promise or self._import_promise())()
+        try:
+            if self._sync_seconds is None:
+                promise.give(item_id)
+            else:
+                self._commit.add(item_id, promise, soon=self._sync_seconds == 0)
+        except BaseException:
+            self._after_interrupt()
+            raise
+        return promise
+
     def _import_promise(self) -> type[Promise[int]]:
         from kestrelpy._promise import Promise  # here and not above: who does not use it must not pay for it
 
@@ -366,13 +489,66 @@ class Writing(Durability):
         expires_at_ms: int | None = None,
         timeout: float | None = 0,
     ) -> int:
-        """``put`` for asyncio: waits for room and for the disk without blocking the loop. The item stays put if it is
-        cancelled.
+        """``put`` for asyncio: waits for room and for the disk without blocking the loop, and without a thread.
+
+        A task that is cancelled while it waits for room has put nothing. One that is cancelled while it waits for the
+        disk has: the item stays, and is on disk as soon as it would have been. ``timeout`` is for the room, by the
+        queue's clock. Raises as ``put``.
         """
         import asyncio  # here and not above: who does not use it must not pay for it
 
         if timeout == 0:
             return await asyncio.wrap_future(self.put_future(data, expires_in=expires_in, expires_at_ms=expires_at_ms))
-        return await asyncio.to_thread(
-            self.put, data, expires_in=expires_in, expires_at_ms=expires_at_ms, timeout=timeout
-        )
+        item_id = await self._store_in_task(data, expires_in, expires_at_ms, timeout)
+        return await asyncio.wrap_future(self._promise_of(item_id))
+
+    async def _aput_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> None:
+        """``_put_waiting`` for asyncio."""
+        import asyncio
+
+        item_id = await self._store_in_task(value, None, None, timeout, check)
+        if self._sync_seconds == 0:
+            await asyncio.wrap_future(self._promise_of(item_id))
+
+    async def _store_in_task(
+        self,
+        value: Any,
+        expires_in: float | None,
+        expires_at_ms: int | None,
+        timeout: float | None,
+        patient: Callable[[], object] | None = None,
+    ) -> int:
+        """``_store`` for asyncio."""
+        import asyncio
+
+        check_timeout(timeout)
+        try:
+            if not self._readership.limited:  # then there is nothing to wait for
+                return self._store([value], expires_in, expires_at_ms, 0)[0]
+            parcel = Parcel(encode_items([value], self._codec, self.max_item_bytes), expires_in, expires_at_ms)
+            ids = self._offer(parcel, timeout, patient)
+        except BaseException:
+            self._after_interrupt()
+            raise
+        if ids is None:
+            producer = ProducerTask(asyncio.get_running_loop(), self._clock, timeout, patient)
+            ids = await self._wait_in_task(parcel, producer)
+        return ids[0]
+
+    async def _wait_in_task(self, parcel: Parcel, producer: ProducerTask) -> range:
+        """As ``_wait_for_room``. What is raised from outside strikes while it sleeps, and nothing is stored then: so
+        who throws it away takes no lock.
+        """
+        try:
+            producer.start(self._maintenance_lost)
+            while True:
+                try:
+                    ids = self._look_for_room(parcel, producer)
+                except BaseException:
+                    self._after_interrupt()
+                    raise
+                if isinstance(ids, range):
+                    return ids
+                await producer.sleep(ids)
+        finally:
+            self._room.leave(producer)

@@ -9,29 +9,31 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from kestrelpy import _log, _names
-from kestrelpy._disk import Disk, Lock, RealDisk
+from kestrelpy import _names
+from kestrelpy._checks import check_seconds
+from kestrelpy._disk import Directory, Disk, Lock, RealDisk
 from kestrelpy._ending import Ending
 from kestrelpy._feed import Feed
 from kestrelpy._home import Home
 from kestrelpy._journal import Journal
 from kestrelpy._lifetime import forget, remember
-from kestrelpy._line import Line
-from kestrelpy._options import check_sizes, check_sync, open_directory
+from kestrelpy._limit import leave_limit
+from kestrelpy._options import check_codec, check_configs, check_sizes, check_sync, memory_disk
+from kestrelpy._purpose import kind_of, mark_as_jobs, refuse_jobs
 from kestrelpy._readership import Readership, Start
 from kestrelpy._recovery import Recovered, Recovery
+from kestrelpy._room import Room
 from kestrelpy._sync import GroupCommit
 from kestrelpy._window import last_of
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import Codec, QueueStats, ReaderConfig
-from kestrelpy.errors import (
-    QueueClosed,
-)
+from kestrelpy.errors import QueueClosed, QueueLocked
 from kestrelpy.item import Item
 from kestrelpy.reader import Reader
 
@@ -53,21 +55,28 @@ class JournaledQueue(Ending):
     One process, one object at a time has it open for writing. Every put is one record in the journal, seen by every
     reader. All arguments after the name are options, by keyword:
 
-    ``sync``: ``"always"`` (or 0): a put returns once its item is on disk. Seconds: synced in the background that
-    often. ``"never"``: the system decides. In every mode a put that returned survives the death of the process.
+    ``sync``: ``"always"`` (or 0): a put returns once its item is on disk. Seconds: synced in the background that often.
+    ``"never"``: the system decides. In every mode a put that returned survives the death of the process.
     ``segment_bytes``: the size at which a journal segment is closed and the next begun. ``max_item_bytes``: at most
     what fits an empty segment, which is the default. ``archive_dir``: consumed segments are moved there instead of
-    deleted. ``checkpoint_interval``: seconds between checkpoints of readers that moved. ``readers``,
-    ``default_reader``: how readers are configured, by name and otherwise. ``journaled=False``: the same queue in
-    memory only. ``codec``: values instead of bytes. ``on_corruption``: ``"raise"``, or ``"quarantine"`` to skip
-    exactly the bad records and keep their bytes aside. ``inbox_interval``: seconds between looks for what other
-    processes have published for this queue (``kestrelpy.inbox``); ``None``: only at opening, and when ``take_in`` is
-    called. ``clock`` and ``disk``: other than the system's, for tests.
+    deleted; a folder in which no queue of this name lives. ``checkpoint_interval``: seconds between checkpoints of
+    readers that moved. ``readers``, ``default_reader``: how readers are configured, by name and otherwise.
+    ``journaled=False``: the same queue in memory only. ``codec``: values instead of bytes. ``on_corruption``:
+    ``"raise"``, or ``"quarantine"`` to skip exactly the bad records and keep their bytes aside. ``inbox_interval``:
+    seconds between looks for what other processes have published for this queue (``kestrelpy.inbox``); ``None``: only
+    at opening, and when ``take_in`` is called. ``clock`` and ``disk``: other than the system's, for tests.
 
-    Raises ``InvalidName``, ``QueueLocked``, ``CorruptJournal``, ``UnsupportedFormat``, ``ValueError`` for an option
-    out of range, and ``OSError``. Thread-safe. Cost of opening: O(segments), and the scan of the last one if it was
-    not closed.
+    Raises ``InvalidName``, ``QueueLocked``, ``WrongKind`` for a work queue, ``CorruptJournal``, ``UnsupportedFormat``,
+    ``ValueError`` for an option out of range, ``TypeError`` for one of a wrong type, and ``OSError``. Cost of opening:
+    O(segments), and the scan of the last one if it was not closed.
+
+    Thread-safe. Every call raises ``QueueClosed`` after ``close()``, ``DurabilityUnknown`` once a sync has failed,
+    ``ForkedQueue`` in a forked child, ``OSError`` where the system refuses a file, and ``CorruptJournal`` where it has
+    to read what is damaged.
     """
+
+    _holds_jobs: ClassVar[bool] = False
+    """Of the class that a work queue stands on: its journal is no other's, and nothing is published for it."""
 
     def __init__(
         self,
@@ -93,33 +102,29 @@ class JournaledQueue(Ending):
         self.directory = os.fspath(directory)
         self._sync_seconds = check_sync(sync)
         self.max_item_bytes = check_sizes(segment_bytes, max_item_bytes)
-        if not checkpoint_interval > 0:
-            raise ValueError(f"checkpoint_interval must be above 0, not {checkpoint_interval!r}")
-        if inbox_interval is not None and not inbox_interval > 0:
-            raise ValueError(f"inbox_interval must be above 0, or None, not {inbox_interval!r}")
+        self._interval = check_seconds("checkpoint_interval", checkpoint_interval, above_zero=True)
+        if inbox_interval is not None:
+            check_seconds("inbox_interval", inbox_interval, above_zero=True)
         if on_corruption not in ("raise", "quarantine"):
             raise ValueError(f"on_corruption must be 'raise' or 'quarantine', not {on_corruption!r}")
-        for reader_name in readers:
-            _names.check_name(reader_name)
-        self._interval = checkpoint_interval
-        self._codec = codec
+        default_config = check_configs(readers, default_reader)
+        self._codec = check_codec(codec)
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._time_ns = self._clock.time_ns
         self._pid = os.getpid()
-        self._room = Line()  # producers waiting for room; guarded by self._lock
+        self._room = Room()
         self._syncing = threading.Lock()
         self._sync_armed = self._maintenance_armed = False
-        default_config = default_reader if default_reader is not None else ReaderConfig()
-        home = Home(open_directory(disk, self.directory, journaled), name)
+        if not journaled:  # said here and nowhere else: what is in memory has nothing on another disk
+            disk, archive_dir, inbox_interval = memory_disk(), None, None
+        home = Home((disk or RealDisk()).directory(self.directory, create=True), name)
         try:
             self._readership = Readership(home, readers, default_config, self._choose_path)
         except BaseException:
             home.directory.close()
             raise
-        self._inbox_interval = inbox_interval if journaled else None
-        self._open(segment_bytes, archive_dir if journaled else None, disk, quarantine=on_corruption == "quarantine")
-        if not journaled:
-            self._inflow = None
+        self._inbox_interval = inbox_interval
+        self._open(segment_bytes, archive_dir, disk, quarantine=on_corruption == "quarantine")
 
     def _open(
         self, segment_bytes: int, archive_dir: str | os.PathLike[str] | None, disk: Disk | None, *, quarantine: bool
@@ -131,9 +136,12 @@ class JournaledQueue(Ending):
         writer_lock: Lock | None = None
         try:
             writer_lock, names = home.lock()
+            if not self._holds_jobs:
+                refuse_jobs(home.directory, self.name, names)
             home.remove_leftovers(names)
             if archive_dir is not None:
                 archive = (disk or RealDisk()).directory(os.fspath(archive_dir), create=True)
+                self._check_apart(archive)
                 archive.sync()  # a segment that was moved there is there for good before it is gone from here for good
             found = Recovery(home.directory, self.name, home.load_all(names), quarantine=quarantine).run(names)
             journal = Journal(
@@ -148,13 +156,18 @@ class JournaledQueue(Ending):
             )
             self._set_up(journal, found)
             self._writer_lock, self._archive = writer_lock, archive
-            self._inflow = inflow = Inflow(self, disk, quarantine=quarantine)
-            inflow.open()
+            if not self._holds_jobs:
+                leave_limit(home.directory, self.name, names, self.max_item_bytes)
+                self._inflow = inflow = Inflow(self, disk, quarantine=quarantine)
+                inflow.open()
             self._state = None
             self._readership.tidy(home.reader_names(names))
+            home.hold_back(names)
             remember(self)
+            if self._readership.may_limit:
+                self._look_for_limits()
             if self._inbox_interval is not None:
-                Watch.join(self, disk, self._clock, self._inbox_interval)
+                Watch.join(self, disk, self._clock)
         except BaseException as error:
             self._state = error if isinstance(error, Exception) else QueueClosed("opening was interrupted")
             if writer_lock is not None:
@@ -167,12 +180,23 @@ class JournaledQueue(Ending):
             forget(self)
             raise
 
+    def _check_apart(self, archive: Directory) -> None:
+        """A queue's own folder is no archive: each segment would be taken for one that is there already, and deleted.
+        Nor is one where another queue of that name lives, which could not tell its segments from these. Each has a
+        lock file, and this one's is there by now.
+        """
+        try:
+            archive.open(_names.lock_name(self.name)).close()
+        except FileNotFoundError:
+            return
+        raise ValueError(f"archive_dir must not be where a queue named {self.name!r} lives: {archive.path}")
+
     def _set_up(self, journal: Journal, found: Recovered) -> None:
         self._journal = journal
         self._append = journal.append
         self._marked_id = found.tail_id
         self._opened_at = (journal.tail_id, journal.total_bytes)
-        self._commit = GroupCommit(self._sync_once, self._sync_soon)
+        self._commit = GroupCommit(self._sync_once, lambda: self._sync_in(0), self._serve, self._tell_later)
         self._commit.durable_id = journal.durable_id
         self._feed = self._readership.feed = Feed(
             self.name,
@@ -181,13 +205,24 @@ class JournaledQueue(Ending):
             self._codec,
             holds_back=self._sync_seconds == 0,
             make_durable=partial(self._commit.wait, holding=True),
+            guard=self._readership.guard,
             save=self._readership.save,
             moved=self._moved,
-            closed_reader=self._readership.closed,
+            closed_reader=self._reader_closed,
         )
         self._lock = self._feed.lock
         journal.on_followed = self._arm_maintenance  # readers elsewhere may be past the segment before
         self._readership.dispose_stale(found.stale)
+
+    # -- what it is for -------------------------------------------------------------------------------------------
+
+    def _kind(self) -> str:
+        """What the folder says that it is."""
+        return kind_of(self._home.directory.names(), self.name)
+
+    def _mark_as_jobs(self) -> None:
+        """It is a work queue from here on, on disk. Raises ``OSError``."""
+        mark_as_jobs(self._home.directory, self.name)
 
     # -- readers --------------------------------------------------------------------------------------------------
 
@@ -196,13 +231,25 @@ class JournaledQueue(Ending):
 
         The first named reader takes over the default reader's place and unread items (in this process it is the same
         object). A later new one begins where ``start`` says: ``"tail"``, ``"earliest"`` or an item id; it is ignored
-        for one that exists.
+        for one that exists. One that was first made while another process had the default reader open has taken
+        nothing over: the default reader stays beside it.
 
-        Raises ``NoDefaultReader``, ``InvalidName``, ``QueueLocked`` if another process owns it, ``ValueError``,
-        ``OSError``.
+        Raises ``NoDefaultReader`` if there are named readers and no default one, ``InvalidName``,
+        ``QueueLocked`` if another process owns it, ``ValueError``, ``OSError``.
         """
         self._check_usable()
-        return self._readership.reader(name, start)
+        found = self._readership.open.get(name)
+        if found is not None and not found._half_closed:
+            return found
+        reader = self._readership.reader(name, start)
+        self._room.ring_first()  # what it is configured with counts now, and not what it was before
+        return reader
+
+    def _reader_closed(self, reader: Reader) -> None:
+        try:
+            self._readership.closed(reader)
+        finally:
+            self._room.ring_first()  # it is looked up by its file from here on
 
     def drop_reader(self, name: str) -> None:
         """Close a reader, wake its waiters and forget its place; no error for one that does not exist.
@@ -299,7 +346,7 @@ class JournaledQueue(Ending):
 
     def _default_if_alone(self) -> None:
         """There is always at least one reader: open the default one if there is no other."""
-        if not self._readership.open and not any(self._home.reader_names()):
+        if not self._readership.open and not any(self._home.readers(self._journal.queue_id)):
             self.reader()
 
     def take_in(self) -> int:
@@ -319,51 +366,83 @@ class JournaledQueue(Ending):
     def _moved(self, _reader: object) -> None:
         """Something was released: checkpoint before long, and let producers look for room again."""
         if self._room:
-            with self._lock:
-                waiting = self._room.drain()
-            for waiter in waiting:
-                waiter.give(None)
+            self._room.ring_first()
         self._arm_maintenance()
 
+    def _look_for_limits(self) -> None:
+        """Where there are limits, every now and then: readers that were made or dropped elsewhere, and producers in
+        line that do not come. Nothing of this keeps a queue alive that nobody has.
+        """
+        mine = weakref.ref(self)
+
+        def look(_lost: object = None) -> None:
+            queue = mine()
+            if queue is not None and queue._state is None:
+                if queue._readership.refresh_limits():
+                    queue._room.ring_first()
+                queue._room.pass_over()
+                queue._look_for_limits()
+
+        try:
+            self._clock.call_later(self._interval, look, on_lost=look)
+        except RuntimeError:  # no thread can be started
+            self._feed.leave(self._look_for_limits)
+
     def _arm_maintenance(self) -> None:
-        """See to it that ``_maintain`` runs before long. With or without the lock."""
-        if not self._maintenance_armed:
-            self._maintenance_armed = True
-            try:
-                self._clock.call_later(self._interval, self._maintain, on_lost=self._maintenance_lost)
-            except BaseException:
-                self._maintenance_armed = False
-                raise
+        """See to it that ``_maintain`` runs before long; if no thread can be started for it, the next put or
+        commit tries again. With or without the lock.
+        """
+        if self._maintenance_armed:
+            return
+        self._maintenance_armed = True
+        try:
+            call_later = self._clock.call_later
+            self._readership.timer = call_later(self._interval, self._maintain, on_lost=self._maintenance_lost)
+        except RuntimeError:
+            self._maintenance_armed = False
+            self._feed.leave(self._arm_maintenance)
+        except BaseException:
+            self._maintenance_armed = False
+            raise
 
     def _maintain(self) -> None:
         """Checkpoint the readers that moved, and retire what that lets go. On the maintenance thread."""
         self._maintenance_armed = False
         if self._state is not None:
             return
-        again = False
+        again, trouble = False, self._readership.trouble
         for reader in list(self._readership.open.values()):
             reader._quiet = False  # from here on its next commit arms the next round
             if reader._unsaved:
+                what = f"saving the place of {reader.full_name}"
                 try:
                     reader.checkpoint(durable=self._sync_seconds is not None)
-                except (OSError, QueueClosed):
+                    trouble.end(what)
+                except (OSError, QueueClosed) as error:
                     again = True
-                    _log.warning("a checkpoint of %s failed and will be tried again", reader.full_name, error=True)
+                    trouble.begin(what, error)
+        what = f"retiring segments of {self.name}"
         try:
-            self._readership.retire(self._feed)
-        except (OSError, QueueClosed):
+            self._readership.retire(self._feed, wait=False)
+            trouble.end(what)
+        except QueueLocked:
             again = True
-            _log.warning("retiring segments of %s failed and will be tried again", self.name, error=True)
+        except (OSError, QueueClosed) as error:
+            again = True
+            trouble.begin(what, error)
         if again or self._others_wait():
             self._moved(None)
 
     def _others_wait(self) -> bool:
         """Whether readers elsewhere hold a segment back; if that can't be seen, it is looked for again."""
+        trouble, what = self._readership.trouble, f"looking for readers of {self.name}"
         try:
-            return self._readership.waits_for_others(self._feed)
-        except (OSError, QueueClosed):
-            _log.warning("looking for readers of %s failed and will be tried again", self.name, error=True)
+            waits = self._readership.waits_for_others(self._feed)
+            trouble.end(what)
+        except (OSError, QueueClosed) as error:
+            trouble.begin(what, error)
             return True
+        return waits
 
     # -- figures --------------------------------------------------------------------------------------------------
 
@@ -389,6 +468,7 @@ class JournaledQueue(Ending):
             put_bytes=total_bytes - self._opened_at[1],
             sync_count=self._commit.sync_count,
             quarantined=journal.quarantined,
+            refused_batches=0 if self._inflow is None else self._inflow.refused,
             readers=MappingProxyType(figures),
             oldest_segment=journal.segments[0].number if journal.segments else 0,
             newest_segment=journal.segments[-1].number if journal.segments else 0,

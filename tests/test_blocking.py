@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import logging.handlers
 import queue as standard
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,3 +190,72 @@ def test_close_closes_the_queue_and_keeps_the_items(open_queue: Open) -> None:
             call()
     with open_queue() as again:
         assert again.get_nowait().data == b"3"
+
+
+# -- logging ---------------------------------------------------------------------------------------------------------
+
+
+class LogRecords:
+    """As docs/guide.md has it."""
+
+    def encode(self, value: Any) -> bytes:
+        return json.dumps(None if value is None else vars(value), default=str).encode()
+
+    def decode(self, data: bytes) -> Any:
+        values = json.loads(data)
+        return None if values is None else logging.makeLogRecord(values)
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+def test_log_records_go_through_a_queue_with_a_codec(folder: Path) -> None:
+    logger = logging.Logger("shop")
+    with JournaledQueue(folder, "log", codec=LogRecords()) as logs:
+        logger.addHandler(logging.handlers.QueueHandler(logs.as_blocking_queue()))
+        logger.warning("sold %d of %s", 3, "apples", extra={"shelf": folder})
+        try:
+            raise KeyError("pears")
+        except KeyError:
+            logger.exception("none left")
+    kept = Kept()
+    with JournaledQueue(folder, "log", codec=LogRecords()) as logs:
+        with logs.get(timeout=0) as item:
+            kept.handle(item.value)
+        assert item.value.shelf == str(folder)
+        listener = logging.handlers.QueueListener(logs.as_blocking_queue(), kept)
+        listener.start()
+        listener.stop()
+        assert logs.stats().items == 0
+    assert kept.lines[0] == "sold 3 of apples"
+    assert kept.lines[1].startswith("none left\nTraceback")
+    assert kept.lines[1].endswith("KeyError: 'pears'")
+
+
+def test_what_is_not_bytes_says_that_a_codec_takes_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.Logger("shop")
+    with JournaledQueue(folder, "log") as logs:
+        logger.addHandler(logging.handlers.QueueHandler(logs.as_blocking_queue()))
+        logger.warning("sold")
+        assert logs.stats().items == 0
+    said = "must be bytes, bytearray or memoryview, not LogRecord: for other values open the queue with codec="
+    assert said in capsys.readouterr().err
+    with (
+        JournaledQueue(folder, "log", codec=Wrong()) as logs,
+        pytest.raises(TypeError, match=r"Wrong.* encodes to must"),
+    ):
+        logs.put(1)
+
+
+class Wrong:
+    def encode(self, value: Any) -> Any:
+        return value
+
+    def decode(self, data: bytes) -> Any:
+        return data

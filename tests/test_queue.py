@@ -17,6 +17,7 @@ import pytest
 from conftest import GatedDisk, drain, let_die, take_all, until
 
 from kestrelpy import (
+    BatchTooLarge,
     CorruptJournal,
     DurabilityUnknown,
     FullPolicy,
@@ -28,6 +29,7 @@ from kestrelpy import (
     QueueFull,
     QueueLocked,
     ReaderConfig,
+    UnknownItem,
     open_reader,
     queue_names,
     scan,
@@ -283,6 +285,18 @@ def test_put_future_completes_when_the_policy_says_so(sync: Any, open_queue: Ope
     assert queue.put_future(b"y") is not future
     with pytest.raises(ItemTooLarge):
         queue.put_future(bytes(queue.max_item_bytes + 1))
+
+
+def test_a_batch_that_is_too_large_is_called_a_batch(open_queue: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = open_queue()
+    monkeypatch.setattr("kestrelpy._options.MAX_BATCH_BYTES", 3000)
+    with pytest.raises(
+        BatchTooLarge, match=r"^a batch of 3,012 bytes is larger than 3,000: put it in several$"
+    ) as caught:
+        queue.put_many([bytes(1000)] * 3)
+    assert isinstance(caught.value, ItemTooLarge)
+    assert (caught.value.batch_bytes, caught.value.max_batch_bytes, queue.stats().items) == (3012, 3000, 0)
+    queue.put_many([bytes(1000)] * 2)
 
 
 def test_put_future_completes_at_close_and_at_sync(open_queue: Open) -> None:
@@ -621,6 +635,64 @@ def test_drop_oldest_by_bytes_and_past_open_reads(open_queue: Open) -> None:
     assert drain(queue) == [bytes(4)]
 
 
+@pytest.mark.parametrize("sync", ["always", 0.1, "never"])
+@pytest.mark.parametrize("way", ["put", "put_many", "put_future"])
+def test_an_error_while_dropping_fails_no_put(
+    sync: Any, way: str, open_queue: Open, clock: ManualClock, caplog: Any
+) -> None:
+    dropping = config(max_items=3, memory_bytes=1000, full_policy=FullPolicy.DROP_OLDEST)
+    disk = FailingDisk(MemoryDisk())
+    queue = open_queue(sync=sync, disk=disk, default_reader=dropping, inbox_interval=None)
+    reader = queue.reader()
+    for _ in range(3):
+        queue.put(bytes(400))
+    disk.arm(errno.EMFILE, kinds={"open", "read"}, sticky=True)
+    for number in range(4, 8):
+        if way == "put":
+            assert queue.put(b"x" * 400) == number
+        elif way == "put_many":
+            assert queue.put_many([b"x" * 400]) == range(number, number + 1)
+        else:
+            future = queue.put_future(b"x" * 400)
+            clock.advance(0.2)
+            assert future.result(0) == number
+    assert reader.items > 3, "the limit is overshot meanwhile"
+    assert len([record for record in caplog.records if "drop" in record.message]) == 1, "it is logged once"
+    disk.disarm()
+    assert queue.put(b"later") == 8
+    queue.sync()
+    assert reader.items == 3
+    assert [item.id for item in take_all(reader)] == [6, 7, 8]
+    queue._check()
+
+
+def test_a_reader_is_there_though_it_can_drop_nothing(open_queue: Open, monkeypatch: Any) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "oh")
+
+    with open_queue() as queue:
+        queue.reader()
+        queue.put_many([b"1", b"2"])
+    queue = open_queue(default_reader=config(max_items=1, full_policy=FullPolicy.DROP_OLDEST))
+    with monkeypatch.context() as patched:
+        patched.setattr(queue._journal, "read", fail)
+        reader = queue.reader()
+    assert reader.items == 2
+    queue.put(b"3")
+    assert drain(queue) == [b"3"]
+
+
+def test_drop_oldest_keeps_the_newest_item_however_large_it_is(open_queue: Open) -> None:
+    queue = open_queue(default_reader=config(max_bytes=10, full_policy=FullPolicy.DROP_OLDEST))
+    reader = queue.reader()
+    queue.put(bytes(100))
+    assert (reader.items, reader.stats().discarded) == (1, 0)
+    queue.put(bytes(101))
+    assert (reader.items, reader.bytes, reader.stats().discarded) == (1, 101, 1)
+    queue.put_many([bytes(20), bytes(30)])
+    assert drain(queue) == [bytes(30)]
+
+
 def test_drop_oldest_keeps_its_word_after_a_reopen(open_queue: Open) -> None:
     dropping = config(max_items=2, full_policy=FullPolicy.DROP_OLDEST)
     with open_queue() as queue:
@@ -846,6 +918,24 @@ def test_segments_wait_for_a_reader_that_is_not_open(open_queue: Open) -> None:
         elsewhere.close()
         queue.checkpoint()
         assert queue.stats().segments == 1
+
+
+@pytest.mark.parametrize("way", ["itself", "another way there", "another queue of that name"])
+def test_an_archive_where_the_queue_lives_is_refused(folder: Path, tmp_path: Path, way: str) -> None:
+    """It would take each segment for one that is in the archive already, and delete it."""
+    archive = folder
+    if way == "another way there":
+        archive = tmp_path / "link"
+        archive.symlink_to(folder)
+    elif way != "itself":
+        archive = tmp_path / "other"
+        JournaledQueue(archive, "jobs").close()
+    with JournaledQueue(folder, "jobs") as queue:
+        queue.put(b"x")
+    with pytest.raises(ValueError, match="archive_dir must not be where a queue named 'jobs' lives"):
+        JournaledQueue(folder, "jobs", archive_dir=archive, segment_bytes=4096)
+    with JournaledQueue(folder, "jobs", archive_dir=tmp_path / "third", segment_bytes=4096) as queue:
+        assert queue.get().data == b"x"
 
 
 # LK-C14, LK-S8: consumed segments go into the archive.
@@ -1104,7 +1194,7 @@ def test_repr_is_one_line_with_the_figures(open_queue: Open) -> None:
     assert repr(queue) == "<JournaledQueue jobs: tail=1 readers=[<Reader jobs+a: head=0 items=1 open=0 waiters=0>]>"
 
 
-# R32, "1,000 queues open in one process": a constant number of descriptors, one maintenance thread.
+# R32, "1,000 queues open in one process": a constant number of descriptors, two threads.
 def test_many_queues_few_descriptors_one_thread(tmp_path: Path) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
@@ -1117,7 +1207,7 @@ def test_many_queues_few_descriptors_one_thread(tmp_path: Path) -> None:
         queue.get_nowait().commit()
     assert descriptors() - before <= 4 * len(queues) + 1
     names = [thread.name for thread in threading.enumerate()]
-    assert names.count("kestrelpy-maintenance") == 1
+    assert (names.count("kestrelpy-maintenance"), names.count("kestrelpy-sync")) == (1, 1)
     for queue in queues:
         queue.close()
     assert descriptors() <= before
@@ -1278,3 +1368,99 @@ def test_a_sync_that_comes_while_the_queue_is_being_closed_does_no_harm(
     assert synced == [1]
     with JournaledQueue(tmp_path, "jobs") as queue:
         assert queue.get(timeout=0).data == b"x"
+
+
+# -- options that would break later ----------------------------------------------------------------------------------
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [
+        *[(name, value, ValueError) for name in ("max_age", "max_idle") for value in (NAN, -1, -INF)],
+        *[(name, value, TypeError) for name in ("max_age", "max_idle") for value in ("1", True, b"1", [])],
+        *[
+            (name, value, TypeError)
+            for name in ("max_items", "max_bytes", "max_expire_sweep", "memory_bytes")
+            for value in (NAN, INF, 2.0, True, "2")
+        ],
+        *[(name, -1, ValueError) for name in ("max_items", "max_bytes", "max_expire_sweep", "memory_bytes")],
+        ("memory_bytes", None, TypeError),
+    ],
+)
+def test_a_reader_is_not_configured_with_what_would_break_later(option: str, value: Any, error: type) -> None:
+    with pytest.raises(error, match=option):
+        ReaderConfig(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [
+        *[("segment_bytes", value, TypeError) for value in (1e5, True, "100000", NAN)],
+        *[("max_item_bytes", value, TypeError) for value in (100.0, True, "100")],
+        *[(name, NAN, ValueError) for name in ("sync", "checkpoint_interval", "inbox_interval")],
+        *[(name, value, TypeError) for name in ("checkpoint_interval", "inbox_interval") for value in (True, "1")],
+        ("readers", {"a": 5}, TypeError),
+        ("default_reader", {}, TypeError),
+        ("codec", 5, TypeError),
+    ],
+)
+def test_a_queue_is_not_opened_with_what_would_break_later(
+    option: str, value: Any, error: type, open_queue: Open, folder: Path
+) -> None:
+    with pytest.raises(error, match=option):
+        open_queue(**{option: value})
+    assert not list(folder.glob("jobs*"))
+    for name, wrong, kind in (("poll_interval", NAN, ValueError), ("poll_interval", True, TypeError)):
+        with pytest.raises(kind, match=name):
+            open_reader(folder, "jobs", "a", **{name: wrong})
+    with pytest.raises(TypeError, match="config"):
+        open_reader(folder, "jobs", "a", config=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("never", [INF, 1e306, 1 << 2000])
+def test_infinitely_many_seconds_are_never(never: float, open_queue: Open, clock: ManualClock) -> None:
+    config = ReaderConfig(max_age=never, max_idle=never)
+    with open_queue(sync=INF, checkpoint_interval=INF, inbox_interval=INF, default_reader=config) as queue:
+        queue.put(b"x")
+        clock.advance(1e6)
+        assert queue.discard_expired() == 0
+        assert not queue.reader().idle_expired
+        assert queue.get_nowait().data == b"x"
+
+
+class Id:
+    """As NumPy's integers are, say."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+
+class Int(int):
+    """A kind of int."""
+
+
+@pytest.mark.parametrize("call", ["commit", "commit_many", "abort", "seek"])
+def test_an_id_is_any_whole_number_and_no_bool(call: str, open_queue: Open) -> None:
+    queue = open_queue()
+    queue.put_many([b"1", b"2", b"3"])
+    reader = queue.reader()
+    reader.get_many(3)
+    for wrong in (True, 1.0, "1", None, NAN):
+        with pytest.raises(TypeError):
+            getattr(reader, call)([wrong] if call == "commit_many" else wrong)
+    assert (reader.head, reader.open_items) == (0, 3)
+    for number in (Id(1), Int(2), 3):
+        getattr(reader, call)([number] if call == "commit_many" else number)
+    assert type(reader.head) is int
+    assert reader.head == {"abort": 0, "seek": 2}.get(call, 3)
+    if call != "seek":
+        with pytest.raises(UnknownItem):
+            getattr(reader, call)([Id(1)] if call == "commit_many" else Id(1))
+    else:
+        with pytest.raises(ValueError, match="nan"):
+            reader.seek(time_ms=NAN)  # type: ignore[arg-type]

@@ -14,7 +14,8 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from kestrelpy._line import Line, ThreadWaiter, Waiter, Waiting, fail_all
+from kestrelpy._deferred import leave
+from kestrelpy._line import Line, TaskWaiter, ThreadWaiter, Waiter, Waiting, fail_all
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.errors import QueueClosed, QueueEmpty
 
@@ -103,6 +104,29 @@ class Exchange(Waiting[T]):
                 return self._line.remove(waiter)
         finally:
             self._settle()
+
+    def _forsake(self, waiter: TaskWaiter) -> None:
+        self._end_of(self, waiter)
+
+    def _end_of(self, line: Waiting[Any], waiter: TaskWaiter) -> None:
+        """One of this queue's lines is left in a finaliser. At once if the lock can be had, which is reentrant; if
+        another thread has it, that may wait for what this one has.
+        """
+        waiter.forsake()
+        if self._is_free():
+            line._quit(waiter)
+        else:
+            leave(functools.partial(line._quit, waiter))
+
+    def _is_free(self) -> bool:
+        held = False
+        try:
+            for held in self._attempts:  # noqa: B007 - rule 2
+                break
+        finally:
+            if held:
+                self._lock.release()
+        return held
 
     @settles
     def _give_back(self, waiter: Waiter, item: T) -> None:
@@ -300,6 +324,9 @@ class Room(Waiting[None]):
                 return self._line.remove(waiter)
         finally:
             queue._settle()
+
+    def _forsake(self, waiter: TaskWaiter) -> None:
+        self._queue._end_of(self, waiter)
 
     def _give_back(self, waiter: Waiter, item: None) -> None:  # noqa: ARG002 - a place is all there is to give back
         if not isinstance(waiter, Producer):  # else this was an interrupted put whose item is in already

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kestrelpy.errors import QueueEmpty
+from kestrelpy.errors import QueueClosed, QueueEmpty, QueueFull
 from kestrelpy.memory import BlockingQueue, ConcurrentBlockingQueue, SimpleBlockingQueue
 from kestrelpy.testing import check_blocking_queue
 from kestrelpy.testing.conformance import CHECKS
@@ -19,7 +22,16 @@ Make = Callable[[], BlockingQueue[bytes]]
 
 
 @pytest.fixture(
-    params=["simple", "concurrent", "simple with a limit", "concurrent with a limit", "journaled", "volatile"]
+    params=[
+        "simple",
+        "concurrent",
+        "simple with a limit",
+        "concurrent with a limit",
+        "journaled",
+        "journaled with a limit",
+        "volatile",
+        "volatile with a limit",
+    ]
 )
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     in_memory: dict[str, Make] = {
@@ -31,13 +43,17 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     if request.param in in_memory:
         yield in_memory[request.param]
         return
-    from kestrelpy import JournaledQueue
+    from kestrelpy import JournaledQueue, ReaderConfig
 
     made: list[JournaledQueue] = []
     numbers = itertools.count()
 
+    kind, _, limit = request.param.partition(" ")
+    config = ReaderConfig(max_items=2000 if limit else None)
+
     def make_one() -> BlockingQueue[bytes]:
-        made.append(JournaledQueue(tmp_path, f"q{next(numbers)}", journaled=request.param == "journaled"))
+        name = f"q{next(numbers)}"
+        made.append(JournaledQueue(tmp_path, name, journaled=kind == "journaled", default_reader=config))
         return made[-1].as_blocking_queue()
 
     yield make_one
@@ -203,6 +219,33 @@ class DropsSome(SimpleBlockingQueue[bytes]):
             super().put(item, block, timeout)
 
 
+class Full(SimpleBlockingQueue[bytes]):
+    def __init__(self) -> None:
+        super().__init__(2000)
+
+
+class PutsFromAThread(Full):
+    async def aput(self, item: bytes, timeout: float | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def put() -> None:
+            with contextlib.suppress(QueueFull, QueueClosed, RuntimeError):  # the last one: the loop is closed
+                self.put(item, True, timeout)
+                loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
+
+        threading.Thread(target=put, daemon=True).start()
+        await asyncio.sleep(0.02)  # so that they come in order
+        await done
+
+
+class LastComeFirstServed(Full):
+    def _settle(self) -> None:
+        if len(self._producers) > 1:
+            self._producers.waiters.move_to_end(next(reversed(self._producers.waiters)), last=False)
+        super()._settle()
+
+
 WRONG: list[tuple[type[SimpleBlockingQueue[bytes]], str]] = [
     (LastInFirstOut, "first_in_first_out"),
     (ForgetsFalseItems, "an_empty_item_is_an_item"),
@@ -229,6 +272,8 @@ WRONG: list[tuple[type[SimpleBlockingQueue[bytes]], str]] = [
     (EmptyAfterTheEnd, "shutdown_lets_the_items_out close_drops_the_items shutdown_wakes_the_waiters"),
     (EndWakesNobody, "shutdown_wakes_the_waiters"),
     (DropsSome, "many_threads"),
+    (PutsFromAThread, "a_cancelled_aput_has_put_nothing"),
+    (LastComeFirstServed, "tasks_are_let_in_in_order"),
 ]
 
 

@@ -543,6 +543,20 @@ def test_stat(run: Run, jobs: Path) -> None:
     assert everything_in(jobs) == before
 
 
+def test_batches_that_were_refused_are_counted(run: Run, jobs: Path) -> None:
+    assert b"refused" not in run("stat", jobs, "jobs").out + run("verify", jobs, "jobs").out
+    (jobs / "inbox").mkdir()
+    for number in (1, 2):
+        (jobs / "inbox" / f"jobs.{number:013d}.batch.refused").touch()
+    told = b"refused   2 published, which could not be taken in: inbox/*.batch.refused"
+    assert told in run("stat", jobs, "jobs").out.splitlines()
+    done = run("verify", jobs, "jobs")
+    assert told in done.out.splitlines()
+    assert done.status == 0
+    for command in ("stat", "verify"):
+        assert json.loads(run(command, jobs, "jobs", "--json").out)["refused_batches"] == 2
+
+
 def test_stat_beside_a_live_writer(run: Run, jobs: Path) -> None:
     with JournaledQueue(jobs, "jobs") as queue:
         queue.put_many([b"x"] * 5)

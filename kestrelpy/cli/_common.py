@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from kestrelpy import queue_names
-from kestrelpy.errors import InvalidName
+from kestrelpy.errors import InvalidName, WrongKind
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
@@ -97,6 +97,17 @@ def queues_in(directory: str) -> list[str]:
     if not os.path.isdir(directory):
         raise CommandError(f"{directory}: no such folder")
     return sorted(queue_names(directory))
+
+
+def is_work_queue(directory: str, queue: str) -> bool:
+    """Whether the queue holds jobs (docs/format.md), however damaged it may be."""
+    return os.path.lexists(os.path.join(directory, f"{queue}.work"))
+
+
+def refuse_work_queue(directory: str, queue: str) -> None:
+    """Raise ``WrongKind`` for a work queue: commands that put or take items can do nothing with its records."""
+    if is_work_queue(directory, queue):
+        raise WrongKind(f"{directory}/{queue}", "work queue")
 
 
 def require_queue(directory: str, queue: str) -> None:

@@ -85,6 +85,8 @@ def run_ls(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(dataclasses.asdict(saved)))
         unread = ", ".join(f"{one.name}: {one.items:,}" if one.name else f"{one.items:,}" for one in saved.readers)
+        if saved.kind != "queue":  # its records are no items to be read: several may be about one job
+            unread = f"({saved.kind})"
         size = _common.binary_size(saved.file_bytes)
         rows.append((name, unread, str(saved.tail_id), str(len(saved.segments)), size))
     if names and not args.json:
@@ -108,9 +110,11 @@ def run_stat(args: argparse.Namespace) -> int:
     kept = f"ids {saved.segments[0].first_id} to {saved.tail_id}" if saved.segments else "none"
     facts = (
         ("queue", saved.name),
+        *((("kind", f"{saved.kind}: the items are records of jobs"),) if saved.kind != "queue" else ()),
         ("segments", f"{len(saved.segments)} ({closed} closed), {kept}"),
         ("on disk", f"{saved.file_bytes:,} bytes ({_common.binary_size(saved.file_bytes)})"),
         ("ever put", f"{_common.counted(saved.put_items, 'item')}, {_common.counted(saved.put_bytes, 'byte')}"),
+        *((("refused", _refused(saved.refused_batches)),) if saved.refused_batches else ()),
         ("readers", "as of their last checkpoints:"),
     )
     sys.stdout.write("".join(f"{name:<10}{text}\n" for name, text in facts))
@@ -121,6 +125,11 @@ def run_stat(args: argparse.Namespace) -> int:
         rows.append([one.name or "(default)", *(f"{count:,}" for count in counts)])
     sys.stdout.write(_common.table(rows, numbers=range(1, 6)))
     return 0
+
+
+def _refused(batches: int) -> str:
+    """Their names, for who looks for them."""
+    return f"{batches:,} published, which could not be taken in: inbox/*.batch.refused"
 
 
 def _stat_reader(saved: kestrelpy.QueueInspection, name: str, *, as_json: bool) -> int:
@@ -155,6 +164,8 @@ def run_scan(args: argparse.Namespace) -> int:
     """``kestrelpy scan``."""
     if args.archive_dir is None:
         _common.require_queue(args.directory, args.queue)
+    if _common.is_work_queue(args.directory, args.queue):
+        sys.stderr.write(f"kestrelpy scan: {args.queue} is a work queue: these are records of jobs\n")
     records = scan(
         args.directory,
         args.queue,
@@ -177,11 +188,15 @@ def run_verify(args: argparse.Namespace) -> int:
     readers = ", ".join(name or "(default)" for name in report.readers) or "none"
     ids = f", ids {report.first_id} to {report.last_id}" if report.items else ""
     print(f"queue     {report.queue}")
+    if report.kind != "queue":
+        print(f"kind      {report.kind}: the items are records of jobs")
     print(f"segments  {report.segments:,}")
     print(f"items     {report.items:,}, {_common.counted(report.bytes, 'byte')}{ids}")
     print(f"readers   {readers}")
     if report.torn_bytes:
         print(f"torn      {_common.counted(report.torn_bytes, 'byte')} that a crash left behind the end; no damage")
+    if report.refused_batches:
+        print(f"refused   {_refused(report.refused_batches)}")
     for name in report.unknown_files:
         print(f"unknown   {name}")
     for damage in report.damage:

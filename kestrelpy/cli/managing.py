@@ -47,6 +47,7 @@ def bench_arguments(arguments: list[str]) -> argparse.Namespace | None:
 def run_drop_reader(args: argparse.Namespace) -> int:
     """``kestrelpy drop-reader``."""
     _common.require_queue(args.directory, args.queue)
+    _common.refuse_work_queue(args.directory, args.queue)
     names = [reader.name for reader in kestrelpy.inspect(args.directory, args.queue).readers]
     lost = Path(args.directory, f"{args.queue}+{args.reader}.lock")  # one whose place is gone, and that holds segments
     if args.reader not in names and not (args.reader and lost.is_file()):

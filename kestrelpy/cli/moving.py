@@ -164,5 +164,6 @@ def run_get(args: argparse.Namespace) -> int:
 def run_peek(args: argparse.Namespace) -> int:
     """``kestrelpy peek``."""
     _common.require_queue(args.directory, args.queue)
+    _common.refuse_work_queue(args.directory, args.queue)
     unread = _unread.unread(args.directory, args.queue, args.reader, now_ms=time.time_ns() // 1_000_000)
     return _records.write(islice(unread, args.max), args)

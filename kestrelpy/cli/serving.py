@@ -65,6 +65,13 @@ def add_commands(commands: Any) -> None:
         help="sync at most so often (default: 50); 0: reply when it is on the disk, one sync for all who wait",
     )
     durability.add_argument("-F", "--no-sync", action="store_true", help="leave syncing to the system")
+    parser.add_argument(
+        "--on-corruption",
+        choices=("raise", "quarantine"),
+        default="raise",
+        help="if records in --dir are not intact: raise and end (default), or quarantine: go on without them; a "
+        "job that was deleted may come back, and standard error has the ids of the jobs in doubt",
+    )
     where = parser.add_argument_group("where it listens (default: 127.0.0.1:11300)")
     where.add_argument("-l", metavar="ADDRESS", help="an address, or unix:PATH")
     where.add_argument("-p", metavar="PORT", type=_port, help="the port of -l")
@@ -79,6 +86,9 @@ def add_commands(commands: Any) -> None:
     limits.add_argument("--max-jobs", metavar="N", type=common.positive, help="refuse a put beyond so many jobs")
     limits.add_argument("--max-bytes", metavar="BYTES", type=common.positive, help="... or so many bytes of jobs")
     limits.add_argument(
+        "--max-tubes", metavar="N", type=common.positive, help="refuse what would make more tubes: put, use, watch"
+    )
+    limits.add_argument(
         "--max-attempts", metavar="N", type=common.positive, help="bury a job that was given back so often"
     )
     limits.add_argument(
@@ -92,7 +102,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _serve_beanstalk(args: argparse.Namespace) -> int:
-    from kestrelpy.errors import QueueLocked
+    from kestrelpy.errors import QueueLocked, WrongKind
     from kestrelpy.server import serve
 
     def said(server: BeanstalkServer) -> None:
@@ -118,11 +128,15 @@ def _serve_beanstalk(args: argparse.Namespace) -> int:
                 max_job_bytes=args.max_job_bytes,
                 max_jobs=args.max_jobs,
                 max_bytes=args.max_bytes,
+                max_tubes=args.max_tubes,
                 max_attempts=args.max_attempts,
+                on_corruption=args.on_corruption,
                 on_start=said,
             )
         except QueueLocked as error:
             raise CommandError(str(error), status=LOCKED) from None
+        except WrongKind:  # a ValueError, too; but it is the folder that is wrong
+            raise
         except ValueError as error:  # limits that do not go together
             raise CommandError(str(error), status=2) from None
     return 0

@@ -225,6 +225,7 @@ class Connection(asyncio.Protocol):
     def wait_for(self, future: Future[Job]) -> None:
         """Do nothing for this client until it has its job."""
         self._waiting = future
+        self._parser.trim()
         future.add_done_callback(self._be_told)
 
     def _be_told(self, future: Future[Job]) -> None:

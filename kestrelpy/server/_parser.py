@@ -102,7 +102,9 @@ class Parser:
         if self._missing or self._skip:
             return None
         if self._put is not None:
-            return self._read_body(*self._put)
+            command = self._read_body(*self._put)
+            self.trim()
+            return command
         if self._is_too_big:
             self._is_too_big = False
             return TOO_BIG
@@ -124,8 +126,14 @@ class Parser:
                 command = _read_laxly(line)
         self._at = end + 2
         if command[0] == "put":
-            return self._start_put(*command[1:])
+            command = self._start_put(*command[1:])
+        if self._at == len(self._data):
+            self.trim()
         return command
+
+    def trim(self) -> None:
+        """Keep nothing of what is done: one who says nothing for hours must not keep the last job in memory."""
+        self._data, self._at = self._data[self._at :], 0
 
     def _check(self) -> None:
         assert 0 <= self._at <= len(self._data)
@@ -170,6 +178,8 @@ class Parser:
     def _overlong(self) -> Command | None:
         """No end of line where it must be: give the line up, once there is a whole buffer of it."""
         if self.held < MAX_LINE_BYTES:
+            if self._at:
+                self.trim()
             return None
         self._at += MAX_LINE_BYTES
         self._discarding = True

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING
 
 from kestrelpy import QueueClosed
 from kestrelpy.work import _records as records
+from kestrelpy.work._keeping import MUCH
 from kestrelpy.work._listing import Listing
 from kestrelpy.work._live import Live
-from kestrelpy.work._putting import MAX_PRIORITY, MAX_SECONDS, Putting
+from kestrelpy.work._options import check_priority, check_seconds
+from kestrelpy.work._putting import Putting
 from kestrelpy.work._records import BURIED, DELAYED, DELETED, READY, RESERVED, State
 from kestrelpy.work.errors import JobNotFound, NotReserved, TubeNotFound
 
@@ -32,8 +35,8 @@ class Changing(Listing, Putting):
         self._delete_by(None, job_id)
 
     def _delete_by(self, session: Session | None, job_id: int) -> None:
-        with self._news, self._lock, self._turn:
-            live = self._live_locked(job_id)
+        with self._news, self._lock, self._turn as now:
+            live = self._live_locked(job_id, now)
             if live.state == RESERVED and live.holder is not session:
                 raise NotReserved(job_id)
             self._delete_locked(live)
@@ -78,16 +81,16 @@ class Changing(Listing, Putting):
         raise NotReserved(job.id) if job.id in self._machine.jobs else JobNotFound(job.id)
 
     def _release(self, job: Job, priority: int | None, delay: float) -> bool:
-        if not 0 <= delay <= MAX_SECONDS:
-            raise ValueError(f"delay must be from 0 to {MAX_SECONDS} seconds, not {delay!r}")
+        delay = check_seconds("delay", delay)
+        if priority is not None:
+            priority = check_priority(priority)
         with self._news, self._lock, self._turn as now:
             live, machine = self._of_locked(job), self._machine
-            priority = _priority(priority, live)
             is_worn_out = machine.is_worn_out(live.timeouts + live.releases + 1)
             state = BURIED if is_worn_out else DELAYED if delay else READY
             new = self._state_of(live, now)._replace(
                 state=state,
-                priority=priority,
+                priority=live.priority if priority is None else priority,
                 delay=delay,
                 due_ms=self._wall_ms(delay) if state == DELAYED else 0,
                 releases=live.releases + 1,
@@ -100,11 +103,13 @@ class Changing(Listing, Putting):
         return not is_worn_out
 
     def _bury(self, job: Job, priority: int | None) -> None:
+        if priority is not None:
+            priority = check_priority(priority)
         with self._news, self._lock, self._turn as now:
             live = self._of_locked(job)
             new = self._state_of(live, now)._replace(
                 state=BURIED,
-                priority=_priority(priority, live),
+                priority=live.priority if priority is None else priority,
                 buries=live.buries + 1,
                 place=self._machine.places + 1,
             )
@@ -149,6 +154,7 @@ class Changing(Listing, Putting):
 
         In slices; others come in between. Raises ``QueueDiskFull``, with what was done before it done.
         """
+        n = index(n)
         done = 0
         state: int | None = None
         while done < n:
@@ -158,8 +164,7 @@ class Changing(Listing, Putting):
                     break
                 state = (BURIED if where.buried else DELAYED) if state is None else state
                 places = (where.buried if state == BURIED else where.delayed)[: min(_STEP, n - done)]
-                self._kick_locked([self._machine.jobs[place[1]] for place in places], now)
-            done += len(places)
+                done += self._kick_locked([self._machine.jobs[place[1]] for place in places], now)
             if len(places) < _STEP or done >= n:
                 break
             self._breathe()
@@ -170,33 +175,36 @@ class Changing(Listing, Putting):
     def kick_job(self, job_id: int) -> None:
         """Make a buried or delayed job ready. Raises ``JobNotFound`` for any other."""
         with self._news, self._lock, self._turn as now:
-            live = self._live_locked(job_id)
+            live = self._live_locked(job_id, now)
             if live.state not in (BURIED, DELAYED):
                 raise JobNotFound(job_id, "it is neither buried nor delayed")
             self._kick_locked([live], now)
         if self._always:
             self.sync()
 
-    def _kick_locked(self, lives: list[Live], now: float) -> None:
+    def _kick_locked(self, lives: list[Live], now: float) -> int:
+        """How many of them live still."""
+        lives = [live for live in lives if not self._machine.expire(live, now)]
         self._write_states_locked(lives, [self._as_ready(live, now)._replace(kicks=live.kicks + 1) for live in lives])
         for live in lives:
             live.kicks += 1
             self._machine.make_ready(live, now)
+        return len(lives)
 
     def move(self, job_id: int, tube: str) -> None:
         """To another tube; its state, delay and place stay.
 
-        Raises ``JobNotFound``, ``NotReserved`` if a session has it, ``DuplicateJob``, ``InvalidName``.
+        Raises ``JobNotFound``, ``NotReserved`` if a session has it, ``DuplicateJob``, ``InvalidName``, ``QueueFull``.
         """
         with self._news, self._lock, self._turn as now:
-            live = self._live_locked(job_id)
+            live = self._live_locked(job_id, now)
             if live.state == RESERVED:
                 raise NotReserved(job_id)
             where = self._machine.tubes.get(tube) or self._tube_locked(tube)
             if where is live.tube:
                 return
             if live.key is not None:
-                self._check_key_locked(where, live.key)
+                self._check_key_locked(where, live.key, now)
             self._at_work = (live,)
             try:
                 at = self._append(records.encode_state(live.id, tube, self._state_of(live, now)))
@@ -230,8 +238,7 @@ class Changing(Listing, Putting):
 
     def pause_tube(self, tube: str, seconds: float) -> None:
         """Give out no job of this tube for so long; 0 ends a pause. Raises ``TubeNotFound``."""
-        if not 0 <= seconds <= MAX_SECONDS:
-            raise ValueError(f"a pause must be from 0 to {MAX_SECONDS} seconds, not {seconds!r}")
+        seconds = check_seconds("a pause", seconds)
         with self._news, self._lock, self._turn as now:
             where = self._machine.tubes.get(tube)
             if where is None:
@@ -239,13 +246,6 @@ class Changing(Listing, Putting):
             until_ms = self._wall_ms(seconds) if seconds else 0
             self._write_tube_locked(where, where.pauses + 1, seconds, until_ms)
             self._machine.pause(where, seconds, now)
+            self._advance_locked(now, MUCH)  # whoever waited for its end
         if self._always:
             self.sync()
-
-
-def _priority(priority: int | None, live: Live) -> int:
-    if priority is None:
-        return live.priority
-    if not (isinstance(priority, int) and 0 <= priority <= MAX_PRIORITY):
-        raise ValueError(f"priority must be an int from 0 to {MAX_PRIORITY}, not {priority!r}")
-    return priority

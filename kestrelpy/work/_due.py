@@ -82,8 +82,9 @@ class Due(Machine):
         until, name = self.paused[0]
         tube = self.tubes[name]
         if tube.paused_until == until:
+            if self.serve_one(tube, now):  # until all are served the pause goes on for those who come
+                return True
             tube.paused_until = tube.pause = 0.0
-            self._serve(tube, now)
             self.forget_unneeded(tube)
         self.paused.discard((until, name))
         return True
@@ -101,12 +102,13 @@ class Due(Machine):
     def _wait_over(self, now: float) -> bool:
         if not self.waiting or self.waiting[0][0] > now:
             return False
-        waiter = self.waiting[0][2]
-        soon = self.deadline_soon(waiter.holder, now)
+        who = self.waiting[0][2]
+        holder = who if isinstance(who, Holder) else who.holder
+        soon = self.deadline_soon(holder, now)
         if soon is not None:
-            self.fail(waiter, DeadlineSoon(soon))
-        elif waiter.until <= now:
-            self.fail(waiter, QueueEmpty("no job was ready in time"))
-        else:  # the reservation that it was to be told of has ended
-            self._wake_in_time(waiter.holder)
+            self.fail(next(iter(who.waiters)) if isinstance(who, Holder) else who, DeadlineSoon(soon))
+        elif isinstance(who, Holder):  # the reservation that was to be told of has ended
+            self.watch_deadline(who)
+        else:
+            self.fail(who, QueueEmpty("no job was ready in time"))
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,12 @@ _MANY = 64
 class Holder:
     """What the machine knows of a session: what it watches, holds and waits for."""
 
-    def __init__(self, *, deadline_soon: bool) -> None:
+    def __init__(self, number: int, *, deadline_soon: bool) -> None:
+        self.number = number  # of its own among those who wait
+        self.wakes: tuple[float, int, Holder] | None = None  # when those who wait are to hear of a deadline
         self.watched: dict[str, Tube] = {}
         self.held: dict[int, Live] = {}
-        self.waiters: dict[Waiter, None] = {}
+        self.waiters: OrderedDict[Waiter, None] = OrderedDict()
         self.deadline_soon = deadline_soon
         self.using: Tube | None = None
         self._deadlines: SortedList[tuple[float, int]] | None = None  # of all held, if they are many

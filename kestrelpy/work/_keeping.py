@@ -15,10 +15,13 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
-from kestrelpy import ForkedQueue, QueueDiskFull
+from kestrelpy import ForkedQueue, QueueDiskFull, QueueFull
 from kestrelpy.errors import KestrelError
 from kestrelpy.work import _records as records
 from kestrelpy.work._due import Due
@@ -40,13 +43,17 @@ from kestrelpy.work._records import (
     pack_gone,
 )
 from kestrelpy.work._turns import News, Turn
+from kestrelpy.work._waiting import Waiter
 from kestrelpy.work.errors import JobNotFound
 
 if TYPE_CHECKING:
-    from kestrelpy import Clock, JournaledQueue
+    from kestrelpy import Clock
     from kestrelpy.clock import Timer
+    from kestrelpy.work._journal import JobJournal
     from kestrelpy.work._live import Tube
-    from kestrelpy.work.session import Session
+    from kestrelpy.work.session import Job, Session
+
+    Orphan = Job | Waiter | tuple[dict[str, Tube], Tube]
 
 TICK = 100
 """How much of what is due a call does before it does its own."""
@@ -68,21 +75,25 @@ class Keeping:
     _disk_clock: Clock
     _interval: float
     _always: bool
+    _max_tubes: int | None
 
-    def _set_up(self, queue: JournaledQueue | None, segment_bytes: int, max_attempts: int | None) -> None:
+    def _set_up(self, queue: JobJournal | None, segment_bytes: int, max_attempts: int | None) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._settling = threading.Lock()
         self._turn = Turn(self)
         self._news = News(self)
         self._machine = Due(max_attempts)
-        self._sessions: dict[Session, None] = {}
+        self._sessions: WeakSet[Session] = WeakSet()  # that are open, and that somebody has
+        self._orphans: deque[Orphan] = deque()
         self._numbers = itertools.count(1)  # of those who wait
         self._state: Exception | None = None  # why it can't be used
         self._disturbed = False  # an exception from outside struck while the lock was held
+        self._refused: ValueError | None = None  # the error of our own that is being raised
         self._at_work: Sequence[Live] = ()  # about whom the last records were written, or are being written
         self._timer: Timer | None = None
         self._armed_at = NEVER
+        self._settle_timer: Timer | None = None
         self._settling_soon = False
         self._totals_at = 0
         self._saved_totals: records.Totals | None = None
@@ -98,15 +109,23 @@ class Keeping:
     def _next_number(self) -> int:
         return next(self._numbers)
 
-    def _live_locked(self, job_id: int) -> Live:
-        try:
-            return self._machine.jobs[job_id]
-        except KeyError:
-            raise JobNotFound(job_id) from None
+    def _live_locked(self, job_id: int, now: float) -> Live:
+        """The job of that id. Raises ``JobNotFound``, also if its life is over and nobody has come to drop it yet."""
+        live = self._machine.jobs.get(job_id)
+        if live is None or (live.expires is not None and self._machine.expire(live, now)):
+            raise JobNotFound(job_id)
+        return live
 
     def _tube_locked(self, name: str) -> Tube:
-        """The tube of that name, made if need be. Raises ``InvalidName``."""
-        return self._machine.tubes.get(name) or self._machine.make_tube(check_tube(name))
+        """The tube of that name, made if need be. Raises ``InvalidName``, ``QueueFull``."""
+        machine = self._machine
+        tube = machine.tubes.get(name)
+        if tube is None:
+            check_tube(name)
+            if self._max_tubes is not None and len(machine.tubes) >= self._max_tubes:
+                raise QueueFull(f"work queue {self.name} has max_tubes={self._max_tubes}")
+            tube = machine.make_tube(name)
+        return tube
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
@@ -117,14 +136,39 @@ class Keeping:
         there is something wrong.
         """
         if self._state is not None:
-            raise self._state
+            raise copy(self._state)  # one object would keep what each caller had in hand
         now = self._clock.monotonic()
         if self._disturbed:
             self._mend_locked(now)
         machine = self._machine
         if now >= machine.next_due:
             self._advance_locked(now, TICK)
+        if self._orphans:  # after that: a note that comes later makes the next call come here
+            self._read_notes_locked(now)
         return now
+
+    def _leave_note(self, orphan: Orphan) -> None:
+        """The garbage collector has found what nobody has any more; without a lock: it may strike anywhere."""
+        self._orphans.append(orphan)
+        self._machine.next_due = -NEVER
+
+    def _read_notes_locked(self, now: float) -> None:
+        """A job that nobody got goes back, a task that is gone leaves the line, a session's tubes may go."""
+        machine = self._machine
+        while self._orphans:
+            orphan = self._orphans.popleft()
+            if isinstance(orphan, Waiter):
+                machine.leave_line(orphan)
+            elif isinstance(orphan, tuple):
+                watched, using = orphan
+                for tube in watched.values():
+                    tube.watching -= 1
+                using.using -= 1
+                for tube in (*watched.values(), using):
+                    machine.forget_unneeded(tube)
+            elif orphan._is_held():
+                machine.unreserve(orphan._live, now)
+            del orphan  # a waiter may be the last to have what has arrived for it, which is noted in turn
 
     def _advance_locked(self, now: float, limit: int) -> None:
         machine = self._machine
@@ -138,7 +182,12 @@ class Keeping:
         Memory is right: what a record said of the jobs that were at work is said anew, as memory has it.
         """
         machine, log = self._machine, self._log
-        mend(machine, self._sessions, now)
+        sessions = list(self._sessions)
+        for _ in range(len(self._orphans)):  # tubes are counted anew, by the sessions there are
+            orphan = self._orphans.popleft()
+            if not isinstance(orphan, tuple):
+                self._orphans.append(orphan)
+        mend(machine, sessions, now)
         log.realign()
         self._saved_totals = None
         for tube in machine.tubes.values():
@@ -169,10 +218,18 @@ class Keeping:
             self._arm_locked()
 
     def _note(self, error: BaseException) -> None:
-        """It was raised with the lock held. Errors of our own are raised where nothing is half done."""
-        if not isinstance(error, KestrelError | OSError | ValueError | TypeError):
+        """It was raised with the lock held. Errors of our own are raised where nothing is half done; any other, such as
+        a ``TypeError``, may come out of the middle of something.
+        """
+        refused, self._refused = self._refused, None
+        if not (isinstance(error, KestrelError | OSError) or error is refused):
             self._disturbed = True
             self._machine.next_due = -NEVER
+
+    def _refusal_locked(self, reason: str) -> ValueError:
+        """To be raised now, before anything is changed."""
+        self._refused = ValueError(reason)
+        return self._refused
 
     def _arm_locked(self) -> None:
         if self._timer is not None:
@@ -180,7 +237,10 @@ class Keeping:
         self._armed_at = self._machine.next_due
         wait = self._armed_at - self._clock.monotonic()
         wait = max(wait, SHORTEST) if wait > 0 else BREATH
-        self._timer = self._clock.call_later(wait, self._tick, on_lost=self._timer_lost)
+        try:
+            self._timer = self._clock.call_later(wait, self._tick, on_lost=self._timer_lost)
+        except RuntimeError:  # no thread can be started
+            self._armed_at = NEVER  # the next call sets another one, and sees to what is due by itself
 
     def _timer_lost(self, _error: BaseException) -> None:
         self._armed_at = NEVER  # the next call sets another one
@@ -331,6 +391,9 @@ class Keeping:
         self._state = ForkedQueue(self._pid)
         self._machine.next_due = -NEVER
         self._machine.told.clear()
+        self._orphans.clear()
+        if self._journal is not None:
+            self._journal.queue._abandon()
 
     def _check(self) -> None:
         """The invariants; for tests, with nobody else at work."""

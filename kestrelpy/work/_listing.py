@@ -37,8 +37,8 @@ class Listing(Settling):
 
     def peek(self, job_id: int) -> Job:
         """The job as it is, not reserved. Raises ``JobNotFound``."""
-        with self._news, self._lock, self._turn:
-            return Job(self, None, self._live_locked(job_id))  # type: ignore[arg-type]
+        with self._news, self._lock, self._turn as now:
+            return Job(self, None, self._live_locked(job_id, now))  # type: ignore[arg-type]
 
     def peek_ready(self, tube: str = "default") -> Job:
         """The most urgent job that is ready in the tube. Raises ``JobNotFound``."""
@@ -53,11 +53,15 @@ class Listing(Settling):
         return self._peek(tube, BURIED)
 
     def _peek(self, tube: str, state: int) -> Job:
-        with self._news, self._lock, self._turn:
-            page = self._page_locked(tube, state, None, 1)
-            if not page:
-                raise JobNotFound(None, f"no job of {tube!r} is {STATES[state]}")
-            return Job(self, None, page[0][1])  # type: ignore[arg-type]
+        while True:
+            with self._news, self._lock, self._turn as now:
+                page = self._page_locked(tube, state, None, _PAGE)
+                if not page:
+                    raise JobNotFound(None, f"no job of {tube!r} is {STATES[state]}")
+                live = next((live for _, live in page if not self._machine.expire(live, now)), None)
+                if live is not None:
+                    return Job(self, None, live)  # type: ignore[arg-type]
+            self._breathe()  # all of these had expired, and nobody had come to drop them yet
 
     # -- lists -------------------------------------------------------------------------------------------------------
 
@@ -83,7 +87,8 @@ class Listing(Settling):
             last = page[-1][0]
 
     def _all_stats_locked(self, tube: str, page: list[tuple[object, Live]], now: float) -> list[JobStats]:
-        return [self._job_stats_locked(live, now) for _, live in page if live.tube.name == tube]
+        alive = [live for _, live in page if not self._machine.expire(live, now)]
+        return [self._job_stats_locked(live, now) for live in alive if live.tube.name == tube]
 
     def _page_locked(self, name: str, state: int, last: object, count: int) -> list[tuple[object, Live]]:
         """The next jobs behind ``last``, with their places; of reserved ones, those of other tubes too."""
@@ -159,7 +164,7 @@ class Listing(Settling):
     def stats_job(self, job_id: int) -> JobStats:
         """The figures of a job. Raises ``JobNotFound``."""
         with self._news, self._lock, self._turn as now:
-            return self._job_stats_locked(self._live_locked(job_id), now)
+            return self._job_stats_locked(self._live_locked(job_id, now), now)
 
     def _job_stats_locked(self, live: Live, now: float) -> JobStats:
         return JobStats(

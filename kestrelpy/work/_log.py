@@ -18,11 +18,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from kestrelpy import inspect, scan
+from kestrelpy import CorruptJournal, NoDefaultReader, QueueEmpty, inspect, scan
 
 if TYPE_CHECKING:
-    from kestrelpy import JournaledQueue
+    from kestrelpy import Reader
     from kestrelpy._disk import Disk
+    from kestrelpy.work._journal import JobJournal
 
 FRAME_BYTES = 24
 """About what a record takes on disk beside its data."""
@@ -35,15 +36,17 @@ MANY = 5000
 class Log:
     """What was appended to ``queue`` and is not committed."""
 
-    def __init__(self, queue: JournaledQueue, segment_bytes: int, on_look: Callable[[], object]) -> None:
+    def __init__(self, queue: JobJournal, segment_bytes: int, on_look: Callable[[], object]) -> None:
         self.queue = queue
         self.bytes = 0
         """About how long the journal is."""
         self.look_at = -1
         """``on_look`` is called by the append that makes it longer than this."""
+        self.carry_to = 0
+        """What lives is to be written anew up to this record: it was not intact, and its segment is to go."""
         self._on_look = on_look
         self._segment_bytes = segment_bytes
-        self._reader = queue.reader()
+        self._reader = _default_reader(queue)
         self._put = queue.put
         self._first = self._reader.head + 1  # the id that _over[0] is about
         self._over = bytearray()
@@ -57,27 +60,59 @@ class Log:
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
-    def replay(self, disk: Disk | None) -> Iterator[tuple[int, bytes]]:
-        """All records that are not committed, with their ids, in the order of these. To be taken to its end.
+    def replay(self, disk: Disk | None, *, quarantine: bool) -> Iterator[tuple[int, bytes | None]]:
+        """All records that are not committed, with their ids, in the order of these; ``None`` for one that is not
+        intact, which raises ``CorruptJournal`` without ``quarantine``. To be taken to its end.
 
         Read beside the reader and not through it: a live job is to take no memory there.
         """
         directory, name = self.queue.directory, self.queue.name
-        saved = inspect(directory, name, disk=disk).readers
-        early = {each for first, last in (saved[0].done if saved else ()) for each in range(first, last + 1)}
-        expected = self._first
-        for record in scan(directory, name, start_id=expected, disk=disk):
-            at = record.id
-            if at in early:
-                continue
-            if at != expected:
-                self._reach(at)
-            expected = at + 1
-            self._over.append(0)
-            yield at, record.data
+        early: set[int] = set()
+        try:
+            saved = inspect(directory, name, disk=disk).readers
+            early = {each for first, last in (saved[0].done if saved else ()) for each in range(first, last + 1)}
+            for record in scan(directory, name, start_id=self._first, disk=disk):
+                if record.id not in early:
+                    self._reach(record.id)
+                    self._over.append(0)
+                    yield record.id, record.data
+        except CorruptJournal:
+            if not quarantine:
+                raise
+            yield from self._read_around(early)
         self._reach(self.queue.stats().tail_id + 1)
         self._began = self._first + len(self._over)
         self.measure()
+
+    def _read_around(self, early: set[int]) -> Iterator[tuple[int, bytes | None]]:
+        """What ``scan`` does not get to, by the reader: that knows how to pass over what is not intact, and keeps its
+        bytes aside. All of it is open from here on, which takes memory until it is committed.
+        """
+        while True:
+            try:
+                items = self._reader.get_many(SLICE, timeout=0)
+            except QueueEmpty:
+                break
+            for item in items:
+                self._opened, self._old[item.id] = item.id, item.data
+                if item.id >= self._first + len(self._over):
+                    yield from self._lost_before(item.id, early)
+                    self._over.append(0)
+                    yield item.id, item.data
+        self._opened = self.queue.stats().tail_id
+        yield from self._lost_before(self._opened + 1, early)
+
+    def _lost_before(self, item_id: int, early: set[int]) -> Iterator[tuple[int, None]]:
+        for missing in range(self._first + len(self._over), item_id):
+            if missing not in early:
+                self.carry_to = missing
+                yield missing, None
+        self._reach(item_id)
+
+    def leave_out(self, at: int) -> None:
+        """Record ``at`` is there and no record of a job."""
+        self.over(at)
+        self.carry_to = at
 
     def _reach(self, item_id: int) -> None:
         """What is missing before this id was committed out of order, or never was."""
@@ -155,6 +190,11 @@ class Log:
     # -- keeping it short --------------------------------------------------------------------------------------------
 
     @property
+    def last_id(self) -> int:
+        """The id of the last record."""
+        return self._first + len(self._over) - 1
+
+    @property
     def last_over(self) -> int:
         """Up to this record all are over, and may be committed once the journal is synced."""
         live = self._over.find(0)
@@ -167,6 +207,10 @@ class Log:
     def bound(self, live_bytes: int) -> int:
         """How long the journal may be, if live records take so much of it."""
         return 2 * (live_bytes + self._segment_bytes)
+
+    def is_short(self, live_bytes: int) -> bool:
+        """Whether no record has to be written anew, if live ones take so much."""
+        return self.bytes <= self.bound(live_bytes) and self._first > self.carry_to
 
     def commit(self, last: int) -> int:
         """Commit a slice of the records up to ``last``; how many are left. They must be over, and what made them so on
@@ -206,7 +250,12 @@ class Log:
     def _open(self, last: int) -> None:
         """Open everything up to this id."""
         while self._opened < last:
-            for item in self._reader.get_many(min(SLICE, last - self._opened), timeout=0):
+            try:
+                items = self._reader.get_many(min(SLICE, last - self._opened), timeout=0)
+            except QueueEmpty:  # what is left is not there any more
+                self._opened = last
+                break
+            for item in items:
                 self._opened = item.id
                 if not self._over[item.id - self._first]:
                     self._old[item.id] = item.data
@@ -229,6 +278,14 @@ class Log:
         assert self._first + len(self._over) - 1 == self.queue.stats().tail_id
         assert not any(self._over[at - self._first] for at in live)
         assert self._opened >= self._first - 1
+
+
+def _default_reader(queue: JobJournal) -> Reader:
+    """What has the place of a work queue. Raises ``WrongKind`` where named readers have it."""
+    try:
+        return queue.reader()
+    except NoDefaultReader:
+        raise queue.wrong() from None
 
 
 class NoLog:

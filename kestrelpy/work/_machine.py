@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 MARGIN = 1.0
 """How long before the end of a reservation a session that waits is told, in seconds (beanstalkd's)."""
 NEVER = float("inf")
+_NO_TIME = 5e-324
+"""The end of a pause at a moment 0, which would say that there is none."""
+MOST_DROPPED = 1000
+"""So many expired jobs are passed over in one go, with the lock held."""
 
 
 class Machine:
@@ -41,7 +45,7 @@ class Machine:
         self.reserved: SortedList[tuple[float, int]] = SortedList()
         self.expiring: SortedList[tuple[float, int]] = SortedList()
         self.paused: SortedList[tuple[float, str]] = SortedList()
-        self.waiting: SortedList[tuple[float, int, Waiter]] = SortedList()  # those who do not wait for ever
+        self.waiting: SortedList[tuple[float, int, Waiter | Holder]] = SortedList()  # who is to be looked at, and when
         self.told: dict[Waiter, Any] = {}  # jobs and errors for those who have left the line
         self.unsaved: dict[int, Live] = {}  # jobs with a count that no record has yet
         self.overdue: dict[int, Live] = {}  # of these, whose time to run has passed: to be saved at once
@@ -49,6 +53,7 @@ class Machine:
         self.changed_tubes: dict[str, Tube] = {}
         self.leaving: deque[Holder] = deque()
         self.next_due = NEVER
+        self.is_behind = False
         self.bytes = self.urgent = self.buried = 0
         self.last_id = self.total_jobs = self.timeouts = self.places = 0
 
@@ -80,13 +85,12 @@ class Machine:
         if tube.paused_until:
             self.paused.discard((tube.paused_until, tube.name))
         tube.pause, tube.pauses = seconds, tube.pauses + 1
-        tube.paused_until = now + seconds if seconds else 0.0
-        if seconds:
-            self.paused.add((tube.paused_until, tube.name))
-            self._expect(tube.paused_until)
-        else:
-            self._serve(tube, now)
+        if not seconds and not tube.paused_until:
             self.forget_unneeded(tube)
+            return
+        tube.paused_until = now + seconds or _NO_TIME
+        self.paused.add((tube.paused_until, tube.name))  # one that is over is served as time goes on, a slice at a time
+        self._expect(tube.paused_until)
 
     # -- in and out of the lists -------------------------------------------------------------------------------------
 
@@ -132,8 +136,8 @@ class Machine:
         if self.jobs.pop(job.id, None) is None:
             return
         self.bytes -= len(job.body)
-        if job.key is not None:
-            self.keys.pop((job.tube.name, job.key), None)
+        if job.key is not None and self.keys.get((job.tube.name, job.key)) == job.id:
+            del self.keys[job.tube.name, job.key]
         if job.expires is not None:
             self.expiring.discard(job.expires)
         self.unsaved.pop(job.id, None)
@@ -160,6 +164,14 @@ class Machine:
         else:
             tube.buried.discard(job.place)
             self.buried -= 1
+
+    def expire(self, job: Live, now: float) -> bool:
+        """Drop a job whose life is over, if it is; one that is reserved has its time to run."""
+        if job.expires is None or job.expires[0] > now or job.state == RESERVED:
+            return False
+        self.take_out(job)
+        self._drop(job)
+        return True
 
     def _drop(self, job: Live) -> None:
         """It has expired, and is in no list."""
@@ -223,7 +235,10 @@ class Machine:
     # -- reserving ---------------------------------------------------------------------------------------------------
 
     def take(self, holder: Holder, now: float) -> Live | None:
-        """Reserve the most urgent job that is ready in what the session watches."""
+        """Reserve the most urgent job that is ready in what the session watches. ``is_behind`` if there are so many
+        that have expired that it has not got behind them: then nothing is said of what else there is.
+        """
+        dropped = 0
         while True:
             job = self._take_first(holder)
             if job is None:
@@ -232,6 +247,10 @@ class Machine:
                 self.reserve(job, holder, now)
                 return job
             self._drop(job)
+            dropped += 1
+            if dropped == MOST_DROPPED:
+                self.is_behind = True
+                return None
 
     def _take_first(self, holder: Holder) -> Live | None:
         found: Tube | None = None
@@ -263,8 +282,8 @@ class Machine:
         self.unsaved[job.id] = job
         if due < self.next_due:
             self.next_due = due
-        if holder.waiters:
-            self._wake_in_time(holder)
+        if holder.waiters and (holder.wakes is None or due - MARGIN < holder.wakes[0]):
+            self.watch_deadline(holder)
 
     def touch(self, job: Live, now: float) -> None:
         """Its time to run begins again."""
@@ -299,7 +318,12 @@ class Machine:
         for tube in waiter.tubes:
             tube.waiting[waiter] = None
         waiter.holder.waiters[waiter] = None
-        self._wake_in_time(waiter.holder)
+        if until != NEVER:
+            waiter.wakes = (until, waiter.number, waiter)
+            self.waiting.add(waiter.wakes)
+            self._expect(until)
+        if waiter.holder.wakes is None:
+            self.watch_deadline(waiter.holder)
 
     def leave_line(self, waiter: Waiter) -> bool:
         """Whether it was in line."""
@@ -310,22 +334,24 @@ class Machine:
         if waiter.wakes is not None:
             self.waiting.discard(waiter.wakes)
             waiter.wakes = None
+        if not waiter.holder.waiters:
+            self.watch_deadline(waiter.holder)
         for tube in waiter.tubes:
             self.forget_unneeded(tube)
         return True
 
-    def _wake_in_time(self, holder: Holder) -> None:
-        """See to it that those of a session who wait are looked at when something ends for them."""
-        soonest = holder.soonest() if holder.deadline_soon else None
-        for waiter in holder.waiters:
-            wakes = waiter.until if soonest is None else min(waiter.until, soonest[0] - MARGIN)
-            if waiter.wakes is not None:
-                self.waiting.discard(waiter.wakes)
-                waiter.wakes = None
-            if wakes != NEVER:
-                waiter.wakes = (wakes, waiter.number, waiter)
-                self.waiting.add(waiter.wakes)
-                self._expect(wakes)
+    def watch_deadline(self, holder: Holder) -> None:
+        """See to it that a session's waiters are told in time of its first reservation to end: one entry for all of
+        them. Where that reservation has ended since, the entry is looked at too early, and does no harm.
+        """
+        if holder.wakes is not None:
+            self.waiting.discard(holder.wakes)
+            holder.wakes = None
+        soonest = holder.soonest() if holder.deadline_soon and holder.waiters else None
+        if soonest is not None:
+            holder.wakes = (soonest[0] - MARGIN, holder.number, holder)
+            self.waiting.add(holder.wakes)
+            self._expect(holder.wakes[0])
 
     def _give(self, job: Live, waiter: Waiter, now: float) -> None:
         self.reserve(job, waiter.holder, now)
@@ -338,13 +364,15 @@ class Machine:
             self.told[waiter] = error
             self.leave_line(waiter)
 
-    def _serve(self, tube: Tube, now: float) -> None:
-        """Those who wait for a tube that could not give."""
-        while tube.waiting and tube.ready:
-            waiter = next(iter(tube.waiting))
+    def serve_one(self, tube: Tube, now: float) -> bool:
+        """One of those who wait for a tube that could not give; whether there was one, and a job for it."""
+        if tube.waiting and tube.ready:
             job = self.jobs[tube.ready[0] & ID_MASK]
-            self.take_out(job)
-            self._give(job, waiter, now)
+            if not self.expire(job, now):
+                self.take_out(job)
+                self._give(job, next(iter(tube.waiting)), now)
+            return True
+        return False
 
     def _expect(self, when: float) -> None:
         if when < self.next_due:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sortedcontainers import SortedList
 
 from kestrelpy.work._live import ID_BITS, URGENT, Live, Tube
+from kestrelpy.work._machine import MARGIN
 from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def mend(machine: Machine, holders: Iterable[Holder], now: float) -> None:
     rebuild(machine)
     for holder in holders:
         holder.take_stock(held[holder])
+        holder.wakes = None
     _mend_tubes(machine, holders)
     _mend_line(machine, [waiter for holder in holders for waiter in holder.waiters], now)
     machine.leaving.clear()
@@ -95,7 +97,8 @@ def _mend_line(machine: Machine, waiters: list[Waiter], now: float) -> None:
         del waiter.holder.waiters[waiter]
         if waiter in machine.told:
             continue
-        job = machine.take(waiter.holder, now)
+        while (job := machine.take(waiter.holder, now)) is None and machine.is_behind:
+            machine.is_behind = False
         if job is None:
             machine.enter_line(waiter, waiter.until)
         else:
@@ -118,8 +121,13 @@ def check(machine: Machine, holders: Iterable[Holder]) -> None:
     for holder in holders:
         assert set(holder.held) == {job.id for job in jobs.values() if job.holder is holder}
         assert all(job.state == RESERVED for job in holder.held.values())
-        assert holder.soonest() == min(((job.due, job.id) for job in holder.held.values()), default=None)
+        soonest = min(((job.due, job.id) for job in holder.held.values()), default=None)
+        assert holder.soonest() == soonest
+        if holder.waiters and holder.deadline_soon and soonest is not None:
+            assert holder.wakes is not None
+            assert holder.wakes[0] <= soonest[0] - MARGIN
+        assert holder.wakes is None or (holder.waiters and holder.wakes in machine.waiting)
     assert all(job.holder is not None for job in jobs.values() if job.state == RESERVED)
     assert all(job_id <= machine.last_id for job_id in jobs)
-    soonest = [each[0][0] for each in (machine.delayed, machine.reserved, machine.paused, machine.waiting) if each]
-    assert machine.next_due <= min(soonest, default=float("inf"))
+    due = [each[0][0] for each in (machine.delayed, machine.reserved, machine.paused, machine.waiting) if each]
+    assert machine.next_due <= min(due, default=float("inf"))

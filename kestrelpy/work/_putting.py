@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING
 
 from kestrelpy import QueueFull
 from kestrelpy.work._live import Live
+from kestrelpy.work._options import (
+    MAX_PRIORITY,
+    MAX_SECONDS,
+    PLAIN,
+    check_key,
+    check_priority,
+    check_seconds,
+    check_span,
+)
 from kestrelpy.work._records import DELAYED, PUT, READY, encode_put, pack_put
 from kestrelpy.work._settling import Settling
 from kestrelpy.work.errors import Draining, DuplicateJob, JobTooBig
 
 if TYPE_CHECKING:
     from kestrelpy.work._live import Tube
-
-MAX_PRIORITY = (1 << 32) - 1
-MAX_SECONDS = 1 << 32
-"""The longest delay, time to run, pause or life: 136 years."""
-MAX_KEY_BYTES = 255
 
 
 class Putting(Settling):
@@ -49,7 +53,13 @@ class Putting(Settling):
         Raises ``JobTooBig``, ``QueueFull``, ``DuplicateJob``, ``Draining``, ``InvalidName``, ``QueueDiskFull``,
         ``DurabilityUnknown``, ``QueueClosed``, ``ValueError``; then nothing was stored, but for ``DurabilityUnknown``.
         """
+        if type(priority) is not int or type(delay) not in PLAIN or type(ttr) not in PLAIN:
+            priority, delay, ttr = check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
         body = self._checked(body, priority, delay, ttr)
+        if key is not None:
+            check_key(key)
+        if expires_in is not None:
+            expires_in = check_span("expires_in", expires_in)
         machine = self._machine
         with self._lock:  # a turn, and one record, written out: this is a hot path
             try:
@@ -93,6 +103,9 @@ class Putting(Settling):
         expires_in: float | None = None,
     ) -> range:
         """New jobs, all or none of them, also across a crash; their ids. Raises as ``put``."""
+        priority, delay, ttr = check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
+        if expires_in is not None:
+            expires_in = check_span("expires_in", expires_in)
         checked = [self._checked(body, priority, delay, ttr) for body in bodies]
         with self._news, self._lock, self._turn as now:
             first_id = self._machine.last_id + 1
@@ -143,24 +156,11 @@ class Putting(Settling):
     def _checked(self, body: bytes | bytearray | memoryview, priority: int, delay: float, ttr: float) -> bytes:
         if type(body) is not bytes:
             body = bytes(memoryview(body))
-        if len(body) > self.max_job_bytes or not (
-            isinstance(priority, int)
-            and 0 <= priority <= MAX_PRIORITY
-            and 0 <= delay <= MAX_SECONDS
-            and 0 < ttr <= MAX_SECONDS
-        ):
-            raise self._refusal(body, priority, delay, ttr)
-        return body
-
-    def _refusal(self, body: bytes, priority: int, delay: float, ttr: float) -> Exception:
-        """Why such a job can't be."""
         if len(body) > self.max_job_bytes:
-            return JobTooBig(len(body), self.max_job_bytes)
-        if not (isinstance(priority, int) and 0 <= priority <= MAX_PRIORITY):
-            return ValueError(f"priority must be an int from 0 to {MAX_PRIORITY}, not {priority!r}")
-        if not 0 <= delay <= MAX_SECONDS:
-            return ValueError(f"delay must be from 0 to {MAX_SECONDS} seconds, not {delay!r}")
-        return ValueError(f"ttr must be above 0, and at most {MAX_SECONDS} seconds, not {ttr!r}")
+            raise JobTooBig(len(body), self.max_job_bytes)
+        if not (0 <= priority <= MAX_PRIORITY and 0 <= delay <= MAX_SECONDS and 0 < ttr <= MAX_SECONDS):
+            check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
+        return body
 
     def _check_room_locked(self, jobs: int, size: int) -> None:
         machine = self._machine
@@ -171,9 +171,10 @@ class Putting(Settling):
         if self._max_bytes is not None and machine.bytes + size > self._max_bytes:
             raise QueueFull(f"work queue {self.name} has max_bytes={self._max_bytes}")
 
-    def _check_key_locked(self, tube: Tube, key: str) -> None:
-        other = self._machine.keys.get((tube.name, key))
-        if other is not None:
+    def _check_key_locked(self, tube: Tube, key: str, now: float) -> None:
+        machine = self._machine
+        other = machine.keys.get((tube.name, key))
+        if other is not None and not machine.expire(machine.jobs[other], now):
             raise DuplicateJob(other, tube.name, key)
 
     def _make_locked(self, tube: Tube, body: bytes, priority: int, delay: float, ttr: float, now: float) -> Live:
@@ -189,13 +190,9 @@ class Putting(Settling):
     def _adorn_locked(self, live: Live, key: str | None, expires_in: float | None, now: float) -> None:
         """What only some jobs have."""
         if key is not None:
-            if not isinstance(key, str) or not 0 < len(key.encode()) <= MAX_KEY_BYTES:
-                raise ValueError(f"a key is a str of 1 to {MAX_KEY_BYTES} bytes as UTF-8, not {key!r}")
-            self._check_key_locked(live.tube, key)
+            self._check_key_locked(live.tube, key, now)
             live.key = key
         if expires_in is not None:
-            if not 0 < expires_in <= MAX_SECONDS:
-                raise ValueError(f"expires_in must be above 0, and at most {MAX_SECONDS} seconds, not {expires_in!r}")
             live.expires = (now + expires_in, live.id)
 
     def _add_locked(self, live: Live, at: int, now: float) -> None:
@@ -225,6 +222,6 @@ class Putting(Settling):
             return self._machine.last_id
 
     def _drawn_locked(self, job_id: int) -> int:
-        if not 0 < job_id <= self._machine.last_id or job_id in self._machine.jobs:
-            raise ValueError(f"id {job_id} was not drawn, or a job lives with it")
+        if type(job_id) is not int or not 0 < job_id <= self._machine.last_id or job_id in self._machine.jobs:
+            raise self._refusal_locked(f"id {job_id} was not drawn, or a job lives with it")
         return job_id

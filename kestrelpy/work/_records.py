@@ -25,6 +25,8 @@ from typing import NamedTuple
 from kestrelpy.errors import UnsupportedFormat
 
 PUT, CARRIED, STATE, GONE, TUBE, TOTALS = range(1, 7)
+LAST_KIND = 15
+"""Kinds up to this one are left for later versions: so what is no record at all can be told from what is newer."""
 READY, DELAYED, RESERVED, BURIED = range(4)
 STATES = ("ready", "delayed", "reserved", "buried")
 
@@ -209,6 +211,10 @@ def job_of(data: bytes) -> int:
     return int(_PUT.unpack_from(data)[4] if data[0] in (PUT, CARRIED) else _OF_JOB.unpack_from(data)[2])
 
 
-def refuse_kind(where: str, kind: int) -> UnsupportedFormat:
-    """What to raise for a record of a kind that this version does not know."""
-    return UnsupportedFormat(where, kind, TOTALS)
+def refuse_kind(where: str, kind: int) -> None:
+    """Raise for a record of a kind that this version does not know: ``UnsupportedFormat`` if it may be one of a later
+    version, ``ValueError`` if no version will have it.
+    """
+    if TOTALS < kind <= LAST_KIND:
+        raise UnsupportedFormat(where, kind, TOTALS)
+    raise ValueError(f"it begins with byte {kind}")

@@ -6,10 +6,11 @@ import gc
 import struct
 from typing import TYPE_CHECKING
 
-from kestrelpy import CorruptJournal
+from kestrelpy import CorruptJournal, UnsupportedFormat
 from kestrelpy.work import _records as records
 from kestrelpy.work._live import Live
 from kestrelpy.work._log import Log
+from kestrelpy.work._losses import Losses
 from kestrelpy.work._machine import Machine
 from kestrelpy.work._mending import rebuild
 from kestrelpy.work._records import BURIED, DELAYED, PUT_BYTES, State
@@ -20,12 +21,30 @@ if TYPE_CHECKING:
 
 
 class Replay:
-    """One opening. ``now`` and ``now_ms`` are the same moment on the monotonic clock and on the wall's."""
+    """One opening. ``is_known``: whether a mark says that the journal is a work queue's. ``now`` and ``now_ms`` are the
+    same moment on the monotonic clock and on the wall's.
+    """
 
-    def __init__(self, machine: Machine, log: Log, path: str, disk: Disk | None, *, now: float, now_ms: int) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        log: Log,
+        path: str,
+        disk: Disk | None,
+        *,
+        now: float,
+        now_ms: int,
+        is_known: bool,
+        quarantine: bool,
+    ) -> None:
         self._machine = machine
         self._log = log
         self._path = path
+        self._is_known = is_known
+        self._quarantine = quarantine
+        self._losses = Losses(machine, path)
+        self.records = 0
+        """How many there were."""
         self._disk = disk
         self._now = now
         self._now_ms = now_ms
@@ -48,7 +67,9 @@ class Replay:
     def run(self) -> int:
         """Read it all. The id of the last totals, 0 if there are none.
 
-        Raises ``UnsupportedFormat``, and ``CorruptJournal`` for a record that no work queue has written.
+        Raises ``UnsupportedFormat``, ``CorruptJournal`` for a record that is not intact, or that no work queue has
+        written; ``WrongKind`` if that is the first one of a journal that is not known to be a work queue's. With
+        ``quarantine`` records that are not intact are passed over, and what that may mean is logged.
         """
         was_enabled = gc.isenabled()
         gc.disable()  # a million objects come, and none of them is garbage: looking for it took a fifth of the time
@@ -57,6 +78,7 @@ class Replay:
         finally:
             if was_enabled:
                 gc.enable()
+        self._losses.end()
         machine = self._machine
         rebuild(machine)
         for tube in list(machine.tubes.values()):
@@ -65,15 +87,31 @@ class Replay:
         return self._totals_at
 
     def _read(self) -> None:
-        steps = self._steps
-        for at, data in self._log.replay(self._disk):
+        steps, losses = self._steps, self._losses
+        for at, data in self._log.replay(self._disk, quarantine=self._quarantine):
+            if data is None:
+                losses.lose(at)
+                continue
             step = steps.get(data[0] if data else 0)
-            if step is None:
-                raise records.refuse_kind(f"{self._path}, item {at}", data[0] if data else 0)
             try:
-                step(at, data)
-            except (ValueError, OverflowError, struct.error) as error:
-                raise CorruptJournal(self._path, 0, f"item {at} is no record of a job: {error}", item_id=at) from error
+                if step is None:
+                    records.refuse_kind(f"{self._path}, item {at}", data[0] if data else 0)
+                else:
+                    step(at, data)
+            except (ValueError, OverflowError, struct.error, UnsupportedFormat) as error:
+                if not self._is_known and not self.records:
+                    raise self._log.queue.wrong() from None
+                if isinstance(error, UnsupportedFormat):
+                    raise
+                if self._quarantine:
+                    self._log.leave_out(at)
+                    losses.lose(at)
+                    continue
+                reason = f"item {at} is no record of a job: {error}; was it put by something else than kestrelpy.work?"
+                raise CorruptJournal(self._path, 0, reason, item_id=at) from error
+            self.records += 1
+            if losses.missing_from:
+                losses.see(data)
 
     def _put(self, at: int, data: bytes) -> None:
         """A new job. One of a million of them: so there are few calls here, and one object for equal values."""
@@ -158,6 +196,8 @@ class Replay:
         job_id, cause = records.decode_gone(data)
         self._log.over(at)
         job = self._machine.jobs.pop(job_id, None)
+        if job_id > self._machine.last_id:  # the record that put it is lost
+            self._machine.last_id = job_id
         if cause == records.TIMED_OUT:
             self._machine.timeouts += 1
         if job is not None:

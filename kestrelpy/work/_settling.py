@@ -11,12 +11,18 @@ NOTE ON LOCKING: ``_settling`` (Z) is held for all of it, ``_lock`` (W) for slic
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from kestrelpy import QueueClosed, QueueDiskFull
 from kestrelpy.errors import KestrelError
 from kestrelpy.work import _records as records
 from kestrelpy.work._keeping import Keeping
 from kestrelpy.work._log import FRAME_BYTES, SLICE, Log
 from kestrelpy.work._records import EXPIRED, GONE, PUT_BYTES, pack_gone
+
+if TYPE_CHECKING:
+    from kestrelpy.work._live import Tube
 
 OVERHEAD_BYTES = PUT_BYTES + FRAME_BYTES + 16
 """About what a live job takes in the journal beside its body."""
@@ -33,7 +39,7 @@ class Settling(Keeping):
         bound = log.bound(self._live_bytes_locked())
         if log.bytes > bound:
             log.look_at = log.bytes + self._segment_bytes
-            self._disk_clock.call_later(0, self._maintain)
+            self._maintain_in(0, None)
         else:
             log.look_at = bound
             self._settle_later(self._interval)
@@ -41,7 +47,15 @@ class Settling(Keeping):
     def _settle_later(self, seconds: float) -> None:
         if self._journal is not None and not self._settling_soon:
             self._settling_soon = True
-            self._disk_clock.call_later(seconds, self._maintain, on_lost=self._maintenance_lost)
+            self._maintain_in(seconds, self._maintenance_lost)
+
+    def _maintain_in(self, seconds: float, on_lost: Callable[[BaseException], object] | None) -> None:
+        assert self._journal is not None
+        try:
+            self._settle_timer = self._disk_clock.call_later(seconds, self._maintain, on_lost=on_lost)
+        except RuntimeError:  # no thread can be started: the next append tries again
+            self._settling_soon = False
+            self._journal.look_at = -1
 
     def _maintenance_lost(self, _error: BaseException) -> None:
         self._settling_soon = False
@@ -75,7 +89,7 @@ class Settling(Keeping):
                 self._commit(last)
                 log.checkpoint()
                 with self._news, self._lock, self._turn as now:
-                    if log.bytes <= log.bound(self._live_bytes_locked()):
+                    if log.is_short(self._live_bytes_locked()):
                         log.look_at = -1  # the next append sees to the next time
                         return
                     self._carry_locked(now)
@@ -95,21 +109,50 @@ class Settling(Keeping):
                 left = len(unsaved) if len(unsaved) < before else 0
             if left:
                 self._breathe()
-        with self._news, self._lock, self._turn as now:
-            try:
-                self._write_totals_locked(now)
-            except QueueDiskFull:
-                self._settle_later(self._interval)
+        try:
+            return self._write_counters()
+        except QueueDiskFull:
+            self._settle_later(self._interval)
+            with self._lock:
                 return self._journal.last_over if self._totals_at else 0  # it does not go past the totals there are
-            return self._journal.last_over
 
-    def _write_totals_locked(self, now: float) -> None:
+    def _write_counters(self) -> int:
+        """Write what the tubes and the queue have counted, in slices; up to which record all may be committed then.
+
+        What others write between two slices may be counted by no record of its tube yet: so not beyond what was there
+        at the beginning.
+        """
         log, machine = self._journal, self._machine
+        assert log is not None
+        with self._news, self._lock, self._turn as now:
+            self._write_unsaid_locked()
+            end = log.last_id
+            tubes = list(machine.changed_tubes.values())
+            self._write_tubes_locked(tubes[:SLICE], now)
+            if len(tubes) <= SLICE:
+                self._write_totals_locked()
+                return log.last_over
+        for at in range(SLICE, len(tubes), SLICE):
+            self._breathe()
+            with self._news, self._lock, self._turn as now:
+                self._write_tubes_locked(tubes[at : at + SLICE], now)
+        with self._news, self._lock, self._turn:
+            self._write_totals_locked()
+            return min(log.last_over, end)
+
+    def _write_unsaid_locked(self) -> None:
+        log = self._journal
         assert log is not None
         while self._unsaid:
             log.over(log.append(pack_gone(GONE, EXPIRED, self._unsaid[-1])))
             self._unsaid.pop()
-        for tube in list(machine.changed_tubes.values()):
+
+    def _write_tubes_locked(self, tubes: list[Tube], now: float) -> None:
+        log, machine = self._journal, self._machine
+        assert log is not None
+        for tube in tubes:
+            if machine.changed_tubes.get(tube.name) is not tube:
+                continue
             until_ms = self._wall_ms(tube.paused_until - now) if tube.paused_until else 0
             self._write_tube_locked(tube, tube.pauses, tube.pause, until_ms)
             tube.is_changed = False
@@ -117,6 +160,10 @@ class Settling(Keeping):
             if tube.name not in machine.tubes:  # it is no more: this record is to say so once
                 log.over(tube.at)
                 tube.at = 0
+
+    def _write_totals_locked(self) -> None:
+        log, machine = self._journal, self._machine
+        assert log is not None
         totals = records.Totals(machine.last_id, machine.total_jobs, machine.timeouts, machine.places)
         if totals != self._saved_totals:
             at = log.append(records.encode_totals(totals))

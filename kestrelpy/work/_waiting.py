@@ -1,6 +1,10 @@
-"""Those who wait for a job: a thread that is blocked, or a future.
+"""Those who wait for a job: a thread that is blocked, a future, or a task of asyncio.
 
 Whoever is told of a job holds it already: there is no moment between in which it is nobody's. Telling may be repeated.
+
+A task may be gone without a word: its loop is closed while it waits, or it is thrown away. Then the job that was meant
+for it goes back. The garbage collector, which may find that out, may do so in the middle of anything: it takes no lock,
+and leaves a note for the next call (``Keeping._orphans``).
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import asyncio
+
     from kestrelpy.work._holder import Holder
     from kestrelpy.work._live import Tube
     from kestrelpy.work.session import Job, Session
@@ -80,6 +86,65 @@ class Promised(Waiter):
             self.future.set_exception(outcome)
         else:
             self.future.set_result(outcome)
+
+
+class Awaiting(Waiter):
+    """A task of asyncio. Made in its loop."""
+
+    __slots__ = ("_is_told", "_loop", "future")
+    holder: Session
+
+    def __init__(self, holder: Session, number: int) -> None:
+        from asyncio import get_running_loop  # here and not above: who does not use it must not pay for it
+
+        super().__init__(holder, number)
+        self._loop = get_running_loop()
+        self.future: asyncio.Future[Delivery] = self._loop.create_future()
+        self._is_told = False
+
+    def tell(self, outcome: Any) -> None:
+        if self._is_told:
+            return
+        self._is_told = True
+        arrived = outcome if isinstance(outcome, Exception) else Delivery(outcome)
+        try:
+            self._loop.call_soon_threadsafe(self._arrive, arrived)
+        except RuntimeError:  # the loop is closed
+            if isinstance(arrived, Delivery):
+                arrived.take()._unreserve()
+
+    def _arrive(self, outcome: Delivery | Exception) -> None:
+        """In the loop."""
+        if not self.future.done():
+            if isinstance(outcome, Exception):
+                self.future.set_exception(outcome)
+            else:
+                self.future.set_result(outcome)
+        elif isinstance(outcome, Delivery):  # it was cancelled
+            outcome.take()._unreserve()
+
+    def give_back(self) -> None:
+        """What has arrived, and the task was cancelled before it could look."""
+        if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
+            self.future.result().take()._unreserve()
+
+
+class Delivery:
+    """A job on its way to a task. If nobody takes it, it goes back."""
+
+    __slots__ = ("_job",)
+
+    def __init__(self, job: Job) -> None:
+        self._job: Job | None = job
+
+    def take(self) -> Job:
+        job, self._job = self._job, None
+        assert job is not None
+        return job
+
+    def __del__(self) -> None:
+        if self._job is not None:
+            self._job._queue._leave_note(self._job)
 
 
 class Reservation(Future["Job"]):

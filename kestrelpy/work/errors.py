@@ -51,6 +51,10 @@ class DeadlineSoon(KestrelError):
 class JobTooBig(ItemTooLarge):
     """A job of ``item_bytes`` is larger than ``max_job_bytes`` (``max_item_bytes``); nothing was stored."""
 
+    def __init__(self, job_bytes: int, max_job_bytes: int) -> None:
+        super().__init__(job_bytes, max_job_bytes)
+        self.args = (f"a job of {job_bytes:,} bytes is larger than max_job_bytes={max_job_bytes:,}",)
+
 
 class TubeNotFound(KestrelError, LookupError):
     """No tube is called ``tube``: nothing is in it, and nobody uses or watches it."""

@@ -6,14 +6,17 @@ NOTE ON LOCKING: see ``_keeping``. ``with self._turn as now`` takes the lock, an
 from __future__ import annotations
 
 import os
+from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
-from weakref import WeakSet
 
-from kestrelpy import JournaledQueue, KestrelError, QueueClosed, SystemClock
+from kestrelpy import KestrelError, QueueClosed, SystemClock
+from kestrelpy._lifetime import forget, remember, warn_unclosed
 from kestrelpy.work._changing import Changing
+from kestrelpy.work._journal import JobJournal
 from kestrelpy.work._keeping import MUCH
 from kestrelpy.work._machine import NEVER
+from kestrelpy.work._options import check_interval, check_job_bytes, check_limit, check_on_corruption, check_sync
 from kestrelpy.work._replay import Replay
 from kestrelpy.work.session import Session
 
@@ -32,14 +35,21 @@ class WorkQueue(Changing):
 
     ``directory`` and ``name``: of the journaled queue that holds them, made if need be; ``directory=None``: in memory
     only. ``max_job_bytes``: of one body; ``max_jobs``, ``max_bytes``: of all that live, above which a put raises
-    ``QueueFull``. ``max_attempts``: a job that was released or timed out so often is buried instead of being ready
+    ``QueueFull``; ``max_tubes``: above which what would make another one does: a put, ``use``, ``watch``, ``move``.
+    ``max_attempts``: a job that was released or timed out so often is buried instead of being ready
     again. ``sync``: ``"always"``: what returned is on disk; seconds: synced in the background that often; ``"never"``:
     the system decides. In every mode what returned survives the death of the process.
+    ``on_corruption``: ``"raise"``, or ``"quarantine"`` to pass over records that are not intact: jobs that they put are
+    lost, and what they said of others is forgotten, so that a job that was deleted may come back. The log has the ids.
     ``checkpoint_interval``: seconds between looks for what is over and can be forgotten. ``clock``, ``disk``: other
     than the system's, for tests; ``disk_clock``: one whose calls may wait for the disk, if those of ``clock`` may not.
 
-    Raises what ``JournaledQueue`` raises, and ``CorruptJournal`` for a queue that is no work queue. Thread-safe. Cost
-    of opening: O(jobs).
+    Raises what ``JournaledQueue`` raises, ``WrongKind`` for a queue that is no work queue; ``CorruptJournal`` also for
+    a record that is about no job. Cost of opening: O(jobs).
+
+    Thread-safe. Calls of it and of its sessions raise ``QueueClosed`` after ``close()``, ``ForkedQueue`` in a forked
+    child, ``ValueError`` or ``TypeError`` for an argument that does not fit. Those that write raise ``QueueDiskFull``
+    where there is no room, and ``DurabilityUnknown`` or another ``OSError`` once the journal has failed.
     """
 
     def __init__(
@@ -50,84 +60,118 @@ class WorkQueue(Changing):
         max_job_bytes: int = 65535,
         max_jobs: int | None = None,
         max_bytes: int | None = None,
+        max_tubes: int | None = None,
         max_attempts: int | None = None,
         sync: float | Literal["always", "never"] = 0.1,
         segment_bytes: int = 16 << 20,
         checkpoint_interval: float = 1.0,
+        on_corruption: Literal["raise", "quarantine"] = "raise",
         clock: Clock | None = None,
         disk_clock: Clock | None = None,
         disk: Disk | None = None,
     ) -> None:
-        for limit, number in (("max_jobs", max_jobs), ("max_bytes", max_bytes), ("max_attempts", max_attempts)):
-            if number is not None and number < 1:
-                raise ValueError(f"{limit} must be at least 1, or None, not {number!r}")
+        check_job_bytes(max_job_bytes, None)
         self.name = name
         self.directory = None if directory is None else os.fspath(directory)
         self.max_job_bytes = max_job_bytes
-        self._max_jobs = max_jobs
-        self._max_bytes = max_bytes
+        self._max_jobs = check_limit("max_jobs", max_jobs)
+        self._max_bytes = check_limit("max_bytes", max_bytes)
+        self._max_tubes = check_limit("max_tubes", max_tubes)
+        max_attempts = check_limit("max_attempts", max_attempts)
         self._is_limited = max_jobs is not None or max_bytes is not None
         self._clock = clock if clock is not None else SystemClock()
         self._disk_clock = disk_clock if disk_clock is not None else self._clock
-        self._interval = checkpoint_interval
-        self._always = self.directory is not None and (sync == "always" or sync == 0)
+        self._interval = checkpoint_interval = check_interval(checkpoint_interval)
+        quarantine = check_on_corruption(on_corruption)
+        self._always = check_sync(sync) and self.directory is not None
         self._draining = False
         self._opened_at = self._clock.monotonic()
         queue = None
         if self.directory is not None:
-            queue = JournaledQueue(
+            queue = JobJournal(
                 self.directory,
                 name,
                 sync="never" if self._always else sync,  # then each call syncs for itself, outside the lock
                 segment_bytes=segment_bytes,
                 checkpoint_interval=checkpoint_interval,
+                on_corruption=on_corruption,
                 inbox_interval=None,
                 clock=self._disk_clock,
                 disk=disk,
             )
         try:
-            if queue is not None and not 0 <= max_job_bytes <= queue.max_item_bytes - _NAMES_BYTES:
-                raise ValueError(f"max_job_bytes must be at most {queue.max_item_bytes - _NAMES_BYTES:,} here")
+            if queue is not None:
+                check_job_bytes(max_job_bytes, queue.max_item_bytes - _NAMES_BYTES)
+            is_known = queue is None or queue.claim(disk)
             self._set_up(queue, segment_bytes, max_attempts)
-            if self._journal is not None:
-                now, now_ms = self._clock.monotonic(), self._wall_ms()
-                path = f"{self.directory}/{name}"
-                replay = Replay(self._machine, self._journal, path, disk, now=now, now_ms=now_ms)
-                self._totals_at, self._covered_id = replay.run(), replay.covered_id
+            if queue is not None:
+                self._replay(queue, disk, is_known=is_known, quarantine=quarantine)
                 with self._news, self._lock, self._turn:  # what fell due meanwhile
                     pass
         except BaseException:
+            self._state = QueueClosed(f"work queue {name} was never opened")
             if queue is not None:
                 queue.close()
             raise
-        _opened.add(self)
+        remember(self)
+        if queue is not None:
+            forget(queue)  # it is this object's: closed by it, at the interpreter's end too, and left to a forked child
+
+    def _replay(self, queue: JobJournal, disk: Disk | None, *, is_known: bool, quarantine: bool) -> None:
+        log = self._journal
+        assert log is not None
+        replay = Replay(
+            self._machine,
+            log,
+            f"{self.directory}/{self.name}",
+            disk,
+            now=self._clock.monotonic(),
+            now_ms=self._wall_ms(),
+            is_known=is_known,
+            quarantine=quarantine,
+        )
+        self._totals_at, self._covered_id = replay.run(), replay.covered_id
+        if not is_known:
+            queue.adopt(disk, records=replay.records)
+        if log.carry_to:  # what is damaged goes, once all that lives there was written anew
+            self._settle_later(0)
 
     def session(self, *, deadline_soon: bool = True) -> Session:
         """A new session. ``deadline_soon``: whether its reserves raise ``DeadlineSoon``."""
         with self._news, self._lock, self._turn:
             session = Session(self, self._machine.tubes["default"], deadline_soon=deadline_soon)
-            self._sessions[session] = None
+            self._sessions.add(session)
             return session
 
     def _close_session(self, session: Session) -> None:
-        machine = self._machine
         try:
-            with self._news, self._lock, self._turn as now:
-                session.closed = True
-                for waiter in list(session.waiters):
-                    machine.fail(waiter, QueueClosed("this session was closed"))
-                for tube in session.watched.values():
-                    tube.watching -= 1
-                assert session.using is not None
-                session.using.using -= 1
-                self._sessions.pop(session, None)
-                machine.leave_behind(session, now)
-                machine.advance(now, MUCH)
-                watched, session.watched = session.watched, {}
-                for tube in (*watched.values(), session.using):
-                    machine.forget_unneeded(tube)
+            more = True
+            while more:  # in slices; others come in between
+                with self._news, self._lock, self._turn as now:
+                    more = self._close_some_locked(session, now)
         except KestrelError:  # the queue is closed, and all of its sessions with it
             session.closed = True
+
+    def _close_some_locked(self, session: Session, now: float) -> bool:
+        """Whether there is more to do."""
+        machine = self._machine
+        session.closed = True
+        for waiter in [each for each, _ in zip(session.waiters, range(MUCH), strict=False)]:
+            machine.fail(waiter, QueueClosed("this session was closed"))
+        if session.waiters:
+            return True
+        if session in self._sessions:
+            self._sessions.discard(session)
+            assert session.using is not None
+            session.using.using -= 1
+            machine.forget_unneeded(session.using)
+            machine.leave_behind(session, now)
+            machine.advance(now, MUCH)
+        for _ in range(min(MUCH, len(session.watched))):
+            _, tube = session.watched.popitem()
+            tube.watching -= 1
+            machine.forget_unneeded(tube)
+        return bool(session.watched)
 
     # -- the queue as a whole ------------------------------------------------------------------------------------------
 
@@ -168,17 +212,35 @@ class WorkQueue(Changing):
         finally:
             with self._lock:
                 self._state = QueueClosed(f"work queue {self.name} is closed")
-                for session in self._sessions:
+                for session in list(self._sessions):
                     session.closed = True
                     for waiter in list(session.waiters):
-                        self._machine.fail(waiter, self._state)
+                        self._machine.fail(waiter, copy(self._state))
                 self._sessions.clear()
                 self._machine.next_due = -NEVER
-                if self._timer is not None:
-                    self._timer.cancel()
+            self._cancel_timers()
+            forget(self)
             self._tell()
             if self._journal is not None:
                 self._journal.queue.close()
+
+    def _cancel_timers(self) -> None:
+        """They would keep a queue alive that is closed."""
+        for timer in (self._timer, self._settle_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def _dismiss(self, error: QueueClosed) -> None:
+        """The interpreter is ending: nobody is to wait any more (R29)."""
+        with self._lock:
+            self._dismiss_locked(error)
+        self._tell()
+
+    def _dismiss_locked(self, error: QueueClosed) -> None:
+        # Not where the lock is taken: at the jumps of such a loop CPython 3.13 does not see the "with".
+        for session in list(self._sessions):
+            for waiter in list(session.waiters):
+                self._machine.fail(waiter, copy(error))
 
     def __enter__(self) -> WorkQueue:
         return self
@@ -192,14 +254,6 @@ class WorkQueue(Changing):
         state = "" if self._state is None else " closed"
         return f"<WorkQueue {self.name}: {len(self._machine.jobs)} jobs, {len(self._machine.tubes)} tubes{state}>"
 
-
-_opened: WeakSet[WorkQueue] = WeakSet()
-
-
-def _abandon_all() -> None:
-    for queue in list(_opened):
-        queue._abandon()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_all)
+    def __del__(self) -> None:
+        if getattr(self, "_state", self) is None and self._journal is not None:
+            warn_unclosed(self)

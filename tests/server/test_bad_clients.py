@@ -67,6 +67,30 @@ def test_a_line_without_an_end_is_not_kept(it: Served) -> None:
     endless.ask(b"\r\nuse b\r\n", b"BAD_FORMAT\r\nUSING b\r\n")
 
 
+def test_one_who_says_nothing_any_more_holds_nothing(it: Served) -> None:
+    idle, waiting, other = it.clients(3)
+    idle.ask(b"put 0 0 1 60000\r\n" + b"x" * 60_000 + b"\r\n", b"INSERTED 1\r\n")
+    waiting.send(
+        b"watch nothing\r\nignore default\r\nput 0 0 1 60000\r\n" + b"x" * 60_000 + b"\r\nreserve\r\nuse a\r\n"
+    )
+    waiting.hear(b"WATCHING 2\r\nWATCHING 1\r\nINSERTED 2\r\n")
+    it.wait_for_waiting(1)
+    other.ask(b"use b\r\n", b"USING b\r\n")
+    assert max(len(one._parser._data) for one in connections(it)) < 100
+
+
+def test_tubes_may_be_bounded() -> None:
+    with served(max_tubes=3) as it:
+        greedy, other = it.clients(2)
+        greedy.ask(b"watch a\r\nuse b\r\n", b"WATCHING 2\r\nUSING b\r\n")
+        for command in (b"watch c\r\n", b"use c\r\n"):
+            greedy.ask(command, b"OUT_OF_MEMORY\r\n")
+        other.ask(b"watch a\r\nuse b\r\nput 0 0 1 1\r\nx\r\n", b"WATCHING 2\r\nUSING b\r\nINSERTED 1\r\n")
+        greedy.ask(b"list-tubes-watched\r\n", b"OK 18\r\n---\n- default\n- a\n\r\n")
+        greedy.ask(b"ignore a\r\n", b"WATCHING 1\r\n")
+        other.ask(b"ignore a\r\nuse c\r\n", b"WATCHING 1\r\nUSING c\r\n")
+
+
 def test_half_a_body_and_gone(it: Served) -> None:
     gone, other = it.clients(2)
     gone.send(b"put 0 0 1 1000\r\n" + b"x" * 500)

@@ -200,6 +200,20 @@ def test_one_is_in_a_put_while_its_body_is_missing() -> None:
     assert parser.held == 3
 
 
+@pytest.mark.parametrize("rest", [b"", b"reser", b"put 0 0 60 10\r\nhalf"])
+@pytest.mark.parametrize("cut", [10, 19, 1000, 100_000])
+def test_a_body_that_was_passed_on_is_not_kept(rest: bytes, cut: int) -> None:
+    parser, stream = Parser(200_000), b"put 0 0 60 100000\r\n" + b"x" * 100_000 + b"\r\n" + rest
+    found = []
+    for part in (stream[:cut], stream[cut:]):
+        parser.feed(part)
+        while (command := parser.next()) is not None:
+            found.append(command)
+        parser._check()
+    assert found == [("put", 0, 0, 60, b"x" * 100_000)]
+    assert len(parser._data) + sum(map(len, parser._parts)) <= len(rest)
+
+
 def test_a_body_too_big_is_not_kept() -> None:
     parser = Parser()
     parser.feed(b"put 0 0 0 4000000000\r\n")

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from beanstalk_harness import PATIENCE, Client
 
+from kestrelpy import JournaledQueue
 from kestrelpy.cli import build_parser, main, serving
 
 SERVE = (sys.executable, "-m", "kestrelpy", "serve", "beanstalk")
@@ -164,6 +165,8 @@ def test_an_address_in_use_is_said(capfd: pytest.CaptureFixture[str]) -> None:
         (("-f", "-1"), "must be a number of seconds"),
         (("-f", "1", "-F"), "not allowed with argument"),
         (("--max-jobs", "0"), "must be above zero"),
+        (("--max-tubes", "0"), "must be above zero"),
+        (("--on-corruption", "ignore"), "invalid choice: 'ignore'"),
     ],
 )
 def test_wrong_use(capfd: pytest.CaptureFixture[str], options: tuple[str, ...], said: str) -> None:
@@ -171,6 +174,25 @@ def test_wrong_use(capfd: pytest.CaptureFixture[str], options: tuple[str, ...], 
     assert status == 2
     assert said in heard
     assert heard.count("\n") == 1
+
+
+def test_options_reach_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, object] = {}
+    monkeypatch.setattr("kestrelpy.server.serve", lambda _, **options: seen.update(options))
+    options = ("--max-tubes", "7", "--max-jobs", "8", "--max-bytes", "9", "--max-attempts", "5")
+    assert main(["serve", "beanstalk", "--listen", "127.0.0.1:0", "--on-corruption", "quarantine", *options]) == 0
+    assert (seen["on_corruption"], seen["max_tubes"], seen["max_jobs"]) == ("quarantine", 7, 8)
+    assert (seen["max_bytes"], seen["max_attempts"]) == (9, 5)
+
+
+def test_a_queue_of_items_is_let_be(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with JournaledQueue(tmp_path, "work") as queue:
+        queue.put(b"item")
+    status, said = refused(capfd, "-b", str(tmp_path), "--listen", "127.0.0.1:0")
+    assert status == 1
+    assert "no work queue" in said
+    with JournaledQueue(tmp_path, "work") as queue:
+        assert queue.get(timeout=0).data == b"item"
 
 
 def test_no_such_user(capfd: pytest.CaptureFixture[str]) -> None:

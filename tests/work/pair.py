@@ -19,6 +19,7 @@ from kestrelpy._disk import Disk
 from kestrelpy._lifetime import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, MemoryDisk
 from kestrelpy.work import Job, JobStats, Session, WorkQueue
+from kestrelpy.work._keeping import BREATH
 
 START_MS = 1_700_000_000_000
 TUBES = ("default", "a", "b", "Tube-1/x")
@@ -201,7 +202,7 @@ class Pair:
         future, waiter = self.futures[at]
         assert future.cancel() == self.model.cancel(waiter)
 
-    def advance(self, seconds: int) -> None:
+    def advance(self, seconds: float) -> None:
         self.model.advance(seconds)
         self.clock.advance(seconds)
 
@@ -221,6 +222,8 @@ class Pair:
             assert sorted(session.reserved) == sorted(job.id for job in self.model.reserved_by(model))
 
     def compare_futures(self) -> None:
+        if any(waiter.outcome == "DeadlineSoon" and not future.done() for future, waiter in self.futures):
+            self.advance(BREATH)  # a reservation has begun that ends soon: the others in line hear of it next
         for future, waiter in self.futures:
             assert future.done() == (waiter.outcome != WAITING), waiter
             if waiter.outcome == WAITING:
@@ -320,11 +323,9 @@ def vanish(queue: WorkQueue, disk: MemoryDisk) -> None:
 
 def abandon(queue: WorkQueue) -> None:
     opened.discard(queue)
-    assert queue._journal is not None
-    journal = queue._journal.queue
-    if not journal.closed:
-        forget(journal)
-        journal._abandon()
+    if not queue.closed:
+        forget(queue)
+        queue._abandon()
 
 
 def abandon_all() -> None:

@@ -6,9 +6,9 @@ Segments are small, so that they are closed, retired and carried forward all the
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
+from budget import share
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -252,7 +252,7 @@ class WorkMachine(RuleBasedStateMachine):
 
 TestWork = WorkMachine.TestCase
 TestWork.settings = settings(
-    max_examples=3_000 if os.environ.get("KESTRELPY_LONG") == "1" else 150,
+    max_examples=max(50, share(150)),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

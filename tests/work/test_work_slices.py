@@ -1,0 +1,252 @@
+"""No call does all of it at once: many waiters, tubes, expired jobs; and what has expired is nobody's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from kestrelpy import QueueClosed, QueueEmpty
+from kestrelpy.testing import ManualClock, MemoryDisk
+from kestrelpy.work import DeadlineSoon, JobNotFound, WorkQueue, _machine, _settling
+from kestrelpy.work import queue as work_queue
+from kestrelpy.work._keeping import Keeping
+from kestrelpy.work._machine import Machine
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_700_000_000_000)
+
+
+@pytest.fixture
+def queue(clock: ManualClock) -> Iterator[WorkQueue]:
+    with WorkQueue(None, clock=clock) as made:
+        yield made
+        made._check()
+
+
+class Counted:
+    """Counts calls of a method."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.calls = 0
+        real: Callable[..., Any] = getattr(owner, name)
+
+        def count(*arguments: Any) -> Any:
+            self.calls += 1
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, count)
+
+
+# -- many who wait in one session ------------------------------------------------------------------------------------
+
+
+def moved_in_line(queue: WorkQueue, waiters: int) -> int:
+    """How many entries for wake-ups are made while so many wait in one session and are served."""
+    session = queue.session()
+    made = 0
+
+    class Watched(type(queue._machine.waiting)):  # type: ignore[misc]
+        def add(self, value: Any) -> None:
+            nonlocal made
+            made += 1
+            super().add(value)
+
+    queue._machine.waiting = Watched(queue._machine.waiting)
+    futures = [session.reserve_future() for _ in range(waiters)]
+    for number in range(waiters):
+        queue.put(b"%d" % number)
+    assert [future.result(0).id for future in futures] == list(range(1, waiters + 1))
+    return made
+
+
+def test_many_waiters_in_one_session_cost_no_more_each(queue: WorkQueue) -> None:
+    assert moved_in_line(queue, 100) <= 2
+
+
+def test_all_of_a_session_hear_of_its_deadline(queue: WorkQueue, clock: ManualClock) -> None:
+    session, calm = queue.session(), queue.session(deadline_soon=False)
+    queue.put(b"", ttr=10)
+    queue.put(b"", ttr=5)
+    long, short = session.reserve(0), session.reserve(0)
+    futures = [session.reserve_future() for _ in range(3)]
+    last = calm.reserve_future(timeout=6)
+    clock.advance(3)
+    short.touch()  # what was to be told of has moved
+    clock.advance(3)
+    assert not any(future.done() for future in futures)
+    with pytest.raises(QueueEmpty):
+        last.result(0)
+    short.delete()
+    clock.advance(2.9)
+    assert not any(future.done() for future in futures)
+    clock.advance(0.1)
+    for future in futures:
+        with pytest.raises(DeadlineSoon) as caught:
+            future.result(0)
+        assert caught.value.job_id == long.id
+    assert not queue._machine.waiting
+
+
+# -- many tubes ------------------------------------------------------------------------------------------------------
+
+
+def test_changed_tubes_are_written_in_slices(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+    disk = MemoryDisk()
+    monkeypatch.setattr(_settling, "SLICE", 10)
+    queue = WorkQueue("/work", clock=clock, disk=disk, segment_bytes=8192, max_job_bytes=4000, checkpoint_interval=1000)
+    for number in range(95):
+        queue.put(b"", tube=f"tube-{number}")
+    between: list[int] = []
+
+    def breathe(_: Keeping) -> None:
+        """Others come: they put into a tube that is written already, and take what was there."""
+        assert not queue._lock.locked()
+        between.append(len(queue._machine.changed_tubes))
+        queue.put(b"", tube="tube-0")
+        queue.delete(1 + len(between))
+
+    monkeypatch.setattr(Keeping, "_breathe", breathe)
+    queue.checkpoint()
+    monkeypatch.undo()
+    assert len(between) == 9
+    assert max(before - after for before, after in pairwise(between)) <= 10
+    disk.kill()
+    queue._abandon()
+    with WorkQueue("/work", clock=clock, disk=disk, segment_bytes=8192, max_job_bytes=4000) as again:
+        again._check()
+        assert again.stats().total_jobs == 95 + 9
+        assert again.stats_tube("tube-0").total_jobs == 1 + 9
+        assert all(again.stats_tube(f"tube-{number}").total_jobs == 1 for number in range(10, 95))
+
+
+def test_a_session_that_watches_many_is_closed_in_slices(queue: WorkQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_queue, "MUCH", 10)
+    session = queue.session()
+    for number in range(35):
+        session.watch(f"tube-{number}")
+    futures = [session.reserve_future() for _ in range(35)]
+    turns = Counted(monkeypatch, WorkQueue, "_close_some_locked")
+    session.close()
+    assert turns.calls >= 7
+    assert queue.tubes() == ["default"]
+    for future in futures:
+        with pytest.raises(QueueClosed):
+            future.result(0)
+    assert queue.stats().sessions == 0
+
+
+def test_who_waits_for_the_end_of_a_pause_is_served_in_slices(queue: WorkQueue, clock: ManualClock) -> None:
+    session = queue.session()
+    queue.pause_tube("default", 5)
+    futures = [session.reserve_future() for _ in range(300)]
+    for _ in range(300):
+        queue.put(b"")
+    late = queue.session()
+    with queue._lock:
+        clock._elapsed_ns += 5_000_000_000  # and no timer has come
+    assert queue.stats().reserved == 100  # one slice, by this call
+    with pytest.raises(QueueEmpty):
+        late.reserve(0)  # those who came first come first
+    clock.advance(1)
+    assert [future.result(0).id for future in futures] == list(range(1, 301))
+
+
+# -- what has expired ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def behind(queue: WorkQueue, clock: ManualClock) -> WorkQueue:
+    """More things are due than a call does before its own, and job 1 has expired: nobody has come to drop it."""
+    queue.put(b"expired", key="key", expires_in=5)
+    queue.put(b"buried", tube="other", expires_in=5)
+    with queue.session() as session:
+        session.watch("other")
+        session.ignore("default")
+        session.reserve(0).bury()
+    queue.put_many([b""] * 300, tube="many", delay=5)
+    with queue._lock:
+        clock._elapsed_ns += 5_000_000_000
+    return queue
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda queue: queue.peek(1),
+        lambda queue: queue.session().reserve_job(1),
+        lambda queue: queue.stats_job(1),
+        lambda queue: queue.delete(1),
+        lambda queue: queue.move(1, "elsewhere"),
+        lambda queue: queue.kick_job(2),
+        lambda queue: queue.peek_ready(),
+        lambda queue: queue.peek_buried("other"),
+    ],
+)
+def test_what_has_expired_is_not_there(behind: WorkQueue, call: Callable[[WorkQueue], object]) -> None:
+    with pytest.raises(JobNotFound):
+        call(behind)
+    assert behind._machine.next_due <= behind._clock.monotonic()  # there is more to be done still
+
+
+def test_what_has_expired_is_in_no_list_and_bars_no_key(behind: WorkQueue) -> None:
+    assert list(behind.jobs()) == []
+    assert behind.kick(1, "other") == 0
+    assert behind.put(b"new", key="key") == 303
+    assert behind.peek_ready().id == 303
+
+
+def test_what_has_expired_is_not_given_out_at_the_end_of_a_pause(queue: WorkQueue, clock: ManualClock) -> None:
+    queue.pause_tube("default", 5)
+    queue.put(b"expired", expires_in=5)
+    queue.put(b"alive")
+    future = queue.session().reserve_future()
+    clock.advance(5)
+    assert future.result(0).id == 2
+
+
+def test_a_key_is_its_new_jobs_when_the_old_one_expires_again(clock: ManualClock) -> None:
+    """A crash between the new job and the end of the old one: both are there at the opening."""
+    disk = MemoryDisk()
+    options: dict[str, Any] = {"clock": clock, "disk": disk, "segment_bytes": 8192, "max_job_bytes": 4000}
+    queue = WorkQueue("/work", **options)
+    queue.put(b"old", key="key", expires_in=5)
+    queue.put_many([b""] * 300, delay=5)
+    with queue._lock:
+        clock._elapsed_ns += 5_000_000_000
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Keeping, "_write_expired_locked", lambda self: self._machine.expired.clear())
+        new = queue.put(b"new", key="key")
+    disk.kill()
+    queue._abandon()
+    with WorkQueue("/work", **options) as again:
+        assert again.stats().total_jobs == 302
+        assert again._machine.keys == {("default", "key"): new}
+        again._check()
+
+
+def test_very_many_expired_jobs_are_passed_over_in_slices(
+    queue: WorkQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_machine, "MOST_DROPPED", 50)
+    calls = Counted(monkeypatch, Machine, "take")
+    for make in (
+        lambda session: session.reserve(0),
+        lambda session: session.reserve_future(0).result(0),
+    ):
+        queue.put_many([b""] * 1000, expires_in=5)
+        alive = queue.put(b"alive")
+        with queue._lock:
+            clock._elapsed_ns += 5_000_000_000
+        calls.calls = 0
+        assert make(queue.session()).id == alive
+        assert calls.calls >= 3
+        queue.put_many([b""] * 1000, expires_in=5)
+        with queue._lock:
+            clock._elapsed_ns += 5_000_000_000
+        with pytest.raises(QueueEmpty):
+            make(queue.session())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kestrelpy.spark.session import JavaMissing, local_session, register
 
 if TYPE_CHECKING:
+    from kestrelpy.spark._part import FilesNotSeen
     from kestrelpy.spark.buffer import DriverBuffer, UndecodableItem
     from kestrelpy.spark.lake import LAKE_SCHEMA, LakeSummary, archive_to_parquet
     from kestrelpy.spark.report import LoadReport, NothingToReport, load_report
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LAKE_SCHEMA",
     "DriverBuffer",
+    "FilesNotSeen",
     "JavaMissing",
     "LakeSummary",
     "LoadReport",
@@ -31,6 +33,7 @@ __all__ = [
 
 _LATER = {
     "DriverBuffer": "buffer",
+    "FilesNotSeen": "_part",
     "LAKE_SCHEMA": "lake",
     "LakeSummary": "lake",
     "LoadReport": "report",

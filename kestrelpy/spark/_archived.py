@@ -7,14 +7,15 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
 from kestrelpy import _format as fmt
 from kestrelpy import _names
-from kestrelpy.errors import CorruptJournal, UnsupportedFormat
+from kestrelpy._purpose import JOBS, kind_of
+from kestrelpy.errors import CorruptJournal, UnsupportedFormat, WrongKind
 from kestrelpy.spark._columns import Columns
 from kestrelpy.spark._decode import decode
 
@@ -28,6 +29,18 @@ def queue_of(name: str) -> str | None:
     if owner is None or owner[1] or _names.is_new(name) or _names.parse_segment(name, owner[0]) is None:
         return None
     return owner[0]
+
+
+def segments_of(names: Iterable[str], where: str) -> list[str]:
+    """The segments among a folder's ``names``. Raises ``WrongKind`` if one is of a work queue: its records are
+    of jobs that live, and no items.
+    """
+    names = set(names)
+    found = {name: queue for name in sorted(names) if (queue := queue_of(name)) is not None}
+    for queue in set(found.values()):
+        if kind_of(names, queue) == JOBS:
+            raise WrongKind(f"{where}/{queue}", JOBS)
+    return list(found)
 
 
 class Archived:

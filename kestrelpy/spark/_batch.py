@@ -11,18 +11,20 @@ Rules:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from kestrelpy import _names
+from kestrelpy import _log, _names
 from kestrelpy._disk import Directory, RealDisk
+from kestrelpy._purpose import refuse_jobs_in
+from kestrelpy.errors import WrongKind
 from kestrelpy.folder import queue_names
 from kestrelpy.spark._columns import SCHEMA
 from kestrelpy.spark._part import Part, read_in_worker
+from kestrelpy.spark._places import local_folder
 from kestrelpy.spark._plan import PART_BYTES, parts_of, pieces_of
 from kestrelpy.spark._wanted import check_names, push, truth, wanted_by, whole_number
 
@@ -95,14 +97,17 @@ def folders_of(options: Mapping[str, str]) -> tuple[str, ...]:
     """The folder of queues and perhaps an archive. Raises ``ValueError``."""
     path = options.get("path")
     if not path:
-        raise ValueError("reading kestrel needs the folder of the queues: load(directory)")
+        raise ValueError(
+            "reading kestrel needs the folder of the queues: load(directory). "
+            "(Spark 4.3 hands no options of a CREATE TABLE on: CREATE TEMPORARY VIEW does)"
+        )
     archive = options.get("archive")
-    return tuple(os.path.abspath(each) for each in (path, archive) if each)
+    return tuple(local_folder(each) for each in (path, archive) if each)
 
 
 def queues_of(folders: tuple[str, ...], queue: str | None) -> list[str]:
-    """The queue that is asked for, or all that are in the folders. Raises ``FileNotFoundError``, ``LookupError``,
-    ``InvalidName``.
+    """The queue that is asked for, or all that are in the folders but for work queues. Raises ``FileNotFoundError``,
+    ``LookupError``, ``InvalidName``, ``WrongKind``.
     """
     there: set[str] = set()
     for folder in folders:
@@ -111,7 +116,20 @@ def queues_of(folders: tuple[str, ...], queue: str | None) -> list[str]:
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(f"there is no folder {folder}") from None
     if queue is None:
-        return sorted(there)
+        return sorted(name for name in there if not _is_left_out(folders, name))
     if _names.check_name(queue) not in there:
         raise LookupError(f"there is no queue {queue!r} in {' or '.join(folders)}")
+    for folder in folders:
+        refuse_jobs_in(folder, queue)
     return [queue]
+
+
+def _is_left_out(folders: tuple[str, ...], queue: str) -> bool:
+    """Whether it is a work queue, among all the queues of a folder: its records are no items."""
+    try:
+        for folder in folders:
+            refuse_jobs_in(folder, queue)
+    except WrongKind as error:
+        _log.warning("left out: %s", error)
+        return True
+    return False

@@ -25,6 +25,7 @@ from zlib import crc32
 
 from kestrelpy._checkpoint import replace_file
 from kestrelpy._disk import Directory
+from kestrelpy._names import plan_name
 from kestrelpy.errors import CorruptJournal, UnsupportedFormat
 
 VERSION = 1
@@ -84,7 +85,7 @@ class PlanFile:
 
     def __init__(self, directory: Directory, queue: str, reader: str) -> None:
         self._directory = directory
-        self.name = f"{queue}+{reader}.batch"
+        self.name = plan_name(queue, reader)
 
     @property
     def path(self) -> str:

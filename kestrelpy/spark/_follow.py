@@ -38,7 +38,7 @@ class StreamView(FollowingView):
             self._file = None
             self.durable_id = segment.last_id
         else:
-            for offset, run in _runs(file, segment, segment.last_id + 1, segment.records_end, file.size()):
+            for offset, run in runs(file, segment, segment.last_id + 1, segment.records_end, file.size()):
                 _count(segment, offset, run)
         self._at = (segment.last_id, segment.header.base_bytes + segment.data_bytes)
         return footer is not None
@@ -92,7 +92,7 @@ class StreamView(FollowingView):
         file = open_segment(self._directory, segment.name)
         try:
             end = segment.records_end
-            for _, run in _runs(file, segment, due, offset, end):
+            for _, run in runs(file, segment, due, offset, end):
                 yield run, before
                 if run.next_id > last_id:
                     break
@@ -114,7 +114,7 @@ class StreamSource(Outside):
         return self._view
 
 
-def _runs(file: File, segment: Segment, due: int, offset: int, end: int) -> Iterator[tuple[int, Run]]:
+def runs(file: File, segment: Segment, due: int, offset: int, end: int) -> Iterator[tuple[int, Run]]:
     """The runs of frames from ``offset`` on, as far as they are whole, with their offsets."""
     want = BLOCK_BYTES
     while offset < end:

@@ -2,8 +2,11 @@
 
 Rules:
 1. A part says which segments it means by their headers, not by their names alone: what is read is what was planned.
-2. A segment that is not where it was is looked for in the archive. If it is gone and every reader is past it, it was
-   retired and has no rows. Otherwise it is missing (``CorruptJournal``).
+2. A segment that is not where it was is looked for in the archive. It has no rows only if it is known to have been
+   retired since: by a later segment of the same queue and by the places of readers, which are all past it. That it is
+   not here proves nothing: an executor may see another folder under this path, or none. Otherwise, and always if it
+   was archived already, should be in the archive by now, or is kept by a query, this raises ``FilesNotSeen``, or
+   ``CorruptJournal`` if a reader needs it.
 3. Where a segment is not intact, the rows before the damage come, and then ``CorruptJournal``; behind what a writer has
    written of a segment that is not closed, they end. As ``scan`` has it.
 4. The same items have the same columns whenever they are read: a segment is shown under its lasting name.
@@ -11,7 +14,9 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import gc
+import platform
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
@@ -23,7 +28,7 @@ from kestrelpy._chain import Chain
 from kestrelpy._disk import Directory, Disk, File, RealDisk
 from kestrelpy._names import lasting_name
 from kestrelpy._segment import Segment, _was_on_disk, load_segment, open_segment, read_header
-from kestrelpy.errors import CorruptJournal
+from kestrelpy.errors import CorruptJournal, KestrelError
 from kestrelpy.spark._columns import Columns
 from kestrelpy.spark._decode import decode
 from kestrelpy.spark._seek import Counted, seek
@@ -39,7 +44,8 @@ class Piece(NamedTuple):
     """One segment of a part, or a stretch of ids of it.
 
     ``last_id`` is ``None`` if it was not closed when this was planned. ``is_last``: no segment was behind it.
-    ``through_id``: up to which id it must have items.
+    ``through_id``: up to which id it must have items. ``is_kept``: the reader of a query keeps it, so that it cannot
+    have been retired.
     """
 
     queue: str
@@ -52,6 +58,22 @@ class Piece(NamedTuple):
     wanted: Wanted
     error_counts: tuple[tuple[int, int], ...]
     data_bytes: int
+    is_kept: bool = False
+
+
+class FilesNotSeen(KestrelError, FileNotFoundError):
+    """What was planned to be read at ``path`` is not seen by the process that is to read it; ``reason`` says why that
+    is not taken for "nothing to read".
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        message = (
+            f"{platform.node() or 'this machine'} does not see what was planned to be read: {reason}. Every executor "
+            'must see the same folder under this path (docs/spark.md, "On a cluster")'
+        )
+        super().__init__(errno.ENOENT, message, path)
+        self.path = path
+        self.reason = reason
 
 
 class Part(InputPartition):
@@ -90,17 +112,23 @@ class PartReader:
         self.bytes_read = 0
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the part, in the order of ids for each queue. Raises ``CorruptJournal``, ``OSError``,
-        ``UnsupportedFormat``, ``ValueError`` for an item of 2 GiB or more.
+        """The rows of the part, in the order of ids for each queue. Raises ``CorruptJournal``, ``FilesNotSeen``,
+        ``OSError``, ``UnsupportedFormat``, ``ValueError`` for an item of 2 GiB or more.
         """
         folders: list[Directory] = []
         try:
-            folders.extend(self._disk.directory(path) for path in self._part.folders)
+            folders.extend(self._folder(path) for path in self._part.folders)
             for piece in self._part.pieces:
                 yield from self._batches_of(folders, piece)
         finally:
             for folder in folders:
                 folder.close()
+
+    def _folder(self, path: str) -> Directory:
+        try:
+            return self._disk.directory(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise FilesNotSeen(path, "there is no such folder") from None
 
     def _batches_of(self, folders: list[Directory], piece: Piece) -> Iterator[pa.RecordBatch]:
         found = _open(folders, piece)
@@ -147,9 +175,10 @@ class PartReader:
         if _was_on_disk(cast("File", counted), segment, offset, due):
             raise CorruptJournal(path, offset, f"item {due} was on disk and is not intact here", item_id=due)
         if not piece.is_last:
-            raise CorruptJournal(path, segment.size, "the footer of this closed segment is not intact")
+            at, reason = fmt.footer_offset(segment.size), "the footer of this closed segment is not intact"
+            raise CorruptJournal(path, at, reason)
         if due <= min(piece.through_id, piece.wanted.stop_id - 1):
-            reason = f"items {due} to {piece.through_id} are missing"
+            reason = f"items {due} to {piece.through_id} are missing, and were there when this read was planned"
             raise CorruptJournal(path, offset, reason, item_id=due)
 
 
@@ -159,8 +188,8 @@ def _claimed(data: bytes, offset: int) -> int:
 
 
 def _open(folders: list[Directory], piece: Piece) -> tuple[File, str] | None:
-    """The file of a segment, wherever it is by now; ``None`` if it was retired since it was planned. Raises
-    ``CorruptJournal`` if it is missing.
+    """The file of a segment, wherever it is by now; ``None`` if it is known to have been retired since it was planned.
+    Raises ``FilesNotSeen``, ``CorruptJournal``.
     """
     found = _open_at(folders[piece.folder], piece.name, piece.header)
     if found is not None:
@@ -170,12 +199,23 @@ def _open(folders: list[Directory], piece: Piece) -> tuple[File, str] | None:
         found = _open_at(folder, name, piece.header)
         if found is not None:
             return found
-    heads = [state.head for state in chain.states if not state.flags & fmt.FLAG_MARK]
-    last_id = piece.last_id if piece.last_id is not None else _last_before(chain, piece)
-    if chain.queue_id in (b"", piece.header.queue_id) and min(heads, default=last_id) < last_id:
-        path, head = f"{folders[piece.folder].path}/{piece.name}", min(heads)
-        raise CorruptJournal(path, 0, f"a reader needs item {head + 1}; this segment is gone", item_id=head + 1)
+    check_retired(chain, piece, tuple(folder.path for folder in folders))
     return None
+
+
+def check_retired(chain: Chain, piece: Piece, folders: tuple[str, ...]) -> None:
+    """Raise unless it is known that this segment, which is nowhere in the folders, was retired."""
+    path, doubt = f"{folders[piece.folder]}/{piece.name}", chain.doubt(piece.header.number, piece.header.queue_id)
+    if doubt is not None and doubt.item_id is not None:
+        raise CorruptJournal(path, 0, doubt.reason, item_id=doubt.item_id)
+    if doubt is not None:
+        raise FilesNotSeen(path, doubt.reason)
+    if piece.is_kept:
+        raise FilesNotSeen(path, "the reader of the query keeps this segment, and it is gone")
+    if piece.folder:
+        raise FilesNotSeen(path, "this segment was in the archive, and is gone")
+    if len(folders) > 1:
+        raise FilesNotSeen(path, f"this segment was retired, and is not in the archive {folders[1]}")
 
 
 def _open_at(folder: Directory, name: str, header: fmt.SegmentHeader) -> tuple[File, str] | None:
@@ -192,18 +232,3 @@ def _open_at(folder: Directory, name: str, header: fmt.SegmentHeader) -> tuple[F
         raise
     file.close()
     return None
-
-
-def _last_before(chain: Chain, piece: Piece) -> int:
-    """The last id of a segment that was not closed when it was planned and is gone: the next one says it."""
-    for number, places in sorted(chain.numbered().items()):
-        for folder, name in places:
-            if number > piece.header.number:
-                found = open_segment(folder, name)
-                try:
-                    header = read_header(found, name)
-                finally:
-                    found.close()
-                if header is not None and header.queue_id == piece.header.queue_id:
-                    return header.previous_last_id
-    return piece.through_id

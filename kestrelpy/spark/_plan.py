@@ -5,28 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kestrelpy import _format as fmt
-from kestrelpy._chain import Chain
-from kestrelpy._disk import Directory
+from kestrelpy._chain import missing_items
+from kestrelpy._disk import Directory, File
 from kestrelpy._segment import Segment, load_segment
-from kestrelpy.errors import CorruptJournal
 from kestrelpy.folder import _Scan
+from kestrelpy.spark._follow import runs
 from kestrelpy.spark._part import Part, Piece
 from kestrelpy.spark._wanted import Wanted
 
 PART_BYTES = 16 << 20
 """So many bytes of segments make a part, if there is a choice."""
-
-
-class _Listed(Chain):
-    """A chain that lists its folders when it is told to, and not for every segment."""
-
-    def numbered(self) -> dict[int, list[tuple[Directory, str]]]:
-        if not hasattr(self, "_listed"):
-            self.look_again()
-        return self._listed
-
-    def look_again(self) -> None:
-        self._listed = super().numbered()
 
 
 def pieces_of(folders: list[Directory], queue: str, wanted: Wanted) -> list[Piece]:
@@ -36,43 +24,51 @@ def pieces_of(folders: list[Directory], queue: str, wanted: Wanted) -> list[Piec
     ``UnsupportedFormat``, ``OSError``.
     """
     scan = _Scan(folders, queue, None, None, None, None)
-    scan._chain = chain = _Listed(folders, queue)
+    chain = scan._chain
     counts = sorted(scan._counts.items())
     pieces: list[Piece] = []
     before: Segment | None = None
     gone, broken = False, False  # whether the one before was retired meanwhile, or is not closed and not the last
-    numbers = sorted(chain.numbered())
+    numbers = list(chain.numbered())
     for number in numbers:
         is_last = number == numbers[-1]
         opened = scan._open(number, last=is_last)
         if opened is None:
-            chain.look_again()
-            opened = scan._open(number, last=is_last)
-        if opened is None:
             if number not in chain.numbered():
+                chain.check_there()
                 before, gone = None, True
             continue
         file, path, name, header = opened
         try:
             segment = load_segment(file, name, header)
+            through_id = _reach(file, segment, chain.watermark) if is_last else 0
         finally:
             file.close()
         objection = None if broken else chain.objection(before, segment)
         if objection is not None:
-            raise CorruptJournal(path, 48, objection)
+            raise objection.error(path)
         before, gone, broken = segment, False, not segment.closed and not is_last
         folder = next(at for at, each in enumerate(folders) if path == f"{each.path}/{name}")
-        through_id = chain.watermark if is_last else 0
         piece = piece_of(queue, folder, segment, wanted, counts, is_last=is_last, through_id=through_id)
         if piece is not None:
             pieces.append(piece)
     if before is None or before.closed:
         last_id = before.last_id if before is not None else 0
         if last_id < chain.watermark and last_id + 1 < wanted.stop_id and not gone:
-            name = before.name if before is not None else f"{queue}.*.segment"
-            reason = f"items {last_id + 1} to {chain.watermark} are missing"
-            raise CorruptJournal(f"{folders[0].path}/{name}", 0, reason, item_id=last_id + 1)
+            raise missing_items(folders[0].path, queue, before, chain.watermark)
     return pieces
+
+
+def _reach(file: File, segment: Segment, watermark: int) -> int:
+    """Up to which id the last segment has items now, all of which are to be read: of one that is not closed, who reads
+    an older copy of it would miss nothing.
+    """
+    if segment.closed:
+        return segment.last_id
+    due = segment.first_id
+    for _, run in runs(file, segment, due, fmt.HEADER_BYTES, file.size()):
+        due = run.next_id
+    return max(due - 1, watermark)
 
 
 def piece_of(

@@ -11,10 +11,13 @@ Rules:
 2. A batch carries who it is from and which one it is: ``txnAppId`` and ``txnVersion``, for a stream the id of the query
    (which lives in its checkpoint) and the batch id. What is published, or was taken in, is not published again.
 3. Nobody needs the queue to be open. If it is not, the commit takes the batch in by itself.
+4. What can be known before the first row is checked on the driver, where this is made: names, folders, options. There
+   a mistake is one sentence; in a task it is tried four times, and of a stream nobody hears why.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -25,8 +28,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType, TimestampNTZType, TimestampType
 
-from kestrelpy import KestrelError, QueueLocked
+from kestrelpy import KestrelError, QueueLocked, _log
+from kestrelpy._disk import RealDisk
+from kestrelpy._names import check_name
+from kestrelpy._purpose import refuse_jobs_in
 from kestrelpy.inbox import Part, PartWriter, discard, publish, take_in
+from kestrelpy.spark._part import FilesNotSeen
+from kestrelpy.spark._places import local_folder
 
 CHUNK_BYTES = 256 << 10
 CHUNK_ITEMS = 4096
@@ -57,9 +65,16 @@ class _Sink:
         unknown = sorted(name for name in options if name.lower() not in _OPTIONS)
         if unknown:
             raise SinkMistake(f"unknown option {unknown[0]!r}: the sink has queue, txnAppId and txnVersion")
-        self._directory, self._queue = options.get("path", ""), options.get("queue", "")
-        if not self._directory or not self._queue:
+        path, self._queue = options.get("path", ""), options.get("queue", "")
+        if not path or not self._queue:
             raise SinkMistake('say where to: .option("queue", name) and the folder of the queue in save() or start()')
+        check_name(self._queue)
+        try:
+            self._directory = local_folder(path)
+        except ValueError as mistake:
+            raise SinkMistake(str(mistake)) from None
+        _check_local(self._directory)
+        refuse_jobs_in(self._directory, self._queue)
         self._app_id = options.get("txnAppId")
         version = options.get("txnVersion")
         try:
@@ -79,14 +94,24 @@ class _Sink:
 
     def _publish(self, messages: Iterable[Sealed], app_id: str | None, version: int) -> None:
         parts = [message.part for message in messages]
-        publish(self._directory, self._queue, parts, app_id=app_id, version=version)
+        try:
+            publish(self._directory, self._queue, parts, app_id=app_id, version=0 if app_id is None else version)
+        except FileNotFoundError as error:
+            path = f"{self._directory}/inbox/{error.filename}"
+            raise FilesNotSeen(path, "a task has written this part, and the driver does not see it") from error
         try:
             take_in(self._directory, self._queue)
         except QueueLocked:
             return  # its owner does
 
     def _discard(self, messages: Iterable[WriterCommitMessage | None]) -> None:
-        discard(self._directory, self._queue, [message.part for message in _sealed(messages)])
+        """The job has failed, and that is what is to be told: what goes wrong here is logged. The parts are removed by
+        the queue's owner then, a day later.
+        """
+        try:
+            discard(self._directory, self._queue, [message.part for message in _sealed(messages)])
+        except Exception:
+            _log.warning("the parts of a failed job stay in %s/inbox", self._directory, error=True)
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):
@@ -127,6 +152,21 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """On the driver: the batch has failed; it comes again."""
         self._discard(messages)
+
+
+def _check_local(directory: str) -> None:
+    """Raise ``SinkMistake`` where the driver could not publish: that takes locks. Tasks may write over a network."""
+    try:
+        RealDisk().directory(directory).close()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        raise SinkMistake(
+            f"{directory}: {error.strerror}. The driver must be on the machine that has the queue's disk; "
+            "executors may write over a shared file system"
+        ) from None
 
 
 def _sealed(messages: Iterable[WriterCommitMessage | None]) -> list[Sealed]:

@@ -19,6 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from kestrelpy.spark._places import local_folder
+
 _UPLOADS = ("s3", "gcs", "abfs")
 """File systems without renames and without folders, where a file is there when all of it is."""
 _SECONDS_LEFT = 86_400
@@ -28,8 +30,8 @@ _SECONDS_LEFT = 86_400
 class Store:
     """A folder and what is below it; names are relative, with ``/``. All methods raise ``OSError``.
 
-    ``place`` is a path of this machine or a URI; with ``filesystem`` a path on that. ``beside``: the folder in it where
-    files are written before they are renamed.
+    ``place`` is a path of this machine (``file:/path`` is one) or a URI; with ``filesystem`` a path on that.
+    ``beside``: the folder in it where files are written before they are renamed.
     """
 
     def __init__(self, place: str | os.PathLike[str], filesystem: Any = None, *, beside: str = "") -> None:
@@ -42,7 +44,7 @@ class Store:
             self._fs, root = pafs.FileSystem.from_uri(uri)
             self._root = root.rstrip("/")
         else:
-            self._fs, self._root = pafs.LocalFileSystem(), os.path.abspath(name)
+            self._fs, self._root = pafs.LocalFileSystem(), local_folder(name)
         scheme, separator, _ = name.partition("://")
         self.name = f"{scheme}{separator}{self._root}" if separator else name.rstrip("/")  # a URI may have a password
         self._uploads = _base(self._fs)[0].type_name in _UPLOADS

@@ -33,11 +33,12 @@ from kestrelpy import _format as fmt
 from kestrelpy import _log, _names
 from kestrelpy._disk import RealDisk
 from kestrelpy._home import Home
+from kestrelpy._purpose import refuse_jobs
 from kestrelpy._readership import Readership, Start
 from kestrelpy._segment import Segment
 from kestrelpy.clock import SystemClock
 from kestrelpy.config import ReaderConfig
-from kestrelpy.errors import KestrelError, QueueLocked
+from kestrelpy.errors import KestrelError, NoDefaultReader, QueueLocked
 from kestrelpy.reader import Reader
 from kestrelpy.spark._batch import chosen, columns_of, folders_of, queues_of
 from kestrelpy.spark._follow import StreamSource
@@ -84,6 +85,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         (self._queue,) = queues_of(self._folders, options["queue"])
         self._name = _names.check_name(options["reader"])
         self._start = starting_position(options)
+        self._takes_over = "startingPosition" not in options
         self._max_items = whole_number(options, "maxItemsPerTrigger", least=1)
         self._max_bytes = whole_number(options, "maxBytesPerTrigger", least=1)
         self._fails = truth(options, "failOnDataLoss", default=True)
@@ -94,7 +96,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- what Spark asks for -----------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name, as those below
-        """Of a query without a checkpoint: where the reader is, or where ``startingPosition`` says if it is new."""
+        """Of a query without a checkpoint: where the reader is, or where ``startingPosition`` says if it is new; the
+        first named reader of a queue takes over the default reader's place if that option is not there.
+        """
         return self._offset(self._open(None).head)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -157,7 +161,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         until = time.monotonic() + LOCK_PATIENCE
         while True:
             try:
-                self._reader, self._source = open_source(self._folders[0], self._queue, self._name, place)
+                opens = open_source if start is not None or self._takes_over else open_at
+                self._reader, self._source = opens(self._folders[0], self._queue, self._name, place)
                 break
             except QueueLocked as locked:
                 if time.monotonic() > until:
@@ -204,6 +209,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if segments and start_id < segments[0].header.previous_last_id:
             self._lose(start_id + 1, first_id - 1, f"the journal begins with item {first_id}")
             return first_id - 1
+        for before, segment in pairwise(segments):
+            previous_id = segment.header.previous_last_id
+            if max(before.last_id, start_id) < previous_id:
+                self._lose(max(before.last_id, start_id) + 1, previous_id, "the segment that they are in is not there")
         return start_id
 
     def _end(self, end: Offset, tail_id: int) -> int:
@@ -265,6 +274,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         Wanted(start_id, stop_id),
                         mine,
                         PART_BYTES if count > 1 else size,
+                        is_kept=True,
                     )
                 )
         return pieces
@@ -291,6 +301,7 @@ def open_source(directory: str, queue: str, name: str, start: Start) -> tuple[Re
     folder = RealDisk().directory(directory)
     source: StreamSource | None = None
     try:
+        refuse_jobs(folder, queue)
         readership = Readership(Home(folder, queue), {}, ReaderConfig(), _nothing)
         source = StreamSource(folder, queue, SystemClock(), 0.05, readership)
         readership.feed = source
@@ -301,6 +312,50 @@ def open_source(directory: str, queue: str, name: str, start: Start) -> tuple[Re
         else:
             source.close()
         raise
+
+
+def open_at(directory: str, queue: str, name: str, start: Start) -> tuple[Reader, StreamSource]:
+    """As ``open_source``; but a place that is made begins at ``start`` also if it is the first named one.
+
+    The first named reader takes the default reader's place over, unless somebody has that reader open: so it is open
+    here meanwhile, and keeps its place and what it has not read, for who opens it next. Only where the new reader
+    begins no further than the default one is, and so sees all of that, does it take the place over: items that are
+    kept for nobody would fill the disk.
+    """
+    if _has_reader(directory, queue, name):
+        return open_source(directory, queue, name, start)
+    try:
+        default, source = open_source(directory, queue, "", "earliest")
+    except (NoDefaultReader, QueueLocked):
+        return open_source(directory, queue, name, start)
+    try:
+        begin_id = _place_of(start, source.first_id, source.visible_id)
+        home = source._readership._home
+        others = [other for other in home.reader_names() if other and home.is_there(other, source.queue_id)]
+        if others or begin_id > default.head + 1:
+            return open_source(directory, queue, name, start)
+    finally:
+        default.close()
+    reader, source = open_source(directory, queue, name, start)
+    if reader.head + 1 > begin_id:
+        reader.seek(begin_id)
+        reader.checkpoint(durable=True)
+    return reader, source
+
+
+def _has_reader(directory: str, queue: str, name: str) -> bool:
+    folder = RealDisk().directory(directory)
+    try:
+        return name in _names.readers_among(folder.names(), queue)
+    finally:
+        folder.close()
+
+
+def _place_of(start: Start, first_id: int, last_id: int) -> int:
+    """The id that a new reader begins with, as the core has it."""
+    if start == "tail":
+        return last_id + 1
+    return first_id if start == "earliest" else max(first_id, min(int(start), last_id + 1))
 
 
 def _nothing() -> None:

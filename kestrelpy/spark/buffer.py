@@ -22,6 +22,7 @@ asked for while it is held.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -51,6 +52,16 @@ IDLE = 0.1
 """Seconds: how long a look for the first item of a batch takes; ``stop()`` waits for it."""
 _claiming = threading.Lock()
 _claimed: weakref.WeakSet[Reader] = weakref.WeakSet()  # guarded by _claiming
+
+
+def _reset_after_fork() -> None:
+    """In a forked child: another thread of the parent may have held the lock, and will never release it here."""
+    global _claiming, _claimed
+    _claiming, _claimed = threading.Lock(), weakref.WeakSet()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class DriverBuffer:
@@ -101,6 +112,8 @@ class DriverBuffer:
         if not max_wait >= 0 or not 0 <= backoff[0] <= backoff[1]:
             raise ValueError(f"max_wait and backoff are seconds, the longest last, not {max_wait!r} and {backoff!r}")
         reader = queue_or_reader.reader() if isinstance(queue_or_reader, JournaledQueue) else queue_or_reader
+        if not isinstance(reader, Reader):  # a WorkQueue, say: its jobs are reserved through sessions
+            raise TypeError(f"a DriverBuffer drains a JournaledQueue or one of its readers, not {queue_or_reader!r}")
         self._reader = reader
         self._process = process
         self._drain = Drain(reader, Rows(spark, schema, codec), max_items, max_bytes, max_wait)

@@ -27,9 +27,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow as pa
 
+from kestrelpy import _names
 from kestrelpy.errors import CorruptJournal, KestrelError, UnsupportedFormat
-from kestrelpy.spark._archived import Archived, queue_of
+from kestrelpy.spark._archived import Archived, queue_of, segments_of
 from kestrelpy.spark._parquet import DayFile, read_back, to_day_files
+from kestrelpy.spark._part import FilesNotSeen
+from kestrelpy.spark._places import slots
 from kestrelpy.spark._store import Store
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ _TASKS = 4
 """Tasks for each of the session's slots."""
 _RESULT = (
     "name string, outcome string, items bigint, data_bytes bigint, file_bytes bigint, "
-    "offset bigint, item_id bigint, reason string"
+    "offset bigint, item_id bigint, reason string, note string"
 )
 
 
@@ -82,6 +85,7 @@ class _Found(NamedTuple):
     offset: int = 0
     item_id: int | None = None
     reason: str = ""
+    note: str = ""
 
 
 def archive_to_parquet(
@@ -107,17 +111,19 @@ def archive_to_parquet(
     segment whose files do not is converted once more first. ``on_corruption="skip"`` reports damaged segments in the
     summary; else, after all others were converted, the first is raised.
 
-    Raises ``CorruptJournal``, ``UnsupportedFormat``, ``OSError`` (``FileNotFoundError`` for no such archive),
-    ``ValueError``; what fails in a task, as Spark raises it. Cost: what is new is read once, by one task a segment,
-    whose Parquet files it has in memory.
+    Raises ``WrongKind`` for a folder with a work queue, ``CorruptJournal``, ``UnsupportedFormat``, ``OSError``
+    (``FileNotFoundError`` for no such archive, ``FilesNotSeen`` where executors see another archive or lake than the
+    driver: then nothing is deleted), ``ValueError``; what fails in a task, as Spark raises it. Cost: what is new is
+    read once, by one task a segment, whose Parquet files it has in memory.
     """
     if on_corruption not in ("raise", "skip"):
         raise ValueError(f"on_corruption must be 'raise' or 'skip', not {on_corruption!r}")
     archive, lake = Store(archive_dir, archive_filesystem), Store(target, target_filesystem, beside=BESIDE)
-    names = [name for name in archive.names() if queue_of(name) is not None]
+    names = segments_of(archive.names(), archive.name)
     lake.tidy(time.time())
     job = _Job(archive, lake, frozenset(lake.names(NOTES)), delete)
     found = _run(spark, job, names)
+    _check_seen(archive, lake, found)
     deleted = sum(archive.delete(each.name) for each in found if delete and each.outcome in ("converted", "known"))
     converted = [each for each in found if each.outcome == "converted"]
     summary = LakeSummary(
@@ -140,11 +146,32 @@ def archive_to_parquet(
 def _run(spark: SparkSession, job: _Job, names: list[str]) -> list[_Found]:
     if not names:
         return []
-    slices = min(len(names), _TASKS * spark.sparkContext.defaultParallelism)
+    slices = min(len(names), _TASKS * slots(spark))
     numbers = spark.range(0, len(names), 1, slices)
     work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = partial(_work, job, names)
     rows = numbers.mapInArrow(work, _RESULT).collect()
     return sorted(_Found(*row) for row in rows)
+
+
+def _check_seen(archive: Store, lake: Store, found: list[_Found]) -> None:
+    """Raise ``FilesNotSeen`` if a task has worked on another archive or lake than the driver sees: what it did not find
+    was not deleted, and what it has written is not there.
+    """
+    notes, there = set(lake.names(NOTES)), set(archive.names())
+    for each in found:
+        if each.outcome == "converted" and each.note not in notes:
+            raise FilesNotSeen(lake.path(each.note), "a task has written this, and it is not there for the driver")
+        if each.outcome == "gone" and each.name in there:
+            raise FilesNotSeen(archive.path(each.name), "a task has not found this, and it is there for the driver")
+        if each.outcome == "gone" and not any(note.startswith(_known_as(each.name)) for note in notes):
+            raise FilesNotSeen(archive.path(each.name), "it is gone from the archive, and the lake does not have it")
+
+
+def _known_as(name: str) -> str:
+    """How the note of a segment begins that is in a file of this name, as far as the name says it."""
+    queue = queue_of(name)
+    assert queue is not None
+    return f"{NOTES}/{queue}.{_names.parse_segment(name, queue):013d}."
 
 
 def _work(job: _Job, names: list[str], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -193,7 +220,7 @@ class _Job(NamedTuple):
         if self.verifies and not self._is_there(segment, days):
             raise OSError(f"what was written of {name} to {self.lake.name} does not read back")
         items, data_bytes = sum(each.items for each in days), sum(each.data_bytes for each in days)
-        return _Found(name, "converted", items, data_bytes, file_bytes)
+        return _Found(name, "converted", items, data_bytes, file_bytes, note=note)
 
     def _convert(self, segment: Archived, note: str) -> tuple[list[DayFile], int]:
         days, files, file_bytes = [], [], 0

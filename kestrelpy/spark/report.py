@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kestrelpy.errors import KestrelError
-from kestrelpy.spark._archived import Archived, queue_of
+from kestrelpy.spark._archived import Archived, segments_of
 from kestrelpy.spark._columns import SCHEMA
 from kestrelpy.spark._load import Tables
 from kestrelpy.spark._page import page
 from kestrelpy.spark._pictures import DARK, LIGHT, draw
+from kestrelpy.spark._places import local_folder, slots
 from kestrelpy.spark._store import Store
 from kestrelpy.spark.lake import LAKE_SCHEMA
 
@@ -93,7 +94,7 @@ def load_report(
 def _place(folder: str | os.PathLike[str], name: str) -> str:
     """Where Spark finds it."""
     place = os.fspath(folder)
-    return f"{place.rstrip('/')}/{name}" if "://" in place else f"file://{os.path.abspath(place)}/{name}"
+    return f"{place.rstrip('/')}/{name}" if "://" in place else f"file://{local_folder(place)}/{name}"
 
 
 def _items(spark: SparkSession, store: Store, source: str) -> DataFrame:
@@ -101,12 +102,12 @@ def _items(spark: SparkSession, store: Store, source: str) -> DataFrame:
     names = store.names()
     if any(name.startswith("queue=") for name in store.folders()):
         return spark.read.schema(LAKE_SCHEMA).parquet(_place(source, ""))
-    segments = [name for name in names if queue_of(name) is not None]
     if any(name.endswith((".lock", ".checkpoint", ".mark")) for name in names):
         return spark.read.format("kestrel").load(source)
+    segments = segments_of(names, store.name)
     if not segments:
         raise NothingToReport(store.name)
-    slices = min(len(segments), _TASKS * spark.sparkContext.defaultParallelism)
+    slices = min(len(segments), _TASKS * slots(spark))
     numbers = spark.range(0, len(segments), 1, slices)
     return numbers.mapInArrow(partial(_read, store, segments), SCHEMA)
 

@@ -32,6 +32,7 @@ def make_archive(folder: Path, queue: str = "jobs", *, items: int = 300, days: f
     clock = ManualClock(START_MS)
     rows: list[Row] = []
     options = {"segment_bytes": 4096, "archive_dir": folder / "archive", "clock": clock, "sync": "never"}
+    options["inbox_interval"] = None  # days go by, and it would be looked at twice a second
     with JournaledQueue(folder / "queues", queue, **options) as journal:  # type: ignore[arg-type]
         while len(rows) < items:
             now_ms = clock.time_ns() // 1_000_000

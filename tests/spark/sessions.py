@@ -1,4 +1,12 @@
-"""Spark sessions for the tests: one a worker, quiet and small; and clusters of real executor processes."""
+"""Spark sessions for the tests: one a worker, quiet and small; and clusters of real executor processes.
+
+Rules:
+1. All tests of a worker of pytest share one session, that of the fixture ``spark``: a session costs ten seconds of a
+   processor, and the first query of each kind some more. What needs a session or a process of its own is marked
+   ``slow_spark``.
+2. Where no session is needed, none is asked for: readers, sinks and parts are called as Spark calls them.
+3. Nothing here is quick on a machine that has other work: what must happen is waited for with ``SPARK_PATIENCE``.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +17,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from budget import LONG
 
 from kestrelpy.spark import JavaMissing, local_session
 from kestrelpy.spark.session import check_java
 
+SPARK_PATIENCE = 240.0
+"""As ``PATIENCE``, where Spark is what is waited for; less than what faulthandler allows a test."""
 QUIET = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
+    # A session of the tests lives for a minute and sees hundreds of rows: nothing is worth compiling well, or checking.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
 }
 
 
@@ -29,9 +43,7 @@ def slow_spark(test: Any) -> Any:
     return pytest.mark.slow_spark(left_out(test))
 
 
-long_spark = pytest.mark.skipif(
-    os.environ.get("KESTRELPY_LONG") != "1", reason="takes minutes: make test-all runs it (KESTRELPY_LONG=1)"
-)
+long_spark = pytest.mark.skipif(not LONG, reason="takes minutes: KESTRELPY_SHARE=10 runs it")
 """For a test that CI has no time for."""
 
 

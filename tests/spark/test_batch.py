@@ -33,6 +33,7 @@ from pyspark.sql.types import StructType
 from sessions import need_java, slow_spark, spark  # noqa: F401 - a fixture
 
 from kestrelpy import CorruptJournal, InvalidName, JournaledQueue
+from kestrelpy.spark import FilesNotSeen
 from kestrelpy.spark._batch import BatchReader, FilteringReader, batch_reader
 from kestrelpy.spark._columns import ARROW_SCHEMA, SCHEMA
 from kestrelpy.testing import ManualClock
@@ -163,6 +164,24 @@ def rows_read(folder: Path, **options: str) -> list[ROW]:
     return [row for part in reader.partitions() for row in read_part(part)[0]]
 
 
+@pytest.mark.parametrize("form", ["file:{}", "file://{}", "FILE://{}/", "{}"])
+def test_a_folder_may_be_written_as_spark_writes_it(
+    folder: Path, jobs: JournaledQueue, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    rows = scanned(folder)
+    assert rows_read(folder, path=form.format(folder)) == rows
+    monkeypatch.chdir(folder.parent)
+    assert rows_read(folder, path=folder.name) == rows
+    folder.rename(odd := folder.parent / "a%20b: c")
+    assert rows_read(odd, path=form.format(odd)) == rows, "it is a path, and nothing in it is decoded"
+    odd.rename(folder)
+
+
+def test_a_view_of_a_queue_is_read(spark: Any, folder: Path, jobs: JournaledQueue) -> None:  # noqa: F811
+    spark.sql(f"CREATE TEMPORARY VIEW of_jobs USING kestrel OPTIONS (path 'file:{folder}', queue 'jobs')")
+    assert spark.table("of_jobs").count() == len(scanned(folder))
+
+
 def test_all_queues_of_a_folder(spark: Any, folder: Path, jobs: JournaledQueue, open_queue: Open) -> None:  # noqa: F811
     for number in range(5):
         open_queue(f"q{number}").put(b"%d" % number)
@@ -192,7 +211,14 @@ def test_an_empty_queue_has_no_rows(spark: Any, folder: Path, open_queue: Open) 
         ({"queue": "a/b"}, InvalidName, "invalid name 'a/b'"),
         ({"archive": "/nowhere"}, FileNotFoundError, "there is no folder /nowhere"),
         ({"path": "/nowhere"}, FileNotFoundError, "there is no folder /nowhere"),
-        ({"path": ""}, ValueError, r"reading kestrel needs the folder of the queues: load\(directory\)"),
+        (
+            {"path": "hdfs://host/q"},
+            ValueError,
+            "'hdfs://host/q' is not a folder of this machine, and a queue is in one",
+        ),
+        ({"path": "file://host/q"}, ValueError, "after file: comes an absolute path, and no other machine's name"),
+        ({"archive": "file:q"}, ValueError, "after file: comes an absolute path"),
+        ({"path": ""}, ValueError, r"reading kestrel needs the folder of the queues: load\(directory\)\. .*VIEW"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(
@@ -267,11 +293,12 @@ def test_a_segment_that_a_reader_needs_is_missed(folder: Path, jobs: JournaledQu
         BatchReader({"path": str(folder)}, COLUMNS).partitions()
 
 
-def test_another_queue_in_the_place_of_one_is_not_read(folder: Path, jobs: JournaledQueue, open_queue: Open) -> None:
+def test_another_queue_in_the_place_of_one_is_told(folder: Path, jobs: JournaledQueue, open_queue: Open) -> None:
     parts = BatchReader({"path": str(folder)}, COLUMNS).partitions()
     jobs.erase()
     open_queue().put(b"another")
-    assert [row for part in parts for row in read_part(part)[0]] == []
+    with pytest.raises(FilesNotSeen, match="another queue of that name is there"):
+        read_part(parts[0])
 
 
 def consume(queue: JournaledQueue, count: int) -> None:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budget import ALL, LONG
 from conftest import PATIENCE, let_die, take_all, until
-from sessions import need_java, slow_spark, spark  # noqa: F401
+from sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401
 
 from kestrelpy import (
     CorruptJournal,
@@ -35,7 +36,6 @@ from kestrelpy.spark import DriverBuffer, UndecodableItem
 from kestrelpy.spark._batch_plan import Plan, decode_plan, encode_plan, spans_of
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk, PowerModel
 
-LONG = os.environ.get("KESTRELPY_LONG") == "1"
 OpenQueue = Callable[..., JournaledQueue]
 
 
@@ -116,9 +116,9 @@ def test_it_runs_beside_the_producers(folder: Path, spark: Any, start: Callable[
         producers = [start(queue.put_many, [b"%d" % n for n in range(at, 5000, 4)]) for at in range(4)]
         for producer in producers:
             producer.join(PATIENCE)
-        assert buffer.wait_idle(PATIENCE)
+        assert buffer.wait_idle(SPARK_PATIENCE)
         assert buffer.running
-        assert buffer.stop(PATIENCE)
+        assert buffer.stop(SPARK_PATIENCE)
         assert not buffer.running
     assert [batch_id for batch_id, _, _ in found] == list(range(len(found)))
     assert sum(count for _, count, _ in found) == 5000
@@ -610,9 +610,9 @@ KILLED = Path(__file__).with_name("killed_buffer.py")
 
 
 def test_kills_at_seeded_points(tmp_path: Path, tally: Any) -> None:
-    """A process is killed 40 times at its n-th step, n drawn, while it puts and drains; an idempotent process sees
+    """A process is killed again and again at its n-th step, while it puts and drains; an idempotent process sees
     every item once."""
-    kills = 400 if LONG else 40
+    kills = 400 if LONG else 40 if ALL else 10
     told = _run_killed(tmp_path, "tables", kills)
     _prove(tmp_path, told)
     assert told["kills"] == kills

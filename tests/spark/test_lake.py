@@ -17,15 +17,14 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from archives import DAY_MS, Row, archived, make_archive
+from budget import ALL
 from sessions import spark  # noqa: F401
 
 from kestrelpy import CorruptJournal, UnsupportedFormat
 from kestrelpy import _format as fmt
-from kestrelpy.spark import LAKE_SCHEMA, LakeSummary, archive_to_parquet, lake
+from kestrelpy.spark import LAKE_SCHEMA, FilesNotSeen, LakeSummary, archive_to_parquet, lake
 from kestrelpy.spark._parquet import Digest, to_day_files
 from kestrelpy.spark._store import Store
-
-LONG = os.environ.get("KESTRELPY_LONG") == "1"
 
 
 @pytest.fixture
@@ -147,6 +146,43 @@ def test_segments_of_the_same_name_are_told_apart(tmp_path: Path, here: None) ->
     assert rows_in(tmp_path) == ordered(first + second)
 
 
+@pytest.mark.parametrize("what", ["archive", "lake"])
+def test_tasks_that_see_another_folder_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """What they do not find was not deleted; and where they have written it, nothing reads back for the driver."""
+    make_archive(tmp_path, items=60)
+    segments = archived(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    theirs = {what: Store(tmp_path / "elsewhere")}
+    monkeypatch.setattr(lake, "_run", lambda _, job, names: [job._replace(**theirs).found(name) for name in names])
+    with pytest.raises(FilesNotSeen, match="a task has"):
+        convert(tmp_path, delete=True)
+    assert archived(tmp_path) == segments
+
+
+def test_what_goes_from_the_archive_meanwhile_must_be_in_the_lake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_archive(tmp_path, items=60)
+    convert_all = lambda job, names: [job.found(name) for name in names]  # noqa: E731
+
+    def run(_: Any, job: Any, names: list[str]) -> Any:
+        if by_another_run:
+            convert_all(job, names)
+        for path in archived(tmp_path):
+            path.unlink()
+        return convert_all(job, names)
+
+    monkeypatch.setattr(lake, "_run", run)
+    by_another_run = False
+    with pytest.raises(FilesNotSeen, match="the lake does not have it"):
+        convert(tmp_path)
+    for path in (tmp_path / "queues").iterdir():
+        path.unlink()
+    make_archive(tmp_path, items=60)
+    by_another_run = True
+    assert convert(tmp_path).segments == 0
+
+
 def test_no_archive_is_an_error_and_an_empty_one_is_not(tmp_path: Path, here: None) -> None:
     with pytest.raises(FileNotFoundError):
         convert(tmp_path)
@@ -190,7 +226,7 @@ def test_every_byte_of_a_small_segment(tmp_path: Path, here: None) -> None:
     (tmp_path / "lake").mkdir()
     job = lake._Job(Store(tmp_path / "archive"), Store(tmp_path / "lake", beside=lake.BESIDE), frozenset(), False)
     unseen = []
-    for at in range(0, len(whole), 1 if LONG else 7):
+    for at in range(0, len(whole), 1 if ALL else 7):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
         if job.found(path.name).outcome == "converted":
             unseen.append(at)
@@ -251,7 +287,7 @@ def test_kills_at_every_step(
 ) -> None:
     """A run is killed at its n-th step, for n in a seeded order, again and again on what the one before has left, until
     none is left to do; every row is there once, also in between."""
-    rows = make_archive(tmp_path, items=400 if LONG else 120)
+    rows = make_archive(tmp_path, items=400 if ALL else 120)
     steps = Steps()
     steps.watch(monkeypatch)
     draw, kills, whole = random.Random(7), 0, set(rows)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from archives import Row, make_archive
-from sessions import spark  # noqa: F401
+from sessions import slow_spark, spark  # noqa: F401
 
 from kestrelpy import JournaledQueue
 from kestrelpy.spark import NothingToReport, lake, load_report, report
@@ -187,6 +187,7 @@ def test_the_page_stands_alone_and_escapes_what_it_is_told(load: Load) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
+@slow_spark
 def test_a_report_of_an_archive(tmp_path: Path, spark: Any) -> None:  # noqa: F811
     rows = make_archive(tmp_path, "jobs", items=200, days=3) + make_archive(tmp_path, "mail", items=50, days=2)
     made = load_report(spark, tmp_path / "archive", tmp_path / "out")

@@ -20,9 +20,9 @@ from conftest import until
 from journals import ROW, fill, read_part, scanned
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
-from sessions import need_java, slow_spark, spark  # noqa: F401 - a fixture
+from sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401 - a fixture
 
-from kestrelpy import InvalidName, JournaledQueue, KestrelError, QueueLocked, open_reader
+from kestrelpy import InvalidName, JournaledQueue, KestrelError, NoDefaultReader, QueueLocked, open_reader
 from kestrelpy._detached import FollowingView
 from kestrelpy._disk import RealDisk
 from kestrelpy.spark import _stream
@@ -117,7 +117,49 @@ def test_the_first_query_takes_over_what_nobody_has_read(folder: Path, open_queu
     queue.commit_many(queue.get_many(4))
     queue.close()
     open_queue()
-    assert query(startingPosition="latest").initialOffset()["id"] == 4
+    assert query().initialOffset()["id"] == 4
+
+
+@pytest.mark.parametrize(("told", "first_id"), [("latest", 11), ("8", 8), ("500", 11)])
+def test_the_first_query_begins_where_it_is_told_to(open_queue: Open, query: Query, told: str, first_id: int) -> None:
+    """And what the default reader has not read stays its own, also where it was never opened."""
+    queue = open_queue()
+    put(queue, 10)
+    source = query(startingPosition=told)
+    offset = source.initialOffset()
+    assert offset["id"] == first_id - 1
+    put(queue, 1)
+    assert source.latestOffset(offset, ALL)["id"] == 11
+    source.stop()
+    queue.close()
+    assert [item.id for item in open_queue().get_many(20)] == list(range(1, 12))
+    assert query(startingPosition="earliest").initialOffset()["id"] == first_id - 1, "a reader that is there goes on"
+
+
+@pytest.mark.parametrize(("told", "first_id"), [("earliest", 1), ("3", 3), ("5", 5)])
+def test_a_first_query_that_sees_all_takes_the_default_place_over(
+    open_queue: Open, query: Query, told: str, first_id: int
+) -> None:
+    queue = open_queue()
+    put(queue, 10)
+    queue.commit_many(queue.get_many(4))
+    queue.close()
+    source = query(startingPosition=told)
+    offset = source.initialOffset()
+    assert offset["id"] == first_id - 1
+    source.stop()
+    assert query(startingPosition="latest").initialOffset()["id"] == first_id - 1
+    with pytest.raises(NoDefaultReader):
+        open_queue().get()
+
+
+def test_a_first_query_beside_the_default_reader_at_work(open_queue: Open, query: Query) -> None:
+    queue = open_queue()
+    put(queue, 10)
+    queue.commit_many(queue.get_many(4))
+    assert query(startingPosition="3").initialOffset()["id"] == 2
+    assert queue.get().id == 5
+    assert query(reader="later", startingPosition="latest").initialOffset()["id"] == 10
 
 
 def test_error_counts_are_shown(folder: Path, open_queue: Open, query: Query) -> None:
@@ -327,6 +369,25 @@ def test_items_that_were_retired_are_named(folder: Path, open_queue: Open, query
     assert "are lost to this query" in caplog.text
 
 
+def test_a_segment_in_the_middle_that_is_not_there_is_told(
+    folder: Path, open_queue: Open, query: Query, caplog: Any
+) -> None:
+    queue = open_queue(segment_bytes=4096)
+    put(queue, 200)
+    start = query().initialOffset()
+    second = sorted(folder.glob("*.segment"))[1]
+    lost = [row[0] for row in scanned(folder) if row[5] == second.name]
+    second.unlink()
+    with pytest.raises(DataLoss, match=f"items {lost[0]} to {lost[-1]} of queue 'jobs' are lost"):
+        query().latestOffset(start, ALL)
+    with pytest.raises(DataLoss, match="the segment that they are in is not there"):
+        query().partitions(start, {"id": 200, "queue": start["queue"]})
+    lenient = query(failOnDataLoss="false")
+    found = [row[0] for row in rows_between(lenient, start, lenient.latestOffset(start, ALL))]
+    assert found == [each for each in range(1, 201) if each not in lost]
+    assert query().latestOffset({"id": lost[-1], "queue": start["queue"]}, ALL)["id"] == 200
+
+
 def test_ids_that_are_not_there_any_more_are_named(open_queue: Open, query: Query, caplog: Any) -> None:
     """The files were put back to an older state: ids that the query has seen will be given out again."""
     queue = open_queue()
@@ -376,6 +437,7 @@ def test_another_queue_in_its_place_is_told(folder: Path, open_queue: Open, quer
         ({"startingPosition": "now"}, ValueError, "option startingPosition must be earliest, latest or an item id"),
         ({"maxItemsPerTrigger": "0"}, ValueError, "option maxItemsPerTrigger must be a whole number of at least 1"),
         ({"failOnDataLoss": "no"}, ValueError, "option failOnDataLoss must be true or false, not 'no'"),
+        ({"path": "s3://bucket/q"}, ValueError, "'s3://bucket/q' is not a folder of this machine"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(
@@ -403,12 +465,12 @@ def test_a_query_goes_on_where_it_was(spark: Any, folder: Path, open_queue: Open
     first_tail = queue.stats().tail_id
     writer = threading.Thread(target=fill, args=(queue, random.Random(2), 2000))
     writer.start()
-    assert run_to(spark, folder, tmp_path).awaitTermination(60)
+    assert run_to(spark, folder, tmp_path).awaitTermination(SPARK_PATIENCE)
     writer.join()
     fill(queue, random.Random(3), 300)
     expected = scanned(folder)
     assert expected[0][0] == 1, "the last batch of a run is committed by the next one"
-    assert run_to(spark, folder, tmp_path, maxItemsPerTrigger=2000).awaitTermination(60)
+    assert run_to(spark, folder, tmp_path, maxItemsPerTrigger=2000).awaitTermination(SPARK_PATIENCE)
     queue.checkpoint()
     assert scanned(folder)[0][0] > first_tail
     table = spark.read.parquet(str(tmp_path / "rows")).toArrow().sort_by("id")
@@ -419,7 +481,7 @@ def test_a_query_goes_on_where_it_was(spark: Any, folder: Path, open_queue: Open
 def test_a_query_is_told_what_is_lost(spark: Any, folder: Path, open_queue: Open, tmp_path: Path) -> None:  # noqa: F811
     queue = open_queue(segment_bytes=4096)
     put(queue, 20)
-    assert run_to(spark, folder, tmp_path).awaitTermination(60)
+    assert run_to(spark, folder, tmp_path).awaitTermination(SPARK_PATIENCE)
     until(lambda: dropped(queue))  # the process that planned the query is about to end
     put(queue, 200)
     other = queue.reader("other", start="earliest")
@@ -427,7 +489,7 @@ def test_a_query_is_told_what_is_lost(spark: Any, folder: Path, open_queue: Open
     queue.checkpoint()
     first_id = scanned(folder)[0][0]
     with pytest.raises(Exception, match=f"items 21 to {first_id - 1} of queue 'jobs' are lost to this query"):
-        run_to(spark, folder, tmp_path).awaitTermination(60)
+        run_to(spark, folder, tmp_path).awaitTermination(SPARK_PATIENCE)
 
 
 def dropped(queue: JournaledQueue) -> bool:

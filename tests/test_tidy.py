@@ -24,11 +24,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MAX_FUNCTION_LINES = 70
-MAX_MODULE_LINES = 450
+MAX_MODULE_LINES = 650
 
 LAYERS = {
     # L0: values
     "_value": 0,
+    "_checks": 0,
     "errors": 0,
     "item": 0,
     "config": 0,
@@ -36,6 +37,8 @@ LAYERS = {
     "codecs": 0,
     "_lifetime": 0,
     "_log": 0,
+    "_kept": 0,
+    "_deferred": 0,
     # L1: bytes to records, names, the disk
     "_packing": 1,
     "_format": 1,
@@ -52,6 +55,7 @@ LAYERS = {
     # L3: the waiting line, the journal and what it is made of
     "_line": 3,
     "_promise": 3,
+    "_room": 3,
     "_sync": 3,
     "_recovery": 3,
     "_view": 3,
@@ -59,6 +63,8 @@ LAYERS = {
     "_archive": 3,
     "_window": 3,
     "_home": 3,
+    "_purpose": 3,
+    "_limit": 3,
     # L4: one reader; queues in memory
     "memory": 4,
     "_source": 4,
@@ -97,6 +103,8 @@ LAYERS = {
 }
 PUBLIC_ONLY = 7
 """From this layer up, private modules of the library are not imported ..."""
+SHARED = {"_lifetime"}
+"""... and but for what every open object has to be in: the ends of processes."""
 PRIVATE_ALLOWED = {"testing", "spark"}
 """... except by the fakes, and by Spark's executors, which decode segments by themselves."""
 
@@ -137,8 +145,16 @@ BANS = (
     Ban("subprocess.*", "nothing: the library starts no process", PROGRAMS),
     Ban("multiprocessing.*", "nothing: the library starts no process", PROGRAMS),
 )
-LET_BE = {("queue", "os.urandom"), ("inbox", "os.urandom"), ("_parts", "os.urandom")}
-"""Uses all the same: where the randomness comes from that the layers below are passed."""
+LET_BE = {
+    ("queue", "os.urandom"),
+    ("inbox", "os.urandom"),
+    ("_parts", "os.urandom"),
+    ("_disk", "fcntl.ioctl"),
+    ("_file", "fcntl.fcntl"),
+}
+"""Uses all the same: where the randomness comes from that the layers below are passed, the attributes of files, and
+the sync of macOS.
+"""
 MAY_SLEEP = {"stress", "crash", "system"}
 """Folders of tests, beside the unit tests, that may wait for the passing of time."""
 SLEEPERS: dict[str, str] = {}
@@ -146,9 +162,9 @@ SLEEPERS: dict[str, str] = {}
 
 PUBLIC = {
     "kestrelpy": (
-        "KestrelError QueueEmpty QueueFull QueueClosed ItemTooLarge InvalidName NoDefaultReader UnknownItem "
-        "QueueLocked ForkedQueue CorruptJournal UnsupportedFormat QueueDiskFull DurabilityUnknown "
-        "BlockingQueue ConcurrentBlockingQueue SimpleBlockingQueue FullPolicy "
+        "KestrelError QueueEmpty QueueFull QueueClosed ItemTooLarge BatchTooLarge InvalidName NoDefaultReader "
+        "UnknownItem QueueLocked ForkedQueue CorruptJournal UnsupportedFormat WrongKind QueueDiskFull "
+        "DurabilityUnknown BlockingQueue ConcurrentBlockingQueue SimpleBlockingQueue FullPolicy "
         "JournaledQueue Reader Item ReaderConfig QueueStats ReaderStats "
         "open_reader scan Record queue_names verify VerifyReport inspect QueueInspection"
     ),
@@ -263,6 +279,7 @@ def layer_complaints(path: str, source: str, known: set[str]) -> list[str]:
             "config",
             "clock",
             "codecs",
+            "inbox",
         )
         if LAYERS.get(other, 0) > LAYERS[area]:
             complaints.append(f"{path}:{line}: layer {LAYERS[area]} imports {name} of layer {LAYERS.get(other)}")
@@ -273,6 +290,7 @@ def layer_complaints(path: str, source: str, known: set[str]) -> list[str]:
             and other not in (area, "cli")
             and not is_public_face
             and not {module, area} & PRIVATE_ALLOWED
+            and other not in SHARED
         ):
             complaints.append(f"{path}:{line}: {area} is built on the public interface: import {name}'s from kestrelpy")
     return complaints
@@ -566,7 +584,7 @@ def test_a_cycle_is_seen() -> None:
 def test_long_ones_are_seen() -> None:
     long_function = "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES
     assert "f has 71 lines" in length_complaints("x.py", long_function)[0]
-    assert "451 lines" in length_complaints("x.py", "pass\n" * 451)[0]
+    assert "651 lines" in length_complaints("x.py", "pass\n" * 651)[0]
     assert not length_complaints("x.py", "def f():\n" + "    pass\n" * (MAX_FUNCTION_LINES - 1))
 
 

@@ -82,6 +82,13 @@ KINDS = (
     ),
     Kind("interrupts", 60_000, lambda n: call("interrupts", "interrupting", "run", n, "limit=20")),
     Kind("schedules", 60_000, lambda n: call("schedules", "schedules", "run", n, 500), ("schedules",)),
+    Kind(
+        "steps of use",
+        20_000_000,
+        lambda n: call("use", "use_explorer", "soak", n, 200_000),
+        ("steps",),
+    ),
+    Kind("schedules of use", 20_000, lambda n: call("use", "use_scenes_threads", "run", n, 500), ("schedules",)),
     system("kills", 10_000, 200, "kills"),
     system("power cuts on ext4", 1_200, 100, "cuts"),
     system("power cuts on xfs", 800, 60, "cuts"),

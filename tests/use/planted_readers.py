@@ -1,0 +1,110 @@
+"""Planted defects of readers: their places, who owns them, what they wait for, and what they are told to keep to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from unittest.mock import patch
+
+from planting import defect
+
+from kestrelpy import _options
+from kestrelpy import reader as reader_module
+from kestrelpy._detached import Outside
+from kestrelpy._home import Home
+from kestrelpy._line import Waiting
+from kestrelpy._progress import Progress
+from kestrelpy.item import Item
+from kestrelpy.memory._exchange import Exchange
+from kestrelpy.reader import Reader
+
+
+@defect(
+    "C1",
+    "a default reader's place, and its unread items, are deleted at the next opening after anybody opened a named "
+    "reader elsewhere",
+    test="tests/test_detached.py::test_a_default_reader_that_nobody_took_over_keeps_its_place_beside_named_ones",
+)
+def a_named_reader_beside_the_default_one_counts_as_its_heir() -> Iterator[None]:
+    def has_heir(self: Home, readers: Iterable[str], queue_id: bytes) -> bool:
+        return any(self.is_there(reader, queue_id) for reader in readers)
+
+    with patch.object(Home, "has_heir", has_heir):
+        yield
+
+
+@defect(
+    "C3",
+    "a seek back beside a retirement: the queue does not open any more (CorruptJournal), or the seek raises "
+    "FileNotFoundError",
+    test="tests/test_reader.py::test_a_seek_back_beside_a_retirement_comes_before_it_or_after_it",
+)
+def a_seek_does_not_keep_retirements_out() -> Iterator[None]:
+    real = Reader.seek
+
+    def seek(self: Reader, item_id: int | None = None, *, time_ms: int | None = None) -> None:
+        with patch.object(Home, "guard", lambda self, **_: nullcontext()):
+            real(self, item_id, time_ms=time_ms)
+
+    with patch.object(Reader, "seek", seek):
+        yield
+
+
+@defect(
+    "C8",
+    "a task in aget that is thrown away takes its reader's lock in a finaliser, and hangs where its own thread has it",
+    test="tests/test_line.py::test_a_task_that_is_thrown_away_waits_for_no_lock",
+)
+def a_task_that_is_thrown_away_waits_for_the_lock() -> Iterator[None]:
+    with patch.object(Waiting, "_forsake", Waiting._quit), patch.object(Exchange, "_forsake", Waiting._quit):
+        yield
+
+
+@defect(
+    "C7",
+    "after erase() an old reader elsewhere replaces the place of the new queue's reader: segments are retired on it, "
+    "and it waits for ever",
+    test="tests/test_detached.py::test_the_reader_of_an_erased_queue_leaves_that_of_the_new_one_alone",
+)
+def an_old_reader_elsewhere_does_not_ask_whether_its_queue_was_erased() -> Iterator[None]:
+    with (
+        patch.object(Outside, "_check_there", lambda self: None),
+        patch("kestrelpy._home.is_place_of", lambda state, reader, queue_id: True),
+    ):
+        yield
+
+
+@defect(
+    "C25",
+    "behind one open read that stays, each done id costs memory, and all of them are sorted at each checkpoint",
+    test="tests/test_progress.py::test_a_checkpoint_behind_an_open_read_that_stays_costs_what_was_done_since",
+    unreachable="nothing is wrong but the time and the memory, by hundreds of thousands of items",
+)
+def what_is_done_behind_an_open_read_stays_single() -> Iterator[None]:
+    with patch.object(Progress, "fold", Progress.done_spans):
+        yield
+
+
+@defect(
+    "C26",
+    "options that are taken and break later: max_age=inf breaks every get, a float of segment_bytes every later put",
+    test="tests/test_queue.py::test_a_queue_is_not_opened_with_what_would_break_later",
+)
+def options_are_taken_without_a_look() -> Iterator[None]:
+    with patch.object(_options, "check_whole", lambda name, value: value):
+        yield
+
+
+@defect(
+    "house-6",
+    "abort(True) aborts item 1, where commit(True) is a TypeError",
+    test="tests/test_queue.py::test_an_id_is_any_whole_number_and_no_bool",
+)
+def a_bool_is_an_id() -> Iterator[None]:
+    real = reader_module.id_of
+
+    def id_of(item_or_id: Item | int) -> int:
+        return int(item_or_id) if isinstance(item_or_id, int) else real(item_or_id)
+
+    with patch.object(reader_module, "id_of", id_of):
+        yield

@@ -1,0 +1,269 @@
+"""Defects of work queues and of their server, put back one by one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+from planting import defect
+
+from kestrelpy import _parts, folder, inbox, queue
+from kestrelpy.errors import KestrelError
+from kestrelpy.server._parser import Parser
+from kestrelpy.work import _changing, _keeping, _putting
+from kestrelpy.work import queue as work_queue
+from kestrelpy.work import session as work_session
+from kestrelpy.work._journal import JobJournal
+from kestrelpy.work._keeping import Keeping
+from kestrelpy.work._log import Log
+from kestrelpy.work._machine import NEVER, Machine
+from kestrelpy.work._settling import Settling
+from kestrelpy.work._waiting import Awaiting, Delivery
+from kestrelpy.work.errors import JobTooBig
+from kestrelpy.work.session import Job
+
+
+def does_nothing(*_: Any, **__: Any) -> None:
+    """Instead of a check."""
+
+
+@defect(
+    "U3",
+    "items are put into, and taken from, the journal of a work queue: jobs are lost, or it never opens again",
+    test="tests/work/test_work_kind.py::test_a_work_queue_is_refused_by_name",
+)
+def work_queues_are_not_told_from_others() -> Iterator[None]:
+    with (
+        patch.object(queue, "refuse_jobs", does_nothing),
+        patch.object(folder, "refuse_jobs", does_nothing),
+        patch.object(inbox, "refuse_jobs", does_nothing),
+        patch.object(inbox, "refuse_jobs_in", does_nothing),
+        patch.object(_parts, "refuse_jobs_in", does_nothing),
+    ):
+        yield
+
+
+@defect(
+    "U3 (mark)",
+    "a work queue that is new is not marked: until it is opened again anybody may put items into it",
+    test="tests/work/test_work_kind.py::test_a_work_queue_is_refused_by_name",
+)
+def new_work_queues_are_not_marked() -> Iterator[None]:
+    with patch.object(JobJournal, "_mark_as_jobs", does_nothing):
+        yield
+
+
+@defect(
+    "U5",
+    "a Decimal as a delay or ttr raises TypeError half-way: a job that was refused is there after a restart",
+    test="tests/work/test_work_use.py::test_a_duration_is_any_number",
+)
+def durations_are_taken_as_they_are() -> Iterator[None]:
+    def as_it_is(_: str, value: Any) -> Any:
+        return value
+
+    with (
+        patch.object(_putting, "check_seconds", as_it_is),
+        patch.object(_putting, "check_span", as_it_is),
+        patch.object(_changing, "check_seconds", as_it_is),
+    ):
+        yield
+
+
+@defect(
+    "U5 (note)",
+    "a TypeError in the middle of a reservation leaves a job that nobody gets until a restart",
+    test="tests/work/test_work_use.py::test_an_error_in_the_middle_of_something_is_mended",
+    unreachable="it takes an error that no argument brings about any more",
+)
+def type_errors_are_taken_for_harmless() -> Iterator[None]:
+    real = Keeping._note
+
+    def note(self: Keeping, error: BaseException) -> None:
+        if not isinstance(error, KestrelError | OSError | ValueError | TypeError):
+            real(self, error)
+
+    with patch.object(Keeping, "_note", note):
+        yield
+
+
+@defect(
+    "U6",
+    "a thread that waits in reserve() keeps the interpreter from ending",
+    test="tests/work/test_work_use.py::test_a_work_queue_is_known_to_the_interpreters_end",
+    unreachable="the explorer's own process does not end; one that waits for ever would be its own timeout",
+)
+def work_queues_are_unknown_at_the_end() -> Iterator[None]:
+    with patch.object(work_queue, "remember", does_nothing), patch.object(work_queue, "forget", does_nothing):
+        yield
+
+
+@defect(
+    "U7",
+    "with session.reserve() as job: says nothing when the reservation is over, and the job is done twice",
+    test="tests/work/test_work_use.py::test_a_block_whose_reservation_is_over_says_so",
+)
+def blocks_are_silent_about_what_they_lost() -> Iterator[None]:
+    real = Job.__exit__
+
+    def leave(self: Job, *error: Any) -> None:
+        if self._is_held():
+            real(self, *error)
+
+    with patch.object(Job, "__exit__", leave):
+        yield
+
+
+@defect(
+    "U16",
+    "a timeout of NaN is accepted, and costs a timer every millisecond",
+    test="tests/work/test_work_use.py::test_what_is_no_timeout_is_refused_whether_a_job_is_ready_or_not",
+)
+def timeouts_are_taken_as_they_are() -> Iterator[None]:
+    def as_it_is(timeout: Any) -> Any:
+        return timeout
+
+    with patch.object(work_session, "check_timeout", as_it_is):
+        yield
+
+
+@defect(
+    "bug 5 (jobs)",
+    "JobTooBig names max_item_bytes, an option that nobody has set",
+    test="tests/work/test_work_use.py::test_a_job_that_is_too_big_is_told_so_in_its_own_words",
+    unreachable="the explorer compares types of errors, not their words",
+)
+def a_job_too_big_is_an_item_too_large() -> Iterator[None]:
+    def begin(self: JobTooBig, size: int, most: int) -> None:
+        super(JobTooBig, self).__init__(size, most)
+
+    with patch.object(JobTooBig, "__init__", begin):
+        yield
+
+
+@defect(
+    "U8",
+    "one bad byte in a record, and no job of the work queue can be reached any more",
+    test="tests/work/test_work_damage.py::test_one_bad_byte_costs_one_job",
+)
+def quarantine_does_not_reach_the_jobs() -> Iterator[None]:
+    real = Log.replay
+
+    def replay(self: Log, disk: Any, *, quarantine: bool) -> Any:
+        return real(self, disk, quarantine=False)
+
+    with patch.object(Log, "replay", replay):
+        yield
+
+
+@defect(
+    "U8 (goes)",
+    "a damaged segment stays for as long as one job in it lives: each opening needs quarantine again",
+    test="tests/work/test_work_damage.py::test_what_is_damaged_goes_when_what_lives_there_was_written_anew",
+)
+def damage_stays() -> Iterator[None]:
+    with patch.object(Log, "is_short", lambda self, size: self.bytes <= self.bound(size)):
+        yield
+
+
+@defect(
+    "H10",
+    "a job is given to a task whose event loop is closed: nobody has it until its ttr is over",
+    test="tests/work/test_work_leavers.py::test_a_loop_that_is_closed_takes_no_job_with_it",
+)
+def jobs_go_into_closed_loops() -> Iterator[None]:
+    def tell(self: Awaiting, outcome: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._arrive, Delivered(outcome))
+
+    with patch.object(Awaiting, "tell", tell):
+        yield
+
+
+class Delivered(Delivery):
+    """One that does not come back."""
+
+    def __del__(self) -> None:
+        self._job = None
+
+
+@defect(
+    "U13",
+    "sessions that were dropped without close() are never freed",
+    test="tests/work/test_work_leavers.py::test_sessions_that_nobody_has_are_no_more",
+)
+def sessions_are_held_for_ever() -> Iterator[None]:
+    with patch.object(_keeping, "WeakSet", set):
+        yield
+
+
+@defect(
+    "U11",
+    "waiting in one session costs O(waiters) for each job: 4,000 tasks in areserve() take a minute",
+    test="tests/work/test_work_slices.py::test_many_waiters_in_one_session_cost_no_more_each",
+    unreachable="it costs time, and changes no answer",
+)
+def every_waiter_is_looked_at_for_every_job() -> Iterator[None]:
+    real = Machine.reserve
+
+    def reserve(self: Machine, job: Any, holder: Any, now: float) -> None:
+        real(self, job, holder, now)
+        for waiter in holder.waiters:
+            entry = (NEVER, waiter.number, waiter)
+            self.waiting.add(entry)
+            self.waiting.discard(entry)
+
+    with patch.object(Machine, "reserve", reserve):
+        yield
+
+
+@defect(
+    "U12",
+    "the counters of a hundred thousand tubes are written with the lock held in one go",
+    test="tests/work/test_work_slices.py::test_changed_tubes_are_written_in_slices",
+    unreachable="it costs time, and changes no answer",
+)
+def tubes_are_written_in_one_go() -> Iterator[None]:
+    def write(self: Settling) -> int:
+        assert self._journal is not None
+        with self._news, self._lock, self._turn as now:
+            self._write_unsaid_locked()
+            self._write_tubes_locked(list(self._machine.changed_tubes.values()), now)
+            self._write_totals_locked()
+            return self._journal.last_over
+
+    with patch.object(Settling, "_write_counters", write):
+        yield
+
+
+@defect(
+    "U14",
+    "a job whose life is over is given out, if more than a hundred things are due before it",
+    test="tests/work/test_work_slices.py::test_what_has_expired_is_not_there",
+)
+def what_has_expired_is_there_until_somebody_comes() -> Iterator[None]:
+    with patch.object(Machine, "expire", lambda *_: False):
+        yield
+
+
+@defect(
+    "U10",
+    "the server keeps the last body of every idle connection",
+    test="tests/server/test_bad_clients.py::test_one_who_says_nothing_any_more_holds_nothing",
+    unreachable="it costs memory, and changes no answer",
+)
+def parsers_keep_what_is_done() -> Iterator[None]:
+    with patch.object(Parser, "trim", does_nothing):
+        yield
+
+
+@defect(
+    "U15",
+    "one client that watches 100,000 tubes takes 150 MB, whatever the limits",
+    test="tests/server/test_bad_clients.py::test_tubes_may_be_bounded",
+)
+def tubes_are_not_bounded() -> Iterator[None]:
+    with patch.object(work_queue, "check_limit", lambda what, value: None if what == "max_tubes" else value):
+        yield

@@ -1,0 +1,125 @@
+"""How the explorer finds each planted defect: what a seed must have (``lean``), and what is said then.
+
+A hunt is the explorer as it always is, with the swarm leaning to where the defect is; so a hunt takes a part of a
+second where the whole would take minutes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import use_explorer
+import use_scenes_threads
+from planting import DEFECTS
+from scheduler import BrokenSchedule
+from use_explorer import Failure, Watchdog, draw, play
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """``lean``: options, operations and faults. ``says``: a regular expression of what must be said."""
+
+    lean: tuple[str, ...]
+    says: str
+    steps: int = 40_000
+    first_seed: int = 1
+    schedules: int = 0
+    """So many schedules of ``use_scenes_threads``, in place of steps: for what only threads can show."""
+
+
+HUNTS: dict[str, Hunt] = {
+    "C1": Hunt(("open_reader", "kill", "queue_get"), "the places of the readers"),
+    "C4": Hunt(("drop oldest", "limits", "EMFILE", "EIO", "fault", "small memory", "seek"), "has raised|retur|Error"),
+    "C14": Hunt(("publish", "take_in"), "has become item|a batch has become"),
+    "C2": Hunt(("always", "reentrant", "put_future", "get_future", "hooks"), "Hang"),
+    "C6": Hunt(("limits", "open_reader", "tiny limits"), "which there is not|are accepted|is refused by"),
+    "C17b": Hunt(("hooks", "raising", "severe"), "comes out of"),
+    "C21": Hunt(("chain",), "too early|Recursion|wait in"),
+    "C7": Hunt(("erase", "open_reader", "churn"), "belongs to another|NoDefault|not dense|needed|missing|places"),
+    "C9": Hunt(("aput", "cancel_task", "block", "limits", "tiny limits"), "threads|has raised|refused"),
+    "C10": Hunt(("sync", "fault", "EIO", "mend"), "still holds on"),
+    "C15": Hunt(("scan", "put_many", "large batches"), "scan has listed"),
+    "C18b": Hunt(("stop", "put_many", "commit_many"), "a process that is stopped"),
+    "C20": Hunt(("second queue", "publish", "open", "advance"), "a batch waits for"),
+    "C22": Hunt(("archive", "archive is the folder", "put_many", "commit_many"), "journal and archive"),
+    "C27": Hunt(("limits", "block"), "for ever|anywhere|deadlock", schedules=60),
+    "C28": Hunt(("repeat",), "blocks of memory"),
+    "C28b": Hunt((), "timers are left"),
+    "C29": Hunt(("inspect", "meanwhile", "churn", "storm", "open"), "Figures|inspect|FileNotFound"),
+    "H6": Hunt(("aput", "cancel_task", "block", "limits", "tiny limits"), "threads|has raised|refused"),
+    "H7": Hunt(("aput", "cancel_task", "block", "limits", "tiny limits"), "threads"),
+    "C26": Hunt(("odd options",), "Overflow|ValueError|TypeError|of nan|Recursion|of inf"),
+    "H8": Hunt(("repeat",), "blocks of memory"),
+    "house-6": Hunt(("odd_commit",), "was settled"),
+    "H9": Hunt(("bytes limit", "put_many", "large batches"), "before the last"),
+    "P3": Hunt(("publish",), "and its queue takes"),
+    "U2": Hunt(("aput", "cancel_task", "block", "limits", "tiny limits"), "threads"),
+    "bug 1": Hunt(("memory_queue",), "queue in memory"),
+    "bug 2": Hunt(("open_reader", "put_many", "large batches"), "open_reader has listed"),
+    "C5": Hunt(("threads", "beside"), "is not on disk", schedules=60),
+    "C13": Hunt(("hand over", "limits", "block"), "for ever|anywhere|deadlock", schedules=60),
+    "C17": Hunt(("severe", "timeout hook"), "maintenance thread|a sync failed|SystemExit", schedules=60),
+    "C18": Hunt(("sleeping", "beside"), "is not on disk", schedules=60),
+    "C19": Hunt(("expired hook", "raising", "limits", "block"), "was called|anywhere", schedules=60),
+    "C24": Hunt(("drop oldest", "bytes limit"), "says that it has"),
+    "H4": Hunt(("hooks", "reentrant", "expiry", "limits", "discard_expired"), "which a hook has"),
+    "H5": Hunt(("hooks", "reentrant", "expiry", "abort", "discard_expired"), "which a hook has|AssertionError"),
+    "U9": Hunt(("publish",), "was refused|has become item"),
+    "H10": Hunt(("jobs", "job_task"), "jobs are reserved|is ready"),
+    "U3": Hunt(("jobs", "job_kind"), "is opened as what it is not"),
+    "U3 (mark)": Hunt(("jobs", "job_kind", "job_close"), "is opened as what it is not"),
+    "U5": Hunt(("jobs",), "TypeError"),
+    "U7": Hunt(("jobs", "job_with"), "says nothing, and it was over"),
+    "U13": Hunt(("jobs", "job_session_end"), "sessions; somebody has"),
+    "U14": Hunt(("jobs", "many jobs", "job_late", "job_put_many"), "is over|is given out before"),
+    "U16": Hunt(("jobs", "job_future"), "is not a timeout"),
+    "U9 lock": Hunt(("visit", "queue_names"), "queue_names"),
+}
+
+
+LATER = ("C12", "C3", "C8", "C28c", "C29 verify", "H12 in a scan", "P3, the count", "U15", "U8", "U8 (goes)")
+"""For which the explorer has no operations yet: damage in a work queue, the limit of its tubes, forks that are counted
+on, and the counts of refused batches. Others it meets too seldom: the collector at the right place ("C8"), and what has
+to happen within one operation of the disk, such as a place that is moved, or a writer that retires or erases all that
+was listed ("C3", "C29 verify", "H12 in a scan"). Of "C28c" it sees nothing, as it counts blocks of memory. For each of
+these the test that is named with it finds it.
+"""
+
+
+def search(hunt: Hunt) -> tuple[Failure | None, int]:
+    """Seeds until it is found, or the steps are done: what was found, and after how many steps."""
+    done, seed = 0, hunt.first_seed
+    for seed in range(hunt.first_seed, hunt.first_seed + hunt.schedules):
+        try:
+            use_scenes_threads.run(seed, 1, hunt.lean)
+        except BrokenSchedule as broken:
+            if re.search(hunt.says, str(broken)):
+                return Failure(seed, hunt.lean, [], broken, []), seed
+    if hunt.schedules:
+        return None, hunt.schedules
+    with Watchdog() as watchdog, patch.object(use_explorer, "PATIENCE", 2):
+        while done < hunt.steps:
+            try:
+                done += play(seed, draw(seed, use_explorer.STEPS, hunt.lean), hunt.lean, watchdog).steps
+            except Failure as failure:
+                done += len(failure.steps)
+                if re.search(hunt.says, failure.what):
+                    return failure, done
+            seed += 1
+    return None, done
+
+
+def main() -> None:
+    """``python tests/use/use_hunts.py [NAME...]``: hunt for these, or for all."""
+    import sys
+    import time
+
+    for name in sys.argv[1:] or HUNTS:
+        begun = time.monotonic()
+        with DEFECTS[name].plant():
+            failure, done = search(HUNTS[name])
+        seconds = time.monotonic() - begun
+        said = "NOT FOUND" if failure is None else f"seed {failure.seed}: {failure.what[:100]}"
+        print(f"{name:8} {done:7,} steps {seconds:5.1f} s  {said}", flush=True)

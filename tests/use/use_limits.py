@@ -1,0 +1,81 @@
+"""Limits of readers: which puts may be refused, and which must be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from use_model import Put, ReaderModel
+from use_operations import is_here
+
+from kestrelpy import FullPolicy, ItemTooLarge, QueueFull, ReaderConfig
+
+if TYPE_CHECKING:
+    from use_world import Opened, World
+
+
+class Limits:
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def check_refused(self, opened: Opened, puts: list[Put], error: BaseException, nested: int) -> None:
+        w = self.world
+        if isinstance(error, ItemTooLarge):
+            largest = max(len(put.data) for put in puts)
+            # A batch is one record, and is refused as a whole where it does not fit a segment.
+            w.require(largest > opened.queue.max_item_bytes or len(puts) > 1, f"{error!r} for {largest} bytes")
+        if not isinstance(error, QueueFull) or nested != w.nested or opened.model.damaged:
+            return
+        model = opened.model
+        name = str(error.reader)
+        w.saw("a put is refused")
+        short = name.removeprefix(model.name).removeprefix("+")
+        reader = model.readers.get(short)
+        if reader is None and model.unsure:
+            return
+        if reader is None:
+            raise w.fail(f"a put is refused by reader {name!r}, which there is not: {sorted(model.readers)}")
+        config = opened.config(short)
+        by_checkpoint = reader not in w.open_readers(model.writer) or not is_here(model.writer, reader)
+        done = reader.saved - reader.saved_optional if by_checkpoint else reader.done
+        left = [put for put in model.stored if put not in done]
+        count = len(left) + len(model.flying) + len(puts)
+        doubtful = model.holes
+        full = (config.max_items is not None and count > config.max_items) or (
+            config.max_bytes is not None and sum(len(put.data) for put in [*left, *puts[:-1]]) >= config.max_bytes
+        )
+        what = f"a put of {len(puts)} is refused by {name!r}, which has {len(left)} items, of {config.max_items}"
+        w.require(full or doubtful or model.flying, what)
+
+    def check_accepted(self, opened: Opened, puts: list[Put], nested: int) -> None:
+        w, model = self.world, opened.model
+        if nested != w.nested or model.flying or model.damaged:
+            return
+        for reader in model.readers.values():
+            config = opened.config(reader.name)
+            if config.full_policy is FullPolicy.DROP_OLDEST or (config.max_items is None and config.max_bytes is None):
+                continue
+            if not self._is_known(opened, reader):
+                continue
+            now_ms = w.now_ms
+            sure = [put for put in model.stored if put not in reader.done and put not in reader.optional]
+            if model.expires or (reader.config is not None and reader.config.max_age is not None):
+                sure = [put for put in sure if put in reader.open or not reader.is_expired(put, now_ms)]
+            if reader.settling:
+                continue
+            self._check_bytes(reader, config, puts, sure)
+            what = f"{len(puts)} items are accepted, and {reader.full_name} has {len(sure)}, of {config.max_items}"
+            w.require(config.max_items is None or len(sure) <= config.max_items, what)
+
+    def _check_bytes(self, reader: ReaderModel, config: ReaderConfig, puts: list[Put], sure: list[Put]) -> None:
+        """Bytes may be overshot by one item, but for a batch to a reader that is empty."""
+        before = [put for put in sure if put not in puts]
+        size = sum(len(put.data) for put in before) + sum(len(put.data) for put in puts[:-1])
+        if config.max_bytes is not None and before and any(put in sure for put in puts):
+            what = f"{len(puts)} items are accepted, with {size} bytes before the last, of {config.max_bytes}"
+            self.world.require(size < config.max_bytes, f"{reader.full_name}: {what}")
+
+    def _is_known(self, opened: Opened, reader: ReaderModel) -> bool:
+        """Whether the writer must know of the reader: it is open there, or was made some rounds ago."""
+        if is_here(reader.queue.writer, reader):
+            return True
+        return reader.exists and self.world.elapsed - reader.made_at > 5

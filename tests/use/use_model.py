@@ -1,0 +1,277 @@
+"""What may be delivered to whom: the model of one queue and of its readers.
+
+Every put has a number, which its bytes begin with; so whatever comes out of a queue says which put it was.
+
+Rules:
+1. A put is flying (its call has not returned), stored, refused, or in doubt. A refused one is never delivered.
+2. For each reader an item is done, open (somebody has it), with a hook, or available. ``optional`` are those of which
+   the model does not know whether they are done: after a crash, or where a call was cut short. All others are exact.
+3. What is available and neither optional nor expired must be delivered, the lowest id first.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from typing import Any
+
+from kestrelpy import FullPolicy, Item, Reader, ReaderConfig
+
+FLYING, STORED, REFUSED, DOUBTFUL = "flying", "stored", "refused", "in doubt"
+
+
+class UseFailure(AssertionError):
+    """The library did what it must not do."""
+
+
+class Put:
+    """One item, from the call that puts it on."""
+
+    __slots__ = ("added_ms", "data", "expires_ms", "id", "number", "state")
+
+    def __init__(self, number: int, data: bytes) -> None:
+        self.number = number
+        self.data = data
+        self.id = 0
+        self.state = FLYING
+        self.added_ms = 0
+        self.expires_ms: int | None = None
+
+    def __lt__(self, other: Put) -> bool:
+        return self.id < other.id
+
+    def __repr__(self) -> str:
+        return f"<put {self.number}: id {self.id}, {self.state}>"
+
+
+class ReaderModel:
+    """One reader that has a place, or, for the default reader, would have one at its first use."""
+
+    def __init__(self, queue: QueueModel, name: str, config: ReaderConfig | None) -> None:
+        self.queue = queue
+        self.name = name
+        self.config = config
+        self.process: Any = None
+        """Who has it open."""
+        self.handle: Reader | None = None
+        self.exists = False
+        """Whether its place was saved by a call that has returned."""
+        self.done: set[Put] = set()
+        self.optional: set[Put] = set()
+        self.saved: set[Put] = set()
+        """What is done by the last place that is known to be saved."""
+        self.saved_optional: set[Put] = set()
+        self.open: dict[Put, Item] = {}
+        self.settling: set[Put] = set()
+        """A hook has them, or has failed on them."""
+        self.in_hook: set[Put] = set()
+        self.made_at = 0.0
+        self.waiting = 0
+        """How many futures and tasks wait in its line."""
+        self.moves = 0
+        """How often something else than a delivery has moved it: what was under way meanwhile is not exact."""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.queue.name}+{self.name}" if self.name else self.queue.name
+
+    def is_expired(self, put: Put, now_ms: int) -> bool:
+        expires_ms = put.expires_ms
+        age = None if self.config is None else self.config.max_age
+        if age is not None and age < 1e9:
+            limit_ms = put.added_ms + int(age * 1000)
+            expires_ms = limit_ms if expires_ms is None else min(expires_ms, limit_ms)
+        return expires_ms is not None and expires_ms <= now_ms
+
+    def available(self) -> list[Put]:
+        """Not done as far as is known, in the order of their ids."""
+        done, opened, settling = self.done, self.open, self.settling
+        return [put for put in self.queue.stored if put not in done and put not in opened and put not in settling]
+
+    def surely_left(self, now_ms: int) -> list[Put]:
+        """What must be delivered."""
+        flying = self.queue.flying
+        left = [put for put in self.available() if put not in self.optional and put not in flying]
+        return [put for put in left if not self.is_expired(put, now_ms)]
+
+    def finish(self, put: Put) -> None:
+        self.open.pop(put, None)
+        self.settling.discard(put)
+        self.optional.discard(put)
+        self.done.add(put)
+
+    def doubt(self, puts: list[Put] | set[Put]) -> None:
+        """Of these it is not known whether they are done."""
+        for put in puts:
+            self.open.pop(put, None)
+            self.done.discard(put)
+            self.optional.add(put)
+
+    def doubt_all(self) -> None:
+        self.moves += 1
+        self.doubt(list(self.queue.stored))
+        self.optional |= self.queue.unsettled()
+        self.saved_optional |= self.optional
+        self.settling.clear()
+
+    def restart(self) -> None:
+        """Its owner is gone without a word: it goes on from what was saved, perhaps from more."""
+        maybe = (self.done | self.optional) - (self.saved - self.saved_optional)
+        self.done = set(self.saved) - self.saved_optional
+        self.optional = {put for put in maybe if put.state != REFUSED} | self.saved_optional
+        self.optional -= self.done
+        self.leave()
+
+    def leave(self) -> None:
+        """It has no owner any more; open reads come again. What has expired by its options was dropped, or not."""
+        self.moves += 1
+        self.doubt_expired()
+        self.open.clear()
+        self.settling.clear()
+        self.process = self.handle = None
+
+    def doubt_expired(self) -> None:
+        if self.queue.expires or (self.config is not None and self.config.max_age is not None):
+            now_ms = self.queue.now()
+            self.optional.update(put for put in self.available() if self.is_expired(put, now_ms))
+            self.optional.update(put for put in self.queue.unsettled() if self.is_expired(put, now_ms))
+
+    def note_saved(self) -> None:
+        self.exists = True
+        self.saved, self.saved_optional = set(self.done), set(self.optional)
+
+    def move_to(self, item_id: int) -> None:
+        """After a seek that has returned."""
+        self.moves += 1
+        self.open.clear()
+        self.settling.clear()
+        self.done = {put for put in self.queue.stored if put.id < item_id}
+        self.optional = self.queue.unsettled()
+
+    def limits(self, config: ReaderConfig) -> tuple[int | None, int | None]:
+        return config.max_items, config.max_bytes
+
+
+class QueueModel:
+    """One life of one queue, from its first opening to ``erase()``."""
+
+    def __init__(self, name: str, now: Callable[[], int]) -> None:
+        self.name = name
+        self.now = now
+        self.stored: list[Put] = []
+        self.flying: set[Put] = set()
+        self.by_number: dict[int, Put] = {}
+        self.readers: dict[str, ReaderModel] = {"": ReaderModel(self, "", None)}
+        self.writer: Any = None
+        """The process that has it open for writing."""
+        self.made = False
+        self.failed = False
+        self.damaged = False
+        self.erased = False
+        self.expires = False
+        """Whether something in it can expire."""
+        self.first_kept = 1
+        self.archive: str | None = None
+        self.always_archived = True
+        self.batches: list[Batch] = []
+        self.large_parts = False
+        self.unsure = False
+        """Whether there may be readers of which nothing is known: their making has raised."""
+        self.versions: dict[str, int] = {}
+        self.holes = False
+        """Whether ids may be missing: items in doubt that were lost."""
+
+    @property
+    def tail_id(self) -> int:
+        return self.stored[-1].id if self.stored else 0
+
+    def named(self) -> list[str]:
+        return [name for name in self.readers if name]
+
+    def new_put(self, number: int, data: bytes) -> Put:
+        put = self.by_number[number] = Put(number, data)
+        self.flying.add(put)
+        return put
+
+    def store(self, put: Put, item_id: int, *, seen: bool = False) -> None:
+        """``put`` is in the queue under this id. ``seen``: its call is still under way, and somebody has it already."""
+        if not seen:
+            self.flying.discard(put)
+        if put.state == REFUSED:
+            raise UseFailure(f"{put} was refused, and is there")
+        if put.id and put.id != item_id:
+            raise UseFailure(f"{put} has become item {item_id}")
+        put.state = STORED
+        if not put.id:
+            put.id = item_id
+            if self.stored and item_id <= self.stored[-1].id:
+                if any(other.id == item_id for other in self.stored) and not self.damaged:
+                    raise UseFailure(f"item id {item_id} is given out twice")
+                insort(self.stored, put)
+            else:
+                self.stored.append(put)
+
+    def refuse(self, put: Put) -> None:
+        self.flying.discard(put)
+        if put.id:
+            raise UseFailure(f"the put of {put} has raised, and it was delivered")
+        put.state = REFUSED
+
+    def may_be_there(self, put: Put) -> None:
+        """Its put raised what leaves that open."""
+        self.flying.discard(put)
+        if not put.id:
+            put.state = DOUBTFUL
+
+    def find(self, data: bytes) -> Put:
+        head = data.split(b":", 1)[0].lstrip(b'"')
+        put = self.by_number.get(int(head)) if head.isdigit() else None
+        if put is None and self.erased:  # of the queue that came after it: nobody says what its readers see
+            put = self.by_number[int(head)] = Put(int(head), data)
+        if put is None:
+            raise UseFailure(f"queue {self.name} has an item that nobody has put: {data[:40]!r}")
+        if put.data != data:
+            raise UseFailure(f"{put} came out with other bytes")
+        if put.state == REFUSED:
+            raise UseFailure(f"the put of {put} has raised, and it is delivered")
+        return put
+
+    def see(self, item_id: int, data: bytes) -> Put:
+        """An item has come out."""
+        put = self.find(data)
+        if put.id != item_id:
+            self.store(put, item_id, seen=put in self.flying)
+        return put
+
+    def needed(self) -> set[Put]:
+        """What some reader has not done, for sure."""
+        wanted: set[Put] = set()
+        now_ms = self.now()
+        for reader in self.readers.values():
+            sure = [put for put in self.stored if put not in reader.done and put not in reader.optional]
+            if self.expires or (reader.config is not None and reader.config.max_age is not None):
+                sure = [put for put in sure if put in reader.open or not reader.is_expired(put, now_ms)]
+            wanted.update(sure)
+        return wanted
+
+    def unsettled(self) -> set[Put]:
+        """Puts of which it is not known whether they are there, or under which id."""
+        if not self.holes:
+            return set(self.flying)
+        return self.flying | {put for put in self.by_number.values() if put.state == DOUBTFUL}
+
+
+class Batch:
+    """A published batch of the inbox."""
+
+    def __init__(self, puts: list[Put], published_at: float) -> None:
+        self.puts = puts
+        self.published_at = published_at
+
+
+def drops(config: ReaderConfig | None) -> bool:
+    return (
+        config is not None
+        and config.full_policy is FullPolicy.DROP_OLDEST
+        and (config.max_items is not None or config.max_bytes is not None)
+    )

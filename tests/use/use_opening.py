@@ -1,0 +1,398 @@
+"""Operations that open, close, kill, drop and erase: queues, and readers here and elsewhere."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from use_model import QueueModel, ReaderModel, drops
+from use_operations import check_error, choose_opened, choose_reader, is_here, operation
+from use_options import READERS, queue_options, reader_config
+
+from kestrelpy import (
+    JournaledQueue,
+    NoDefaultReader,
+    QueueLocked,
+    Reader,
+    ReaderConfig,
+    open_reader,
+)
+from kestrelpy._memory_disk import MemoryDisk
+
+if TYPE_CHECKING:
+    from use_world import Opened, Process, Result, World
+
+FOLDER, ARCHIVE = "/queues", "/archive"
+
+
+def looking(w: World) -> MemoryDisk:
+    """The folder as somebody sees it whom nothing happens to."""
+    disk = MemoryDisk()
+    disk.folders = w.disk.folders
+    return disk
+
+
+# -- queues --------------------------------------------------------------------------------------------------------
+
+
+@operation("open", 4)
+def open_queue(w: World, rng: random.Random, process: Process) -> None:
+    if {"close", "erase"} & set(w.stack[:-1]):
+        return  # out of a callback of its end it may be opened again already, or not yet
+    name = "b" if "second queue" in w.swarm.options and rng.random() < 0.4 else "a"
+    model = w.models[name]
+    options = queue_options(w, rng, process)
+    odd = options.pop("odd", False)
+    nested = w.nested
+    from use_world import Opened
+
+    w.touched.add(name)
+    result = w.call(process, JournaledQueue, FOLDER, name, clock=process.clock, disk=process.disk, **options)
+    if isinstance(result.error, QueueLocked):
+        w.require(model.writer is not None or nested != w.nested or w.depth, "QueueLocked, and nobody has it open")
+        w.saw("a queue is open elsewhere")
+        return
+    if isinstance(result.error, ValueError | TypeError):
+        w.require(odd, f"{result.error!r} for {options}")
+        w.saw("an odd option of a queue is refused")
+        return
+    if result.error is not None:
+        w.note_fault(model, result)
+        check_error(w, model, result, process)
+        return
+    if model.writer is not None:
+        raise w.fail(f"queue {name} is open twice")
+    model.writer, model.made, model.failed = process, True, False
+    process.queues[name] = Opened(result.value, model, options)
+    process.queues[name].opened_at = w.elapsed
+    if "archive_dir" not in options and model.stored:
+        model.always_archived = False
+    model.archive = options.get("archive_dir", model.archive)
+    check_places(w, model)
+    if model.stored:
+        w.saw("a queue is opened again")
+        if w.trouble.blocks is not None and w.disk.used_blocks() >= w.trouble.blocks:
+            w.saw("zero free blocks after a restart")
+
+
+def check_places(w: World, model: QueueModel) -> None:
+    """Every reader whose place was saved has one."""
+    if model.damaged or model.unsure or w.depth or w.trouble.fired:
+        return
+    names = w.disk.folders[FOLDER].names
+    there = [reader for reader in model.readers.values() if reader.exists]
+    lost = [reader for reader in there if f"{model.name}+{reader.name}.checkpoint" not in names]
+    w.require(not lost, f"the places of the readers {[reader.name for reader in lost]} are gone")
+
+
+@operation("close", 1.5)
+def close_queue(w: World, rng: random.Random, process: Process) -> None:
+    opened = choose_opened(rng, process)
+    if opened is not None:
+        end_queue(w, process, opened)
+
+
+def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False) -> None:
+    model = opened.model
+    mine = [reader for reader in process.readers if reader.queue is model and is_here(process, reader)]
+    clean = True
+    for attempt in range(3):
+        opened.broken = True
+        was = {reader: reader.moves for reader in mine}
+        result = w.call(process, opened.queue.erase if erase else opened.queue.close)
+        if not result.interrupted:
+            break
+        clean = False  # then the places of its readers may not be saved
+        del attempt
+    w.note_fault(model, result)
+    check_error(w, model, result, process)
+    if process.queues.get(model.name) is not opened:
+        return  # a callback has closed it
+    del process.queues[model.name]
+    if model.writer is process:
+        model.writer = None
+    for reader in mine:
+        let_go(w, process, reader, saved=clean and result.ok and not model.failed and was[reader] == reader.moves)
+    for put in list(model.flying):
+        model.may_be_there(put)
+        model.holes = True
+    model.failed = False
+    if erase and not result.ok:
+        model.damaged = True  # what is left of it is not said
+    elif erase:
+        model.erased = True
+        w.erasures += 1
+        w.models[model.name] = QueueModel(model.name, w.now)
+    w.saw("a queue is closed" if not erase else "a queue is erased")
+
+
+def let_go(w: World, process: Process, reader: ReaderModel, *, saved: bool) -> None:
+    """The reader has no owner from now on."""
+    if reader.handle is not None:
+        w.handles.pop(id(reader.handle), None)
+        w.graveyard.append(reader.handle)  # so that its id is not given out again
+    if reader in process.readers:
+        process.readers.remove(reader)
+    if saved:
+        reader.doubt(list(reader.in_hook))
+        reader.note_saved()
+        reader.leave()
+    else:
+        reader.restart()
+
+
+@operation("erase", 0.25)
+def erase(w: World, rng: random.Random, process: Process) -> None:
+    opened = choose_opened(rng, process)
+    if opened is not None:
+        end_queue(w, process, opened, erase=True)
+
+
+@operation("kill", 0.5, nestable=False)
+def kill(w: World, rng: random.Random, process: Process) -> None:
+    del rng
+    if process.queues or process.readers:
+        w.saw("a process is killed")
+        w.kill(process)
+
+
+# -- readers -------------------------------------------------------------------------------------------------------
+
+
+def draw_start(w: World, rng: random.Random, model: QueueModel) -> str | int:
+    if rng.random() < 0.4:
+        return "earliest"
+    if rng.random() < 0.2:
+        return rng.randint(1, model.tail_id + 2)
+    return "tail"
+
+
+@operation("reader", 3)
+def reader_here(w: World, rng: random.Random, process: Process) -> None:
+    opened = choose_opened(rng, process)
+    if opened is None:
+        return
+    name, start = rng.choice(READERS), draw_start(w, rng, opened.model)
+    get_reader(w, process, opened, name, start)
+
+
+def get_reader(w: World, process: Process, opened: Opened, name: str, start: str | int = "tail") -> ReaderModel | None:
+    nested = w.nested
+    result = w.call(process, opened.queue.reader, name, start=start)
+    return bind(w, process, opened.model, name, start, result, opened.config(name), nested, here=True)
+
+
+@operation("open_reader", 2)
+def open_elsewhere(w: World, rng: random.Random, process: Process) -> None:
+    model = w.models["b" if "second queue" in w.swarm.options and rng.random() < 0.4 else "a"]
+    name, start = rng.choice(READERS), draw_start(w, rng, model)
+    config = reader_config(w, rng, process) or ReaderConfig()
+    w.touched.add(model.name)
+    nested = w.nested
+    names = w.trouble.counts["names"]
+    result = w.call(
+        process,
+        open_reader,
+        FOLDER,
+        model.name,
+        name,
+        config=config,
+        start=start,
+        poll_interval=rng.choice((0.05, 0.01)),
+        clock=process.clock,
+        disk=process.disk,
+    )
+    if nested == w.nested and not w.trouble.fired and not drops(config):  # each item that is dropped takes a look
+        spent = w.trouble.counts["names"] - names
+        w.require(spent <= MOST_LISTINGS, f"open_reader has listed the folder {spent} times")
+    reader = bind(w, process, model, name, start, result, config, nested, here=False)
+    if reader is not None:
+        w.saw("a reader is open elsewhere")
+
+
+MOST_LISTINGS = 12
+
+
+def bind(
+    w: World,
+    process: Process,
+    model: QueueModel,
+    name: str,
+    start: str | int,
+    result: Result,
+    config: ReaderConfig,
+    nested: int,
+    *,
+    here: bool,
+) -> ReaderModel | None:
+    """Tell the model what the opening of a reader has come to."""
+    quiet = nested == w.nested and not w.depth and not model.unsure
+    known = model.readers.get(name)
+    default = model.readers.get("")
+    error = result.error
+    if isinstance(error, QueueLocked):
+        owned = known is not None and known.process is not None
+        beside = bool(name) and not model.named() and default is not None and default.process is not None
+        excused = owned or beside or not quiet or model.erased or w.locks_unsure
+        w.require(excused, f"{error!r} for reader {name!r}, which nobody has")
+        w.saw("a reader is open elsewhere already")
+        return None
+    if isinstance(error, NoDefaultReader):
+        stays = default is not None and default.exists
+        reason = f"{error!r}, and there are {sorted(model.readers)}"
+        w.require((not name and model.named() and not stays) or not quiet or model.damaged, reason)
+        w.saw("no default reader")
+        return None
+    if error is not None:
+        w.note_fault(model, result)
+        check_error(w, model, result, process)
+        if not isinstance(error, ValueError):
+            model.unsure = w.locks_unsure = True
+        return None
+    handle: Reader = result.value
+    already = w.handles.get(id(handle))
+    if already is not None and already.name == name:
+        return already
+    if not name and model.named() and quiet and (known is None or not known.exists) and not model.damaged:
+        raise w.fail(f"the default reader is opened beside {model.named()}")
+    if known is not None and known.process is not None:
+        raise w.fail(f"reader {known.full_name} is open twice")
+    reader = known if known is not None else inherit(w, process, model, name, handle, here=here)
+    if reader is None:
+        reader = begin(w, model, name, start, handle, quiet=quiet and not drops(config))
+    else:
+        resume(w, reader, handle, quiet=quiet and not drops(config))
+    reader.doubt_expired()  # by the options that it has had until now
+    reader.process, reader.handle, reader.config = process, handle, config
+    w.handles[id(handle)] = reader
+    if reader not in process.readers:
+        process.readers.append(reader)
+    reader.exists = True
+    if config.max_age is not None or any(put.expires_ms is not None for put in model.stored):
+        model.expires = True
+    w.may_drop_at_opening(reader, config)
+    return reader
+
+
+def inherit(
+    w: World, process: Process, model: QueueModel, name: str, handle: Reader, *, here: bool
+) -> ReaderModel | None:
+    """The first named reader takes over the default one's place, unless somebody has that open elsewhere."""
+    default = model.readers.get("")
+    if not name or model.named() or default is None:
+        return None
+    if default.process is not None and default.handle is not handle:
+        w.saw("a foreign first reader while the default one is open")
+        return None
+    if default.handle is handle:
+        w.require(here and default.process is process, "a default reader was taken over by another process")
+        w.saw("an open default reader gets a name")
+    elif default.saved or default.done:
+        w.saw("a first reader takes over a place")
+    del model.readers[""]
+    model.readers[name] = default
+    default.name = name
+    return default
+
+
+def begin(w: World, model: QueueModel, name: str, start: str | int, handle: Reader, *, quiet: bool) -> ReaderModel:
+    """A new place."""
+    reader = ReaderModel(model, name, None)
+    reader.made_at = w.elapsed
+    head = handle.head
+    tail_id = model.tail_id
+    if quiet and not model.damaged and not model.holes and not model.flying:
+        if start == "tail":
+            w.require(head == tail_id, f"a new reader begins at {head + 1}, and the tail is {tail_id}")
+        elif isinstance(start, int):
+            w.require(head >= min(start, tail_id + 1) - 1, f"a new reader begins at {head + 1}, and not at {start}")
+        if start != "tail":
+            wanted = 1 if start == "earliest" else start
+            needed = sorted(put.id for put in model.needed() if isinstance(wanted, int) and put.id >= wanted)
+            w.require(not needed or head < needed[0], f"{start}: begins at {head + 1}, and item {needed[:1]} is needed")
+    model.readers[name] = reader
+    reader.done = {put for put in model.stored if put.id <= head}
+    reader.optional = model.unsettled()
+    if not quiet:
+        reader.doubt_all()
+    reader.note_saved()
+    return reader
+
+
+def resume(w: World, reader: ReaderModel, handle: Reader, *, quiet: bool) -> None:
+    """A place that was there: it says itself what of the optional is done."""
+    head = handle.head
+    if reader.queue.erased:
+        return
+    for put in reader.queue.stored:
+        if put.id > head:
+            break
+        if put in reader.done:
+            continue
+        if put not in reader.optional and quiet and not reader.queue.damaged:
+            expired = reader.is_expired(put, w.now_ms)
+            w.require(expired, f"{reader.full_name} is opened with head {head}, and item {put.id} is not done")
+        reader.finish(put)
+
+
+@operation("close_reader", 1.2)
+def close_reader(w: World, rng: random.Random, process: Process) -> None:
+    reader = choose_reader(w, rng, process)
+    if reader is not None:
+        end_reader(w, process, reader)
+
+
+def end_reader(w: World, process: Process, reader: ReaderModel) -> None:
+    handle = reader.handle
+    assert handle is not None
+    for attempt in range(3):
+        moves = reader.moves
+        result = w.call(process, handle.close)
+        if not result.interrupted:
+            break
+        del attempt
+    w.note_fault(reader.queue, result)
+    check_error(w, reader.queue, result, process, reader)
+    if reader.handle is not handle:
+        return
+    if not result.ok:
+        w.locks_unsure = w.locks_unsure or result.interrupted
+    let_go(w, process, reader, saved=result.ok and moves == reader.moves and not reader.queue.failed)
+    w.saw("a reader is closed")
+
+
+@operation("drop_reader", 0.5)
+def drop_reader(w: World, rng: random.Random, process: Process) -> None:
+    opened = choose_opened(rng, process)
+    if opened is None:
+        return
+    model = opened.model
+    name = rng.choice(READERS)
+    reader = model.readers.get(name)
+    result = w.call(process, opened.queue.drop_reader, name)
+    if isinstance(result.error, QueueLocked):
+        elsewhere = reader is not None and reader.process is not None and not is_here(process, reader)
+        w.require(w.depth or w.locks_unsure or elsewhere, f"{result.error!r}, and nobody has it")
+        return
+    if result.error is not None:
+        w.note_fault(model, result)
+        check_error(w, model, result, process)
+        if reader is not None and reader.process is process and is_here(process, reader):
+            let_go(w, process, reader, saved=False)
+            reader.exists = False
+        elif reader is not None:
+            reader.exists = False
+            reader.doubt_all()
+        return
+    if reader is None or model.readers.get(name) is not reader:
+        return
+    if reader.process is process and reader in process.readers:
+        let_go(w, process, reader, saved=False)
+    elif reader.process is not None and not w.depth:
+        raise w.fail(f"reader {reader.full_name} was dropped, and {reader.process} has it open")
+    del model.readers[name]
+    w.saw("a reader is dropped")
+    if not model.named() and "" not in model.readers:
+        fresh = model.readers[""] = ReaderModel(model, "", None)
+        fresh.optional = set(model.stored)
+        fresh.saved_optional = set(model.stored)

@@ -1,0 +1,75 @@
+"""The oracle of errors: what a call may raise is what its docstring lists, and nothing else.
+
+``documented(JournaledQueue.put)`` reads the docstring. It takes every name of an exception in it, follows "as ``put``"
+and "``get`` of the default reader", and adds what the docstring of the class says of every call.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from kestrelpy import JournaledQueue, Reader, errors
+from kestrelpy.work import Job, Session, WorkQueue
+from kestrelpy.work import errors as work_errors
+
+_NAME = re.compile(r"``([A-Za-z_.]+)(?:\([^`]*\))?``")
+_EVERY_CALL = re.compile(r"Every call raises(.*?)\.(?:\s|$)", re.DOTALL)
+
+
+def _exceptions_in(text: str) -> set[type[BaseException]]:
+    found: set[type[BaseException]] = set()
+    for name in _NAME.findall(text):
+        kind = getattr(errors, name, None) or getattr(work_errors, name, None) or getattr(builtins, name, None)
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            found.add(kind)
+    return found
+
+
+@functools.cache
+def documented(function: Callable[..., Any]) -> tuple[type[BaseException], ...]:
+    """The exceptions that the docstring of ``function`` lists, directly or by referring to another call."""
+    text = inspect.getdoc(function) or ""
+    owner = function.__qualname__.split(".")[0]
+    found = _exceptions_in(text)
+    for other in _referred(function, owner, text):
+        found.update(documented(other))
+    home: Any = {"JournaledQueue": JournaledQueue, "Reader": Reader}.get(owner)
+    if owner in ("Writing", "Durability", "Ending"):
+        home = JournaledQueue
+    if owner in ("Figures", "Taking", "Unread", "Waiting"):
+        home = Reader
+    if home is not None:
+        for part in _EVERY_CALL.findall(inspect.getdoc(home) or ""):
+            found |= _exceptions_in(part)
+    if function.__module__.startswith("kestrelpy.work."):
+        found |= _work(owner)
+    elif function.__name__ == "__init__":
+        found |= _exceptions_in(inspect.getdoc(JournaledQueue) or "")
+    return tuple(found)
+
+
+def _work(owner: str) -> set[type[BaseException]]:
+    """What any call of a work queue may raise: what is said of its journal, of the queue, and of its jobs."""
+    found = {errors.QueueClosed, errors.DurabilityUnknown, errors.QueueDiskFull, OSError}
+    if owner == "WorkQueue":
+        found |= _exceptions_in(inspect.getdoc(JournaledQueue) or "") | _exceptions_in(inspect.getdoc(WorkQueue) or "")
+    return found | (_exceptions_in(inspect.getdoc(Job) or "") if owner == "Job" else set())
+
+
+def _referred(function: Callable[..., Any], owner: str, text: str) -> list[Callable[..., Any]]:
+    """The calls whose errors the docstring takes over."""
+    others = []
+    if "of the default reader" in text or "Reader." in text or "reader open here" in text:
+        others.append(getattr(Reader, function.__name__, None))
+        others.append(JournaledQueue.reader)  # it may have to be made first
+    for name in re.findall(r"[Aa]s ``([a-z_.]+)``", text) + re.findall(r"^``([a-z_]+)[(`]", text):
+        home: Any = Reader if owner in ("Reader", "Figures", "Taking", "Unread", "Waiting") else JournaledQueue
+        if function.__module__.startswith("kestrelpy.work."):
+            home = Session if owner == "Session" else WorkQueue
+        others.append(getattr(home, name.split(".")[-1], None))
+    return [other for other in others if other is not None and other is not function]

@@ -345,8 +345,9 @@ def test_tasks_that_fail_on_a_cluster_are_written_once(folder: Path, tmp_path: P
     need_java()
     marks = tmp_path / "marks"
     marks.mkdir()
-    here = str(Path(__file__).parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     told = subprocess.run(
         [sys.executable, "-c", CLUSTER, str(folder), str(marks)], env=environment, capture_output=True, timeout=200
     )

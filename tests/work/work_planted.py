@@ -196,7 +196,7 @@ def one_record_too_many_is_committed() -> Iterator[None]:
         yield
 
 
-@fault("(a)", steps=SETTLING, length=120)
+@fault("(a) itself", steps=SETTLING, length=120)
 def jobs_that_are_carried_forward_lose_their_state() -> Iterator[None]:
     real = records.encode_put
 

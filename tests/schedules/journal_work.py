@@ -112,10 +112,11 @@ class Work:
         return [] if self.scene.chance(0.4) and future.cancel() else [future.result()]
 
     def settle_all(self, *readers: Reader) -> None:
-        """Wait until every reader has committed everything."""
-        self.queue.sync()  # also for what was put and not waited for
+        """Wait until every reader has committed everything, also what was put and not waited for. Nothing is done
+        here that would wake anybody: a sync would.
+        """
         until = self.scene.scheduler.now + 100
-        while any(reader.items for reader in readers):
+        while self.queue._feed.pending or any(reader.items for reader in readers):
             self.scene.sleep(0.05)
             require(self.scene.scheduler.now < until, "somebody was not woken")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from _thread import get_ident
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -42,13 +43,20 @@ def the_queue_is_asked_for_under_the_reader() -> Iterator[None]:
 @race("it began at|IndexError|FileNotFoundError|not the first|skipped|CorruptJournal", "made_while_retiring")
 def retires_without_the_guard() -> Iterator[None]:
     """A reader that is being made finds its first segment gone."""
-    real = Readership.retire
+    real, real_guard = Readership.retire, Home.guard
+    retiring: set[int] = set()
 
     def retire(self: Readership, feed: Feed, *, wait: bool = True) -> None:
-        with patch.object(Home, "guard", lambda self, wait=True: nullcontext()):
+        retiring.add(get_ident())
+        try:
             real(self, feed, wait=wait)
+        finally:
+            retiring.discard(get_ident())
 
-    with patch.object(Readership, "retire", retire):
+    def guard(self: Home, *, wait: bool = True) -> AbstractContextManager[None]:
+        return nullcontext() if get_ident() in retiring else real_guard(self, wait=wait)
+
+    with patch.object(Readership, "retire", retire), patch.object(Home, "guard", guard):
         yield
 
 
@@ -87,16 +95,25 @@ def a_producer_that_leaves_the_line_rings_nobody() -> Iterator[None]:
 
 @race(NOT_WOKEN, "limited")
 def a_producer_looks_before_it_stands_in_line() -> Iterator[None]:
-    real = Writing._look_for_room
+    real, real_enter = Writing._look_for_room, Room.enter
+    looking: set[Producer] = set()
 
     def look(self: Writing, parcel: Parcel, producer: Producer) -> range | float | None:
-        with patch.object(Room, "enter", lambda self, producer: None):
-            found = real(self, parcel, producer)
+        looking.add(producer)
+        found = real(self, parcel, producer)
+        looking.discard(producer)
         if not isinstance(found, range):
             self._room.enter(producer)
         return found
 
-    with patch.object(Writing, "_look_for_room", look), patch.object(Room, "is_first", _would_be_first):
+    def enter(self: Room, producer: Producer) -> bool:
+        return producer not in looking and real_enter(self, producer)
+
+    with (
+        patch.object(Writing, "_look_for_room", look),
+        patch.object(Room, "enter", enter),
+        patch.object(Room, "is_first", _would_be_first),
+    ):
         yield
 
 

@@ -1,16 +1,20 @@
 """Faults of locks and threads, planted by patching, each of which the scheduler has to find.
 
 A fault is a context manager that puts it in; it names the scenes in which to look for it, and what is said of it.
+Nothing is patched while a schedule runs: of two tasks that patch the same name in turn, the one that began first ends
+first, and what the other restores at its end is the first one's patch, for good.
 """
 
 from __future__ import annotations
 
+from _thread import get_ident
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from kestrelpy._feed import Feed
 from kestrelpy._journal import Journal
 from kestrelpy._line import ThreadWaiter, Waiter
 from kestrelpy._sync import GroupCommit, _Link
@@ -82,15 +86,27 @@ def claims_without_removing() -> Iterator[None]:
 @race(NOT_WOKEN, "flow", "detached")
 def wakes_before_it_stores() -> Iterator[None]:
     """A put serves the line and stores its item after that."""
-    real = Writing._store
+    real, real_wake = Writing._store, Feed.wake
+    storing: set[int] = set()
 
     def store(self: Writing, *arguments: Any, **options: Any) -> range:
         self._feed.wake()
-        with patch.object(self._feed, "wake", lambda: None):
+        storing.add(get_ident())
+        try:
             return real(self, *arguments, **options)
+        finally:
+            storing.discard(get_ident())
+
+    def wake(self: Feed) -> None:
+        if get_ident() not in storing:
+            real_wake(self)
 
     never = property(lambda _: False, lambda *_: None)
-    with patch.object(Writing, "_store", store), patch.object(Writing, "_plain", never, create=True):
+    with (
+        patch.object(Writing, "_store", store),
+        patch.object(Feed, "wake", wake),
+        patch.object(Writing, "_plain", never, create=True),
+    ):
         yield
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from typing import Any
 
 import planted_ends
 import pytest
@@ -21,11 +23,38 @@ def search(race: Race) -> None:
         play(race.scenes[number % len(race.scenes)], number)
 
 
+def library() -> dict[str, dict[str, Any]]:
+    """What the library's modules and their classes have, by name."""
+    places: dict[str, object] = {
+        name: module for name, module in sys.modules.items() if name.partition(".")[0] == "kestrelpy"
+    }
+    for name, module in list(places.items()):
+        places |= {f"{name}.{key}": each for key, each in vars(module).items() if isinstance(each, type)}
+    return {
+        name: {key: each for key, each in vars(place).items() if not key.startswith("__")}
+        for name, place in places.items()
+    }
+
+
+def changed(before: dict[str, dict[str, Any]]) -> list[str]:
+    """What is no more as it was ``before``."""
+    after = library()
+    return [
+        f"{name}.{key}"
+        for name, had in before.items()
+        for key in had.keys() | after[name].keys()
+        if had.get(key) is not after[name].get(key)
+    ]
+
+
 @pytest.mark.parametrize("name", drawn(RACES, 8))
 def test_found(name: str) -> None:
-    race = RACES[name]
+    """And it is gone after that: what one race leaves behind is found in the place of the next."""
+    play("flow", 0)  # what is imported at first use is there from here on
+    race, before = RACES[name], library()
     with race.plant(), pytest.raises(BrokenSchedule) as found:
         search(race)
+    assert changed(before) == []
     assert re.search(race.says, str(found.value)), found.value
 
 

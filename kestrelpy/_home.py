@@ -78,10 +78,17 @@ class Home:
     def hold_back(self, names: list[str]) -> None:
         """Where there is no reader yet: hold back what the first one will need, a checkpoint and its spare file, as far
         as there is room now. A disk that is full by then is no reason why nobody can read.
+
+        Under the guard: a reader that is made meanwhile takes the file for its own. That one needs nothing held back.
         """
-        file = self.checkpoint_file("")
-        if not self.reader_names(names) and _names.temporary_name(file.name) not in names:
-            file.hold(FIRST_BLOCKS)
+        if self._needs_spare(names):
+            with contextlib.suppress(QueueLocked), self.guard(wait=False):
+                if self._needs_spare(self.directory.names()):
+                    self.checkpoint_file("").hold(FIRST_BLOCKS)
+
+    def _needs_spare(self, names: list[str]) -> bool:
+        spare = _names.temporary_name(_names.checkpoint_name(self.queue, ""))
+        return not self.reader_names(names) and spare not in names
 
     def hand_down(self, reader: str) -> None:
         """What is held for the first reader is for this one, which has another name."""

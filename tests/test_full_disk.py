@@ -10,8 +10,9 @@ import pytest
 from small_disk import SmallDisk
 
 from kestrelpy import JournaledQueue, QueueDiskFull, QueueEmpty, open_reader
+from kestrelpy._home import Home
 from kestrelpy._lifetime import forget
-from kestrelpy.testing import ManualClock
+from kestrelpy.testing import ManualClock, MemoryDisk
 
 ITEM = bytes(1000)
 
@@ -178,3 +179,16 @@ def test_what_is_held_back_goes_with_the_queue_and_with_the_reader(
     drop(world.queue)
     assert "jobs+.checkpoint.tmp" not in names()
     world.queue.close()
+
+
+def test_the_spare_file_is_not_made_beside_a_reader_that_is_being_made() -> None:
+    """What an opening queue holds back for the first reader would be written over that reader's place."""
+    disk = MemoryDisk()
+    with contextlib.closing(disk.directory("/queues", create=True)) as directory:
+        home = Home(directory, "jobs")
+        with Home(directory, "jobs").guard():
+            home.hold_back([])
+        assert "jobs+.checkpoint.tmp" not in directory.names()
+        with contextlib.closing(open_reader("/queues", "jobs", "a", disk=disk)):
+            home.hold_back([])  # the list is from before the reader was made
+            assert "jobs+.checkpoint.tmp" not in directory.names()

@@ -85,6 +85,7 @@ class GroupCommit:
         self._error: BaseException | None = None  # guarded by self._lock
         self.owed: list[Debt] = []  # guarded by self._lock: who is to be told, and of what
         self.tells = False  # somebody is about to call tell()
+        self._runs = False  # somebody is about to call run()
         self.timer: Timer | None = None  # the next sync in the background, for who closes the queue
         self.durable_id = 0
         self.sync_count = 0
@@ -132,7 +133,7 @@ class GroupCommit:
             _settle([(ticket, item_id, None if done else error)])
         elif soon and leader is None:
             try:
-                self._schedule()
+                self._schedule_once()
             except RuntimeError:  # no thread can be started: this one syncs, and the ticket says how that went
                 with contextlib.suppress(KestrelError):
                     self.wait(item_id)
@@ -141,6 +142,7 @@ class GroupCommit:
         """One sync on this thread, unless one is under way: then that one's leader sees to what is left. It tells
         nobody: another thread does.
         """
+        self._runs = False  # before the look: a ticket from here on asks for the next one
         _need_frames(FEW_FRAMES)
         leader = object()
         try:
@@ -157,10 +159,19 @@ class GroupCommit:
     def sync_soon(self) -> None:
         """See to it that another thread syncs; if none can be started, this one does. With no lock held."""
         try:
-            self._schedule()
+            self._schedule_once()
         except RuntimeError:
             with contextlib.suppress(KestrelError):  # whoever waits for it is told
                 self.run()
+
+    def _schedule_once(self) -> None:
+        if not self._runs:
+            try:
+                self._runs = True
+                self._schedule()
+            except BaseException:
+                self._runs = False
+                raise
 
     def note(self, durable_id: int) -> None:
         """Everything up to ``durable_id`` is on disk by other means (a rotation). With no lock held."""

@@ -101,6 +101,20 @@ def test_an_error_reaches_the_leader_and_everybody_behind_it(start: Callable[...
     assert disk.count == 1
 
 
+def test_many_tickets_ask_for_one_sync() -> None:
+    """Puts that are refused while a sync is under way ask for one too: each took memory and a sync of its own."""
+    disk = Disk()
+    disk.written = 9
+    for item_id in range(1, 4):
+        disk.commit.add(item_id, FutureWaiter(), soon=True)
+        disk.commit.sync_soon()
+    assert len(disk.scheduled) == 1
+    disk.commit.run()
+    disk.written = 10
+    disk.commit.add(10, FutureWaiter(), soon=True)
+    assert len(disk.scheduled) == 2
+
+
 def test_tickets_without_a_thread_are_completed_by_whoever_syncs() -> None:
     disk = Disk()
     disk.written = 3

@@ -65,10 +65,15 @@ CHECKPOINT_INTERVAL = 1.0
 
 
 class FollowingView(JournalView):
-    """The journal as another process writes it. ``follow`` brings it up to date."""
+    """The journal as another process writes it. ``follow`` brings it up to date.
 
-    def __init__(self, directory: Directory, queue: str) -> None:
+    ``check`` is called before new segments are taken for this journal's, and raises if the queue has gone: they are of
+    one that was made anew, under the same name.
+    """
+
+    def __init__(self, directory: Directory, queue: str, check: Callable[[], object] = bool) -> None:
         super().__init__(directory, queue)
+        self._check = check
         self._file: File | None = None
         self._at = (0, 0)
         self.queue_id = bytes(16)
@@ -152,8 +157,16 @@ class FollowingView(JournalView):
             self._follow_list(later, bisect_right(later.numbered, last_number, key=_number), added)
         finally:
             if added:
-                self._add(added)
+                self._check_and_add(added)
         return bool(added)
+
+    def _check_and_add(self, added: list[Segment]) -> None:
+        try:
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+        self._add(added)
 
     def _follow_list(self, later: Listed, start: int, added: list[Segment]) -> None:
         for at in range(start, len(later)):
@@ -307,7 +320,7 @@ class Outside:
         self._poll_interval = poll_interval
         self._first_poll = min(FIRST_POLL, poll_interval)
         self._readership = readership
-        self._view = self.view_type(directory, queue)
+        self._view = self.view_type(directory, queue, self._check_there)
         self._looking = threading.Lock()
         self._polling = False
         self._maintenance_armed = False
@@ -331,12 +344,12 @@ class Outside:
         """
         view = self._view
         with self._looking:
-            seen, segments = view.tail_id, view.segments
+            seen = view.tail_id
             if self._gone:
                 return seen
             with self._telling():
                 view.follow()
-        if view.tail_id == seen or view.segments is not segments:
+        if view.tail_id == seen:
             self._check_there()
         return view.tail_id
 

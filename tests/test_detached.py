@@ -509,6 +509,8 @@ def test_the_reader_of_an_erased_queue_gets_no_item_of_the_new_one(open_queue: O
     with made_anew(queue) as again:
         again.put(b"not for it")
         with pytest.raises(QueueClosed, match="erased"):
+            _ = far.items  # and what has been looked at once is not taken for its own the second time
+        with pytest.raises(QueueClosed, match="erased"):
             far.get_nowait()
 
 

@@ -6,7 +6,7 @@ a second: where the last segment ends by now, and how many bytes there are up to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kestrelpy import _format as fmt
 from kestrelpy._detached import FollowingView, Outside
@@ -21,8 +21,8 @@ BLOCK_BYTES = 1 << 20
 class StreamView(FollowingView):
     """As ``FollowingView``; the same is seen, at a tenth of the cost."""
 
-    def __init__(self, directory: Directory, queue: str) -> None:
-        super().__init__(directory, queue)
+    def __init__(self, directory: Directory, queue: str, check: Callable[[], object] = bool) -> None:
+        super().__init__(directory, queue, check)
         self._counted_to = (0, 0, 0, 0)
         """How far a segment was counted: its number, the next id, where its frame is, the bytes of items before it."""
 

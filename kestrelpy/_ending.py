@@ -36,6 +36,7 @@ class Ending(Writing):
     _marked_id: int
     _ending = False  # guarded by self._lock: somebody is at it
     _gone = False  # everything is given back
+    _erases = False  # guarded by self._lock: what ends it deletes its files, or has
 
     def close(self) -> None:
         """Write the checkpoints, close the journal properly, wake all waiters with ``QueueClosed``. Idempotent.
@@ -47,7 +48,9 @@ class Ending(Writing):
         self._end(QueueClosed(f"queue {self.name!r} is closed"))
 
     def erase(self) -> None:
-        """Close the queue and delete its files, and no others. Raises ``OSError``.
+        """Close the queue and delete its files, and no others. Nothing for one that is erased already. Raises
+        ``OSError``, ``ForkedQueue``, and ``QueueClosed`` for one that is closed, or that is being closed: its files may
+        be another owner's by now.
 
         A reader that another process has open is told: its calls raise ``QueueClosed``, and it saves nothing any more.
         """
@@ -59,25 +62,24 @@ class Ending(Writing):
             self._inflow.stop()
         try:
             with self._lock:
-                if self._gone or self._ending or isinstance(self._state, ForkedQueue):
-                    return
                 state = self._state
                 is_open = not isinstance(state, QueueClosed)
-                self._ending = mine = (
-                    True  # in this order: the first may find no memory. And no call until it is closed
-                )
+                if erase and not is_open and not self._erases:
+                    raise QueueClosed(f"queue {self.name!r} is closed: open it again to erase it")
+                if erase and isinstance(state, ForkedQueue):
+                    raise copy_of(state)
+                if self._gone or self._ending or isinstance(state, ForkedQueue):
+                    return
+                # In this order: the first may find no memory. And no call until it is closed.
+                self._ending = mine = True
                 if is_open:
+                    self._erases = erase
                     self._state, self._plain = closed, False
                     self._journal.refuse(closed)
             self._dismiss_producers()
             forget(self)
             if erase and is_open:
-                self._readership.stop(closed)
-                with self._syncing:
-                    self._journal.keep_name()
-                if self._inflow is not None:
-                    self._inflow.erase()
-                self._home.erase()
+                self._erase_files(closed)
             elif state is None:
                 self._close_cleanly(closed)
             elif isinstance(state, DurabilityUnknown) and not self._told:
@@ -88,6 +90,18 @@ class Ending(Writing):
                     self._let_go(closed)
                 finally:
                     self._ending = False
+
+    def _erase_files(self, closed: QueueClosed) -> None:
+        try:
+            self._readership.stop(closed)
+            with self._syncing:
+                self._journal.keep_name()
+            if self._inflow is not None:
+                self._inflow.erase()
+            self._home.erase()
+        except BaseException:
+            self._erases = False
+            raise
 
     def _dismiss(self, error: QueueClosed) -> None:
         for reader in list(self._readership.open.values()):

@@ -1145,6 +1145,32 @@ def test_lk_f44_erase(folder: Path, open_queue: Open) -> None:
     assert other.get_nowait().data == b"stays"
 
 
+def test_a_closed_queue_is_not_erased_in_silence(open_queue: Open) -> None:
+    """Its files may be another owner's by now: whoever wants them erased opens it again."""
+    queue = open_queue()
+    queue.put(b"kept")
+    queue.close()
+    with pytest.raises(QueueClosed, match="open it again to erase it"):
+        queue.erase()
+    with open_queue() as again:
+        assert again.get().data == b"kept"
+
+
+def test_a_callback_of_who_closes_hears_that_nothing_is_erased(open_queue: Open) -> None:
+    queue = open_queue(sync="always")
+    heard: list[BaseException] = []
+
+    def erase(_: object) -> None:
+        try:
+            queue.erase()
+        except QueueClosed as error:
+            heard.append(error)
+
+    queue.get_future().add_done_callback(erase)
+    queue.close()
+    assert len(heard) == 1
+
+
 # R31: nothing is saved from __del__; it is only said.
 def test_a_queue_never_closed_gives_a_resource_warning(folder: Path, clock: ManualClock) -> None:
     disk = MemoryDisk()

@@ -6,6 +6,7 @@ every run of the suite.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -757,7 +758,8 @@ def erase(_: Interrupter) -> Prepared:
     scene.fill(2)
 
     def afterwards() -> None:
-        scene.queue.erase()
+        with contextlib.suppress(QueueClosed):  # it was interrupted when it had closed: files may be left
+            scene.queue.erase()
         scene.queue = scene.open()
         scene.queue.erase()
         scene.put.clear()

@@ -18,19 +18,7 @@ from use_outcomes import documented
 
 from kestrelpy import CorruptJournal, ItemTooLarge, JournaledQueue, QueueEmpty, QueueFull, Reader, UnknownItem
 
-NOT_EXPLAINED = {
-    1000883: "a chain of callbacks ends 300 items too early",
-    1001126: "item id 1 is given out twice",
-    1001133: "a batch waits for 6.1 s, of 0.5",
-    1001615: "ids are not dense: [7], of 7",
-    1001914: "a+t delivers item 1 at the end, which is done",
-    1001960: "item id 1 is given out twice",
-    1002040: "a+s: 6 items are accepted, with 1294 bytes before the last, of 100",
-    1002092: "a batch waits for 1.5 s, of 0.1",
-    1002137: "a+t is empty, and item 7 is there",
-    1002903: "a put that is refused: 901 blocks of memory more",
-    1003132: "a put that is refused: 901 blocks of memory more",
-}
+NOT_EXPLAINED: dict[int, str] = {}
 """Seeds that fail, and what they say: the explorer's model or the library is wrong there, and nobody knows yet which.
 Each run counts them. One that is explained is taken out, with a test if it was the library.
 """

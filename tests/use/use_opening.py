@@ -291,6 +291,7 @@ def inherit(
         w.saw("a first reader takes over a place")
     del model.readers[""]
     model.readers[name] = default
+    default.made_at = w.elapsed
     default.name = name
     return default
 

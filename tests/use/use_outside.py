@@ -152,7 +152,7 @@ def check_batches(w: World) -> None:
         opened = model.writer.queues.get(model.name) if model.writer is not None else None
         if opened is None or not model.batches or opened.queue._state is not None or w.trouble.fired:
             continue
-        if model.large_parts or model.damaged or model.failed:
+        if model.large_parts or model.damaged or model.failed or "full" in w.tags:
             continue
         interval = opened.options["inbox_interval"]
         configs = [opened.options.get("default_reader"), *opened.options["readers"].values()]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from use_disk import UseDisk
 from use_model import QueueModel
 from use_opening import FOLDER
-from use_operations import choose_opened, choose_reader, operation, settle_puts
+from use_operations import choose_opened, choose_reader, is_here, operation, settle_puts
 from use_outside import check_batches, choose_model, see_batches
 
 from kestrelpy import Item, KestrelError, QueueLocked
@@ -195,7 +195,7 @@ def collector(w: World, rng: random.Random, process: Process) -> None:
 def chain(w: World, rng: random.Random, process: Process) -> None:
     """Three hundred futures wait, and the callback of each puts the next item."""
     reader, opened = choose_reader(w, rng, process), choose_opened(rng, process)
-    if reader is None or opened is None or reader.queue is not opened.model or reader.handle is None:
+    if reader is None or opened is None or reader.queue is not opened.model or not is_here(process, reader):
         return
     configs = [opened.options.get("default_reader"), *opened.options["readers"].values()]
     limited = any(config is not None and (config.max_items or config.max_bytes) for config in configs)
@@ -218,6 +218,7 @@ def chain(w: World, rng: random.Random, process: Process) -> None:
             if left[0]:
                 go_on()
 
+    assert reader.handle is not None
     for _ in range(300):
         reader.waiting += 1
         reader.handle.get_future().add_done_callback(arrive)

@@ -18,6 +18,7 @@ import re
 import sys
 import threading as real_threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import _base as futures
 from contextlib import ExitStack
@@ -31,9 +32,10 @@ import kestrelpy._blocking
 import kestrelpy._inflow
 import kestrelpy._memory_disk
 import kestrelpy.folder
-from kestrelpy import _lifetime, _promise, clock
+from kestrelpy import _deferred, _lifetime, _promise, _taking, clock
 from kestrelpy._home import Home
 from kestrelpy._sync import GroupCommit
+from kestrelpy._writing import Writing
 
 START_MS = 1_700_000_000_000
 LEAF = 9
@@ -283,6 +285,19 @@ class Threading:
         return getattr(real_threading, name)
 
 
+class RawThreads:
+    """The module ``_thread``, as far as ``_deferred`` uses it: what a finaliser has left is done by a task."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def start_new_thread(self, work: Callable[[], object], arguments: tuple[()]) -> None:
+        if self._scheduler.here() is None:  # the run is over
+            work()
+        else:
+            self._scheduler.start("what was deferred", work)
+
+
 class VirtualTime:
     """The module ``time``, on the scheduler's clock."""
 
@@ -360,6 +375,12 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             (_promise, "_making", Mutex(scheduler, "_promise's", reentrant=True)),
             (_lifetime, "_live", weakref.WeakSet()),
             (_lifetime, "_is_ending", False),
+            (_lifetime, "_knows_pools", True),  # and registers nothing, once, in the midst of a run
+            (_deferred, "_thread", RawThreads(scheduler)),
+            (_deferred, "_left", deque()),
+            (_deferred, "_working", False),
+            (_taking, "_turns", _taking._Turns()),  # made anew for a thread, which plays many tasks in its life
+            (Writing, "_promise", _promise.Promise),  # as if looked up before
             (clock, "time", time),
             (clock.SystemClock, "monotonic", staticmethod(time.monotonic)),
             (clock.SystemClock, "time_ns", staticmethod(time.time_ns)),

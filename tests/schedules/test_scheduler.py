@@ -12,7 +12,7 @@ import pytest
 from scheduler import BrokenSchedule, Priorities, RandomWalk, Scheduler
 from standins import Condition, Event, Mutex, installed
 
-from kestrelpy import SimpleBlockingQueue, clock
+from kestrelpy import SimpleBlockingQueue, _deferred, clock
 
 
 def schedule(seed: int, work: Callable[[Scheduler], object], *, priorities: bool = False) -> Scheduler:
@@ -202,6 +202,14 @@ def test_lines_of_the_library_are_points() -> None:
         return scheduler.points
 
     assert points(1) > 2 * points(0)
+
+
+def test_what_a_finaliser_has_left_is_done_by_a_task() -> None:
+    rng, found = random.Random(1), []
+    scheduler = Scheduler(RandomWalk(rng), rng)
+    with installed(scheduler):
+        scheduler.run(lambda: _deferred.leave(lambda: found.append(scheduler.here())))
+    assert [task and task.name for task in found] == ["what was deferred"]
 
 
 def test_nothing_is_left_installed() -> None:

@@ -184,7 +184,7 @@ def followers_are_told_before_the_sync() -> Iterator[None]:
         yield
 
 
-@race("has lost|was on disk and is not", "cut")
+@race("has lost|was on disk and is not|were on disk; the journal ends", "cut")
 def the_end_is_read_after_the_sync() -> Iterator[None]:
     """What was put while the sync went on is taken for durable."""
     real = Writing._sync_once

@@ -102,9 +102,13 @@ def closing(scene: Scene) -> None:
         scene.point()
     erases = scene.chance(0.2)
     how: Callable[[], object] = work.queue.erase if erases else rng.choice((work.queue.close, _end))
-    if scene.chance(0.3):
+    closes = scene.chance(0.3)
+    if closes:
         tasks.append(scene.start(work.queue.close))
-    how()
+    try:
+        how()
+    except QueueClosed:
+        require(erases and closes, "a close was refused")
     for task in tasks:
         task.join()
     require(scene.scheduler.now < LONG, "a producer was not woken")

@@ -94,10 +94,10 @@ class Chain:
 
     def is_none(self, file: File, name: str, number: int, header: fmt.SegmentHeader | None) -> bool:
         """As ``_segment.is_none``."""
-        return is_none(file, name, number, header, self._header_behind(number))
+        return is_none(file, name, number, header, self.header_behind(number))
 
-    def _header_behind(self, number: int) -> fmt.SegmentHeader | None:
-        """The first whole header of the queue after that number."""
+    def header_behind(self, number: int) -> fmt.SegmentHeader | None:
+        """The first whole header of the queue after that number. In an archive there may be others' behind its last."""
         self.numbered()
         return self._headers_behind.first_from(bisect_right(self._order, number, key=_number))
 

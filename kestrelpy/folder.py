@@ -244,7 +244,7 @@ class _Scan:
                 if self._wants(item_id, added_ms):
                     yield Record(item_id, data, added_ms, expires_ms, self._counts.get(item_id, 0), name)
                     self._next_id = item_id + 1
-        if not segment.closed and not last:
+        if not segment.closed and not last and self._chain.header_behind(segment.number) is not None:
             raise CorruptJournal(
                 path, fmt.footer_offset(segment.size), "the footer of this closed segment is not intact"
             )

@@ -143,6 +143,21 @@ def test_scan_of_live_and_archived_segments(folder: Path, tmp_path: Path, open_q
     assert [record.id for record in scan(folder, "jobs", archive_dir=archive)] == list(range(1, 31))
 
 
+def test_a_scan_passes_over_an_archive_of_an_erased_queue(folder: Path, tmp_path: Path, open_queue: Open) -> None:
+    """Its segments may have later names than the last one that is live: the clock was set back, say."""
+    archive = tmp_path / "archive"
+    queue = open_queue(segment_bytes=4096, archive_dir=archive)
+    for _ in range(30):
+        queue.put(bytes(600))
+    drain(queue)
+    queue.checkpoint()
+    assert len(segments(archive)) > 1
+    queue.erase()
+    with open_queue(segment_bytes=4096, archive_dir=archive) as again:
+        again.put(b"new")
+        assert [record.data for record in scan(folder, "jobs", archive_dir=archive)] == [b"new"]
+
+
 def test_a_scan_survives_segments_that_are_archived_meanwhile(folder: Path, tmp_path: Path, open_queue: Open) -> None:
     archive = tmp_path / "archive"
     queue = open_queue(segment_bytes=4096, archive_dir=archive)

@@ -96,6 +96,7 @@ class Job:
 
     def __enter__(self) -> Job:
         if self._session is not None:
+            self._told = False
             self._session.blocks[self.id, self.reserves] = self
         return self
 

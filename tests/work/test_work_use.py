@@ -199,6 +199,16 @@ def test_a_block_whose_reservation_is_over_says_so(queue: WorkQueue, clock: Manu
         work(session, lambda: clock.advance(61), lambda: other.reserve(0).delete())  # and has done it
 
 
+def test_a_second_block_of_a_job_that_was_given_back_says_so(queue: WorkQueue) -> None:
+    queue.put(b"twice")
+    job = queue.session().reserve(0)
+    with pytest.raises(KeyError), job:
+        fail()
+    with pytest.raises(NotReserved), job:
+        pass
+    assert queue.stats_job(1).state == "ready"
+
+
 def test_a_block_that_dealt_with_its_job_is_left_alone(queue: WorkQueue, clock: ManualClock) -> None:
     session = queue.session(deadline_soon=False)
 

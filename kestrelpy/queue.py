@@ -397,7 +397,10 @@ class JournaledQueue(Ending):
         self._maintenance_armed = True
         try:
             call_later = self._clock.call_later
-            self._readership.timer = call_later(self._interval, self._maintain, on_lost=self._maintenance_lost)
+            timer = call_later(self._interval, self._maintain, on_lost=self._maintenance_lost)
+            self._readership.timer = timer
+            if self._state is not None:  # look again: who closes it may have cancelled the one before
+                timer.cancel()
         except RuntimeError:
             self._maintenance_armed = False
             self._feed.leave(self._arm_maintenance)

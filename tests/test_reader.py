@@ -544,6 +544,14 @@ def test_an_on_expired_that_raises_loses_nothing(open_queue: Open, clock: Manual
     reader._check()
 
 
+def test_a_hook_that_closes_the_queue_leaves_no_timer(open_queue: Open, clock: ManualClock) -> None:
+    """The read that called it goes on, and moves a reader of a queue that is closed by then."""
+    queue = open_queue(default_reader=ReaderConfig(on_delivery=lambda *_: queue.close()))
+    queue.put(b"1")
+    queue.get(timeout=0)
+    assert not clock.timer_count
+
+
 def test_an_expired_item_is_shown_once_while_its_hook_runs(open_queue: Open, clock: ManualClock, start: Any) -> None:
     seen: list[int] = []
     entered, leave = threading.Event(), threading.Event()

@@ -123,6 +123,8 @@ class Work:
         self.max_jobs: int | None = None
         self.left_behind = 0
         """Tasks in closed loops that are still in line: what they are given goes back a moment later."""
+        self.is_behind = False
+        """Whether more is due than is done in one turn: what is ready by now may not be in line yet."""
         self.trouble = 0
         self.age = 0
         """How often it was opened: what comes of an earlier life counts no more."""
@@ -157,6 +159,12 @@ class Work:
             self.trouble = trouble
             self.doubt_all()
         return now
+
+    def due_since(self, then: float) -> int:
+        """How many things may have become due after that, and have not been done."""
+        now = self.now()
+        ends = [end for job in self.jobs.values() for end in (job.due, job.expires, job.until)]
+        return sum(then - EPS <= end <= now + EPS for end in ends) + len(self.futures) + len(self.sessions)
 
     def note_failure(self, job: JobModel, due: float = 0.0) -> None:
         job.fails += 1

@@ -19,6 +19,7 @@ from kestrelpy import DurabilityUnknown, JournaledQueue, QueueClosed, QueueEmpty
 from kestrelpy import open_reader as open_elsewhere
 from kestrelpy.inbox import PartWriter
 from kestrelpy.work import DeadlineSoon, DuplicateJob, Job, JobNotFound, NotReserved, WorkQueue
+from kestrelpy.work._keeping import TICK
 
 if TYPE_CHECKING:
     from use_world import Process, Result, World
@@ -301,7 +302,7 @@ def judge_taken(
     """``due``: what had to be found, and how often it was given out until then."""
     left = left_of(due)
     taken = [work.give(session, handle, session.watching) for handle in handles]
-    if nested != w.nested or work.left_behind:
+    if nested != w.nested or work.left_behind or work.is_behind:
         return
     for job in taken:
         passed = [other for other in left if (other.priority, other.id) < (job.priority, job.id) and other not in taken]
@@ -329,7 +330,8 @@ def reserve(w: World, rng: random.Random, process: Process) -> None:
         return
     check_error(w, work, result)
     if isinstance(result.error, QueueEmpty | DeadlineSoon) and nested == w.nested and not w.depth:
-        w.require(not left_of(due) or work.left_behind, f"{result.error!r}, and {left_of(due)[:1]} is ready")
+        late = work.left_behind or work.is_behind
+        w.require(not left_of(due) or late, f"{result.error!r}, and {left_of(due)[:1]} is ready")
     elif result.interrupted:
         work.doubt_all()
 
@@ -337,7 +339,8 @@ def reserve(w: World, rng: random.Random, process: Process) -> None:
 @operation("job_late", 0.5, nestable=False)
 def reserve_late(w: World, rng: random.Random, process: Process) -> None:
     """A process that was stopped for a while: its timers have not run yet when it asks."""
-    if mine(w, process) is None:
+    work = mine(w, process)
+    if work is None:
         return
     seconds_late = rng.choice((0.5, 1.6, 5.0))
     w.now_ms += round(seconds_late * 1000)
@@ -346,7 +349,9 @@ def reserve_late(w: World, rng: random.Random, process: Process) -> None:
     for other in w.processes:
         if other is not process:
             w.call(other, advance_of(other), seconds_late)
+    work.is_behind = work.due_since(work.now() - seconds_late) >= TICK
     reserve(w, rng, process)
+    work.is_behind = False
     w.call(process, advance_of(process), 0)
     for model in w.models.values():
         see_batches(w, model)

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from use_world import Opened, World
 
 
+LOOKS = 5
+"""Seconds after which a writer must have seen what readers others have made."""
+
+
 class Limits:
     def __init__(self, world: World) -> None:
         self.world = world
@@ -30,8 +34,9 @@ class Limits:
         w.saw("a put is refused")
         short = name.removeprefix(model.name).removeprefix("+")
         reader = model.readers.get(short)
-        if reader is None and model.unsure:
-            return
+        lately = any(w.elapsed - each.made_at <= LOOKS for each in model.readers.values() if each.exists)
+        if reader is None and (model.unsure or (not short and lately)):
+            return  # one that was made elsewhere may have the default reader's place, and the writer looks now and then
         if reader is None:
             raise w.fail(f"a put is refused by reader {name!r}, which there is not: {sorted(model.readers)}")
         config = opened.config(short)
@@ -78,4 +83,4 @@ class Limits:
         """Whether the writer must know of the reader: it is open there, or was made some rounds ago."""
         if is_here(reader.queue.writer, reader):
             return True
-        return reader.exists and self.world.elapsed - reader.made_at > 5
+        return reader.exists and self.world.elapsed - reader.made_at > LOOKS

@@ -168,6 +168,8 @@ class QueueModel:
         self.failed = False
         self.damaged = False
         self.erased = False
+        self.is_going = False
+        """Whether somebody is about to erase it."""
         self.expires = False
         """Whether something in it can expire."""
         self.first_kept = 1

@@ -12,6 +12,7 @@ from use_options import READERS, queue_options, reader_config
 from kestrelpy import (
     JournaledQueue,
     NoDefaultReader,
+    QueueClosed,
     QueueLocked,
     Reader,
     ReaderConfig,
@@ -99,15 +100,19 @@ def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False
     for attempt in range(3):
         opened.broken = True
         was = {reader: reader.moves for reader in mine}
+        model.is_going = erase
         result = w.call(process, opened.queue.erase if erase else opened.queue.close)
         if not result.interrupted:
             break
         clean = False  # then the places of its readers may not be saved
         del attempt
+    model.is_going = False
     w.note_fault(model, result)
     check_error(w, model, result, process)
     if process.queues.get(model.name) is not opened:
         return  # a callback has closed it
+    if erase and isinstance(result.error, QueueClosed):
+        return  # it is being closed, and that goes on
     del process.queues[model.name]
     if model.writer is process:
         model.writer = None
@@ -123,6 +128,7 @@ def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False
         model.erased = True
         w.erasures += 1
         w.models[model.name] = QueueModel(model.name, w.now)
+        w.models[model.name].unsure = w.locks_unsure
     w.saw("a queue is closed" if not erase else "a queue is erased")
 
 
@@ -248,6 +254,10 @@ def bind(
         check_error(w, model, result, process)
         if not isinstance(error, ValueError):
             model.unsure = w.locks_unsure = True
+            if default is not None and default.handle is not None and default.handle.name == name:
+                default.doubt_all()  # it has that name all the same, and its limits
+                default.config, default.name = config, name
+                model.readers[name] = model.readers.pop("")
         return None
     handle: Reader = result.value
     already = w.handles.get(id(handle))
@@ -255,6 +265,10 @@ def bind(
         return already
     if not name and model.named() and quiet and (known is None or not known.exists) and not model.damaged:
         raise w.fail(f"the default reader is opened beside {model.named()}")
+    if model.is_going:  # who makes a reader while the queue is erased has one of that which comes after it, or of none
+        w.call(process, handle.close)
+        w.locks_unsure = model.unsure = True
+        return None
     if known is not None and known.process is not None:
         raise w.fail(f"reader {known.full_name} is open twice")
     reader = known if known is not None else inherit(w, process, model, name, handle, here=here)
@@ -378,6 +392,7 @@ def drop_reader(w: World, rng: random.Random, process: Process) -> None:
     if result.error is not None:
         w.note_fault(model, result)
         check_error(w, model, result, process)
+        model.unsure = True
         if reader is not None and reader.process is process and is_here(process, reader):
             let_go(w, process, reader, saved=False)
             reader.exists = False

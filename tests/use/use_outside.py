@@ -29,6 +29,8 @@ def choose_model(w: World, rng: random.Random) -> QueueModel:
 @operation("publish", 1)
 def publish(w: World, rng: random.Random, process: Process) -> None:
     model = choose_model(w, rng)
+    if model.is_going:
+        return  # of which queue it is then, nobody says
     named: list[tuple[Any, list[Put]]] = []
     for _ in range(rng.choice((1, 1, 2))):
         made = make_part(w, rng, process, model)

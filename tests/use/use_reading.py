@@ -29,8 +29,6 @@ def check_empty(w: World, process: Process, reader: ReaderModel, result: Result,
     w.note_fault(reader.queue, result)
     if isinstance(result.error, QueueEmpty):
         if is_exact(w, reader, nested) and not reader.queue.failed:
-            if drops(reader.config) and not w.is_here(reader):  # it drops when it looks, and not with the put
-                w.may_drop(reader, reader.config, [])
             left = reader.surely_left(w.now_ms)
             w.require(not left, f"{reader.full_name} is empty, and item {left[0].id if left else 0} is there")
     else:

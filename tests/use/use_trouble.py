@@ -148,7 +148,11 @@ def delete(w: World, rng: random.Random, process: Process) -> None:
         return  # nobody promises anything where files go under an open queue
     files = [*files_of(w, model, ".checkpoint"), *files_of(w, model, ".segment")]
     if files:
-        del w.disk.folders[FOLDER].names[rng.choice(files)]
+        name = rng.choice(files)
+        del w.disk.folders[FOLDER].names[name]
+        for reader in model.readers.values():
+            if name == f"{model.name}+{reader.name}.checkpoint":  # it begins anew
+                reader.doubt_all()
         model.damaged = True
         w.tags.add("damaged")
         w.saw("a deleted file")
@@ -158,6 +162,8 @@ def delete(w: World, rng: random.Random, process: Process) -> None:
 def stop(w: World, rng: random.Random, process: Process) -> None:
     """A process is stopped (SIGSTOP, a debugger) while it makes a reader: nobody's maintenance may wait for it."""
     model = choose_model(w, rng)
+    if not model.made:
+        return  # to make a reader makes the queue
     stopped = UseDisk(w.disk)
     try:
         lock = stopped.directory(FOLDER).lock(f"{model.name}.readers.lock")
@@ -264,7 +270,7 @@ def repeat(w: World, rng: random.Random, process: Process) -> None:
         except (KestrelError, ValueError):
             pass
 
-    if (what == "future" and reader.surely_left(w.now_ms)) or (what == "future" and reader.optional):
+    if what == "future" and (reader.surely_left(w.now_ms) or reader.optional or reader.queue.flying):
         return
     for _ in range(40):
         once()

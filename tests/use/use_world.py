@@ -379,6 +379,10 @@ class World:
         """After each step: what the library says of itself is what the model says."""
         if self.failure is not None:
             raise self.failure
+        for model in self.models.values():
+            for reader in model.readers.values():
+                if drops(reader.config):  # over its limit by an abort, or as it has looked: not with a put
+                    self.may_drop(reader, reader.config, model.stored[-1:])
         for process in self.processes:
             for other in process.others:
                 other.check(thoroughly=thoroughly)

@@ -8,8 +8,8 @@ Rules:
    Burckhardt and others, "A randomized scheduler with probabilistic guarantees of finding bugs" (ASPLOS 2010):
    random priorities, and d places at which whoever runs becomes the least important.
 3. Time is virtual. It passes when nobody can run, or when the seed says that a deadline comes first.
-4. Nobody can run and no deadline is left: that is a deadlock, or a wake-up that was lost. Too many points: nobody
-   gets anywhere. Both end the run with a ``BrokenSchedule`` that says where everybody is.
+4. Nobody can run and no deadline is left: that is a deadlock, or a wake-up that was lost. Too many points, for the time
+   that has passed: nobody gets anywhere. Both end the run with a ``BrokenSchedule`` that says where everybody is.
 5. A run that ends early, at a failure or a planned stop, unwinds every task by ``Stopped``, one after the other.
 """
 
@@ -25,6 +25,9 @@ from types import CodeType, FrameType
 from typing import Any, ClassVar, Protocol
 
 MAX_POINTS = 100_000
+POINTS_A_SECOND = 2_000
+"""So many more for each second that has passed, up to ``MUCH_TIME``, where somebody can run or has a deadline before
+long: while all wait for theirs the timers of the library go on, some of them five times a second."""
 REAL_SECONDS = 60.0
 """After so much real time a task has gone to sleep on something that the scheduler does not know."""
 MUCH_TIME = 1000.0
@@ -240,7 +243,7 @@ class Scheduler:
             self.stopping = True
             raise Stopped
         if self.points > MAX_POINTS:
-            self.fail("nobody gets anywhere")
+            self._check_time_passes()
         if self._timed and self._hurries and self._random() < self.early:
             self._hurries -= 1
             self._pass_time(self.now + MUCH_TIME)
@@ -258,7 +261,7 @@ class Scheduler:
         self._ready.remove(me)
         self.points += 1
         if self.points > MAX_POINTS:
-            self.fail("nobody gets anywhere")
+            self._check_time_passes()
         if seconds is not None:
             me.deadline = self.now + seconds
             self._timed.append(me)
@@ -284,6 +287,12 @@ class Scheduler:
             self.failure = BrokenSchedule(f"{what}\n{self.describe()}")
             self.stopping = True
         raise Stopped
+
+    def _check_time_passes(self) -> None:
+        soon = [task for task in self._timed if task.deadline <= self.now + MUCH_TIME]
+        goes_on = any(not task.daemon for task in (*self._ready, *soon))
+        if not goes_on or self.points > MAX_POINTS + POINTS_A_SECOND * min(self.now, MUCH_TIME):
+            self.fail("nobody gets anywhere")
 
     def describe(self) -> str:
         """Where every task is."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scheduler import BrokenSchedule, Priorities, RandomWalk, Scheduler
+from scheduler import MAX_POINTS, BrokenSchedule, Priorities, RandomWalk, Scheduler
 from standins import Condition, Event, Mutex, installed
 
 from kestrelpy import SimpleBlockingQueue, _deferred, clock
@@ -140,6 +140,28 @@ def test_who_goes_in_circles_is_found() -> None:
 
     with pytest.raises(BrokenSchedule, match="nobody gets anywhere"):
         schedule(1, work)
+
+
+@pytest.mark.parametrize("seconds", [100.0, 1_000_000.0, None])
+def test_who_waits_for_a_deadline_gets_somewhere_whatever_timers_do_meanwhile(seconds: float | None) -> None:
+    """And who waits for one that is no end in itself, or for none, does not."""
+
+    def work(scheduler: Scheduler) -> None:
+        def tick() -> None:
+            while True:
+                scheduler.wait([], "the next round", 0.2)
+                for _ in range(300):
+                    scheduler.point()
+
+        scheduler.start("a timer", tick, daemon=True)
+        scheduler.wait([], "an item", seconds)
+
+    if seconds == 100.0:
+        assert schedule(1, work).points > MAX_POINTS
+        return
+    with pytest.raises(BrokenSchedule, match="nobody gets anywhere") as found:
+        schedule(1, work)
+    assert f"after {MAX_POINTS + 1} points" in str(found.value)
 
 
 def test_what_a_task_raises_ends_the_run_and_unwinds_the_others() -> None:

@@ -25,9 +25,10 @@ from types import CodeType, FrameType
 from typing import Any, ClassVar, Protocol
 
 MAX_POINTS = 100_000
-POINTS_A_SECOND = 2_000
-"""So many more for each second that has passed, up to ``MUCH_TIME``, where somebody can run or has a deadline before
-long: while all wait for theirs the timers of the library go on, some of them five times a second."""
+POINTS_A_SECOND = 20_000
+"""So many more for each second that has passed, where somebody can run or has a deadline before long: while all wait
+for theirs the library goes on looking, some of it twenty times a second."""
+MOST_POINTS = 2_000_000
 REAL_SECONDS = 60.0
 """After so much real time a task has gone to sleep on something that the scheduler does not know."""
 MUCH_TIME = 1000.0
@@ -259,12 +260,12 @@ class Scheduler:
         me.state, me.waits_for, me.queue, me.timed_out = WAITING, what, queue, False
         queue.append(me)
         self._ready.remove(me)
-        self.points += 1
-        if self.points > MAX_POINTS:
-            self._check_time_passes()
         if seconds is not None:
             me.deadline = self.now + seconds
             self._timed.append(me)
+        self.points += 1
+        if self.points > MAX_POINTS:
+            self._check_time_passes()
         while not self._ready:
             if not self._timed:
                 self.fail("a deadlock, or a wake-up that was lost")
@@ -291,7 +292,7 @@ class Scheduler:
     def _check_time_passes(self) -> None:
         soon = [task for task in self._timed if task.deadline <= self.now + MUCH_TIME]
         goes_on = any(not task.daemon for task in (*self._ready, *soon))
-        if not goes_on or self.points > MAX_POINTS + POINTS_A_SECOND * min(self.now, MUCH_TIME):
+        if not goes_on or self.points > min(MAX_POINTS + POINTS_A_SECOND * self.now, MOST_POINTS):
             self.fail("nobody gets anywhere")
 
     def describe(self) -> str:

@@ -117,15 +117,22 @@ class Ending(Writing):
             self._journal.rotate()
             tail_id = self._journal.tail_id
             self._feed.show_durable_locked(tail_id, self._journal.total_bytes)
-        self._commit.note(tail_id)
-        for reader in list(self._readership.open.values()):
-            if reader._broken is None:
-                reader._save(True, closed)
-        with contextlib.suppress(QueueLocked):  # the next owner does it, when its readers move
-            self._readership.retire(self._feed, wait=False)
-        if tail_id != self._marked_id:
-            mark = Recovered(queue_id=self._journal.queue_id, tail_id=tail_id)
-            write_mark(self._home.directory, self.name, mark, self._journal.durable_id)
+        try:
+            self._save_places(closed)
+            with contextlib.suppress(QueueLocked):  # the next owner does it, when its readers move
+                self._readership.retire(self._feed, wait=False)
+            if tail_id != self._marked_id:
+                mark = Recovered(queue_id=self._journal.queue_id, tail_id=tail_id)
+                write_mark(self._home.directory, self.name, mark, self._journal.durable_id)
+        finally:
+            self._commit.note(tail_id)  # last: it runs what users call back, which may raise anything
+
+    def _save_places(self, closed: QueueClosed) -> None:
+        """Of all readers, whatever is wrong with one of them; who waits for an item is told with the others."""
+        with contextlib.ExitStack() as rest:
+            for reader in self._readership.open.values():
+                if reader._broken is None:
+                    rest.callback(reader._save_last, True, closed, self._commit.owe)
 
     def _let_go(self, closed: QueueClosed) -> None:
         """Wake everybody and release everything, whatever raises on the way. May be repeated."""

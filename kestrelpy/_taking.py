@@ -32,13 +32,26 @@ from kestrelpy.item import Item
 if TYPE_CHECKING:
     from kestrelpy.reader import Reader
 
-
+Tell = Callable[[list[Waiter], Exception], object]
+"""Who sees to it that these waiters hear of an error."""
 DEEPEST = 8
 """So many hand-offs of one thread may be under way, each called back by the one before."""
 _RAISED: list[None] = []
 """Stands for what a hook that raised has returned."""
 _in_hook: dict[tuple[int, Taking], list[Item]] = {}
 """By thread and reader: expired items whose hook runs, or comes next. Here as few readers have such a hook."""
+
+
+def fail_all(waiters: list[Waiter], error: Exception) -> None:
+    """Tell each of them, whatever is raised on the way by what they call back; the last of it is raised in the end."""
+    raised: BaseException | None = None
+    for waiter in waiters:
+        try:
+            waiter.fail(copy_of(error))
+        except BaseException as struck:
+            raised = struck
+    if raised is not None:
+        raise raised
 
 
 class Taking(Unread):
@@ -263,9 +276,9 @@ class Taking(Unread):
             with self._lock:
                 gone = self._line.drain()
                 self._after_line_locked()
-            _fail(gone, error)
+            fail_all(gone, error)
         except BaseException:
-            _fail(gone, error)
+            fail_all(gone, error)
             raise
         return len(gone)
 
@@ -405,11 +418,10 @@ class Taking(Unread):
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def _break(self, error: Exception, tell: Callable[[list[Waiter], Exception], object] | None = None) -> None:
+    def _break(self, error: Exception, tell: Tell = fail_all) -> None:
         """Make every later call raise ``error``, and wake whoever waits with it. May be repeated. ``tell`` is given
         those who wait, where they can't be told here.
         """
-        tell = tell or _fail
         gone: list[Waiter] = []
         returned, ahead = Returned(), {}  # type: ignore[var-annotated]
         try:
@@ -484,11 +496,6 @@ def _complete(given: list[tuple[Waiter, Item]], failed: list[tuple[Waiter, Excep
             raised = struck
     if raised is not None:
         raise raised
-
-
-def _fail(waiters: list[Waiter], error: Exception) -> None:
-    for waiter in waiters:
-        waiter.fail(copy_of(error))
 
 
 def _opened(given: list[tuple[Waiter, Item]]) -> list[Item]:

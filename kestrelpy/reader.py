@@ -17,8 +17,9 @@ from typing import cast
 from kestrelpy._figures import Figures
 from kestrelpy._format import Checkpoint
 from kestrelpy._kept import copy_of
-from kestrelpy._line import check_timeout
+from kestrelpy._line import Waiter, check_timeout
 from kestrelpy._progress import Progress
+from kestrelpy._taking import Tell, fail_all
 from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import QueueClosed, QueueEmpty, UnknownItem
 from kestrelpy.item import Item, id_of, new_item
@@ -365,12 +366,21 @@ class Reader(Figures):
         """
         self._save(durable)
 
-    def _save(self, durable: bool, end: Exception | None = None) -> None:
-        """``end``: every later call raises this. It breaks first: what is saved then has every commit it accepted."""
-        if end is not None:
-            self._break(end)
+    def _save(self, durable: bool) -> None:
         with self._saving:
-            self._save_alone(durable, ending=end is not None)
+            self._save_alone(durable)
+
+    def _save_last(self, durable: bool, end: Exception, tell: Tell = fail_all) -> None:
+        """Every later call raises ``end``. It breaks first: what is saved then has every commit it accepted. Who waits
+        is told last: what users call back may raise anything.
+        """
+        gone: list[Waiter] = []
+        try:
+            self._break(end, lambda waiters, _: gone.extend(waiters))
+            with self._saving:
+                self._save_alone(durable, ending=True)
+        finally:
+            tell(gone, end)
 
     def _save_alone(self, durable: bool, *, ending: bool = False) -> None:
         """Under ``_saving``, or while nobody else has this reader."""
@@ -416,15 +426,20 @@ class Reader(Figures):
                     return
                 mine = self._ending = self._unfinished = True
             if self._broken is None:
-                self._save(False, closed)
+                self._save_last(False, closed)
         finally:
             if mine:
                 try:
                     self._break(closed)
-                    self._source.closed_reader(self)
-                    self._unfinished = False
                 finally:
-                    self._ending = False
+                    self._part()
+
+    def _part(self) -> None:
+        try:
+            self._source.closed_reader(self)
+            self._unfinished = False
+        finally:
+            self._ending = False
 
     def _orphan(self, error: QueueClosed) -> None:
         """Its queue was erased by another process: every later call raises ``error``. ``close`` gives back the rest."""

@@ -1145,6 +1145,54 @@ def test_lk_f44_erase(folder: Path, open_queue: Open) -> None:
     assert other.get_nowait().data == b"stays"
 
 
+def leave(_: object) -> None:
+    raise SystemExit
+
+
+def test_who_raises_out_of_a_callback_of_close_keeps_no_place_from_being_saved(open_queue: Open) -> None:
+    """What the callback raises comes out of ``close``, when everything is saved and everybody was told."""
+    queue = open_queue(sync="never")
+    first, second = queue.reader("a"), queue.reader("b")
+    queue.put(b"1")
+    for reader in (first, second):
+        reader.get_nowait().commit()
+    waiting = [reader.get_future() for reader in (first, second) for _ in range(3)]
+    for future in waiting[::2]:
+        future.add_done_callback(leave)
+    with pytest.raises(SystemExit):
+        queue.close()
+    assert all(isinstance(future.exception(0), QueueClosed) for future in waiting)
+    with open_queue() as again:
+        assert [again.reader(name).head for name in "ab"] == [1, 1]
+
+
+def test_a_put_whose_callback_raises_keeps_no_place_from_being_saved(open_queue: Open) -> None:
+    queue = open_queue(sync="always")
+    queue.put(b"1")
+    queue.get_nowait().commit()
+    stored = queue.put_future(b"2")
+    stored.add_done_callback(leave)
+    with pytest.raises(SystemExit):
+        queue.close()
+    assert stored.result(0) == 2
+    with open_queue() as again:
+        assert again.get_nowait().data == b"2"
+
+
+def test_a_reader_whose_callback_raises_is_closed_all_the_same(open_queue: Open) -> None:
+    queue = open_queue(sync="never")
+    reader = queue.reader("a")
+    queue.put(b"1")
+    reader.get_nowait().commit()
+    waiting = [reader.get_future() for _ in range(3)]
+    for future in waiting:
+        future.add_done_callback(leave)
+    with pytest.raises(SystemExit):
+        reader.close()
+    assert all(isinstance(future.exception(0), QueueClosed) for future in waiting)
+    assert queue.reader("a").head == 1
+
+
 def test_a_closed_queue_is_not_erased_in_silence(open_queue: Open) -> None:
     """Its files may be another owner's by now: whoever wants them erased opens it again."""
     queue = open_queue()

@@ -96,7 +96,6 @@ def close_queue(w: World, rng: random.Random, process: Process) -> None:
 def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False) -> None:
     model = opened.model
     mine = [reader for reader in process.readers if reader.queue is model and is_here(process, reader)]
-    clean = True
     for attempt in range(3):
         opened.broken = True
         was = {reader: reader.moves for reader in mine}
@@ -104,7 +103,6 @@ def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False
         result = w.call(process, opened.queue.erase if erase else opened.queue.close)
         if not result.interrupted:
             break
-        clean = False  # then the places of its readers may not be saved
         del attempt
     model.is_going = False
     w.note_fault(model, result)
@@ -117,7 +115,7 @@ def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False
     if model.writer is process:
         model.writer = None
     for reader in mine:
-        let_go(w, process, reader, saved=clean and result.ok and not model.failed and was[reader] == reader.moves)
+        let_go(w, process, reader, saved=result.ok and not model.failed and was[reader] == reader.moves)
     for put in list(model.flying):
         model.may_be_there(put)
         model.holes = True

@@ -155,8 +155,7 @@ def completes_under_the_lock() -> Iterator[None]:
     def break_(self: Taking, error: Exception) -> None:
         with self._lock:
             self._broken, self._plain, self._open = error, False, {}
-            while (waiter := self._line.head()) is not None:
-                self._line.remove(waiter)
+            for waiter in self._line.drain():
                 waiter.fail(error)
             self._after_line_locked()
 

@@ -294,7 +294,7 @@ def is_foreign(state: Checkpoint, queue_id: bytes) -> bool:
 
 def is_place_of(state: Checkpoint, reader: str, queue_id: bytes) -> bool:
     """Whether a state found under a reader's name is its place in the queue of that id."""
-    if state.queue_id == queue_id:
-        return state.reader in (reader, "")  # the default reader's may be renamed for the first named one
+    if state.reader not in (reader, ""):  # the default reader's may be renamed for the first named one
+        return False
     # Saved elsewhere, before there was a segment to know the queue by.
-    return not any(state.queue_id) and not state.highest_id and state.reader == reader
+    return state.queue_id == queue_id or (not any(state.queue_id) and not state.highest_id)

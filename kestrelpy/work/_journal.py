@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kestrelpy import JournaledQueue, WrongKind, inspect
+from kestrelpy import JournaledQueue, QueueClosed, WrongKind, inspect
 from kestrelpy.inbox import pending
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class JobJournal(JournaledQueue):
     """The journal of a work queue: it has no inbox, and is opened by no other class."""
 
     _holds_jobs = True
+    _is_wrong = False
 
     def claim(self, disk: Disk | None) -> bool:
         """Whether it is known to be a work queue's; a new one is marked. Raises ``WrongKind``, ``OSError``."""
@@ -58,11 +59,18 @@ class JobJournal(JournaledQueue):
             message = "%s/%s is a work queue: the %d batches in its inbox are never taken in, and may be deleted"
             _warn(message, self.directory, self.name, count)
 
+    def _close_cleanly(self, closed: QueueClosed) -> None:
+        if not self._is_wrong:
+            super()._close_cleanly(closed)
+
     def __del__(self) -> None:
         """Whether it was closed is the work queue's business, which says so in its own name."""
 
     def wrong(self) -> WrongKind:
-        """What to raise if its records are no jobs."""
+        """What to raise if its records are no jobs. Closing it changes nothing then: it would retire what was read, and
+        its owner may keep that in an archive.
+        """
+        self._is_wrong = True
         return WrongKind(f"{self.directory}/{self.name}", "queue")
 
 

@@ -261,11 +261,18 @@ class Keeping:
         threading.Event().wait(BREATH)
 
     def _tell(self) -> None:
-        """Tell those who have left the line what became of it. Without the lock."""
-        told = self._machine.told
+        """Tell those who have left the line what became of it, whatever they raise in what they call back: the last of
+        it is raised in the end. Without the lock.
+        """
+        told, raised = self._machine.told, None
         for waiter, outcome in list(told.items()):
-            waiter.tell(outcome)
-            told.pop(waiter, None)
+            try:
+                waiter.tell(outcome)
+                told.pop(waiter, None)
+            except BaseException as struck:  # an interrupt, perhaps, and it was not told: it stays for the next call
+                raised = struck
+        if raised is not None:
+            raise raised
 
     # -- what is written ---------------------------------------------------------------------------------------------
 

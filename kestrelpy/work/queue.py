@@ -220,9 +220,11 @@ class WorkQueue(Changing):
                 self._machine.next_due = -NEVER
             self._cancel_timers()
             forget(self)
-            self._tell()
-            if self._journal is not None:
-                self._journal.queue.close()
+            try:
+                if self._journal is not None:
+                    self._journal.queue.close()
+            finally:
+                self._tell()  # last: it runs what users call back, which may raise anything
 
     def _cancel_timers(self) -> None:
         """They would keep a queue alive that is closed."""

@@ -175,6 +175,26 @@ def test_what_is_no_work_queue_is_left_as_it_is(disk: MemoryDisk, make: Callable
         assert queue.put(b"more") > 0
 
 
+def test_what_is_no_work_queue_keeps_what_it_is_to_archive(disk: MemoryDisk) -> None:
+    """To be opened as what it is not retired the segments that are done with, which its owner would have archived."""
+    with JournaledQueue("/wq", "work", disk=disk, segment_bytes=8192, inbox_interval=None, archive_dir="/old") as queue:
+        for _ in range(20):
+            queue.put(bytes(600))
+    reader = open_reader("/wq", "work", "monitor", start="earliest", disk=disk)
+    reader.commit_many(reader.get_many(20))
+    reader.checkpoint(durable=True)
+    reader.close()
+    before = segments(disk)
+    assert len(before) > 1
+    with pytest.raises(WrongKind):
+        opened(disk)
+    assert segments(disk) == before
+
+
+def segments(disk: MemoryDisk) -> list[str]:
+    return sorted(name for name in disk.directory("/wq").names() if name.endswith(".segment"))
+
+
 @pytest.mark.parametrize("marked", [True, False])
 def test_what_was_published_for_it_all_the_same_is_never_taken_in(
     disk: MemoryDisk, marked: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -8,6 +8,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from pathlib import Path
 
 import pytest
 
@@ -292,6 +293,21 @@ def test_a_cancelled_future_gives_back_what_was_on_its_way(queue: WorkQueue, mon
     assert queue.stats_job(1).reserves == 0
     with pytest.raises(CancelledError):
         future.result(0)
+
+
+def test_a_callback_that_raises_keeps_nobody_from_being_told(tmp_path: Path) -> None:
+    queue = WorkQueue(tmp_path)
+
+    def leave(_: object) -> None:
+        raise SystemExit
+
+    waiting = [queue.session().reserve_future() for _ in range(3)]
+    for future in waiting[:2]:
+        future.add_done_callback(leave)
+    with pytest.raises(SystemExit):
+        queue.close()
+    assert all(isinstance(future.exception(0), QueueClosed) for future in waiting)
+    WorkQueue(tmp_path).close()
 
 
 def test_a_reserve_in_vain_leaves_nothing_for_the_collector(queue: WorkQueue) -> None:

@@ -49,7 +49,8 @@ class Limits:
             config.max_bytes is not None and sum(len(put.data) for put in [*left, *puts[:-1]]) >= config.max_bytes
         )
         what = f"a put of {len(puts)} is refused by {name!r}, which has {len(left)} items, of {config.max_items}"
-        w.require(full or doubtful or model.flying, what)
+        stale = by_checkpoint and w.trouble.fired  # a place that can't be read now counts as it was
+        w.require(full or doubtful or model.flying or stale, what)
 
     def check_accepted(self, opened: Opened, puts: list[Put], nested: int) -> None:
         w, model = self.world, opened.model

@@ -252,7 +252,7 @@ def bind(
         check_error(w, model, result, process)
         if not isinstance(error, ValueError):
             model.unsure = w.locks_unsure = True
-            if default is not None and default.handle is not None and default.handle.name == name:
+            if name and default is not None and default.handle is not None and default.handle.name == name:
                 default.doubt_all()  # it has that name all the same, and its limits
                 default.config, default.name = config, name
                 model.readers[name] = model.readers.pop("")

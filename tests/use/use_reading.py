@@ -257,12 +257,14 @@ def with_item(w: World, rng: random.Random, process: Process) -> None:
                 raise KeyError("the block")
 
     leave.__doc__ = "Raises ``KeyError``, ``QueueClosed``, ``DurabilityUnknown``, ``UnknownItem``, ``OSError``."
+    if raises:  # and who waits gets it in the middle of the call
+        reader.open.pop(put, None)
+        reader.settling.add(put)
     result = w.call(process, leave)
+    reader.settling.discard(put)
     w.note_fault(reader.queue, result)
     if moves != reader.moves or nested != w.nested or result.interrupted:
         reader.doubt([put])
-    elif raises and put not in reader.done:
-        reader.open.pop(put, None)
     elif not raises and result.ok:
         reader.finish(put)
 

@@ -117,7 +117,7 @@ def take_for_another(w: World, rng: random.Random, process: Process) -> None:
             (open_elsewhere, (FOLDER, NAME, ""), clocked),
             (PartWriter, (FOLDER, NAME), {"disk": process.disk}),
         ]
-    if w.models["a"].stored:  # an empty one may become a work queue
+    if w.models["a"].stored and not w.models["a"].damaged:  # an empty one may become a work queue
         ways.append((WorkQueue, (FOLDER, "a"), {"clock": process.clock, "disk": process.disk, "max_job_bytes": 600}))
     if not ways:
         return

@@ -101,8 +101,7 @@ def aput(w: World, rng: random.Random, process: Process) -> None:
         except asyncio.CancelledError:
             if put in opened.model.flying:
                 if is_stored(w, opened.model, put):
-                    opened.model.holes = True
-                    opened.model.may_be_there(put)
+                    opened.model.holes = True  # it stays under way: readers here see it when it is on disk
                 else:  # it waited for room
                     opened.model.refuse(put)
                     w.saw("a cancelled aput")
@@ -118,9 +117,11 @@ def aput(w: World, rng: random.Random, process: Process) -> None:
 
 
 def is_stored(w: World, model: QueueModel, put: Put) -> bool:
-    """Whether the item is in the files."""
-    if put.id:
+    """Whether the item is in the files, or may have been."""
+    if put.id or model.writer is None:
         return True
+    if model.writer.queues[model.name].queue._feed.first_id > 1:
+        return True  # it may have been retired
     folder = w.disk.folders[FOLDER].names
     return any(put.data in bytes(folder[name].data) for name in files_of(w, model, ".segment"))  # type: ignore[attr-defined]
 

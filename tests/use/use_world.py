@@ -309,6 +309,9 @@ class World:
             raise self.fail(f"{reader.full_name} delivers item {item.id}, which a hook has")
         if exact:
             self.check_order(reader, put)
+        elif drops(reader.config):  # what was before it may have been dropped before it was handed over
+            reader.optional.update(other for other in reader.available() if other.id < put.id)
+            reader.optional |= reader.queue.unsettled() - {put}
         reader.settling.discard(put)
         reader.optional.discard(put)
         if opens:

@@ -18,7 +18,7 @@ from kestrelpy._home import Home
 from kestrelpy._journal import Journal
 from kestrelpy._readership import Readership
 from kestrelpy._room import Producer, Room
-from kestrelpy._taking import Taking
+from kestrelpy._taking import Taking, Tell, fail_all
 from kestrelpy._view import JournalView
 from kestrelpy._writing import Parcel, Writing
 from kestrelpy.clock import _Timers
@@ -140,13 +140,12 @@ def who_looks_for_room_wakes_the_others() -> Iterator[None]:
 
 @race("again, committed before", "flow", "closing", "coroutines")
 def commits_are_accepted_after_the_last_checkpoint() -> Iterator[None]:
-    def save(self: Reader, durable: bool, end: Exception | None = None) -> None:
-        real(self, durable)
-        if end is not None:
-            self._break(end)
+    def save_last(self: Reader, durable: bool, end: Exception, tell: Tell = fail_all) -> None:
+        with self._saving:
+            self._save_alone(durable, ending=True)
+        self._break(end, tell)
 
-    real = Reader._save
-    with patch.object(Reader, "_save", save):
+    with patch.object(Reader, "_save_last", save_last):
         yield
 
 
@@ -171,7 +170,7 @@ def a_dying_maintenance_thread_tells_nobody() -> Iterator[None]:
 
 @race(NOT_WOKEN + "|again, committed before", "closing")
 def readers_are_not_told_of_the_end() -> Iterator[None]:
-    def break_(self: Taking, error: Exception) -> None:
+    def break_(self: Taking, error: Exception, tell: Tell = fail_all) -> None:
         with self._lock:
             self._broken, self._plain = error, False
 
@@ -214,7 +213,7 @@ def the_file_is_closed_under_a_sync() -> Iterator[None]:
 def breaks_and_empties_its_line_in_two_steps() -> Iterator[None]:
     """In between a put serves the line of a reader that is closed: the commit of that item is lost."""
 
-    def break_(self: Taking, error: Exception) -> None:
+    def break_(self: Taking, error: Exception, tell: Tell = fail_all) -> None:
         with self._lock:
             self._broken, self._plain, self._open = error, False, {}
         self._dismiss(error)

@@ -18,7 +18,7 @@ from kestrelpy._feed import Feed
 from kestrelpy._journal import Journal
 from kestrelpy._line import ThreadWaiter, Waiter
 from kestrelpy._sync import GroupCommit, _Link
-from kestrelpy._taking import Taking
+from kestrelpy._taking import Taking, Tell, fail_all
 from kestrelpy._writing import Writing
 from kestrelpy.memory._exchange import Exchange
 
@@ -152,7 +152,7 @@ def waits_with_the_lock_held() -> Iterator[None]:
 def completes_under_the_lock() -> Iterator[None]:
     """What a user calls back runs with the reader's lock held."""
 
-    def break_(self: Taking, error: Exception) -> None:
+    def break_(self: Taking, error: Exception, tell: Tell = fail_all) -> None:
         with self._lock:
             self._broken, self._plain, self._open = error, False, {}
             for waiter in self._line.drain():

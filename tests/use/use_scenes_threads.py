@@ -194,6 +194,10 @@ class Threads:
                 items = [future.result()]
         except (QueueEmpty, QueueClosed):
             return
+        except RuntimeError as error:  # of a future with a timeout, as docs/locking.md says
+            if way != 2 or str(error) != THREAD_FAULT:
+                raise
+            return
         if reader is not self.reader or reader._broken is not None:
             return  # it was handed over meanwhile: these come again there
         for item in items:

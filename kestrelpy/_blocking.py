@@ -76,10 +76,11 @@ class JournaledBlockingQueue:
             item = self._reader.get(None if waits else False)  # type: ignore[arg-type]  # None: it is no miss yet
         except QueueEmpty:
             if self._shut:
-                raise _shut_down() from None
-            if not waits:
+                item = self._gets._take_now()
+            elif not waits:
                 raise
-            item = self._gets._wait(timeout)
+            else:
+                item = self._gets._wait(timeout)
         return self._done(item)
 
     def get_nowait(self) -> Any:
@@ -181,7 +182,7 @@ class JournaledBlockingQueue:
         if immediate:
             self._queue.close()
         else:
-            self._reader._dismiss(_shut_down())
+            self._reader._dismiss_empty_handed(_shut_down())
             self._queue._room.ring_all()  # producers that wait for room look again, and see it
 
     def close(self) -> None:
@@ -208,14 +209,20 @@ class _Gets(Waiting[Item]):
         try:
             return self._reader._take_now()
         except QueueEmpty:
-            if self._face._shut:
-                raise _shut_down() from None
-            raise
+            if not self._face._shut:
+                raise
+        self._reader._hand_off()  # known to be shut, then looked again: what was put before that is there
+        try:
+            return self._reader._take_now()
+        except QueueEmpty:
+            raise _shut_down() from None
 
     def _enter(self, waiter: Waiter) -> None:
         self._reader._enter(waiter)
-        if self._face._shut and self._reader._leave(waiter):  # entered, then looked again
-            raise _shut_down()
+        if self._face._shut:  # entered, then looked again; and for an item, too
+            self._reader._hand_off()
+            if self._reader._leave(waiter):
+                raise _shut_down()
 
     def _leave(self, waiter: Waiter) -> bool:
         return self._reader._leave(waiter)

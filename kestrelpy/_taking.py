@@ -282,6 +282,24 @@ class Taking(Unread):
             raise
         return len(gone)
 
+    def _dismiss_empty_handed(self, error: Exception) -> None:
+        """``_dismiss`` those in line for whom there is no item. Who enters it later must look for ``error`` himself."""
+        with self._lock:
+            waiting = list(self._line.waiters)
+        self._hand_off()
+        gone: list[Waiter] = []
+        try:
+            with self._lock:
+                for waiter in waiting:
+                    gone.append(waiter)  # before it leaves: the append may fail
+                    if not self._line.remove(waiter) or not waiter.claim():
+                        gone.pop()
+                self._after_line_locked()
+            fail_all(gone, error)
+        except BaseException:
+            fail_all(gone, error)
+            raise
+
     # -- expiry and limits -----------------------------------------------------------------------------------------
 
     def discard_expired(self, limit: int | None = None) -> int:

@@ -10,11 +10,13 @@ import queue as standard
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from conftest import until
 
 from kestrelpy import JournaledQueue, QueueClosed, QueueEmpty, QueueFull, ReaderConfig
+from kestrelpy._feed import Feed
 from kestrelpy.codecs import JSON
 from kestrelpy.testing import ManualClock
 
@@ -150,6 +152,17 @@ def test_shutdown_refuses_puts_and_lets_gets_go_on(open_queue: Open, start: Any)
         with pytest.raises(QueueClosed):
             call()
     assert not journaled.closed
+
+
+def test_who_waits_gets_what_was_put_before_a_shutdown(open_queue: Open) -> None:
+    """Found by the scheduler: a put had returned, and who led its sync had not come to serve those who wait."""
+    face = open_queue().as_blocking_queue()
+    waiting = [face.get_future(), face.get_future()]
+    with patch.object(Feed, "wake", lambda self: None):
+        face.put(b"1")
+    face.shutdown()
+    assert waiting[0].result(0) == b"1"
+    assert isinstance(waiting[1].exception(0), QueueClosed)
 
 
 def test_shutdown_wakes_puts_and_refuses_every_way_in(open_queue: Open, start: Any) -> None:

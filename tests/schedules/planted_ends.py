@@ -17,7 +17,7 @@ from kestrelpy._feed import Feed
 from kestrelpy._home import Home
 from kestrelpy._journal import Journal
 from kestrelpy._readership import Readership
-from kestrelpy._room import Producer, Room
+from kestrelpy._room import Producer, ProducerTask, Room
 from kestrelpy._taking import Taking, Tell, fail_all
 from kestrelpy._view import JournalView
 from kestrelpy._writing import Parcel, Writing
@@ -135,6 +135,33 @@ def who_looks_for_room_wakes_the_others() -> Iterator[None]:
         yield
 
 
+@race(NOT_WOKEN, "in_line")
+def a_task_that_leaves_the_line_rings_nobody() -> Iterator[None]:
+    real = Room.leave
+
+    def leave(self: Room, producer: Producer) -> None:
+        if isinstance(producer, ProducerTask):
+            producer.stop()
+            self._remove(producer)
+        else:
+            real(self, producer)
+
+    with patch.object(Room, "leave", leave):
+        yield
+
+
+@race(NOT_WOKEN, "in_line")
+def a_reader_falls_quiet_after_it_has_rung() -> Iterator[None]:
+    """A producer that was rung finds no room, and says that the next commit is to ring; that is overwritten."""
+
+    def tell(self: Taking) -> None:
+        self._source.moved(self)
+        self._quiet = self._wants_quiet
+
+    with patch.object(Taking, "_tell", tell):
+        yield
+
+
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -152,6 +179,12 @@ def commits_are_accepted_after_the_last_checkpoint() -> Iterator[None]:
 @race(NOT_WOKEN, "blocking_face")
 def a_get_enters_the_line_of_a_shut_queue() -> Iterator[None]:
     with patch.object(_Gets, "_enter", lambda self, waiter: self._reader._enter(waiter)):
+        yield
+
+
+@race("^BrokenSchedule: put .*, got", "in_line")
+def a_shutdown_sends_away_who_has_an_item_coming() -> Iterator[None]:
+    with patch.object(Taking, "_dismiss_empty_handed", Taking._dismiss):
         yield
 
 

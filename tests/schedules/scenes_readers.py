@@ -9,7 +9,16 @@ from typing import NoReturn
 from journal_work import LONG, Work, drain
 from scene import Loop, Scene, require
 
-from kestrelpy import DurabilityUnknown, QueueClosed, QueueEmpty, ReaderConfig, clock, open_reader
+from kestrelpy import (
+    DurabilityUnknown,
+    FullPolicy,
+    QueueClosed,
+    QueueEmpty,
+    QueueFull,
+    ReaderConfig,
+    clock,
+    open_reader,
+)
 
 
 def readers_come_and_go(scene: Scene) -> None:
@@ -223,6 +232,71 @@ def coroutines(scene: Scene) -> None:
     work.reopen_and_check("")
 
 
+def in_line(scene: Scene) -> None:
+    """Threads and tasks wait for room; some give up, or are cancelled, before it is their turn, or when it has come.
+    All others get room by what is handed on, and by nothing else: no timer looks for them.
+    """
+    rng = scene.rng
+    policy = rng.choice((FullPolicy.BLOCK, FullPolicy.REFUSE))  # with the latter commits are quiet
+    config = ReaderConfig(max_items=rng.choice((1, 2)), full_policy=policy)
+    work = Work(scene, default_reader=config, checkpoint_interval=2 * LONG)
+    queue = work.queue.as_blocking_queue()
+    put: list[bytes] = []
+    got: list[bytes] = []
+    doubtful: set[bytes] = set()  # of tasks that were cancelled, perhaps while they waited for the disk
+
+    def produce(name: str) -> None:
+        for number in range(2):
+            data = f"{name} {number}".encode()
+            with contextlib.suppress(QueueFull):
+                queue.put(data, timeout=rng.choice((LONG, LONG, 0.2)))
+                put.append(data)
+
+    async def aput(data: bytes) -> None:
+        doubtful.add(data)
+        with contextlib.suppress(QueueFull):
+            await queue.aput(data, rng.choice((LONG, LONG, 0.2)))
+            put.append(data)
+
+    async def run() -> None:
+        tasks = [asyncio.ensure_future(aput(b"task %d" % number)) for number in range(rng.randrange(1, 4))]
+        await asyncio.sleep(rng.choice((0, 0, 0.1, 0.3)))
+        for task in tasks:
+            if scene.chance(0.3):
+                task.cancel()
+        await asyncio.wait(tasks)
+
+    def run_loop() -> None:
+        loop = Loop(scene)
+        try:
+            loop.run_until_complete(run())
+        finally:
+            loop.close()
+
+    def consume() -> None:
+        with contextlib.suppress(QueueClosed):
+            while True:
+                got.append(queue.get())
+                if scene.chance(0.3):
+                    scene.sleep(0.1)
+
+    producers = [scene.start(produce, f"p{at}") for at in range(rng.randrange(1, 4))]
+    producers.append(scene.start(run_loop))
+    scene.sleep(rng.choice((0.0, 0.1, 0.3)))
+    consumer = scene.start(consume)
+    for task in producers:
+        task.join()
+    require(scene.scheduler.now < LONG, "a producer was not woken")
+    while work.queue._feed.pending:  # of a task that was cancelled
+        scene.sleep(0.05)
+    queue.shutdown()
+    consumer.join()
+    require(len(work.queue._room) == 0, "somebody is left in line")
+    work.queue.close()
+    require(len(set(got)) == len(got), f"given twice: {got}")
+    require(set(put) <= set(got) <= set(put) | doubtful, f"put {put}, got {got}")
+
+
 def made_while_retiring(scene: Scene) -> None:
     """A reader that begins at the earliest item, while the segments before it are being retired."""
     work = Work(scene, sync="never", segment_bytes=4096)
@@ -269,6 +343,7 @@ SCENES = (
     blocking_face,
     maintenance_dies,
     coroutines,
+    in_line,
     made_while_retiring,
     counted,
 )

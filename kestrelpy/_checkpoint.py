@@ -9,7 +9,10 @@ Rules:
 4. A state that names an id is saved only after the journal is synced up to it (R4): the caller sees to that.
 5. The temporary file stays, as the spare one, made while there was room. To replace a file takes none then: the spare
    one is written, from its first byte to its last, and synced, and the two change names.
-6. The spare file may be the file itself, on disk, if it was that in an earlier life: the directory is synced before it
+6. What a file holds has a series, a number that all its states have, and its spare file another. Where a state was
+   being appended, a power cut may leave anything, what other files hold in that place too: the spare one holds older
+   states there, of the same reader, and as long. Of another series they are no states here.
+7. The spare file may be the file itself, on disk, if it was that in an earlier life: the directory is synced before it
    is written. After a sync has failed, of the spare file or of the directory, another one is made.
 """
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterable
+from zlib import crc32
 
 from kestrelpy import _format as fmt
 from kestrelpy._disk import Directory, File
@@ -117,7 +121,7 @@ def known_queue_id(states: Iterable[fmt.Checkpoint]) -> bytes:
 
 
 class SparedFile:
-    """A file that is replaced as a whole, with zeros after what it holds, and its spare one (rules 5 and 6).
+    """A file that is replaced as a whole, with zeros after what it holds, and its spare one (rules 5 and 7).
 
     NOTE ON LOCKING: none of its own; its owner does one thing at a time.
     """
@@ -236,6 +240,7 @@ class CheckpointFile:
         self._file = SparedFile(directory, name)
         self._size = 0  # where the next state goes; 0: the next save replaces the file
         self._end = 0  # states may go up to here
+        self._series = 0  # of the states in the file
         self.durable: fmt.Checkpoint | None = None
         """The last state known to be on disk. As long as there is none, what the file holds may be in the page cache
         alone, where a sync that failed has left it.
@@ -271,31 +276,46 @@ class CheckpointFile:
         Raises ``OSError``; then the last state that was saved counts, and the next save begins a new file.
         """
         self.durable_head = min(self.durable_head, state.head)
-        data = self._encode(state)
+        data = self._encode(state, self._series)
         if self._size == 0 or self._size + 2 * len(data) > self._end:  # it will be said again, as a durable one
-            self._replace(data)
+            self._replace(state)
             durable = True
         else:
             self._append(data, sync=durable)
         if durable:
             self._note_durable(state)
 
-    def _encode(self, state: fmt.Checkpoint) -> bytes:
+    def _encode(self, state: fmt.Checkpoint, series: int) -> bytes:
         flags = state.flags | fmt.FLAG_INHERITED if self.inherited else state.flags
-        return fmt.encode_checkpoint(state._replace(durable_head=self.durable_head, flags=flags))
+        return fmt.encode_checkpoint(state._replace(durable_head=self.durable_head, flags=flags), series)
 
-    def _replace(self, data: bytes) -> None:
+    def _replace(self, state: fmt.Checkpoint) -> None:
         """A file that was full is twice as long the next time: it is busy."""
+        series = ((self._series if self._size else self._find_series()) + 1) % fmt.SERIES
+        data = self._encode(state, series)
         size = _blocks(max(4 * len(data), min(2 * self._end, REPLACE_BYTES) if self._size else 0))
         self._size = 0
         content = fmt.checkpoint_prefix() + data
         self._end = self._file.replace(content, max(size, _blocks(len(content))))
-        self._size = len(content)
+        self._size, self._series = len(content), series
         try:
             self._file.hold(_blocks(2 * len(content)))
         except OSError as error:
             if error.errno in _NO_ROOM and self._end >= FIRST_BLOCKS * BLOCK:
                 self._share_room()
+
+    def _find_series(self) -> int:
+        """That of the file which is to be replaced, whole or not. Where there is none, one that other names don't have:
+        their files may be what a power cut leaves here too.
+        """
+        try:
+            file = self._directory.open(self.name)
+        except FileNotFoundError:
+            return crc32(self.name.encode()) % fmt.SERIES
+        try:
+            return fmt.checkpoint_series(file.read(0, PEEK_BYTES))
+        finally:
+            file.close()
 
     def _share_room(self) -> None:
         """There is no room for a spare file: one is made of what this file has too much."""
@@ -338,7 +358,7 @@ class CheckpointFile:
         if self.durable_head == state.head:
             return
         self.durable_head = state.head
-        data = self._encode(state)
+        data = self._encode(state, self._series)
         if self._size + len(data) <= self._end:
             with contextlib.suppress(OSError):
                 self._append(data, sync=False)

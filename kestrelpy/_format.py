@@ -350,6 +350,12 @@ FLAG_MARK = 1
 """This is the queue's mark and no reader's state."""
 FLAG_INHERITED = 2
 """The reader has taken over the default reader's place: one that is found beside it is left over."""
+_FLAG_BITS = 4
+"""What is above them in the field of the flags is the series."""
+SERIES = 1 << 16 - _FLAG_BITS
+"""All states of one file have one number below this, and those of its spare file have another: so that what was in the
+one, and a power cut has left in the other, is no state there.
+"""
 _SPAN = struct.Struct("<QQ")
 _ERROR_COUNT = struct.Struct("<QI")
 MOST_ERRORS = (1 << 32) - 1
@@ -406,7 +412,13 @@ def checkpoint_version(data: bytes) -> int | None:
     return int(_CHECKPOINT_PREFIX.unpack_from(data)[1])
 
 
-def encode_checkpoint(state: Checkpoint) -> bytes:
+def checkpoint_series(data: bytes) -> int:
+    """The series of a checkpoint file; a number in any case."""
+    at = CHECKPOINT_PREFIX_BYTES + _CHECKPOINT_FRAME.size + _CHECKPOINT_OFFSET["flags"]
+    return int.from_bytes(data[at : at + 2], "little") >> _FLAG_BITS
+
+
+def encode_checkpoint(state: Checkpoint, series: int = 0) -> bytes:
     name = state.reader.encode("ascii")
     body = b"".join(
         (
@@ -420,7 +432,7 @@ def encode_checkpoint(state: Checkpoint) -> bytes:
                 state.hint_offset,
                 state.hint_id,
                 state.durable_head,
-                state.flags,
+                state.flags | series << _FLAG_BITS,
                 len(name),
                 len(state.done),
                 len(state.error_counts),
@@ -445,7 +457,9 @@ def checkpoints_end(data: bytes) -> int:
 
 
 def decode_checkpoints(data: bytes) -> tuple[Checkpoint | None, int]:
-    """The last whole checkpoint of a file that begins with a good prefix, and the offset at which it ends."""
+    """The last whole checkpoint of a file that begins with a good prefix, and the offset at which it ends. One of
+    another series than the first is none.
+    """
     last, at = None, CHECKPOINT_PREFIX_BYTES
     while at + _CHECKPOINT_FRAME.size <= len(data):
         crc, length = _CHECKPOINT_FRAME.unpack_from(data, at)
@@ -454,10 +468,10 @@ def decode_checkpoints(data: bytes) -> tuple[Checkpoint | None, int]:
             break
         body = data[end - length : end]
         state = _decode_checkpoint_body(body) if crc32(body, length) == crc else None
-        if state is None:
+        if state is None or (last is not None and (last.flags ^ state.flags) >> _FLAG_BITS):
             break
         last, at = state, end
-    return last, at
+    return last and last._replace(flags=last.flags & (1 << _FLAG_BITS) - 1), at
 
 
 def checkpoint_offset(data: bytes, field: str) -> int:
@@ -471,6 +485,7 @@ def checkpoint_offset(data: bytes, field: str) -> int:
 
 
 def _decode_checkpoint_body(body: bytes) -> Checkpoint | None:
+    """With its series still in ``flags``."""
     queue_id, head, watermark, items, size, number, offset, hint, durable, flags, name_bytes, spans, errors = (
         _CHECKPOINT_BODY.unpack_from(body)
     )

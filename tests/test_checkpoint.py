@@ -419,6 +419,31 @@ def test_no_state_of_a_spare_file_counts(full: Full) -> None:
     assert seen == {3, 4}
 
 
+def test_a_file_and_its_spare_one_never_have_states_of_one_series() -> None:
+    disk = FailingDisk(MemoryDisk())
+    directory = disk.directory("/q", create=True)
+    file, heads = CheckpointFile(directory, NAME), iter(range(1, 1000))
+    for life in range(20):
+        if life % 3 == 0:
+            file = CheckpointFile(directory, NAME)  # who makes a place anew has not looked at the one before
+        elif life % 3 == 1:
+            file = CheckpointFile(directory, NAME)
+            file.load()
+        else:  # it is replaced, and however often that fails
+            disk.arm(errno.EIO, at=1, sticky=True, kinds={"sync"})
+            for _ in range(life):
+                with pytest.raises(OSError, match="Input/output error"):
+                    file.save(state(next(heads)), durable=True)
+            disk.disarm()
+        for _ in range(3):
+            file.save(state(next(heads)), durable=True)
+        if life:
+            whole, spare = (directory.open(name).read(0, 4 * BLOCK) for name in (NAME, SPARE))
+            assert fmt.checkpoint_series(whole) != fmt.checkpoint_series(spare)
+            first = fmt.decode_checkpoints(whole[: -(-used(directory) // 2)])
+            assert fmt.decode_checkpoints(whole[: first[1]] + spare[first[1] :]) == first
+
+
 def test_a_spare_file_that_may_be_the_file_itself_is_not_written(full: Full) -> None:
     """A process was killed between the exchange of names and the sync of the folder: on disk it may be undone."""
     disk = full.inner

@@ -309,6 +309,17 @@ def test_every_flipped_bit_and_every_cut_of_a_checkpoint_is_seen() -> None:
         assert fmt.decode_checkpoints(data[:size]) == (first, len(kept))
 
 
+def test_a_state_of_another_series_than_the_first_ends_a_checkpoint_file() -> None:
+    """It was in another file, in that place."""
+    states = [fmt.Checkpoint(b"q" * 16, "r", head, 0, 0, 0, flags=fmt.FLAG_INHERITED) for head in range(3)]
+    data = fmt.checkpoint_prefix() + fmt.encode_checkpoint(states[0], 7) + fmt.encode_checkpoint(states[1], 7)
+    assert fmt.checkpoint_series(data) == 7
+    for series in (0, 6, fmt.SERIES - 1):
+        assert fmt.decode_checkpoints(data + fmt.encode_checkpoint(states[2], series)) == (states[1], len(data))
+    assert fmt.decode_checkpoints(data + fmt.encode_checkpoint(states[2], 7))[0] == states[2]
+    assert fmt.checkpoint_series(b"no state") == 0
+
+
 def test_checkpoint_version() -> None:
     assert fmt.checkpoint_version(fmt.checkpoint_prefix()) == 1
     assert fmt.checkpoint_version(fmt.checkpoint_prefix()[:15]) is None

@@ -336,7 +336,9 @@ def spare_file_of_an_earlier_life_written_at_once() -> Iterator[None]:
 
 @fault("R3", "(1) (2) (8) (10)", style=Style(commits=14, checkpoints=6))
 def old_states_left_behind_the_new_one() -> Iterator[None]:
-    """The spare file is not written to its end: what is behind goes on where the new state ends."""
+    """The spare file is not written to its end: what is behind goes on where the new state ends. That it is of another
+    series alone masks this.
+    """
     real = _checkpoint._fill
 
     def fill(file: Any, data: bytes, size: int) -> int:
@@ -345,7 +347,36 @@ def old_states_left_behind_the_new_one() -> Iterator[None]:
         file.write(0, data)
         return int(file.size())
 
-    with patch.object(_checkpoint, "_fill", fill):
+    with patch.object(_checkpoint, "_fill", fill), patch.object(_format, "SERIES", 1):
+        yield
+
+
+@fault(
+    "R3",
+    "(1) (2) (8) (10)",
+    states=24_000,
+    syncs=("always",),
+    samples=20,
+    points=30,
+    nested=0.0,
+    style=replace(
+        MANY_LIVES,
+        steps=60,
+        payloads=(0, 1, 40),
+        archive=0,
+        detached=0,
+        failing=0,
+        starts_with_default=0,
+        deaths=3,
+        commits=60,
+        aborts=0,
+        durable=1.0,
+        expiring=0,
+    ),
+)
+def states_of_the_spare_file_taken_for_those_of_the_file() -> Iterator[None]:
+    """What a power cut leaves of it where a state was being appended has the same series, and counts."""
+    with patch.object(_format, "SERIES", 1):
         yield
 
 

@@ -446,3 +446,31 @@ def test_a_segment_that_a_kill_has_left_unnamed_is_named_before_another_names_it
                 cut = clone.after_power_cut(random.Random(seed), PowerModel.ANY)
                 assert 1 in contents(cut), (kind, kind_then)
     vanish(queue, disk)
+
+
+@pytest.mark.parametrize("lives", [1, 2])
+def test_what_stands_in_the_spare_file_is_no_place_where_a_power_cut_leaves_it_in_the_file(lives: int) -> None:
+    """A state was appended, and in its room the disk has what is there in the spare file: an older state, as long."""
+    disk = CrashingDisk()
+    queue = open_queue(disk)
+    reader = queue.reader("left")
+    for item_id in range(1, 5):
+        queue.put(b"an item")
+        settle(reader, item_id, durable=True)
+        if lives > 1:
+            queue.close()
+            queue = open_queue(disk)
+            reader = queue.reader("left")
+    queue.put(b"an item")
+    (opened,) = read_all(reader)
+    opened.commit()
+    reader.checkpoint(durable=True)
+    states = 0
+    for model in (PowerModel.EXT4, PowerModel.ANY):
+        for state in disk.power_states(model, 400):
+            again = open_queue(state)
+            assert again.reader("left").head == 5
+            vanish(again, state)
+            states += 1
+    vanish(queue, disk)
+    assert states > 50

@@ -114,6 +114,7 @@ class Checkpoint:
     released_bytes: int
     done: tuple[tuple[int, int], ...]
     error_counts: tuple[tuple[int, int], ...]
+    series: int
 
 
 @dataclass
@@ -287,7 +288,7 @@ def read_checkpoint(data: bytes) -> Checkpoint | None:
         if end > len(data) or zlib.crc32(data[at + 8 : end], length) != crc:
             break
         state = read_state(data[at + 8 : end])
-        if state is None:
+        if state is None or (last is not None and state.series != last.series):
             break
         last, at = state, end
     return last
@@ -310,7 +311,8 @@ def read_state(body: bytes) -> Checkpoint | None:
     errors = tuple(struct.unpack_from("<QI", body, at + 12 * n) for n in range(counts))
     if any(byte > 127 for byte in name) or not spans_are_apart(head, done):
         return None
-    return Checkpoint(queue_id, name.decode(), flags == 1, head, watermark, items, size, tuple(done), errors)
+    is_mark, series = flags % 16 == 1, flags // 16
+    return Checkpoint(queue_id, name.decode(), is_mark, head, watermark, items, size, tuple(done), errors, series)
 
 
 def spans_are_apart(head: int, spans: list[tuple[int, int]]) -> bool:

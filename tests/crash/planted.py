@@ -161,7 +161,17 @@ def no_sync_when_a_segment_is_closed() -> Iterator[None]:
     "(10)",
     **UNSYNCED,
     samples=8,
-    style=replace(ROTATING, checkpoints=0, detached=0.0, archive=0.0, commits=2, aborts=0),
+    style=replace(
+        ROTATING,
+        segment_bytes=(12_288,),
+        payloads=(900, 1400),
+        syncs=6,
+        checkpoints=0,
+        detached=0.0,
+        archive=0.0,
+        commits=2,
+        aborts=0,
+    ),
     states=24_000,
 )
 def footer_before_the_frames_are_on_disk() -> Iterator[None]:

@@ -36,6 +36,7 @@ class Style:
     commits: int = 7
     aborts: int = 2
     checkpoints: int = 3
+    syncs: int = 2
     durable: float = 0.55
     """How likely a checkpoint is to survive a power cut."""
     expiring: float = 0.2
@@ -77,7 +78,7 @@ class Workload:
             (self.style.commits, self._commit),
             (self.style.aborts, self._abort),
             (self.style.checkpoints, self._checkpoint),
-            (2, self._sync),
+            (self.style.syncs, self._sync),
             (2, self._wait),
             (1, self._reopen),
             (1, self._drop_or_make),

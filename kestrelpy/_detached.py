@@ -134,14 +134,16 @@ class FollowingView(JournalView):
         assert file is not None
         if not file.read(segment.records_end, fmt.FRAME_BYTES).strip(b"\0"):
             return False
-        for offset, frame in iterate_frames(file, segment.header.marker, segment.records_end, file.size()):
-            if frame.footer is not None or frame.first_id != segment.last_id + 1:
-                break
-            segment.count(offset, frame)
-        footer = read_footer(file, segment.header)
-        if footer is not None:
-            segment.apply(footer)
-        self._at = (segment.last_id, segment.header.base_bytes + segment.data_bytes)
+        try:
+            for offset, frame in iterate_frames(file, segment.header.marker, segment.records_end, file.size()):
+                if frame.footer is not None or frame.first_id != segment.last_id + 1:
+                    break
+                segment.count(offset, frame)
+            footer = read_footer(file, segment.header)
+            if footer is not None:
+                segment.apply(footer)
+        finally:  # what was counted is not looked at again, whatever can't be read now
+            self._at = (segment.last_id, segment.header.base_bytes + segment.data_bytes)
         if footer is not None:
             file.close()
             self._file = None
@@ -485,7 +487,7 @@ class Outside:
             self._check_there()
         except QueueClosed as error:
             self._polling = False
-            reader._orphan(error)
+            reader._orphan(copy_of(error))
             return True
         return False
 

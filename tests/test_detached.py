@@ -441,6 +441,20 @@ def test_the_default_reader_from_outside(open_queue: Open, outside: Any, folder:
         outside("")
 
 
+@pytest.mark.parametrize("at", range(1, 8))
+def test_items_that_were_counted_when_a_read_failed_are_there_at_the_next_look(at: int) -> None:
+    disk = FailingDisk(MemoryDisk())
+    with JournaledQueue("/queues", "jobs", disk=disk.inner) as queue:
+        reader = open_reader("/queues", "jobs", "far", disk=disk)
+        queue.put_many([b"1", b"2"])
+        with contextlib.suppress(QueueEmpty, OSError):
+            disk.arm(errno.EIO, at=at, kinds={"read"})
+            reader.get_nowait()
+        disk.disarm()
+        assert reader.items == 2
+        reader.close()
+
+
 # -- a queue that is erased, and made anew ---------------------------------------------------------------------------
 
 
@@ -512,6 +526,19 @@ def test_the_reader_of_an_erased_queue_gets_no_item_of_the_new_one(open_queue: O
             _ = far.items  # and what has been looked at once is not taken for its own the second time
         with pytest.raises(QueueClosed, match="erased"):
             far.get_nowait()
+
+
+def test_what_a_reader_of_an_erased_queue_keeps_holds_no_frames(
+    open_queue: Open, outside: Any, clock: ManualClock
+) -> None:
+    queue = open_queue()
+    queue.put(b"1")
+    far = outside(start="earliest")
+    far.get_nowait().commit()
+    queue.erase()
+    clock.advance(5)
+    assert isinstance(far._broken, QueueClosed)
+    assert far._broken.__traceback__ is None
 
 
 def test_a_reader_of_an_erased_queue_is_told_in_the_background(

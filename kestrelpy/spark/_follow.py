@@ -37,10 +37,12 @@ class StreamView(FollowingView):
             file.close()
             self._file = None
             self.durable_id = segment.last_id
-        else:
-            for offset, run in runs(file, segment, segment.last_id + 1, segment.records_end, file.size()):
-                _count(segment, offset, run)
-        self._at = (segment.last_id, segment.header.base_bytes + segment.data_bytes)
+        try:
+            if footer is None:
+                for offset, run in runs(file, segment, segment.last_id + 1, segment.records_end, file.size()):
+                    _count(segment, offset, run)
+        finally:  # what was counted is not looked at again, whatever can't be read now
+            self._at = (segment.last_id, segment.header.base_bytes + segment.data_bytes)
         return footer is not None
 
     def _sizes(self, segment: Segment, last_id: int, *, around: bool = False) -> dict[int, int]:

@@ -93,7 +93,7 @@ class Ending(Writing):
 
     def _erase_files(self, closed: QueueClosed) -> None:
         try:
-            self._readership.stop(closed)
+            self._readership.stop(closed, self._commit.owe)  # what users call back may raise anything, and comes last
             with self._syncing:
                 self._journal.keep_name()
             if self._inflow is not None:

@@ -25,6 +25,7 @@ from kestrelpy._log import Trouble
 from kestrelpy._progress import Progress
 from kestrelpy._segment import Segment
 from kestrelpy._source import Source
+from kestrelpy._taking import Tell
 from kestrelpy.clock import Timer
 from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import KestrelError, NoDefaultReader, QueueClosed, QueueLocked
@@ -432,10 +433,10 @@ class Readership:
                 self.update_limits()
                 return
 
-    def stop(self, error: Exception) -> None:
-        """Let no reader open here save anything from now on."""
+    def stop(self, error: Exception, tell: Tell) -> None:
+        """Let no reader open here save anything from now on. ``tell``: as ``Reader._break``."""
         for reader in self.open.values():
-            reader._break(error)
+            reader._break(error, tell)
             with reader._saving:  # a checkpoint that was under way is done
                 pass
 

@@ -1193,6 +1193,16 @@ def test_a_reader_whose_callback_raises_is_closed_all_the_same(open_queue: Open)
     assert queue.reader("a").head == 1
 
 
+def test_a_queue_whose_callback_raises_is_erased_all_the_same(open_queue: Open, folder: Path) -> None:
+    queue = open_queue()
+    waiting = [queue.get_future() for _ in range(2)]
+    waiting[0].add_done_callback(leave)
+    with pytest.raises(SystemExit):
+        queue.erase()
+    assert all(isinstance(future.exception(0), QueueClosed) for future in waiting)
+    assert queue_names(folder) == []
+
+
 def test_a_closed_queue_is_not_erased_in_silence(open_queue: Open) -> None:
     """Its files may be another owner's by now: whoever wants them erased opens it again."""
     queue = open_queue()

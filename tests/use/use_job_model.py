@@ -112,7 +112,7 @@ class Work:
         self.world = world
         self.process: Process | None = None
         self.queue: WorkQueue | None = None
-        self.made = False
+        self.made = self.is_closing = False
         self.failed = False
         self.jobs: dict[int, JobModel] = {}
         self.by_id: dict[int, JobModel] = {}

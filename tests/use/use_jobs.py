@@ -63,6 +63,8 @@ def seconds(rng: random.Random, *choices: float) -> Any:
 @operation("job_open", 3)
 def open_work(w: World, rng: random.Random, process: Process) -> None:
     work = work_of(w)
+    if work.is_closing:
+        return
     options = {
         "sync": rng.choice(("always", 0.1, "never")),
         "segment_bytes": 4096,
@@ -98,7 +100,9 @@ def close_work(w: World, rng: random.Random, process: Process) -> None:
     if work is None or work.queue is None:
         return
     queue, age = work.queue, work.age
+    work.is_closing = True
     result = w.call(process, queue.close)
+    work.is_closing = False
     check_error(w, work, result)
     if work.queue is queue and work.age == age:
         work.let_go()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from use_model import QueueModel, ReaderModel, drops
@@ -93,17 +94,25 @@ def close_queue(w: World, rng: random.Random, process: Process) -> None:
         end_queue(w, process, opened)
 
 
+def end(w: World, process: Process, close: Callable[[], None]) -> tuple[Result, bool]:
+    """Close something; once more if a callback of ours has raised something out of that. Whether nothing that was wrong
+    with the disk may have been kept back by it.
+    """
+    fired = w.trouble.fired
+    result = w.call(process, close)
+    if not result.interrupted:
+        return result, True
+    clean = fired == w.trouble.fired
+    return w.call(process, close), clean
+
+
 def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False) -> None:
     model = opened.model
     mine = [reader for reader in process.readers if reader.queue is model and is_here(process, reader)]
-    for attempt in range(3):
-        opened.broken = True
-        was = {reader: reader.moves for reader in mine}
-        model.is_going = erase
-        result = w.call(process, opened.queue.erase if erase else opened.queue.close)
-        if not result.interrupted:
-            break
-        del attempt
+    opened.broken = True
+    was = {reader: reader.moves for reader in mine}
+    model.is_going = erase
+    result, clean = end(w, process, opened.queue.erase if erase else opened.queue.close)
     model.is_going = False
     w.note_fault(model, result)
     check_error(w, model, result, process)
@@ -115,7 +124,7 @@ def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False
     if model.writer is process:
         model.writer = None
     for reader in mine:
-        let_go(w, process, reader, saved=result.ok and not model.failed and was[reader] == reader.moves)
+        let_go(w, process, reader, saved=clean and result.ok and not model.failed and was[reader] == reader.moves)
     for put in list(model.flying):
         model.may_be_there(put)
         model.holes = True
@@ -358,19 +367,15 @@ def close_reader(w: World, rng: random.Random, process: Process) -> None:
 def end_reader(w: World, process: Process, reader: ReaderModel) -> None:
     handle = reader.handle
     assert handle is not None
-    for attempt in range(3):
-        moves = reader.moves
-        result = w.call(process, handle.close)
-        if not result.interrupted:
-            break
-        del attempt
+    moves = reader.moves
+    result, clean = end(w, process, handle.close)
     w.note_fault(reader.queue, result)
     check_error(w, reader.queue, result, process, reader)
     if reader.handle is not handle:
         return
     if not result.ok:
         w.locks_unsure = w.locks_unsure or result.interrupted
-    let_go(w, process, reader, saved=result.ok and moves == reader.moves and not reader.queue.failed)
+    let_go(w, process, reader, saved=clean and result.ok and moves == reader.moves and not reader.queue.failed)
     w.saw("a reader is closed")
 
 

@@ -64,7 +64,8 @@ def aget(w: World, rng: random.Random, process: Process) -> None:
         except asyncio.CancelledError:
             raise
         except GeneratorExit:  # the task was thrown away: what it had in hand goes back a moment later
-            reader.settling.update(reader.available())
+            if reader.handle is handle:
+                reader.settling.update(reader.available())
             raise
         except Exception as error:
             w.judge(handle.aget, error)

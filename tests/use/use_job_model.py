@@ -119,6 +119,7 @@ class Work:
         self.sessions: list[SessionModel] = []
         self.futures: list[Future[Job]] = []
         self.paused: dict[str, float] = {}
+        self.may_be_paused: dict[str, float] = {}
         self.max_attempts: int | None = None
         self.max_jobs: int | None = None
         self.left_behind = 0
@@ -228,7 +229,8 @@ class Work:
 
     def ready_for(self, watching: list[str], now: float) -> list[JobModel]:
         """What a reserve must find, the most urgent first."""
-        open_tubes = [tube for tube in watching if self.paused.get(tube, 0.0) < now - EPS]
+        ends = {tube: max(self.paused.get(tube, 0.0), self.may_be_paused.get(tube, 0.0)) for tube in watching}
+        open_tubes = [tube for tube in watching if ends[tube] < now - EPS]
         jobs = [job for job in self.jobs.values() if job.tube in open_tubes and job.is_ready(now)]
         return sorted(jobs, key=lambda job: (job.priority, job.id))
 

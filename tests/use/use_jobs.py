@@ -557,8 +557,12 @@ def change(w: World, rng: random.Random, process: Process) -> None:
         pause = seconds(rng, 0, 0.5, 3)
         result = w.call(process, queue.pause_tube, tube, pause)
         touched = []
-        if result.ok or not isinstance(result.error, LookupError):
-            work.paused[tube] = work.now() + float(pause)
+        if not isinstance(result.error, LookupError):
+            work.may_be_paused[tube] = max(work.now() + float(pause), work.may_be_paused.get(tube, 0.0))
+        if result.ok:
+            work.paused[tube] = work.may_be_paused[tube] = work.now() + float(pause)
+        elif not isinstance(result.error, LookupError):  # a shorter one may be in its place
+            work.paused.pop(tube, None)
     elif what == "clear":
         result = w.call(process, queue.clear, tube) if rng.random() < 0.2 else w.call(process, queue.stats)
         touched = [each for each in there if each.tube == tube and each.holder is None and result.value is not None]

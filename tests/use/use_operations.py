@@ -77,7 +77,7 @@ def check_error(
         model.failed = True
     elif isinstance(error, QueueClosed):
         opened = process.queues.get(model.name)
-        closed = (opened is None or opened.queue.closed) or (
+        closed = (opened is None or opened.queue.closed or model.damaged) or (
             reader is not None and (reader.handle is None or w.handles.get(id(reader.handle)) is not reader)
         )
         w.require(

@@ -53,7 +53,8 @@ def publish(w: World, rng: random.Random, process: Process) -> None:
     w.note_fault(model, result)
     known = model.versions.get(options.get("app_id", ""), -1)
     if result.ok and result.value:
-        if options and nested == w.nested and not model.large_parts:  # one that is refused leaves no version
+        sure = not (model.large_parts or model.damaged)  # one that is refused leaves no version
+        if options and nested == w.nested and sure:
             w.require(options["version"] > known, f"version {options['version']} is published after {known}")
         owner = model.writer.queues[model.name].queue if model.writer is not None else None
         if owner is not None and nested == w.nested and not w.depth:

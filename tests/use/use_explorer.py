@@ -40,6 +40,7 @@ if __name__ == "__main__":
 import use_ending
 import use_job_tasks
 import use_jobs
+import use_memory
 import use_opening
 import use_outside
 import use_reading
@@ -58,6 +59,7 @@ MODULES = (
     use_ending,
     use_job_tasks,
     use_jobs,
+    use_memory,
     use_opening,
     use_outside,
     use_reading,

@@ -309,7 +309,9 @@ def flush(w: World, rng: random.Random, process: Process) -> None:
         most = len(left) + len(reader.queue.flying) + (1000 if reader.queue.holes else 0)
         w.require(len(sure) <= result.value <= most, f"flush() says {result.value}; there were {len(sure)} to {most}")
         for put in left:
-            if put not in reader.optional:  # one of which nothing is known may be open still
+            if put in reader.queue.flying:  # somebody elsewhere has seen it, and it is not on disk yet
+                reader.optional.add(put)
+            elif put not in reader.optional:  # one of which nothing is known may be open still
                 reader.finish(put)
         reader.optional |= reader.queue.unsettled()
         reader.moves += 1

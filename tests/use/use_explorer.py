@@ -286,23 +286,20 @@ def run(seed: int, steps: int = STEPS, lean: Collection[str] = (), watchdog: Wat
         raise shrink(failure, lean, watchdog) from failure.cause
 
 
-def explore(
-    first_seed: int, steps: int, lean: Collection[str] = (), left_out: Collection[int] = frozenset()
-) -> Coverage:
-    """Seeds from ``first_seed`` on but those that are ``left_out``, until there are so many steps. Raises the first
-    ``Failure`` that its seed shows twice; others are counted, as ``unrepeated``.
+def explore(first_seed: int, steps: int, lean: Collection[str] = ()) -> Coverage:
+    """Seeds from ``first_seed`` on, until there are so many steps. Raises the first ``Failure`` that its seed shows
+    twice; others are counted, as ``unrepeated``.
     """
     coverage = Coverage()
     seed = first_seed
     with Watchdog() as watchdog:
         while coverage.steps < steps:
-            if seed not in left_out:
-                try:
-                    coverage.add(run(seed, lean=lean, watchdog=watchdog))
-                except Failure as failure:
-                    if isinstance(failure.cause, Hang):
-                        raise
-                    coverage.add(_again(failure, lean, watchdog))
+            try:
+                coverage.add(run(seed, lean=lean, watchdog=watchdog))
+            except Failure as failure:
+                if isinstance(failure.cause, Hang):
+                    raise
+                coverage.add(_again(failure, lean, watchdog))
             seed += 1
             if seed % 20 == 0:
                 gc.collect(1)

@@ -205,7 +205,7 @@ def chain(w: World, rng: random.Random, process: Process) -> None:
         return
     configs = [opened.options.get("default_reader"), *opened.options["readers"].values()]
     limited = any(config is not None and (config.max_items or config.max_bytes) for config in configs)
-    busy = reader.available() or reader.waiting or reader.queue.flying or w.trouble.times
+    busy = reader.available() or reader.waiting or reader.queue.flying or w.trouble.times or "full" in w.tags
     if limited or busy or opened.options.get("codec") is not None or opened.queue._state is not None:
         return
     left = [300]

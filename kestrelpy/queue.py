@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -241,7 +242,8 @@ class JournaledQueue(Ending):
         found = self._readership.open.get(name)
         if found is not None and not found._half_closed:
             return found
-        reader = self._readership.reader(name, start)
+        with self._while_open():
+            reader = self._readership.reader(name, start)
         self._room.ring_first()  # what it is configured with counts now, and not what it was before
         return reader
 
@@ -254,11 +256,21 @@ class JournaledQueue(Ending):
     def drop_reader(self, name: str) -> None:
         """Close a reader, wake its waiters and forget its place; no error for one that does not exist.
 
-        Raises ``QueueLocked`` if another process owns it.
+        Raises ``QueueLocked`` if another process owns it, ``OSError``.
         """
         self._check_usable()
-        self._readership.drop(name)
+        with self._while_open():
+            self._readership.drop(name)
         self._moved(None)
+
+    @contextmanager
+    def _while_open(self) -> Iterator[None]:
+        """Who closes the queue meanwhile, a callback perhaps, closes its folder."""
+        try:
+            yield
+        except OSError:
+            self._check_usable()
+            raise
 
     @property
     def readers(self) -> Mapping[str, Reader]:
@@ -315,8 +327,9 @@ class JournaledQueue(Ending):
         Raises ``DurabilityUnknown``, ``OSError``.
         """
         self._check_usable()
-        self._of_each(lambda reader: reader.checkpoint(durable))
-        self._readership.retire(self._feed)
+        with self._while_open():
+            self._of_each(lambda reader: reader.checkpoint(durable))
+            self._readership.retire(self._feed)
 
     def flush(self) -> int:
         """Drop what every reader open here has unread; returns how many items in all."""

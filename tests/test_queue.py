@@ -1203,6 +1203,13 @@ def test_a_queue_whose_callback_raises_is_erased_all_the_same(open_queue: Open, 
     assert queue_names(folder) == []
 
 
+def test_a_reader_is_dropped_whose_callback_closes_the_queue(open_queue: Open) -> None:
+    queue = open_queue()
+    queue.reader("a").get_future().add_done_callback(lambda _: queue.close())
+    with pytest.raises(QueueClosed):
+        queue.drop_reader("a")
+
+
 def test_a_closed_queue_is_not_erased_in_silence(open_queue: Open) -> None:
     """Its files may be another owner's by now: whoever wants them erased opens it again."""
     queue = open_queue()

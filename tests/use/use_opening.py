@@ -398,8 +398,7 @@ def drop_reader(w: World, rng: random.Random, process: Process) -> None:
         model.unsure = True
         if reader is not None and reader.process is process and is_here(process, reader):
             let_go(w, process, reader, saved=False)
-            reader.exists = False
-        elif reader is not None:
+        if reader is not None:
             reader.exists = False
             reader.doubt_all()
         return

@@ -331,9 +331,19 @@ def checkpoint_in_place() -> Iterator[None]:
         yield
 
 
-@fault("R3", "(1) (2) (8) (10)", **DYING, samples=10)
+@fault(
+    "R3",
+    "(1) (2) (8) (10)",
+    states=16_000,
+    samples=10,
+    points=60,
+    nested=0.0,
+    style=replace(DYING["style"], detached=1.0, deaths=0, deaths_elsewhere=40, durable=1.0),
+)
 def spare_file_of_an_earlier_life_written_at_once() -> Iterator[None]:
-    """Where its process was killed before the folder was synced, it is the file itself, on disk."""
+    """Where its process was killed before the folder was synced, it is the file itself, on disk. An opening of the
+    queue syncs the folder; that of a reader elsewhere does not.
+    """
     real = SparedFile.__init__
 
     def begin(self: SparedFile, *rest: Any) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 from unittest.mock import patch
 
 from promise import READERS, BrokenPromise, Promise, Put
@@ -82,10 +82,18 @@ def vanish(queue: JournaledQueue, disk: CrashingDisk, *detached: Reader) -> None
     forget(queue)
     queue._abandon()
     for reader in detached:
-        outside = reader._source
-        forget(outside)  # type: ignore[arg-type]
-        outside._abandon()  # type: ignore[attr-defined]
+        bury(reader)
     take_apart(queue)
+
+
+def bury(reader: Reader) -> None:
+    """The death of the process of a reader elsewhere."""
+    outside: Any = reader._source
+    forget(outside)
+    locks = list(outside._readership._locks.values())
+    outside._abandon()
+    for lock in locks:
+        lock.release()
 
 
 def take_apart(queue: JournaledQueue) -> None:

@@ -9,7 +9,7 @@ import explorer
 import pytest
 import small
 from budget import ALL, SEED, Tally, share, takes_long
-from workload import MANY_LIVES
+from workload import ELSEWHERE, MANY_LIVES
 
 pytestmark = pytest.mark.usefixtures("quiet")
 PARTS, STATES = 10, 38_000
@@ -44,6 +44,13 @@ def test_many_lives_keep_the_promises(tally: Tally) -> None:
     searching.run()
     tally.add("crash states of seeded workloads", searching.counts)
     assert searching.states >= share(2_000)
+
+
+def test_many_lives_of_a_reader_elsewhere_keep_the_promises(tally: Tally) -> None:
+    searching = explorer.Explorer(SEED * 1_000, share(8_000), style=ELSEWHERE, samples=10)
+    searching.run()
+    tally.add("crash states of seeded workloads", searching.counts)
+    assert searching.states >= share(8_000)
 
 
 @pytest.mark.parametrize("length", [1, pytest.param(2, marks=takes_long)])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from promise import READERS, Promise, Put
-from recovered import CONFIG, FOREIGN, MODELS, Setting, drain, read_all, vanish
+from recovered import CONFIG, FOREIGN, MODELS, Setting, bury, check_reader, drain, read_all, vanish
 
 from kestrelpy import DurabilityUnknown, Item, JournaledQueue, QueueEmpty, Reader, open_reader
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock
@@ -33,6 +33,8 @@ class Style:
     starts_with_default: float = 0.2
     deaths: int = 1
     """Weight of a kill or a power cut in the middle."""
+    deaths_elsewhere: int = 0
+    """Weight of a kill in the middle of a save by a reader elsewhere, while the queue's process lives on."""
     commits: int = 7
     aborts: int = 2
     checkpoints: int = 3
@@ -45,6 +47,12 @@ class Style:
 
 MANY_LIVES = Style(steps=200, deaths=20, commits=40, checkpoints=40, durable=0.0)
 """One after the other, and what each has saved is lost with the power, or is not."""
+ELSEWHERE = Style(steps=80, detached=1.0, deaths_elsewhere=40, commits=30, checkpoints=20, durable=1.0, failing=0)
+"""The process of a reader elsewhere dies again and again while it saves."""
+
+
+class _Killed(BaseException):
+    """The end of a process in the middle of a call."""
 
 
 class Workload:
@@ -85,6 +93,7 @@ class Workload:
             (1, self._seek),
             (self.style.deaths, self._die),
             (2 if self.fails else 0, self._arm),
+            (self.style.deaths_elsewhere, self._die_elsewhere),
         ]
         weights = [weight for weight, _ in actions]
         for _ in range(self.style.steps):
@@ -159,12 +168,15 @@ class Workload:
 
     def _make_reader(self, name: str, start: str) -> None:
         if name == "right" and self.readers and self.random.random() < self.style.detached:
-            self.detached = self.readers[name] = open_reader(
-                "/data", "jobs", name, config=CONFIG, start=start, clock=self.clock, disk=self.failing
-            )
+            self._make_elsewhere(start)
         else:
             self.readers[name] = self.queue.reader(name, start=start)
         self._settled(name)
+
+    def _make_elsewhere(self, start: str) -> None:
+        self.detached = self.readers["right"] = open_reader(
+            "/data", "jobs", "right", config=CONFIG, start=start, clock=self.clock, disk=self.failing
+        )
 
     def _settled(self, name: str) -> None:
         """A reader was opened: what it is done with is known by its head, or as it was saved."""
@@ -198,6 +210,44 @@ class Workload:
     def _die(self) -> None:
         """All processes die, or the power goes; what is found then is how it is."""
         self._end(power=self.random.random() < 0.5)
+
+    def _die_elsewhere(self) -> None:
+        """The process of the reader elsewhere dies in a save of its place, and another one opens it: that is as the one
+        or as the other state has it.
+        """
+        reader, promise = self.detached, self.promise.readers["right"]
+        if reader is None:
+            return
+        opened = self.open_reads["right"] or read_all(reader)
+        if opened:
+            promise.commit({opened[0].id})
+            reader.commit(opened[0])
+        durable = self.random.random() < self.style.durable
+        kind, count = self.random.choice(("write", "sync", "rename", "sync_directory")), self.random.choice((1, 1, 2))
+
+        def strike() -> None:
+            nonlocal count
+            self.watch()
+            count -= self.disk.next_operation[0] == kind
+            if count <= 0:
+                raise _Killed
+
+        self.disk.before_operation = strike
+        try:
+            reader.checkpoint(durable)
+            promise.save(durable=durable)
+        except _Killed:
+            pass
+        finally:
+            self.disk.before_operation = self.watch
+        bury(reader)
+        self._make_elsewhere("earliest")
+        items = self.open_reads["right"] = read_all(self.readers["right"])
+        check_reader("right", items, self.snapshot(), self.promise.known(), power=False)
+        promise.done = self.promise.acknowledged.keys() - {item.id for item in items}
+        promise.errors = {item.id: item.error_count for item in items if item.error_count}
+        promise.kill.exactly(promise.done)
+        promise.kill.errors = dict(promise.errors)
 
     def _end(self, *, power: bool) -> None:
         self.leave()

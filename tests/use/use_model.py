@@ -56,6 +56,8 @@ class ReaderModel:
         self.handle: Reader | None = None
         self.exists = False
         """Whether its place was saved by a call that has returned."""
+        self.half_dropped = False
+        """Whether dropping it has raised: it may be made anew, and begin with what comes then."""
         self.done: set[Put] = set()
         self.optional: set[Put] = set()
         self.saved: set[Put] = set()

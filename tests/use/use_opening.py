@@ -399,7 +399,7 @@ def drop_reader(w: World, rng: random.Random, process: Process) -> None:
         if reader is not None and reader.process is process and is_here(process, reader):
             let_go(w, process, reader, saved=False)
         if reader is not None:
-            reader.exists = False
+            reader.exists, reader.half_dropped = False, True
             reader.doubt_all()
         return
     if reader is None or model.readers.get(name) is not reader:

@@ -196,6 +196,11 @@ def commit(w: World, rng: random.Random, process: Process) -> None:
     else:
         result = w.call(process, item.commit)
     if check_settled(w, process, reader, [put], moves, result):
+        note_done(reader, [put], moves)
+
+
+def note_done(reader: ReaderModel, puts: list[Put], moves: int) -> None:
+    for put in puts:
         if moves == reader.moves:
             reader.finish(put)
         else:
@@ -214,11 +219,7 @@ def commit_many(w: World, rng: random.Random, process: Process) -> None:
     named: list[Any] = [put.id if rng.random() < 0.2 else reader.open[put] for put in chosen]
     result = w.call(process, handle.commit_many, named)
     if check_settled(w, process, reader, chosen, moves, result):
-        for put in chosen:
-            if moves == reader.moves:
-                reader.finish(put)
-            else:
-                reader.doubt([put])
+        note_done(reader, chosen, moves)
 
 
 @operation("abort", 2)

@@ -50,6 +50,7 @@ def open_queue(w: World, rng: random.Random, process: Process) -> None:
 
     w.touched.add(name)
     result = w.call(process, JournaledQueue, FOLDER, name, clock=process.clock, disk=process.disk, **options)
+    model = w.models[name]  # somebody may have erased the one before meanwhile
     if isinstance(result.error, QueueLocked):
         w.require(model.writer is not None or nested != w.nested or w.depth, "QueueLocked, and nobody has it open")
         w.saw("a queue is open elsewhere")
@@ -111,11 +112,13 @@ def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False
     mine = [reader for reader in process.readers if reader.queue is model and is_here(process, reader)]
     opened.broken = True
     was = {reader: reader.moves for reader in mine}
-    model.is_going = erase
+    goes, model.is_going = model.is_going, model.is_going or erase
     result, clean = end(w, process, opened.queue.erase if erase else opened.queue.close)
-    model.is_going = False
+    model.is_going = goes
     w.note_fault(model, result)
     check_error(w, model, result, process)
+    if goes:
+        return  # out of a callback of its erase, which goes on
     if process.queues.get(model.name) is not opened:
         return  # a callback has closed it
     if erase and isinstance(result.error, QueueClosed):

@@ -2,7 +2,7 @@
 
 Rules:
 1. A journal with that file beside it is a work queue's. That it is there counts, and not what is in it: so it is never
-   half written.
+   half written. What a work queue keeps in it is its own business (``kestrelpy.work``).
 2. It is on disk before a work queue writes anything else, and it goes last, but for the locks: at no moment does the
    journal of a work queue look like another one.
 3. Whoever opens, feeds or drains a queue looks for it first, and refuses the queue by ``WrongKind``. Whoever only
@@ -15,7 +15,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from kestrelpy._disk import Directory, Disk, RealDisk
+from kestrelpy._disk import Directory, Disk, File, RealDisk
 from kestrelpy._names import work_name
 from kestrelpy.errors import WrongKind
 
@@ -42,6 +42,11 @@ def refuse_jobs_in(directory: str | os.PathLike[str], queue: str, disk: Disk | N
             refuse_jobs(folder, queue)
         finally:
             folder.close()
+
+
+def open_mark(folder: Directory, queue: str) -> File:
+    """The file that says so, for what the work queue keeps in it. Raises ``OSError``."""
+    return folder.open(work_name(queue), write=True)
 
 
 def mark_as_jobs(folder: Directory, queue: str) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from kestrelpy import _names
 from kestrelpy._checks import check_seconds
-from kestrelpy._disk import Directory, Disk, Lock, RealDisk
+from kestrelpy._disk import Directory, Disk, File, Lock, RealDisk
 from kestrelpy._ending import Ending
 from kestrelpy._feed import Feed
 from kestrelpy._home import Home
@@ -26,7 +26,7 @@ from kestrelpy._journal import Journal
 from kestrelpy._lifetime import forget, remember
 from kestrelpy._limit import leave_limit
 from kestrelpy._options import check_codec, check_configs, check_sizes, check_sync, memory_disk
-from kestrelpy._purpose import kind_of, mark_as_jobs, refuse_jobs
+from kestrelpy._purpose import kind_of, mark_as_jobs, open_mark, refuse_jobs
 from kestrelpy._readership import Readership, Start
 from kestrelpy._recovery import Recovered, Recovery
 from kestrelpy._room import Room
@@ -224,6 +224,10 @@ class JournaledQueue(Ending):
     def _mark_as_jobs(self) -> None:
         """It is a work queue from here on, on disk. Raises ``OSError``."""
         mark_as_jobs(self._home.directory, self.name)
+
+    def _open_mark(self) -> File:
+        """The file that says so. Raises ``OSError``."""
+        return open_mark(self._home.directory, self.name)
 
     # -- readers --------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,8 @@ class Changing(Listing, Putting):
     def delete(self, job_id: int) -> None:
         """Delete a job that is ready, delayed or buried. Raises ``JobNotFound``, ``NotReserved`` if a session has it.
 
-        Needs no room on disk.
+        Needs no room on disk but what its put has held: ``QueueDiskFull`` is left for a disk that was full before a
+        version that holds room opened the queue, and for one that needs new room where something is overwritten.
         """
         self._delete_by(None, job_id)
 

@@ -15,7 +15,7 @@ from kestrelpy import JournaledQueue, QueueClosed, WrongKind, inspect
 from kestrelpy.inbox import pending
 
 if TYPE_CHECKING:
-    from kestrelpy._disk import Disk
+    from kestrelpy._disk import Disk, File
 
 WORK = "work queue"
 """The ``kind`` of a work queue, as ``inspect`` has it."""
@@ -51,6 +51,30 @@ class JobJournal(JournaledQueue):
             self._mark_as_jobs()
         except OSError as error:  # no room, say: then the next opening does it
             _warn("%s/%s could not be marked as a work queue: %s", self.directory, self.name, error)
+
+    def open_mark(self, *, make: bool) -> File:
+        """The file that marks it, for writing; with ``make`` made if somebody has removed it. Raises ``OSError``."""
+        try:
+            return self._open_mark()
+        except FileNotFoundError:
+            if not make:
+                raise
+        self._mark_as_jobs()
+        return self._open_mark()
+
+    @property
+    def queue_id(self) -> bytes:
+        """What tells it from one of the same name."""
+        return self._journal.queue_id
+
+    @property
+    def never_syncs(self) -> bool:
+        return self._sync_seconds is None
+
+    def sync_under_lock(self) -> None:
+        """``sync`` for a caller that has a lock of its own. Raises ``DurabilityUnknown``."""
+        self._check_usable()
+        self._commit.wait(self._journal.tail_id, holding=True)
 
     def _look_for_batches(self, disk: Disk | None) -> None:
         """Those that a version before has let somebody publish."""

@@ -6,14 +6,16 @@ Rules:
 2. Work is done in slices, with the lock let go between.
 
 NOTE ON LOCKING: ``_lock`` (W) guards the machine and the log. It is held for memory work and for appending to the
-journal; a delete on a full disk also reads under it, and saves the reader's place. Never while somebody who waits is
-told. ``_settling`` (Z) comes before it: one thread at a time shortens the journal.
+journal; a delete on a full disk also waits for a sync under it. Never while somebody who waits is told. ``_settling``
+(Z) comes before it: one thread at a time shortens the journal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -25,6 +27,7 @@ from kestrelpy import ForkedQueue, QueueDiskFull, QueueFull
 from kestrelpy.errors import KestrelError
 from kestrelpy.work import _records as records
 from kestrelpy.work._due import Due
+from kestrelpy.work._held_room import NO_ROOM, Gone, HeldRoom
 from kestrelpy.work._live import Live
 from kestrelpy.work._log import Log, NoLog
 from kestrelpy.work._machine import NEVER
@@ -98,13 +101,14 @@ class Keeping:
         self._totals_at = 0
         self._saved_totals: records.Totals | None = None
         self._migrated = 0
-        self._covered_id = 0  # the last id that the totals in the journal know of
-        self._replaced: dict[int, int] = {}  # records of jobs that were carried, as long as they are not committed
-        self._unsaid: list[int] = []  # jobs that are gone, and there was no room to say so
+        self._unsaid: list[int] = []  # jobs that are gone, and the journal had no room to say so
+        self._said = 0  # of how many slots of the held room the journal says what they say
         self._segment_bytes = segment_bytes
         self._journal = None if queue is None else Log(queue, segment_bytes, self._look_locked)
         self._log: Log | NoLog = self._journal or NoLog()
         self._append = self._log.append
+        self._held = None if queue is None else HeldRoom(queue)
+        self._jobs_held = sys.maxsize if queue is None else 0  # room is held for the end of so many jobs
 
     def _next_number(self) -> int:
         return next(self._numbers)
@@ -195,6 +199,8 @@ class Keeping:
         at_work, self._at_work, self._disturbed = self._at_work, (), False
         for job in at_work:
             is_live = machine.jobs.get(job.id) is job
+            if is_live and job.id in self._unsaid:
+                self._unsaid.remove(job.id)
             try:
                 if is_live:
                     self._rewrite_locked(job, now)
@@ -204,6 +210,7 @@ class Keeping:
             except QueueDiskFull:  # later, when there is room
                 if is_live:
                     machine.unsaved[job.id] = job
+                    self._void_locked(job.id)
                 else:
                     self._unsaid.append(job.id)
 
@@ -341,20 +348,55 @@ class Keeping:
             self._settle_later(self._interval)
 
     def _write_gone_locked(self, job: Live, cause: int) -> None:
-        """It is about to be removed. On a full disk its record is committed, which needs no room."""
+        """It is about to be removed. Raises as ``Log.append``, and nothing is changed; on a full disk only if no room
+        was held.
+        """
         log = self._log
         self._at_work = (job,)
         try:
             log.over(self._append(pack_gone(GONE, cause, job.id)))
-        except QueueDiskFull:
-            if job.id <= self._covered_id:
-                log.over_at_once(job.at, self._replaced.get(job.id, 0))
-            else:  # it stays, so that its id is not given out again
-                self._unsaid.append(job.id)
-                self._settle_later(self._interval)
+        except QueueDiskFull as error:
+            self._write_apart_locked(job.id, cause, error)
         log.over(job.at)
         if job.state_at:
             log.over(job.state_at)
+
+    def _write_apart_locked(self, job_id: int, cause: int, refused: QueueDiskFull) -> None:
+        """The journal has ``refused`` to take that the job is gone: say it where room was held for it."""
+        log, held = self._journal, self._held
+        assert log is not None
+        assert held is not None
+        log.queue.sync_under_lock()
+        try:
+            held.write(Gone(job_id, cause, log.last_id))
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise refused from None
+            raise
+        if not (self._always or log.queue.never_syncs):  # no later sync of the journal's own would do it
+            held.sync()
+        self._unsaid.append(job_id)
+        self._jobs_held = held.free
+        self._settle_later(self._interval)
+
+    def _void_locked(self, job_id: int) -> None:
+        if self._held is not None:
+            with contextlib.suppress(OSError):
+                self._held.void(job_id)
+
+    def _hold_room_locked(self, jobs: int) -> None:
+        """Have room for the end of all jobs, and of so many more. Raises ``QueueDiskFull``, ``OSError``."""
+        log, held = self._journal, self._held
+        assert log is not None
+        assert held is not None
+        try:
+            held.hold(len(self._machine.jobs) + jobs)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise QueueDiskFull(log.queue.directory) from None
+            raise
+        finally:
+            self._jobs_held = held.free
 
     def _write_expired_locked(self) -> None:
         """The end of those that have expired. If it can't be written they expire again after a restart."""
@@ -369,6 +411,8 @@ class Keeping:
     def sync(self) -> None:
         """All that returned before is on disk when this returns. Raises ``DurabilityUnknown``."""
         self._log.sync()
+        if self._held is not None:
+            self._held.sync()
 
     # -- keeping the journal short: see _settling ----------------------------------------------------------------------
 
@@ -382,7 +426,6 @@ class Keeping:
         """Write it anew, with its state. Raises as ``Log.append``."""
         self._at_work = (job,)
         at = self._append(records.encode_put(self._origin_of(job, now), job.body, self._state_of(job, now)))
-        self._replaced.setdefault(job.id, job.at)
         self._log.over(job.at)
         job.at = at
         self._saved_locked(job, 0)
@@ -399,7 +442,8 @@ class Keeping:
         self._machine.next_due = -NEVER
         self._machine.told.clear()
         self._orphans.clear()
-        if self._journal is not None:
+        if self._journal is not None and self._held is not None:
+            self._held.abandon()
             self._journal.queue._abandon()
 
     def _check(self) -> None:

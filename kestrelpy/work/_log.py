@@ -6,7 +6,6 @@ Rules:
 2. Records are committed in the order of their ids, up to the first one that is not over, and only after the journal has
    been synced up to what made them be over: a power cut leaves an old record or the one that replaced it.
 3. What an old live record holds back is bounded: ``bound`` says from when on the oldest ones must be written anew.
-4. On a full disk the record of a job that is deleted is committed by itself, out of order: it needs no room.
 
 NOTE ON LOCKING: all but ``skip``, ``sync`` and ``checkpoint`` want the queue's lock. ``_reading`` comes behind it.
 """
@@ -52,10 +51,10 @@ class Log:
         self._over = bytearray()
         self._began = self._reader.head
         self._opened = self._reader.head  # up to here all is open or committed
-        self._early: set[int] = set()  # committed out of order
+        self._early: set[int] = set()  # committed out of order, by an earlier version
         self._reading = threading.Lock()  # for what the reader does without the queue's lock
         self._old: dict[int, bytes] = {}  # open, and not over when they were opened
-        with contextlib.suppress(OSError):  # a save on a full disk needs a file that this process has made
+        with contextlib.suppress(OSError):  # as long as there is room
             self._reader.checkpoint()
 
     # -- opening -----------------------------------------------------------------------------------------------------
@@ -115,7 +114,7 @@ class Log:
         self.carry_to = at
 
     def _reach(self, item_id: int) -> None:
-        """What is missing before this id was committed out of order, or never was."""
+        """What is missing before this id was committed out of order, by an earlier version, or never was."""
         while (missing := self._first + len(self._over)) < item_id:
             self._early.add(missing)
             self._over.append(1)
@@ -164,24 +163,6 @@ class Log:
         if at >= self._first:
             self._over[at - self._first] = 1
 
-    def over_at_once(self, *ats: int) -> None:
-        """These records are over and must not come again, though there is no room to say so.
-
-        They are committed, and the place is saved: that takes some bytes in a file that the opening has made. If there
-        is no room even for these, the journal goes on trying.
-        """
-        self._align()
-        for at in ats:
-            if at >= self._first and at not in self._early:
-                with self._reading:
-                    self._open(at)
-                    self._reader.commit(at)
-                    self._early.add(at)
-                self._over[at - self._first] = 1
-        self._align()
-        with contextlib.suppress(OSError):
-            self._reader.checkpoint()
-
     @property
     def appended(self) -> int:
         """How many records this object has written."""
@@ -199,10 +180,6 @@ class Log:
         """Up to this record all are over, and may be committed once the journal is synced."""
         live = self._over.find(0)
         return self._first - 1 + (len(self._over) if live < 0 else live)
-
-    def is_kept(self, at: int) -> bool:
-        """Whether record ``at`` is not committed."""
-        return at >= self._first
 
     def bound(self, live_bytes: int) -> int:
         """How long the journal may be, if live records take so much of it."""
@@ -298,9 +275,6 @@ class NoLog:
         return [0] * len(records)
 
     def over(self, at: int) -> None:
-        """Nothing was written."""
-
-    def over_at_once(self, *ats: int) -> None:
         """Nothing was written."""
 
     def realign(self) -> None:

@@ -69,6 +69,8 @@ class Putting(Settling):
                 where = machine.tubes.get(tube) or self._tube_locked(tube)
                 if self._is_limited:
                     self._check_room_locked(1, len(body))
+                if len(machine.jobs) >= self._jobs_held:
+                    self._hold_room_locked(1)
                 live = self._make_locked(where, body, priority, delay, ttr, now)
                 live.id = machine.last_id + 1 if job_id is None else self._drawn_locked(job_id)
                 self._at_work = (live,)
@@ -130,6 +132,8 @@ class Putting(Settling):
         now: float,
     ) -> None:
         self._check_room_locked(len(bodies), sum(map(len, bodies)))
+        if len(self._machine.jobs) + len(bodies) > self._jobs_held:
+            self._hold_room_locked(len(bodies))
         lives = []
         for job_id, body in enumerate(bodies, self._machine.last_id + 1):
             live = self._make_locked(tube, body, priority, delay, ttr, now)

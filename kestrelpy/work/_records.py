@@ -32,6 +32,7 @@ STATES = ("ready", "delayed", "reserved", "buried")
 
 DELETED, EXPIRED, TIMED_OUT = range(3)
 """Why a job is gone: the last one has expired when its reservation ended, and that is not counted yet."""
+LAST_CAUSE = TIMED_OUT
 
 # kind, bytes of the tube's name and of the key, priority, id, put at, delay, time to run, expires at (0: never)
 _PUT = Struct("<BBHIQQddQ")

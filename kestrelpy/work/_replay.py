@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import struct
+from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kestrelpy import CorruptJournal, UnsupportedFormat
@@ -17,6 +19,7 @@ from kestrelpy.work._records import BURIED, DELAYED, PUT_BYTES, State
 
 if TYPE_CHECKING:
     from kestrelpy._disk import Disk
+    from kestrelpy.work._held_room import Gone
     from kestrelpy.work._live import Tube
 
 
@@ -29,6 +32,7 @@ class Replay:
         self,
         machine: Machine,
         log: Log,
+        apart: Iterable[Gone],
         path: str,
         disk: Disk | None,
         *,
@@ -39,6 +43,7 @@ class Replay:
     ) -> None:
         self._machine = machine
         self._log = log
+        self._apart = deque(apart)
         self._path = path
         self._is_known = is_known
         self._quarantine = quarantine
@@ -49,8 +54,8 @@ class Replay:
         self._now = now
         self._now_ms = now_ms
         self._totals_at = 0
-        self.covered_id = 0
-        """The last id that the totals in the journal know of."""
+        self.unsaid: list[int] = []
+        """Jobs that are gone by what was said apart, and by no record."""
         self._tubes: dict[bytes, Tube] = {}
         self._priorities: dict[int, int] = {}
         self._seconds: dict[float, float] = {}
@@ -87,8 +92,10 @@ class Replay:
         return self._totals_at
 
     def _read(self) -> None:
-        steps, losses = self._steps, self._losses
+        steps, losses, apart = self._steps, self._losses, self._apart
         for at, data in self._log.replay(self._disk, quarantine=self._quarantine):
+            while apart and apart[0].after < at:
+                self._end_apart(apart.popleft())
             if data is None:
                 losses.lose(at)
                 continue
@@ -112,6 +119,16 @@ class Replay:
             self.records += 1
             if losses.missing_from:
                 losses.see(data)
+        while apart:
+            self._end_apart(apart.popleft())
+
+    def _end_apart(self, gone: Gone) -> None:
+        """As a GONE, at its place among the records."""
+        job = self._machine.jobs.get(gone.job_id)
+        self._end(gone.job_id, gone.cause)
+        if job is not None:
+            self.unsaid.append(gone.job_id)
+            self._machine.note(job.tube)
 
     def _put(self, at: int, data: bytes) -> None:
         """A new job. One of a million of them: so there are few calls here, and one object for equal values."""
@@ -195,6 +212,9 @@ class Replay:
     def _gone(self, at: int, data: bytes) -> None:
         job_id, cause = records.decode_gone(data)
         self._log.over(at)
+        self._end(job_id, cause)
+
+    def _end(self, job_id: int, cause: int) -> None:
         job = self._machine.jobs.pop(job_id, None)
         if job_id > self._machine.last_id:  # the record that put it is lost
             self._machine.last_id = job_id
@@ -220,7 +240,6 @@ class Replay:
         totals = records.decode_totals(data)
         self._log.over(self._totals_at)
         self._totals_at = at
-        self.covered_id = totals.last_id
         machine.last_id = max(machine.last_id, totals.last_id)
         machine.total_jobs, machine.timeouts = totals.total_jobs, totals.timeouts
         machine.places = max(machine.places, totals.places)

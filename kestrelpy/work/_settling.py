@@ -11,6 +11,7 @@ NOTE ON LOCKING: ``_settling`` (Z) is held for all of it, ``_lock`` (W) for slic
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from kestrelpy import QueueClosed, QueueDiskFull
 from kestrelpy.errors import KestrelError
 from kestrelpy.work import _records as records
 from kestrelpy.work._keeping import Keeping
-from kestrelpy.work._log import FRAME_BYTES, SLICE, Log
+from kestrelpy.work._log import FRAME_BYTES, SLICE
 from kestrelpy.work._records import EXPIRED, GONE, PUT_BYTES, pack_gone
 
 if TYPE_CHECKING:
@@ -85,10 +86,11 @@ class Settling(Keeping):
         with self._settling:
             for _ in range(_ROUNDS):
                 last = self._prepare()
-                log.sync()
+                self.sync()
                 self._commit(last)
                 log.checkpoint()
                 with self._news, self._lock, self._turn as now:
+                    self._clear_held_locked()
                     if log.is_short(self._live_bytes_locked()):
                         log.look_at = -1  # the next append sees to the next time
                         return
@@ -125,12 +127,13 @@ class Settling(Keeping):
         log, machine = self._journal, self._machine
         assert log is not None
         with self._news, self._lock, self._turn as now:
-            self._write_unsaid_locked()
+            said = self._write_unsaid_locked()
             end = log.last_id
             tubes = list(machine.changed_tubes.values())
             self._write_tubes_locked(tubes[:SLICE], now)
             if len(tubes) <= SLICE:
                 self._write_totals_locked()
+                self._said = said
                 return log.last_over
         for at in range(SLICE, len(tubes), SLICE):
             self._breathe()
@@ -138,14 +141,28 @@ class Settling(Keeping):
                 self._write_tubes_locked(tubes[at : at + SLICE], now)
         with self._news, self._lock, self._turn:
             self._write_totals_locked()
+            self._said = said
             return min(log.last_over, end)
 
-    def _write_unsaid_locked(self) -> None:
-        log = self._journal
+    def _write_unsaid_locked(self) -> int:
+        """How many slots of the held room say nothing new any more, once the counters are written too."""
+        log, held = self._journal, self._held
         assert log is not None
+        assert held is not None
         while self._unsaid:
             log.over(log.append(pack_gone(GONE, EXPIRED, self._unsaid[-1])))
             self._unsaid.pop()
+        return held.used
+
+    def _clear_held_locked(self) -> None:
+        """What the held room has is in the journal, and on disk: it is free again."""
+        held = self._held
+        assert held is not None
+        if held.used == self._said:
+            with contextlib.suppress(OSError):  # it says nothing new
+                held.clear(len(self._machine.jobs))
+                self._said = 0
+            self._jobs_held = held.free
 
     def _write_tubes_locked(self, tubes: list[Tube], now: float) -> None:
         log, machine = self._journal, self._machine
@@ -168,7 +185,7 @@ class Settling(Keeping):
         if totals != self._saved_totals:
             at = log.append(records.encode_totals(totals))
             log.over(self._totals_at)
-            self._totals_at, self._saved_totals, self._covered_id = at, totals, totals.last_id
+            self._totals_at, self._saved_totals = at, totals
 
     def _commit(self, last: int) -> None:
         """Commit all records up to this one: they are over, and what made them so is on disk."""
@@ -181,11 +198,6 @@ class Settling(Keeping):
                 left = log.commit(last)
             if left > 0:
                 self._breathe()
-        with self._lock:
-            self._forget_replaced_locked(log)
-
-    def _forget_replaced_locked(self, log: Log) -> None:
-        self._replaced = {job_id: at for job_id, at in self._replaced.items() if log.is_kept(at)}
 
     def _carry_locked(self, now: float) -> None:
         """Write the oldest live records anew."""

@@ -5,6 +5,7 @@ NOTE ON LOCKING: see ``_keeping``. ``with self._turn as now`` takes the lock, an
 
 from __future__ import annotations
 
+import contextlib
 import os
 from copy import copy
 from types import TracebackType
@@ -120,9 +121,11 @@ class WorkQueue(Changing):
     def _replay(self, queue: JobJournal, disk: Disk | None, *, is_known: bool, quarantine: bool) -> None:
         log = self._journal
         assert log is not None
+        assert self._held is not None
         replay = Replay(
             self._machine,
             log,
+            self._held.load() if is_known else (),
             f"{self.directory}/{self.name}",
             disk,
             now=self._clock.monotonic(),
@@ -130,9 +133,12 @@ class WorkQueue(Changing):
             is_known=is_known,
             quarantine=quarantine,
         )
-        self._totals_at, self._covered_id = replay.run(), replay.covered_id
+        self._totals_at = replay.run()
+        self._unsaid = replay.unsaid
         if not is_known:
             queue.adopt(disk, records=replay.records)
+        with contextlib.suppress(OSError), self._lock:  # the disk may be full since before there was held room
+            self._hold_room_locked(1)
         if log.carry_to:  # what is damaged goes, once all that lives there was written anew
             self._settle_later(0)
 

@@ -55,6 +55,7 @@ HUNTS: dict[str, Hunt] = {
     "house-6": Hunt(("odd_commit",), "was settled"),
     "H9": Hunt(("bytes limit", "put_many", "large batches"), "before the last"),
     "P3": Hunt(("publish",), "and its queue takes"),
+    "U1": Hunt(("jobs", "full", "fill", "job_settle", "job_change", "kill", "never"), "is seen again"),
     "U2": Hunt(("aput", "cancel_task", "block", "limits", "tiny limits"), "threads"),
     "bug 1": Hunt(("memory_queue",), "queue in memory"),
     "bug 2": Hunt(("open_reader", "put_many", "large batches"), "open_reader has listed"),

@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from crash import BrokenPromise, Marks, Program, between, collecting_seldom, judge, marks, promised
+from crash import MODELS, BrokenPromise, Marks, Program, between, collecting_seldom, judge, marks, promised
 from model import Refused
 from pair import Pair, no_room
 
 from kestrelpy import DurabilityUnknown, KestrelError, QueueDiskFull
 from kestrelpy.testing import CrashingDisk, FailingDisk
+from kestrelpy.testing._choices import Leaning
 
 ERRORS = (errno.EIO, errno.ENOSPC)
 NO_ROOM = frozenset({"grow"})
@@ -152,8 +153,8 @@ class Run:
         """What it leaves is what was acknowledged; and while there is no room, everything can be deleted.
 
         After a sync that has failed, what was acknowledged since the last good one is in doubt, and is told so. What is
-        deleted while there is no room may come back if the process dies before there is, and counters be behind;
-        not after that.
+        deleted while there is no room stays so, also if the process dies before there is, or the power goes after a
+        sync. Only timeouts may not be counted then.
         """
         pair = self.pair
         if not failed:
@@ -163,10 +164,13 @@ class Run:
         if not failed:
             with self.no_room() if self.choose.random() < 0.5 else no_room(self.disk):
                 self.fill()
-                before = marks(pair)
                 self.delete_all()
                 pair.check()
-                self.judge(replace(before, total_jobs=0, timeouts=0), power=False)
+                now = replace(marks(pair), timeouts=0)
+                self.judge(now, power=False)
+                pair.queue.sync()
+                power = self.disk.after_power_cut(Leaning(self.choose), self.choose.choice(MODELS))
+                self.judge(now, power=True, left=power)
             pair.advance(2)
         self.failing.disarm()
         left = self.disk.after_kill()

@@ -4,15 +4,15 @@ crashes, or of errors, says is broken, and what the programs should lean to so t
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from kestrelpy.errors import QueueDiskFull
-from kestrelpy.work import WorkQueue
 from kestrelpy.work import _records as records
 from kestrelpy.work._changing import Changing
+from kestrelpy.work._held_room import Gone, HeldRoom
 from kestrelpy.work._keeping import Keeping
 from kestrelpy.work._live import Live
 from kestrelpy.work._log import Log
@@ -309,26 +309,47 @@ def a_write_error_is_kept_quiet() -> Iterator[None]:
 def a_delete_needs_room() -> Iterator[None]:
     """BD-W3."""
 
-    def refuse(self: Log, *ats: int) -> None:
-        raise QueueDiskFull("here")
+    def refuse(self: HeldRoom, gone: Gone) -> None:
+        raise OSError(errno.ENOSPC, "no room")
 
-    with patch.object(Log, "over_at_once", refuse):
+    with patch.object(HeldRoom, "write", refuse):
         yield
 
 
 @fault("(b)", by_errors=True)
 def a_delete_without_room_is_not_written_later() -> Iterator[None]:
-    with patch.object(Log, "over_at_once", lambda self, *ats: None):
+    with patch.object(HeldRoom, "write", lambda self, gone: None):
         yield
 
 
-@fault("(e)", by_errors=True)
-def the_youngest_record_goes_as_well() -> Iterator[None]:
-    real = WorkQueue._write_gone_locked
+@fault("(b)", by_errors=True)
+def a_delete_without_room_is_not_synced() -> Iterator[None]:
+    with patch.object(HeldRoom, "sync", lambda self: None):
+        yield
 
-    def write(self: WorkQueue, job: Live, cause: int) -> None:
-        self._covered_id = 1 << 62
-        real(self, job, cause)
 
-    with patch.object(WorkQueue, "_write_gone_locked", write):
+@fault("(b)", by_errors=True)
+def no_room_is_held_for_the_last_deletes() -> Iterator[None]:
+    """Slots are used twice."""
+    real = HeldRoom.write
+
+    def write(self: HeldRoom, gone: Gone) -> None:
+        self.used = min(self.used, 5)
+        real(self, gone)
+
+    with patch.object(HeldRoom, "write", write):
+        yield
+
+
+@fault("(b)", by_errors=True)
+def a_delete_without_room_is_forgotten_too_soon() -> Iterator[None]:
+    """As if the journal had it."""
+    real = HeldRoom.write
+
+    def write(self: HeldRoom, gone: Gone) -> None:
+        real(self, gone)
+        if self.used > 3:
+            self.clear(0)
+
+    with patch.object(HeldRoom, "write", write):
         yield

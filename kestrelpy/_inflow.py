@@ -124,7 +124,7 @@ class Inflow:
             if isinstance(error, DurabilityUnknown):
                 raise
             self._say()
-        self._queue._commit.note(min(self.journal.durable_id, self._queue._feed.limit_id))
+        self._note()
 
     def _look(self) -> Intake | None:
         """The inbox, if there is one. Under the lock."""
@@ -184,11 +184,15 @@ class Inflow:
                 with contextlib.suppress(OSError, KestrelError):
                     reader.discard_expired()
 
+    def _note(self) -> None:
+        """Whoever waits for what is on disk is told of what is visible, too: a rotation may have synced more."""
+        self._queue._commit.note(min(self.journal.durable_id, self._queue._feed.visible_id))
+
     def _tell(self) -> None:
         """Something may be on disk, and visible: serve who waits for it. With no lock held."""
         queue = self._queue
         if queue._state is None:
-            queue._commit.note(min(self.journal.durable_id, queue._feed.limit_id))
+            self._note()
             queue._keep_limits()
             if queue._feed.waiting:
                 queue._feed.wake()

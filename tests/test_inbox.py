@@ -1146,3 +1146,12 @@ def test_a_disk_in_memory_has_inboxes_too() -> None:
     assert publish("/data", NAME, [part], disk=disk)
     with JournaledQueue("/data", NAME, disk=disk) as queue:
         assert items_of(queue) == [b"a"]
+
+
+def test_who_is_told_that_an_item_is_on_disk_finds_it(open_queue: Open) -> None:
+    """A rotation syncs what is put; ``take_in`` told of that before readers were shown it."""
+    queue = open_queue(sync="always", segment_bytes=4096)
+    first = queue.put_future(bytes(queue.max_item_bytes))
+    queue.put_future(b"in the next segment")
+    queue.take_in()
+    assert first.done() == bool(queue.reader().items)

@@ -230,8 +230,6 @@ class QueueModel:
     def find(self, data: bytes) -> Put:
         head = data.split(b":", 1)[0].lstrip(b'"')
         put = self.by_number.get(int(head)) if head.isdigit() else None
-        if put is None and self.erased:  # of the queue that came after it: nobody says what its readers see
-            put = self.by_number[int(head)] = Put(int(head), data)
         if put is None:
             raise UseFailure(f"queue {self.name} has an item that nobody has put: {data[:40]!r}")
         if put.data != data:

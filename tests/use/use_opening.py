@@ -303,7 +303,7 @@ def inherit(
 ) -> ReaderModel | None:
     """The first named reader takes over the default one's place, unless somebody has that open elsewhere."""
     default = model.readers.get("")
-    if not name or model.named() or default is None:
+    if not name or default is None or (model.named() and default.handle is not handle):
         return None
     if default.process is not None and default.handle is not handle:
         w.saw("a foreign first reader while the default one is open")

@@ -423,7 +423,7 @@ class World:
             )
         if sure and handle.head >= sure[0].id:
             raise self.fail(f"{reader.full_name} has head {handle.head}, and item {sure[0].id} is not done")
-        if handle.waiter_count and handle.open_items == len(reader.open) and not self.trouble.fired:
+        if handle.waiter_count and handle.open_items == len(reader.open):
             waiting = [put for put in sure if put not in reader.settling and put not in reader.open]
             if waiting:
                 raise self.fail(f"{handle.waiter_count} wait in {reader.full_name} while item {waiting[0].id} is there")

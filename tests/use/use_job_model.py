@@ -46,6 +46,8 @@ class JobModel:
         self.put_at_jump = self.written_at_jump = 0.0
         """By how much the wall clock had jumped when it was put or given back: what is stored follows that clock."""
         self.fails = 0
+        self.fails_vague = False
+        """Whether it may have failed once more: in the middle of a call that others came into."""
         self.given = 0
         """How many reservations of it there were: one may be made within the call that ends another."""
         self.vague = False
@@ -214,12 +216,21 @@ class Work:
         w.require(-EPS <= left <= job.ttr + EPS, f"{job} has a ttr of {job.ttr} s, and {left} s are left")
         job.given += 1
         job.tube, job.priority = handle.tube, handle.priority
-        job.vague = not handle._is_held()
+        job.vague = not self.is_held(handle)
         job.buried, job.due = False, 0.0
         if not job.vague:
             job.holder, job.until, job.handle = session, now + left, handle
             session.held.add(job)
         return job
+
+    def is_held(self, handle: Job) -> bool:
+        """What a callback of somebody else's raises may come out of any call."""
+        try:
+            return handle._is_held()
+        except BaseException as error:
+            if not any(error is thrown for thrown in self.world.thrown):
+                raise
+            return handle._is_held()
 
     def open_sessions(self) -> list[SessionModel]:
         return [session for session in self.sessions if session.handle is not None]

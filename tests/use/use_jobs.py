@@ -306,7 +306,7 @@ def judge_taken(
     """``due``: what had to be found, and how often it was given out until then."""
     left = left_of(due)
     taken = [work.give(session, handle, session.watching) for handle in handles]
-    if nested != w.nested or work.left_behind or work.is_behind:
+    if nested != w.nested or w.depth or work.left_behind or work.is_behind:
         return
     for job in taken:
         passed = [other for other in left if (other.priority, other.id) < (job.priority, job.id) and other not in taken]
@@ -469,7 +469,7 @@ def become(work: Work, job: JobModel, what: str, now: float, delay: float, prior
     job.due, job.written_at_jump = 0.0, work.jumped()
     if what == "release":
         work.note_failure(job, now + delay if delay else 0.0)
-        if not job.vague:
+        if not job.vague and not job.fails_vague:
             work.world.require(alive is not job.buried, f"{job} is released, and the answer is {alive}")
 
 
@@ -518,7 +518,7 @@ def with_job(w: World, rng: random.Random, process: Process) -> None:
     was_vague, going = job.vague, Going([job])
     result = w.call(process, do_block, handle, inside, raises)
     if work.age != age or nested != w.nested or not going.stayed():
-        job.vague = True
+        job.vague = job.fails_vague = True
         if job.state == THERE:
             job.state = MAYBE
         return

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy import KestrelError
 from kestrelpy._lifetime import forget
@@ -26,6 +27,8 @@ EPS = 0.003
 """Seconds by which a moment may have moved that was stored in milliseconds."""
 NEVER = float("inf")
 FLYING, THERE, MAYBE, REFUSED, GONE = "on its way", "there", "perhaps there", "refused", "gone"
+
+T = TypeVar("T")
 
 
 class JobModel:
@@ -173,6 +176,7 @@ class Work:
         job.fails += 1
         job.due, job.written_at_jump = due, self.jumped()
         job.buried = self.max_attempts is not None and job.fails >= self.max_attempts
+        job.vague = job.vague or (job.fails_vague and self.max_attempts is not None)
 
     def doubt_all(self) -> None:
         for job in self.jobs.values():
@@ -199,7 +203,7 @@ class Work:
 
     def give(self, session: SessionModel, handle: Job, watching: list[str]) -> JobModel:
         """A reservation: whether it may have been made."""
-        w, job, now = self.world, self.see(handle.id, handle.body), self.refresh()
+        w, age, job, now = self.world, self.age, self.see(handle.id, handle.body), self.refresh()
         now_known = not (job.vague or job.vague_time)
         if now_known:
             w.require(job.holder is None, f"{job} is given out, and a session has it for {job.until - now} s more")
@@ -212,25 +216,26 @@ class Work:
         paused = self.paused.get(job.tube, 0.0)
         w.require(paused <= now + EPS or not now_known, f"{job} is given out, and its tube is paused")
         job.leave_line()
-        left = handle.time_left
+        left = self.ask(lambda: handle.time_left)
         w.require(-EPS <= left <= job.ttr + EPS, f"{job} has a ttr of {job.ttr} s, and {left} s are left")
         job.given += 1
         job.tube, job.priority = handle.tube, handle.priority
-        job.vague = not self.is_held(handle)
+        held = self.ask(handle._is_held)
+        job.vague = not held or age != self.age  # to ask may have told others, who have closed it
         job.buried, job.due = False, 0.0
         if not job.vague:
             job.holder, job.until, job.handle = session, now + left, handle
             session.held.add(job)
         return job
 
-    def is_held(self, handle: Job) -> bool:
+    def ask(self, question: Callable[[], T]) -> T:
         """What a callback of somebody else's raises may come out of any call."""
         try:
-            return handle._is_held()
+            return question()
         except BaseException as error:
             if not any(error is thrown for thrown in self.world.thrown):
                 raise
-            return handle._is_held()
+            return question()
 
     def open_sessions(self) -> list[SessionModel]:
         return [session for session in self.sessions if session.handle is not None]
@@ -280,6 +285,8 @@ class Work:
             if {job.put_at_jump, job.written_at_jump} != {self.jumped()}:
                 job.vague_time = True
         now = self.refresh()
+        self.paused.clear()
+        self.may_be_paused.clear()
         found: dict[JobModel, str] = {}
         for tube in queue.tubes():
             for stats in queue.jobs(tube):

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kestrelpy._progress import Progress
+    from kestrelpy._source import Source
     from kestrelpy._unread import Unread
 
 
@@ -38,11 +40,24 @@ def mend_locked(reader: Unread, block_bytes: int) -> None:
             if item_id < block.next_id:
                 progress.pass_over(item_id, min(block.next_id - 1, last_id))
                 item_id = block.next_id
-    items, size = source.before(progress.next_id)
+    items, size = done_before(source, progress, progress.next_id)
     opened = [*reader._open.values(), *reader._settling.values()]
     progress.released_items = items - len(opened) - len(returned)
     progress.released_bytes = size - sum(len(item.data) for item in opened)
     progress.released_bytes -= sum(len(entry[0]) for entry in returned.entries.values())
+
+
+def done_before(source: Source, progress: Progress, item_id: int) -> tuple[int, int]:
+    """How many items were put before ``item_id``, and of those from there on how many are done; and their bytes."""
+    items, size = source.before(item_id)
+    for first_id, last_id in progress.done_spans():
+        if last_id >= item_id:
+            (items_to, size_to), (items_from, size_from) = (
+                source.before(last_id + 1),
+                source.before(max(first_id, item_id)),
+            )
+            items, size = items + items_to - items_from, size + size_to - size_from
+    return items, size
 
 
 def _strays(reader: Unread, held: set[int]) -> Iterator[tuple[int, int]]:

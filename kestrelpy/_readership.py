@@ -22,6 +22,7 @@ from kestrelpy._feed import Feed
 from kestrelpy._format import Checkpoint
 from kestrelpy._home import Home
 from kestrelpy._log import Trouble
+from kestrelpy._mending import done_before
 from kestrelpy._progress import Progress
 from kestrelpy._segment import Segment
 from kestrelpy._source import Source
@@ -54,11 +55,7 @@ def progress_of(state: Checkpoint, feed: Source) -> Progress:
     """As it was saved; if a power cut has taken items that the reader is done with, only what is left counts."""
     progress = Progress.load(state)
     if feed.is_gap(progress.head):
-        items, size = feed.before(progress.head + 1)
-        for first_id, last_id in progress.done_spans():
-            (items_to, size_to), (items_from, size_from) = feed.before(last_id + 1), feed.before(first_id)
-            items, size = items + items_to - items_from, size + size_to - size_from
-        progress.released_items, progress.released_bytes = items, size
+        progress.released_items, progress.released_bytes = done_before(feed, progress, progress.head + 1)
     return progress
 
 

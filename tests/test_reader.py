@@ -544,6 +544,20 @@ def test_an_on_expired_that_raises_loses_nothing(open_queue: Open, clock: Manual
     reader._check()
 
 
+def test_what_was_done_out_of_order_counts_after_an_error(open_queue: Open) -> None:
+    """An error of a call has the reader count anew; items behind the next one may be done since long ago."""
+    queue = open_queue()
+    queue.put_many([b"first", b"second", b"third"])
+    queue.get_many(3)[1].commit()
+    queue.close()
+    reader = open_queue().reader()
+    before = (reader.items, reader.bytes)
+    with pytest.raises(TypeError):
+        reader.commit_many([True])
+    assert (reader.items, reader.bytes) == before == (2, len(b"firstthird"))
+    assert [item.id for item in take_all(reader)] == [1, 3]
+
+
 def test_a_hook_that_closes_the_queue_leaves_no_timer(open_queue: Open, clock: ManualClock) -> None:
     """The read that called it goes on, and moves a reader of a queue that is closed by then."""
     queue = open_queue(default_reader=ReaderConfig(on_delivery=lambda *_: queue.close()))

@@ -280,7 +280,8 @@ def bind(
         w.locks_unsure = model.unsure = True
         return None
     if known is not None and known.process is not None:
-        raise w.fail(f"reader {known.full_name} is open twice")
+        w.require(model.damaged, f"reader {known.full_name} is open twice")
+        let_go(w, known.process, known, saved=False)  # its lock went with an erase that failed
     reader = known if known is not None else inherit(w, process, model, name, handle, here=here)
     if reader is None:
         reader = begin(w, model, name, start, handle, quiet=quiet and not drops(config))

@@ -141,7 +141,7 @@ class SparedFile:
             try:
                 self._held = file.size()
                 if self._held < size:
-                    file.write(self._held, bytes(size - self._held))
+                    file.grow(size)  # not zeros alone: btrfs stores over those once they are on disk, and not before
                     self._held = size
             finally:
                 file.close()
@@ -259,9 +259,13 @@ class CheckpointFile:
         self._file.name = name
 
     def hold(self, blocks: int = 1) -> None:
-        """Hold back what it takes to save a state when the disk is full, as far as there is room now."""
+        """Hold back what it takes to save a state when the disk is full, as far as there is room now.
+
+        Block by block: of blocks that were taken together, btrfs gives none back before all are cut off.
+        """
         with contextlib.suppress(OSError):
-            self._file.hold(blocks * BLOCK)
+            for each in range(1, blocks + 1):
+                self._file.hold(each * BLOCK)
 
     def load(self) -> tuple[fmt.Checkpoint | None, bool]:
         """As ``load_checkpoint``; what the state says of older ones, saves go on to say."""

@@ -15,13 +15,15 @@ import threading
 from types import TracebackType
 from typing import TypeVar
 
+from kestrelpy import _log
 from kestrelpy._disk import Directory, Lock
 from kestrelpy._home import Home
 from kestrelpy._kept import copy_of
 from kestrelpy._lifetime import forget, warn_unclosed
 from kestrelpy._recovery import Recovered, write_mark
+from kestrelpy._segment import NO_ROOM
 from kestrelpy._writing import Writing
-from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed, QueueLocked
+from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed, QueueDiskFull, QueueLocked
 
 Q = TypeVar("Q", bound="Ending")
 
@@ -114,7 +116,8 @@ class Ending(Writing):
 
     def _close_cleanly(self, closed: QueueClosed) -> None:
         with self._lock:
-            self._journal.rotate()
+            with contextlib.suppress(QueueDiskFull):  # it is on disk; the next opening finds its end
+                self._journal.rotate()
             tail_id = self._journal.tail_id
             self._feed.show_durable_locked(tail_id, self._journal.total_bytes)
         try:
@@ -122,10 +125,19 @@ class Ending(Writing):
             with contextlib.suppress(QueueLocked):  # the next owner does it, when its readers move
                 self._readership.retire(self._feed, wait=False)
             if tail_id != self._marked_id:
-                mark = Recovered(queue_id=self._journal.queue_id, tail_id=tail_id)
-                write_mark(self._home.directory, self.name, mark, self._journal.durable_id)
+                self._save_mark(tail_id)
         finally:
             self._commit.note(tail_id)  # last: it runs what users call back, which may raise anything
+
+    def _save_mark(self, tail_id: int) -> None:
+        """The mark says what would be missing: on a full disk that has no room for it, it stays as it was."""
+        mark = Recovered(queue_id=self._journal.queue_id, tail_id=tail_id)
+        try:
+            write_mark(self._home.directory, self.name, mark, self._journal.durable_id)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            _log.warning("there is no room for the mark of %s, which stays as it was: %s", self.name, error)
 
     def _save_places(self, closed: QueueClosed) -> None:
         """Of all readers, whatever is wrong with one of them; who waits for an item is told with the others."""

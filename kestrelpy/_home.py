@@ -11,7 +11,7 @@ import threading
 from collections.abc import Container, Iterable, Iterator
 
 from kestrelpy import _log, _names
-from kestrelpy._checkpoint import FIRST_BLOCKS, CheckpointFile, load_checkpoint
+from kestrelpy._checkpoint import BLOCK, FIRST_BLOCKS, CheckpointFile, SparedFile, load_checkpoint
 from kestrelpy._disk import Directory, Lock
 from kestrelpy._format import Checkpoint
 from kestrelpy.errors import InvalidName, QueueLocked
@@ -72,19 +72,26 @@ class Home:
     def _spare_names(self, names: list[str]) -> set[str]:
         """The names of the spare files of all that there is."""
         places = [_names.checkpoint_name(self.queue, reader) for reader in self.reader_names(names) or {""}]
-        files = [*places, *({_names.mark_name(self.queue)} & set(names))]
+        files = [*places, _names.mark_name(self.queue)]
         return {_names.temporary_name(name) for name in files}
 
     def hold_back(self, names: list[str]) -> None:
-        """Where there is no reader yet: hold back what the first one will need, a checkpoint and its spare file, as far
-        as there is room now. A disk that is full by then is no reason why nobody can read.
+        """Hold back what a full disk has no room for, as far as there is room now: what the mark will need at the end,
+        and where there is no reader yet, what the first one will need, a lock file (some file systems make none when
+        they are full), a checkpoint and its spare file. A full disk is no reason why nobody can read.
 
         Under the guard: a reader that is made meanwhile takes the file for its own. That one needs nothing held back.
         """
+        mark = _names.mark_name(self.queue)
+        if _names.temporary_name(mark) not in names:
+            with contextlib.suppress(OSError):
+                SparedFile(self.directory, mark).hold(BLOCK)
         if self._needs_spare(names):
             with contextlib.suppress(QueueLocked), self.guard(wait=False):
                 if self._needs_spare(self.directory.names()):
                     self.checkpoint_file("").hold(FIRST_BLOCKS)
+                    with contextlib.suppress(OSError):
+                        self.directory.create(_names.reader_lock_name(self.queue, "")).close()
 
     def _needs_spare(self, names: list[str]) -> bool:
         spare = _names.temporary_name(_names.checkpoint_name(self.queue, ""))

@@ -13,7 +13,6 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from zlib import crc32
@@ -30,6 +29,7 @@ from kestrelpy._segment import (
     FIRST_GROWTH,
     LARGE_BYTES,
     MARK_EVERY,
+    NO_ROOM,
     Segment,
     close_segment,
     create_segment,
@@ -38,7 +38,6 @@ from kestrelpy._segment import (
 from kestrelpy._view import JournalView
 from kestrelpy.errors import DurabilityUnknown, KestrelError, QueueDiskFull
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MAX_BATCH_BYTES = 1 << 31
 UNFILLED_BYTES = 512 << 10
 """Room for smaller ones is filled by the megabyte: so its pages come in larger pieces than by their own writes."""
@@ -345,7 +344,8 @@ class Journal(JournalView):
     def rotate(self) -> None:
         """Close the active segment: synced and with its footer when this returns. The next append begins another.
 
-        Raises ``DurabilityUnknown``; then the journal refuses everything from then on.
+        Raises ``DurabilityUnknown``; then the journal refuses everything from then on. ``QueueDiskFull`` if a full disk
+        has no room for its lasting name: it is synced, and still the active one.
         """
         file, segment = self._file, self._segment
         if file is None or segment is None:
@@ -361,8 +361,13 @@ class Journal(JournalView):
             try:
                 if self.durable_id < tail_id or is_new(segment.name):
                     settle_segment(self._directory, file, segment)  # the footer says that all before it is on disk
+                    self.durable_id = tail_id
+                if is_new(segment.name):
+                    raise QueueDiskFull(self._directory.path)
                 if not segment.closed:
                     close_segment(file, segment)
+            except QueueDiskFull:
+                raise
             except OSError as error:
                 failure = self.fail(error)
                 self.abandon()

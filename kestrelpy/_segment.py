@@ -22,6 +22,8 @@ from kestrelpy._disk import Buffer, Directory, File
 from kestrelpy._names import is_new, lasting_name
 from kestrelpy.errors import CorruptJournal, UnsupportedFormat
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 FIRST_GROWTH = 64 << 10
 """A new segment's size: a queue of a few items stays small on disk."""
 Place: TypeAlias = tuple[int, int]
@@ -155,7 +157,8 @@ def create_segment(directory: Directory, name: str, header: fmt.SegmentHeader, s
 def settle_segment(directory: Directory, file: File, segment: Segment) -> None:
     """Sync a segment; a new one by its name too, which it keeps from then on (R1). May be repeated after an interrupt.
 
-    Raises ``OSError``.
+    Where a full disk has no room for another name (XFS, now and then) it is on disk as well, and called new until the
+    next time. Raises ``OSError``.
     """
     file.sync()
     if is_new(segment.name):
@@ -164,6 +167,10 @@ def settle_segment(directory: Directory, file: File, segment: Segment) -> None:
             directory.rename(segment.name, name)
         except FileNotFoundError:  # done before, and interrupted
             directory.open(name).close()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            name = segment.name
         directory.sync()
         segment.name = name
 

@@ -340,14 +340,14 @@ def test_lk_b21_figures_do_not_depend_on_the_order_of_files(open_queue: Open, fo
 def test_lk_b22_two_queues_in_one_folder_leave_each_other_alone(open_queue: Open, folder: Path) -> None:
     first = open_queue(name="jobs")
     first.put(b"1")
-    (folder / "jobs-2.mark.tmp").write_bytes(b"in the middle of something")
+    (folder / "jobs-2.1700000000000.segment.tmp").write_bytes(b"in the middle of something")
     (folder / "jobs2+.checkpoint.tmp").write_bytes(b"in the middle of something")
     first.close()
     with open_queue(name="jobs"):
-        assert (folder / "jobs-2.mark.tmp").exists()
+        assert (folder / "jobs-2.1700000000000.segment.tmp").exists()
         assert (folder / "jobs2+.checkpoint.tmp").exists()
         open_queue(name="jobs-2").put(b"2")
-    assert not (folder / "jobs-2.mark.tmp").exists()
+    assert not (folder / "jobs-2.1700000000000.segment.tmp").exists()
 
 
 def test_lk_b23_a_batch_is_one_record(open_queue: Open) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from small_disk import SmallDisk
+from small_disk import SmallDirectory, SmallDisk
 
 from kestrelpy import JournaledQueue, QueueDiskFull, QueueEmpty, open_reader
 from kestrelpy._home import Home
@@ -192,3 +194,64 @@ def test_the_spare_file_is_not_made_beside_a_reader_that_is_being_made() -> None
         with contextlib.closing(open_reader("/queues", "jobs", "a", disk=disk)):
             home.hold_back([])  # the list is from before the reader was made
             assert "jobs+.checkpoint.tmp" not in directory.names()
+
+
+@pytest.mark.parametrize("lives", [1, 3])
+def test_a_queue_is_closed_on_a_full_disk(make: Make, lives: int) -> None:
+    """Nothing is raised for which nobody can do anything, and what was committed does not come again."""
+    world = make(sync="always")
+    reader = world.queue.reader()
+    ids = world.fill()
+    for _ in range(lives):
+        reader.commit_many(reader.get_many(3))
+        world.queue.close()
+        del ids[:3]
+        world.disk.fill()
+        world.queue = world.open()
+        world.disk.fill()
+        reader = world.queue.reader()
+    assert [item.id for item in reader.get_many(10)] == ids[:10]
+
+
+class NoNames(SmallDisk):
+    """A full folder: no file gets a name that was not there, as on XFS now and then."""
+
+    full = False
+
+    def directory(self, path: str, *, create: bool = False) -> SmallDirectory:
+        found = super().directory(path, create=create)
+        return NoNamesDirectory(self, found._folder)
+
+
+class NoNamesDirectory(SmallDirectory):
+    """A folder of such a disk."""
+
+    __slots__ = ()
+    _disk: NoNames
+
+    def rename(self, old: str, new: str) -> None:
+        if self._disk.full and new not in self.names():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), new)
+        super().rename(old, new)
+
+
+def test_a_segment_whose_lasting_name_finds_no_room_is_no_failed_sync() -> None:
+    """It is on disk, and called new until there is room: puts are refused when it would have to be closed."""
+    disk, clock = NoNames(200), ManualClock()
+    queue = JournaledQueue("/q", "jobs", disk=disk, clock=clock, sync="always", segment_bytes=16384)
+    disk.full = True
+    ids = []
+    with contextlib.suppress(QueueDiskFull):
+        while len(ids) < 100:
+            ids.append(queue.put(ITEM))
+    assert 10 < len(ids) < 100
+    with pytest.raises(QueueDiskFull):
+        queue.put(ITEM)
+    disk.full = False
+    ids.append(queue.put(ITEM))
+    assert not any(name.endswith(".new.segment") for name in disk.directory("/q").names())
+    disk.full = True
+    queue.close()
+    disk.full = False
+    with JournaledQueue("/q", "jobs", disk=disk, clock=clock) as queue:
+        assert [item.id for item in queue.get_many(1000)] == ids

@@ -92,11 +92,11 @@ class HeldRoom:
             size = file.size()
             wanted = max(needed, size + _BLOCK, size + size // 8)
             try:
-                file.write(size, bytes(-(-wanted // _BLOCK) * _BLOCK - size))
-            except OSError:
-                size = file.size()  # a part of it may have found room
-                if size < needed:
-                    file.write(size, bytes(needed - size))
+                file.grow(-(-wanted // _BLOCK) * _BLOCK)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                file.grow(needed)
             finally:
                 self._slots = max(0, file.size() - _BEGIN) // _SLOT.size
 

@@ -95,6 +95,7 @@ KINDS = (
     system("failing calls", 2_700, 100, "cases"),
     system("full files", 4_400, 400, "rooms"),
     system("full file systems", 1_000, 100, "rooms"),
+    *(system(f"a full {kind}", 800, 20, "rounds") for kind in ("ext4", "xfs", "btrfs", "tmpfs")),
     system("forks", 500, 50, "forks"),
     system("races for a queue", 10_000, 500, "rounds"),
     system("races for a reader", 10_000, 500, "rounds"),

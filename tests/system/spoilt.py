@@ -17,6 +17,7 @@ import portalocker
 from kestrelpy import _disk
 from kestrelpy._checkpoint import CheckpointFile
 from kestrelpy._disk import RealDirectory, RealFile
+from kestrelpy.work._held_room import HeldRoom
 
 
 def no_sync() -> None:
@@ -122,6 +123,11 @@ def unlocks_in_children() -> None:
     _disk._RealLock.abandon = lambda self: portalocker.unlock(self._file)  # type: ignore[method-assign]
 
 
+def deletes_in_silence() -> None:
+    """What the journal has no room for is written nowhere."""
+    HeldRoom.write = lambda self, gone: None  # type: ignore[method-assign]
+
+
 PLANTS: dict[str, Callable[[], object]] = {
     "no sync": no_sync,
     "no sync of checkpoints": no_sync_of_checkpoints,
@@ -134,4 +140,5 @@ PLANTS: dict[str, Callable[[], object]] = {
     "compares no lock": compares_no_lock,
     "keeps locks in children": keeps_locks_in_children,
     "unlocks in children": unlocks_in_children,
+    "deletes in silence": deletes_in_silence,
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import fork_races
+import full_disks
 import generations
 import loop_mount
 import no_room
@@ -22,11 +23,13 @@ SOAKS: dict[str, tuple[ModuleType, str]] = {
     "failing calls": (syscall_faults, "calls"),
     "full files": (no_room, "bytes"),
     "full file systems": (no_room, "pages"),
+    **{f"a full {kind}": (full_disks, kind) for kind in full_disks.KINDS},
     "forks": (fork_races, "forks"),
     "races for a queue": (owner_races, "owners"),
     "races for a reader": (owner_races, "readers"),
 }
-FOR_ROOT = ("power cuts on ext4", "power cuts on xfs", "full file systems")
+FULL = {f"a full {kind}": kind for kind in full_disks.KINDS}
+FOR_ROOT = ("power cuts on ext4", "power cuts on xfs", "full file systems", *FULL)
 
 
 def reason_not_available(name: str) -> str | None:
@@ -35,6 +38,8 @@ def reason_not_available(name: str) -> str | None:
         return loop_mount.reason_not_available("ext4")
     if name == "power cuts on xfs":
         return loop_mount.reason_not_available("xfs")
+    if name in FULL:
+        return full_disks.reason_not_available(FULL[name])
     if name == "failing calls":
         return syscall_faults.reason_not_available()
     if name == "full file systems":

@@ -384,10 +384,12 @@ class Unread(Waiting[Item]):
 
     @property
     def items(self) -> int:
-        """Items not done: unread, aborted and open ones."""
-        return self._items_through(self._source.visible_id)
+        """Items not done: unread, aborted and open ones. Of those that it had elsewhere, and that are not on disk yet for
+        all that is known here, none is.
+        """
+        return max(0, self._items_through(self._source.visible_id))
 
     @property
     def bytes(self) -> int:
         """Bytes of the items not done."""
-        return self._source.visible_bytes - self._progress.released_bytes
+        return max(0, self._source.visible_bytes - self._progress.released_bytes)

@@ -455,6 +455,19 @@ def test_items_that_were_counted_when_a_read_failed_are_there_at_the_next_look(a
         reader.close()
 
 
+def test_a_reader_that_was_elsewhere_is_never_ahead_of_what_is_there(open_queue: Open, outside: Any) -> None:
+    """It sees there what is put and not on disk yet, and here it does not."""
+    queue = open_queue(sync="always")
+    queue.reader("first")
+    queue.put_future(b"not synced")
+    outside("far", start="tail").close()
+    far = queue.reader("far")
+    assert (far.items, far.bytes) == (0, 0)
+    queue.sync()
+    queue.put(b"next")
+    assert (far.items, far.bytes, far.get_nowait().id) == (1, 4, 2)
+
+
 # -- a queue that is erased, and made anew ---------------------------------------------------------------------------
 
 

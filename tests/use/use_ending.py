@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
 import threading
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import use_job_tasks
-from use_model import QueueModel, ReaderModel
+from use_model import QueueModel, ReaderModel, UseFailure
 from use_opening import FOLDER, check_places, end_queue, end_reader
 from use_outside import check_scan
 from use_tasks import turn
 
-from kestrelpy import JournaledQueue, QueueEmpty, verify
+from kestrelpy import Item, JournaledQueue, QueueEmpty, Reader, verify
+from kestrelpy.work import Job, Session, WorkQueue
 
 if TYPE_CHECKING:
     from use_world import Process, World
@@ -133,6 +137,20 @@ def drain(w: World, queue: JournaledQueue, reader: ReaderModel) -> None:
     reader.open.clear()
 
 
-def leftovers() -> tuple[int, int, int]:
-    """Threads, descriptors and objects of this process: they must not grow from world to world."""
-    return threading.active_count(), len(os.listdir("/proc/self/fd")), len(gc.get_objects())
+@contextlib.contextmanager
+def nothing_is_left() -> Iterator[None]:
+    """After worlds that have come to their ends: no thread, no descriptor, and nothing of a queue is left of them."""
+    before = _left()
+    yield
+    after = _left()
+    more = {name: count for name, count in after.items() if count > before[name]}
+    if more:
+        raise UseFailure(f"there are more of these than before: {more}, and were {before}")
+
+
+def _left() -> dict[str, int]:
+    gc.collect()
+    kinds = (JournaledQueue, Reader, Item, WorkQueue, Session, Job)
+    found = Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds))
+    threads = {"threads": threading.active_count(), "descriptors": len(os.listdir("/proc/self/fd"))}
+    return threads | {kind.__name__: found[kind.__name__] for kind in kinds}

@@ -288,11 +288,11 @@ def run(seed: int, steps: int = STEPS, lean: Collection[str] = (), watchdog: Wat
 
 def explore(first_seed: int, steps: int, lean: Collection[str] = ()) -> Coverage:
     """Seeds from ``first_seed`` on, until there are so many steps. Raises the first ``Failure`` that its seed shows
-    twice; others are counted, as ``unrepeated``.
+    twice; others are counted, as ``unrepeated``. Raises ``UseFailure`` if something is left of them.
     """
     coverage = Coverage()
     seed = first_seed
-    with Watchdog() as watchdog:
+    with use_ending.nothing_is_left(), Watchdog() as watchdog:
         while coverage.steps < steps:
             try:
                 coverage.add(run(seed, lean=lean, watchdog=watchdog))

@@ -56,6 +56,8 @@ class Limits:
         w, model = self.world, opened.model
         if nested != w.nested or model.flying or model.damaged:
             return
+        if {"open_reader", "reader"} & set(w.stack[:-1]):
+            return  # in the middle of who takes a place over
         for reader in model.readers.values():
             config = opened.config(reader.name)
             if config.full_policy is FullPolicy.DROP_OLDEST or (config.max_items is None and config.max_bytes is None):

@@ -7,7 +7,6 @@ and "``get`` of the default reader", and adds what the docstring of the class sa
 from __future__ import annotations
 
 import builtins
-import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from kestrelpy.work import Job, Session, WorkQueue
 from kestrelpy.work import errors as work_errors
 
 _NAME = re.compile(r"``([A-Za-z_.]+)(?:\([^`]*\))?``")
+_READ: dict[tuple[str, str, str | None], tuple[type[BaseException], ...]] = {}
 _EVERY_CALL = re.compile(r"Every call raises(.*?)\.(?:\s|$)", re.DOTALL)
 
 
@@ -30,9 +30,17 @@ def _exceptions_in(text: str) -> set[type[BaseException]]:
     return found
 
 
-@functools.cache
 def documented(function: Callable[..., Any]) -> tuple[type[BaseException], ...]:
-    """The exceptions that the docstring of ``function`` lists, directly or by referring to another call."""
+    """The exceptions that the docstring of ``function`` lists, directly or by referring to another call. What was read
+    is kept by what it is called, and not by the function: a closure would keep its world.
+    """
+    named = (function.__module__, function.__qualname__, function.__doc__)
+    if named not in _READ:
+        _READ[named] = _read(function)
+    return _READ[named]
+
+
+def _read(function: Callable[..., Any]) -> tuple[type[BaseException], ...]:
     text = inspect.getdoc(function) or ""
     owner = function.__qualname__.split(".")[0]
     found = _exceptions_in(text)

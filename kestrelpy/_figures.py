@@ -119,6 +119,6 @@ class Figures(Taking):
         for item_id in set().union(*places):
             assert progress.head < item_id < progress.next_id
             assert item_id not in progress.done
-        assert self._items_through(self._source.visible_id) >= sum(map(len, places))
+        assert self.items >= sum(map(len, places))
         assert not (self._plain and (self._returned or self._line))
         assert (self in self._source.waiting) == bool(self._line)

@@ -384,9 +384,7 @@ class Unread(Waiting[Item]):
 
     @property
     def items(self) -> int:
-        """Items not done: unread, aborted and open ones. Of those that it had elsewhere, and that are not on disk yet for
-        all that is known here, none is.
-        """
+        """Items not done: unread, aborted and open ones. 0 where it has passed what is not on disk yet."""
         return max(0, self._items_through(self._source.visible_id))
 
     @property

@@ -134,6 +134,11 @@ class SparedFile:
         self._doubted = False  # a sync of the file has failed
         self._other_doubted = False  # one of the spare file has, or of the directory: it may be the file itself
 
+    @property
+    def is_spared(self) -> bool:
+        """Whether it is known that there is a spare file, with room for a small state."""
+        return self._held >= BLOCK
+
     def hold(self, size: int) -> None:
         """Have a spare file, of ``size`` bytes at least. Raises ``OSError``: there may be one of fewer then."""
         if self._held < size:
@@ -286,6 +291,8 @@ class CheckpointFile:
             durable = True
         else:
             self._append(data, sync=durable)
+            if not self._file.is_spared:  # what was cut off a file may be free a moment later only (ext4)
+                self.hold()
         if durable:
             self._note_durable(state)
 

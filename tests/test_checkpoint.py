@@ -556,3 +556,17 @@ def test_a_durable_state_is_not_said_again_where_that_needs_room() -> None:
     file._end = file._size
     file._note_durable(state(2))
     assert (used(directory), file.durable, file.durable_head) == (before, state(2), 2)
+
+
+def test_a_spare_file_for_which_there_was_no_room_is_made_by_a_later_save() -> None:
+    """What was cut off the file that had too much may be free a moment later, and not at once."""
+    disk = FailingDisk(MemoryDisk())
+    directory = disk.directory("/q", create=True)
+    file = CheckpointFile(directory, "jobs+.checkpoint")
+    file.hold(FIRST_BLOCKS)
+    disk.arm(errno.ENOSPC, sticky=True, kinds={"grow"})
+    file.save(state(head=1), durable=True)
+    disk.disarm()
+    assert directory.open("jobs+.checkpoint.tmp").size() == 0
+    file.save(state(head=2), durable=False)
+    assert directory.open("jobs+.checkpoint.tmp").size() == BLOCK

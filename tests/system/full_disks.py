@@ -144,7 +144,7 @@ class Child:
                 status = 0
             except BaseException as error:  # to be seen by who runs this
                 with contextlib.suppress(OSError):
-                    where = "".join(traceback.format_tb(error.__traceback__)[-4:])
+                    where = "".join(traceback.format_tb(error.__traceback__)[-7:])
                     Voice(out, ear).tell(broken=f"{type(error).__name__}: {error}\n{where}"[:3000])
             os._exit(status)
         os.close(out)
@@ -449,8 +449,9 @@ class ItemsRound:
         queue = self.open()
         if self.early:
             queue.reader(self.reader, start="earliest")
-        for _ in range(self.choose.randrange(1, 30)):
-            voice.tell(put=queue.put(bytes(self.item)))
+        with contextlib.suppress(QueueDiskFull):
+            for _ in range(self.choose.randrange(1, self.choose.choice((30, 300, 3000)))):
+                voice.tell(put=queue.put(bytes(self.item)))
         if self.early and self.choose.random() < 0.5:
             self.take_some(queue, voice, 10)
         voice.tell(fill=True)
@@ -480,12 +481,8 @@ class ItemsRound:
         queue = self.open()
         segments = queue.stats().segments
         queue._check()
-        try:
+        with self.forgiving(voice):
             reader = queue.reader(self.reader, start="earliest")
-        except OSError as error:  # a new one; on XFS its files may find no room for their names
-            assert (error.errno, self.place.kind, self.early) == (errno.ENOSPC, "xfs", False), error  # noqa: PT017
-            voice.tell(refused=True)
-            os._exit(0)
         left = int(part * reader.items)
         while left > 0 and (taken := self.take_some(queue, voice, left)):
             left -= taken
@@ -500,13 +497,25 @@ class ItemsRound:
                 else:
                     voice.tell(room=True)
                     break
-        if closes:
-            queue.close()
-            voice.tell(saved=True)
-        elif self.choose.random() < 0.5:
-            queue.checkpoint()
-            voice.tell(saved=True)
+        with self.forgiving(voice):
+            if closes:
+                queue.close()
+                voice.tell(saved=True)
+            elif self.choose.random() < 0.5:
+                queue.checkpoint()
+                voice.tell(saved=True)
         os._exit(0)
+
+    @contextlib.contextmanager
+    def forgiving(self, voice: Voice) -> Iterator[None]:
+        """On a full XFS the files of a reader that is new there may find no room for their names."""
+        try:
+            yield
+        except OSError as error:
+            if (error.errno, self.place.kind, self.early) != (errno.ENOSPC, "xfs", False):
+                raise
+            voice.tell(refused=True)
+            os._exit(0)
 
     def resume(self, voice: Voice) -> None:
         """There is room."""

@@ -105,6 +105,7 @@ def make_part(w: World, rng: random.Random, process: Process, model: QueueModel)
     if isinstance(result.error, ItemTooLarge):
         largest = max(len(put.data) for put in puts)
         w.require(largest > 3000, f"{result.error!r} for {largest} bytes")
+        w.saw("a part with an item that is too large")
     w.note_fault(model, result)
     check_error(w, model, result, process)
     for put in puts:

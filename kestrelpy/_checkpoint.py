@@ -126,7 +126,11 @@ class SparedFile:
     NOTE ON LOCKING: none of its own; its owner does one thing at a time.
     """
 
-    def __init__(self, directory: Directory, name: str) -> None:
+    def __init__(self, directory: Directory, name: str, second: str = "") -> None:
+        """``second``: the name of a file that becomes the spare one where there is none, as where that has become the
+        file itself, which was not there before.
+        """
+        self._second = second
         self._directory = directory
         self.name = name
         self._held = 0  # the length of the spare file, as far as it is known
@@ -156,10 +160,15 @@ class SparedFile:
             with contextlib.suppress(FileNotFoundError):
                 self._directory.unlink(temporary_name(self.name))
             self._other_doubted = False
+        spare = temporary_name(self.name)
         try:
-            return self._directory.open(temporary_name(self.name), write=True)
+            return self._directory.open(spare, write=True)
         except FileNotFoundError:
-            return self._directory.create(temporary_name(self.name))
+            if self._second:
+                with contextlib.suppress(OSError):
+                    self._directory.rename(self._second, spare)
+                    return self._directory.open(spare, write=True)
+            return self._directory.create(spare)
 
     def replace(self, data: bytes, size: int) -> int:
         """Make the file hold ``data``; durable when this returns. Its length, ``size`` if there is room for that.
@@ -240,9 +249,10 @@ class CheckpointFile:
     NOTE ON LOCKING: none of its own; its owner saves one state at a time.
     """
 
-    def __init__(self, directory: Directory, name: str) -> None:
+    def __init__(self, directory: Directory, name: str, second: str = "") -> None:
+        """``second``: see ``SparedFile``."""
         self._directory = directory
-        self._file = SparedFile(directory, name)
+        self._file = SparedFile(directory, name, second)
         self._size = 0  # where the next state goes; 0: the next save replaces the file
         self._end = 0  # states may go up to here
         self._series = 0  # of the states in the file

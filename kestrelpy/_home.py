@@ -73,7 +73,13 @@ class Home:
         """The names of the spare files of all that there is."""
         places = [_names.checkpoint_name(self.queue, reader) for reader in self.reader_names(names) or {""}]
         files = [*places, _names.mark_name(self.queue)]
-        return {_names.temporary_name(name) for name in files}
+        second = {self._second} if not self.reader_names(names) else set()
+        return {_names.temporary_name(name) for name in files} | second
+
+    @property
+    def _second(self) -> str:
+        """The name of what is held beside the first reader's spare file, to be the next one."""
+        return _names.temporary_name(_names.reader_lock_name(self.queue, ""))
 
     def hold_back(self, names: list[str]) -> None:
         """Hold back what a full disk has no room for, as far as there is room now: what the mark will need at the end,
@@ -89,9 +95,23 @@ class Home:
         if self._needs_spare(names):
             with contextlib.suppress(QueueLocked), self.guard(wait=False):
                 if self._needs_spare(self.directory.names()):
-                    self.checkpoint_file("").hold(FIRST_BLOCKS)
+                    spare = self.checkpoint_file("")
+                    spare.hold()
+                    if not self._hold_second():
+                        spare.hold(FIRST_BLOCKS)
                     with contextlib.suppress(OSError):
                         self.directory.create(_names.reader_lock_name(self.queue, "")).close()
+
+    def _hold_second(self) -> bool:
+        """Whether there was room for it."""
+        with contextlib.suppress(OSError):
+            file = self.directory.create(self._second)
+            try:
+                file.grow(BLOCK)
+                return True
+            finally:
+                file.close()
+        return False
 
     def _needs_spare(self, names: list[str]) -> bool:
         spare = _names.temporary_name(_names.checkpoint_name(self.queue, ""))
@@ -174,7 +194,7 @@ class Home:
         return False
 
     def checkpoint_file(self, reader: str) -> CheckpointFile:
-        return CheckpointFile(self.places, _names.checkpoint_name(self.queue, reader))
+        return CheckpointFile(self.places, _names.checkpoint_name(self.queue, reader), self._second)
 
     def load(self, reader: str, queue_id: bytes, file: CheckpointFile | None = None) -> Checkpoint | None:
         """A reader's saved state; ``None`` if it is missing, damaged or of another queue: never a reason to skip.

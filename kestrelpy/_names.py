@@ -13,6 +13,7 @@ For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
     jobs+audit.lock                 held by the process that owns the reader
     jobs+audit.batch                the last plan of a driver buffer on that reader (``kestrelpy.spark``)
     jobs+audit.checkpoint.tmp       the spare file of a reader, room for its next checkpoint; also jobs.mark.tmp
+    jobs+.lock.tmp                  room for the second file of the first reader, as long as there is none
     *.tmp                           one of the others before it is whole; removed at open (rule R8)
     jobs.1700000000000.4096.quarantine   the bytes of damaged records at that offset of that segment, kept aside
 

@@ -812,7 +812,7 @@ def test_what_is_wrong_is_said_and_nothing_stays_open(folder: Path, open_queue: 
         with pytest.raises(error):
             call()
     assert len(os.listdir("/proc/self/fd")) == before
-    held = {"jobs+.checkpoint.tmp", "jobs+.lock"}
+    held = {"jobs+.checkpoint.tmp", "jobs+.lock", "jobs+.lock.tmp"}
     assert {each.name for each in folder.glob("jobs+*")} == held, "for the first reader"
 
 

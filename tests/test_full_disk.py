@@ -7,9 +7,10 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from small_disk import SmallDirectory, SmallDisk
+from small_disk import SmallDirectory, SmallDisk, SmallFile
 
 from kestrelpy import JournaledQueue, QueueDiskFull, QueueEmpty, open_reader
 from kestrelpy._home import Home
@@ -211,6 +212,28 @@ def test_a_queue_is_closed_on_a_full_disk(make: Make, lives: int) -> None:
         world.disk.fill()
         reader = world.queue.reader()
     assert [item.id for item in reader.get_many(10)] == ids[:10]
+
+
+@pytest.mark.parametrize("reader", ["", "audit"])
+def test_what_is_cut_off_a_file_need_not_be_free(make: Make, reader: str) -> None:
+    """btrfs gives blocks back that were taken together when the last of them goes, ext4 fills up its own reserve."""
+    world = make()
+    ids = world.fill()
+    truncate = SmallFile.truncate
+
+    def keep(file: SmallFile, size: int) -> None:
+        truncate(file, size)
+        world.disk.fill()
+
+    with patch.object(SmallFile, "truncate", keep):
+        for _ in range(3):
+            taken = world.queue.reader(reader, start="earliest")
+            items = taken.get_many(5)
+            taken.commit_many(items)
+            taken.checkpoint()
+            assert [item.id for item in items] == ids[:5]
+            del ids[:5]
+            world.restart(killed=True)
 
 
 class NoNames(SmallDisk):

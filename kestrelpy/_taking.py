@@ -43,7 +43,9 @@ _in_hook: dict[tuple[int, Taking], list[Item]] = {}
 
 
 def fail_all(waiters: list[Waiter], error: Exception) -> None:
-    """Tell each of them, whatever is raised on the way by what they call back; the last of it is raised in the end."""
+    """Tell each of them, whatever is raised on the way by what they call back; the last of it is raised in the end. May
+    be repeated.
+    """
     raised: BaseException | None = None
     for waiter in waiters:
         try:

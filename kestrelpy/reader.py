@@ -376,11 +376,15 @@ class Reader(Figures):
         """
         gone: list[Waiter] = []
         try:
-            self._break(end, lambda waiters, _: gone.extend(waiters))
-            with self._saving:
-                self._save_alone(durable, ending=True)
-        finally:
+            try:
+                self._break(end, lambda waiters, _: gone.extend(waiters))
+                with self._saving:
+                    self._save_alone(durable, ending=True)
+            finally:
+                tell(gone, end)
+        except BaseException:  # an interrupt, perhaps, of whoever was telling
             tell(gone, end)
+            raise
 
     def _save_alone(self, durable: bool, *, ending: bool = False) -> None:
         """Under ``_saving``, or while nobody else has this reader."""

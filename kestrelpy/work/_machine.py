@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MARGIN = 1.0
 """How long before the end of a reservation a session that waits is told, in seconds (beanstalkd's)."""
 NEVER = float("inf")
-_NO_TIME = 5e-324
+_NO_TIME = -5e-324
 """The end of a pause at a moment 0, which would say that there is none."""
 MOST_DROPPED = 1000
 """So many expired jobs are passed over in one go, with the lock held."""

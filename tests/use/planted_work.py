@@ -16,8 +16,10 @@ from kestrelpy.work import _changing, _keeping, _putting
 from kestrelpy.work import queue as work_queue
 from kestrelpy.work import session as work_session
 from kestrelpy.work._held_room import HeldRoom
+from kestrelpy.work._holder import Holder
 from kestrelpy.work._journal import JobJournal
 from kestrelpy.work._keeping import Keeping
+from kestrelpy.work._live import Live
 from kestrelpy.work._log import Log
 from kestrelpy.work._machine import NEVER, Machine
 from kestrelpy.work._settling import Settling
@@ -245,7 +247,13 @@ def tubes_are_written_in_one_go() -> Iterator[None]:
     test="tests/work/test_work_slices.py::test_what_has_expired_is_not_there",
 )
 def what_has_expired_is_there_until_somebody_comes() -> Iterator[None]:
-    with patch.object(Machine, "expire", lambda *_: False):
+    def take(self: Machine, holder: Holder, now: float) -> Live | None:
+        job = self._take_first(holder)
+        if job is not None:
+            self.reserve(job, holder, now)
+        return job
+
+    with patch.object(Machine, "expire", lambda *_: False), patch.object(Machine, "take", take):
         yield
 
 

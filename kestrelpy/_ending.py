@@ -20,8 +20,10 @@ from kestrelpy._disk import Directory, Lock
 from kestrelpy._home import Home
 from kestrelpy._kept import copy_of
 from kestrelpy._lifetime import forget, warn_unclosed
+from kestrelpy._line import Waiter
 from kestrelpy._recovery import Recovered, write_mark
 from kestrelpy._segment import NO_ROOM
+from kestrelpy._taking import fail_all
 from kestrelpy._writing import Writing
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed, QueueDiskFull, QueueLocked
 
@@ -59,6 +61,18 @@ class Ending(Writing):
         self._end(QueueClosed(f"queue {self.name!r} is erased"), erase=True)
 
     def _end(self, closed: QueueClosed, *, erase: bool = False) -> None:
+        told: list[Waiter] = []
+        try:
+            try:
+                self._end_it(closed, told, erase=erase)
+            finally:  # last: what users call back may raise anything, and may open the queue again
+                fail_all(told, closed)
+        except BaseException:  # an interrupt, perhaps, of whoever was telling
+            fail_all(told, closed)
+            raise
+
+    def _end_it(self, closed: QueueClosed, told: list[Waiter], *, erase: bool) -> None:
+        """``told``: gets those who wait for an item, to be told when all is done."""
         mine = False
         if self._inflow is not None and not isinstance(self._state, ForkedQueue):
             self._inflow.stop()
@@ -81,9 +95,9 @@ class Ending(Writing):
             self._dismiss_producers()
             forget(self)
             if erase and is_open:
-                self._erase_files(closed)
+                self._erase_files(closed, told)
             elif state is None:
-                self._close_cleanly(closed)
+                self._close_cleanly(closed, told)
             elif isinstance(state, DurabilityUnknown) and not self._told:
                 raise copy_of(state)
         finally:
@@ -93,9 +107,9 @@ class Ending(Writing):
                 finally:
                     self._ending = False
 
-    def _erase_files(self, closed: QueueClosed) -> None:
+    def _erase_files(self, closed: QueueClosed, told: list[Waiter]) -> None:
         try:
-            self._readership.stop(closed, self._commit.owe)  # what users call back may raise anything, and comes last
+            self._readership.stop(closed, lambda waiters, _: told.extend(waiters))
             with self._syncing:
                 self._journal.keep_name()
             if self._inflow is not None:
@@ -114,14 +128,14 @@ class Ending(Writing):
         """Tell those who wait for room. Done again by ``_let_go``, for those that an interrupt has left."""
         self._room.ring_all()
 
-    def _close_cleanly(self, closed: QueueClosed) -> None:
+    def _close_cleanly(self, closed: QueueClosed, told: list[Waiter]) -> None:
         with self._lock:
             with contextlib.suppress(QueueDiskFull):  # it is on disk; the next opening finds its end
                 self._journal.rotate()
             tail_id = self._journal.tail_id
             self._feed.show_durable_locked(tail_id, self._journal.total_bytes)
         try:
-            self._save_places(closed)
+            self._save_places(closed, told)
             with contextlib.suppress(QueueLocked):  # the next owner does it, when its readers move
                 self._readership.retire(self._feed, wait=False)
             if tail_id != self._marked_id:
@@ -139,12 +153,12 @@ class Ending(Writing):
                 raise
             _log.warning("there is no room for the mark of %s, which stays as it was: %s", self.name, error)
 
-    def _save_places(self, closed: QueueClosed) -> None:
-        """Of all readers, whatever is wrong with one of them; who waits for an item is told with the others."""
+    def _save_places(self, closed: QueueClosed, told: list[Waiter]) -> None:
+        """Of all readers, whatever is wrong with one of them."""
         with contextlib.ExitStack() as rest:
             for reader in self._readership.open.values():
                 if reader._broken is None:
-                    rest.callback(reader._save_last, True, closed, self._commit.owe)
+                    rest.callback(reader._save_last, True, closed, lambda waiters, _: told.extend(waiters))
 
     def _let_go(self, closed: QueueClosed) -> None:
         """Wake everybody and release everything, whatever raises on the way. May be repeated."""

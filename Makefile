@@ -27,7 +27,7 @@ ARGS ?=
 REV ?= HEAD~1
 HOURS ?= 1
 FILES = */_packing.py,*/_format.py,*/_segment.py,*/_checkpoint.py,kestrelpy/_journal.py,*/_archive.py,*/_recovery.py,*/_inbox_format.py,*/_parts.py,*/_batches.py,*/_intake.py,*/inbox.py
-THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,packing format segment checkpoint journal recovery codecs sync inbox chain offsets))) \
+THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,packing format segment checkpoint journal recovery codecs sync inbox chain offsets full_disk))) \
 	tests/crash/test_regressions.py tests/crash/test_faults_injected.py tests/hostile/test_found_faults.py
 BIN := $(VENV)/bin
 

@@ -2,13 +2,23 @@
 
 A hunt is the explorer as it always is, with the swarm leaning to where the defect is; so a hunt takes a part of a
 second where the whole would take minutes.
+
+    python tests/use/use_hunts.py [NAME...]        hunt for these, or for all
 """
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from unittest.mock import patch
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[at]) for at in (1, 2)]
+    sys.path.append(str(Path(__file__).parents[1] / "schedules"))
 
 import use_explorer
 import use_scenes_threads
@@ -113,10 +123,8 @@ def search(hunt: Hunt) -> tuple[Failure | None, int]:
 
 
 def main() -> None:
-    """``python tests/use/use_hunts.py [NAME...]``: hunt for these, or for all."""
-    import sys
-    import time
-
+    for each in sorted(Path(__file__).parent.glob("planted_*.py")):
+        importlib.import_module(each.stem)
     for name in sys.argv[1:] or HUNTS:
         begun = time.monotonic()
         with DEFECTS[name].plant():
@@ -124,3 +132,7 @@ def main() -> None:
         seconds = time.monotonic() - begun
         said = "NOT FOUND" if failure is None else f"seed {failure.seed}: {failure.what[:100]}"
         print(f"{name:8} {done:7,} steps {seconds:5.1f} s  {said}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

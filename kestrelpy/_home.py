@@ -139,12 +139,14 @@ class Home:
             self._inside.add(thread)
             yield
         finally:
-            self._inside.discard(thread)
             try:
-                lock.release()
-            except BaseException:  # interrupted before it began: others wait for this lock
-                lock.release()
-                raise
+                self._inside.discard(thread)
+            finally:
+                try:
+                    lock.release()
+                except BaseException:  # interrupted before it began: others wait for this lock
+                    lock.release()
+                    raise
             if self._guards.get(thread) is lock:
                 del self._guards[thread]
 

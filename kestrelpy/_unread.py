@@ -385,9 +385,12 @@ class Unread(Waiting[Item]):
     @property
     def items(self) -> int:
         """Items not done: unread, aborted and open ones. 0 where it has passed what is not on disk yet."""
-        return max(0, self._items_through(self._source.visible_id))
+        head, visible_id = self._progress.head, self._source.visible_id  # in this order: the head goes on
+        return self._items_through(visible_id) if head <= visible_id else 0
 
     @property
     def bytes(self) -> int:
         """Bytes of the items not done."""
-        return max(0, self._source.visible_bytes - self._progress.released_bytes)
+        if self._progress.head > self._source.visible_id:
+            return 0
+        return self._source.visible_bytes - self._progress.released_bytes

@@ -190,7 +190,7 @@ def part_not_synced() -> Iterator[None]:
         yield
 
 
-@fault("(a)")
+@fault("(a) (f)")
 def published_without_a_sync() -> Iterator[None]:
     real = inbox.replace_file
     with patch.object(inbox, "replace_file", lambda folder, *rest: real(_DeafFolder(folder), *rest)):

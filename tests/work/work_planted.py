@@ -119,7 +119,7 @@ def counters_are_not_written() -> Iterator[None]:
         yield
 
 
-@fault("(a) (h)", steps={"advance": 8.0})
+@fault("(a) (h) itself", steps={"advance": 8.0})
 def timeouts_are_not_written() -> Iterator[None]:
     def save(self: Keeping, jobs: list[Live]) -> None:
         for job in jobs:

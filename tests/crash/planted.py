@@ -284,7 +284,7 @@ def retry_after_a_failed_sync_is_believed() -> Iterator[None]:
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-@fault("R3", "(1) (2) (8) (10)", states=16_000, style=Style(commits=14, checkpoints=6))
+@fault("R3", "(1) (2) (8) (10)", style=Style(commits=14, checkpoints=6))
 def checkpoint_not_synced() -> Iterator[None]:
     """R3: a state is believed to be on disk that is not, and segments are retired on its word."""
     real_save = CheckpointFile.save

@@ -391,6 +391,6 @@ class Unread(Waiting[Item]):
     @property
     def bytes(self) -> int:
         """Bytes of the items not done."""
-        if self._progress.head > self._source.visible_id:
+        if self._progress.head > self._source.seen_id:
             return 0
         return self._source.visible_bytes - self._progress.released_bytes

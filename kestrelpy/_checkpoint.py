@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from zlib import crc32
 
 from kestrelpy import _format as fmt
-from kestrelpy._disk import Directory, File
+from kestrelpy._disk import NO_ROOM, Directory, File
 from kestrelpy._names import temporary_name
 from kestrelpy.errors import UnsupportedFormat
 
@@ -35,7 +35,6 @@ BLOCK = 4096
 FIRST_BLOCKS = 3
 """So many are held for the first reader: one for its place, one for the spare file, and one to find room for that."""
 _TRIES = 3
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_EXCHANGE = (errno.ENOENT, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 """There is nothing to exchange names with, or the file system does not know how to."""
 PEEK_BYTES = 512
@@ -234,7 +233,7 @@ def _fill(file: File, data: bytes, size: int) -> int:
             file.write(end, bytes(size - end))
             end = size
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in NO_ROOM:
                 raise
     return end
 
@@ -322,7 +321,7 @@ class CheckpointFile:
         try:
             self._file.hold(_blocks(2 * len(content)))
         except OSError as error:
-            if error.errno in _NO_ROOM and self._end >= FIRST_BLOCKS * BLOCK:
+            if error.errno in NO_ROOM and self._end >= FIRST_BLOCKS * BLOCK:
                 self._share_room()
 
     def _find_series(self) -> int:

@@ -26,6 +26,9 @@ from typing import Any, Protocol, cast
 from kestrelpy._file import RealFile, sync_names
 from kestrelpy.errors import QueueLocked
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a system says where there is no room."""
+
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster", "afs", "lustre", "ocfs", "gfs", "beegfs", "virtiofs")
 _COPYING = frozenset({"btrfs", "bcachefs", "zfs", "nilfs2", "ubifs", "overlay"})
 """File systems on which a store needs new room also where there is data on disk: on a full one, a store into a mapping

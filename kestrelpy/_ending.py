@@ -16,13 +16,12 @@ from types import TracebackType
 from typing import TypeVar
 
 from kestrelpy import _log
-from kestrelpy._disk import Directory, Lock
+from kestrelpy._disk import NO_ROOM, Directory, Lock
 from kestrelpy._home import Home
 from kestrelpy._kept import copy_of
 from kestrelpy._lifetime import forget, warn_unclosed
 from kestrelpy._line import Waiter
 from kestrelpy._recovery import Recovered, write_mark
-from kestrelpy._segment import NO_ROOM
 from kestrelpy._taking import fail_all
 from kestrelpy._writing import Writing
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed, QueueDiskFull, QueueLocked

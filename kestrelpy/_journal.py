@@ -19,7 +19,7 @@ from zlib import crc32
 
 from kestrelpy import _format as fmt
 from kestrelpy._archive import archive_segment
-from kestrelpy._disk import Buffer, Directory, File
+from kestrelpy._disk import NO_ROOM, Buffer, Directory, File
 from kestrelpy._format import FRAME_BYTES, pack_crc, pack_frame
 from kestrelpy._inbox_format import Body
 from kestrelpy._kept import copy_of
@@ -29,7 +29,6 @@ from kestrelpy._segment import (
     FIRST_GROWTH,
     LARGE_BYTES,
     MARK_EVERY,
-    NO_ROOM,
     Segment,
     close_segment,
     create_segment,

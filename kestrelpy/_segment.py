@@ -18,11 +18,9 @@ from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
 from kestrelpy import _format as fmt
-from kestrelpy._disk import Buffer, Directory, File
+from kestrelpy._disk import NO_ROOM, Buffer, Directory, File
 from kestrelpy._names import is_new, lasting_name
 from kestrelpy.errors import CorruptJournal, UnsupportedFormat
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 FIRST_GROWTH = 64 << 10
 """A new segment's size: a queue of a few items stays small on disk."""

@@ -22,7 +22,7 @@ from kestrelpy._kept import copy_of
 from kestrelpy._lifetime import forget, warn_unclosed
 from kestrelpy._line import Waiter
 from kestrelpy._recovery import Recovered, write_mark
-from kestrelpy._taking import fail_all
+from kestrelpy._taking import Tell, fail_all
 from kestrelpy._writing import Writing
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed, QueueDiskFull, QueueLocked
 
@@ -60,18 +60,22 @@ class Ending(Writing):
         self._end(QueueClosed(f"queue {self.name!r} is erased"), erase=True)
 
     def _end(self, closed: QueueClosed, *, erase: bool = False) -> None:
-        told: list[Waiter] = []
+        waiting: list[Waiter] = []
+
+        def keep(waiters: list[Waiter], _: Exception) -> None:
+            waiting.extend(waiters)
+
         try:
             try:
-                self._end_it(closed, told, erase=erase)
+                self._end_it(closed, keep, erase=erase)
             finally:  # last: what users call back may raise anything, and may open the queue again
-                fail_all(told, closed)
+                fail_all(waiting, closed)
         except BaseException:  # an interrupt, perhaps, of whoever was telling
-            fail_all(told, closed)
+            fail_all(waiting, closed)
             raise
 
-    def _end_it(self, closed: QueueClosed, told: list[Waiter], *, erase: bool) -> None:
-        """``told``: gets those who wait for an item, to be told when all is done."""
+    def _end_it(self, closed: QueueClosed, tell: Tell, *, erase: bool) -> None:
+        """``tell`` is given those who wait for an item: they are told when all is done."""
         mine = False
         if self._inflow is not None and not isinstance(self._state, ForkedQueue):
             self._inflow.stop()
@@ -94,9 +98,9 @@ class Ending(Writing):
             self._dismiss_producers()
             forget(self)
             if erase and is_open:
-                self._erase_files(closed, told)
+                self._erase_files(closed, tell)
             elif state is None:
-                self._close_cleanly(closed, told)
+                self._close_cleanly(closed, tell)
             elif isinstance(state, DurabilityUnknown) and not self._told:
                 raise copy_of(state)
         finally:
@@ -106,9 +110,9 @@ class Ending(Writing):
                 finally:
                     self._ending = False
 
-    def _erase_files(self, closed: QueueClosed, told: list[Waiter]) -> None:
+    def _erase_files(self, closed: QueueClosed, tell: Tell) -> None:
         try:
-            self._readership.stop(closed, lambda waiters, _: told.extend(waiters))
+            self._readership.stop(closed, tell)
             with self._syncing:
                 self._journal.keep_name()
             if self._inflow is not None:
@@ -127,14 +131,14 @@ class Ending(Writing):
         """Tell those who wait for room. Done again by ``_let_go``, for those that an interrupt has left."""
         self._room.ring_all()
 
-    def _close_cleanly(self, closed: QueueClosed, told: list[Waiter]) -> None:
+    def _close_cleanly(self, closed: QueueClosed, tell: Tell) -> None:
         with self._lock:
             with contextlib.suppress(QueueDiskFull):  # it is on disk; the next opening finds its end
                 self._journal.rotate()
             tail_id = self._journal.tail_id
             self._feed.show_durable_locked(tail_id, self._journal.total_bytes)
         try:
-            self._save_places(closed, told)
+            self._save_places(closed, tell)
             with contextlib.suppress(QueueLocked):  # the next owner does it, when its readers move
                 self._readership.retire(self._feed, wait=False)
             if tail_id != self._marked_id:
@@ -152,12 +156,12 @@ class Ending(Writing):
                 raise
             _log.warning("there is no room for the mark of %s, which stays as it was: %s", self.name, error)
 
-    def _save_places(self, closed: QueueClosed, told: list[Waiter]) -> None:
+    def _save_places(self, closed: QueueClosed, tell: Tell) -> None:
         """Of all readers, whatever is wrong with one of them."""
         with contextlib.ExitStack() as rest:
             for reader in self._readership.open.values():
                 if reader._broken is None:
-                    rest.callback(reader._save_last, True, closed, lambda waiters, _: told.extend(waiters))
+                    rest.callback(reader._save_last, True, closed, tell)
 
     def _let_go(self, closed: QueueClosed) -> None:
         """Wake everybody and release everything, whatever raises on the way. May be repeated."""

@@ -16,7 +16,7 @@ from kestrelpy.inbox import pending
 
 if TYPE_CHECKING:
     from kestrelpy._disk import Disk, File
-    from kestrelpy._line import Waiter
+    from kestrelpy._taking import Tell
 
 WORK = "work queue"
 """The ``kind`` of a work queue, as ``inspect`` has it."""
@@ -84,9 +84,9 @@ class JobJournal(JournaledQueue):
             message = "%s/%s is a work queue: the %d batches in its inbox are never taken in, and may be deleted"
             _warn(message, self.directory, self.name, count)
 
-    def _close_cleanly(self, closed: QueueClosed, told: list[Waiter]) -> None:
+    def _close_cleanly(self, closed: QueueClosed, tell: Tell) -> None:
         if not self._is_wrong:
-            super()._close_cleanly(closed, told)
+            super()._close_cleanly(closed, tell)
 
     def __del__(self) -> None:
         """Whether it was closed is the work queue's business, which says so in its own name."""

@@ -601,5 +601,7 @@ class Model:
         needed = {"default"} | {job.tube for job in self.jobs.values()}
         for session in self.sessions:
             needed |= {session.used, *session.watching}
+        for waiter in self.line:  # for what was watched when it came
+            needed.update(waiter.tubes)
         for name in [name for name, tube in self.tubes.items() if name not in needed and not tube.paused_until]:
             del self.tubes[name]

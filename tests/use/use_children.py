@@ -140,15 +140,19 @@ class Children:
         return next((each for each in self.programs if getattr(each, attribute)), None)
 
     def open(self, program: Program) -> None:
-        owner = self.owner("has_queue")
+        self.open_as(program, "open", "has_queue")
+
+    def open_as(self, program: Program, what: str, has: str) -> None:
+        """Open the queue or the work queue, which one process at a time has."""
+        owner = self.owner(has)
         if owner is program:
             return
-        answer = program.ask("open")
+        answer = program.ask(what)
         if owner is None:
-            self.require("error" not in answer, f"open: {answer}")
-            program.has_queue = True
+            self.require("error" not in answer, f"{what}: {answer}")
+            setattr(program, has, True)
         else:
-            self.require(answer.get("error") in LOCKED, f"open, and it is open: {answer}")
+            self.require(answer.get("error") in LOCKED, f"{what}, and it is open: {answer}")
 
     def put(self, program: Program) -> None:
         bodies = self.draw()
@@ -270,15 +274,7 @@ class Children:
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def work_open(self, program: Program) -> None:
-        owner = self.owner("has_work")
-        if owner is program:
-            return
-        answer = program.ask("work_open")
-        if owner is None:
-            self.require("error" not in answer, f"a work queue: {answer}")
-            program.has_work = True
-        else:
-            self.require(answer.get("error") in LOCKED, f"a work queue that is open: {answer}")
+        self.open_as(program, "work_open", "has_work")
 
     def work_put(self, program: Program) -> None:
         bodies = self.draw()

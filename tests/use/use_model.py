@@ -150,9 +150,6 @@ class ReaderModel:
         self.done = {put for put in self.queue.stored if put.id < item_id}
         self.optional = self.queue.unsettled()
 
-    def limits(self, config: ReaderConfig) -> tuple[int | None, int | None]:
-        return config.max_items, config.max_bytes
-
 
 class QueueModel:
     """One life of one queue, from its first opening to ``erase()``."""
@@ -174,7 +171,6 @@ class QueueModel:
         """Whether somebody is about to erase it."""
         self.expires = False
         """Whether something in it can expire."""
-        self.first_kept = 1
         self.archive: str | None = None
         self.always_archived = True
         self.batches: list[Batch] = []

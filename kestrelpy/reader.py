@@ -292,9 +292,9 @@ class Reader(Figures):
             size = visible_bytes - progress.released_bytes - sum(len(item.data) for item in kept)
             moved = progress.copy()
             for item_id in self._returned.entries:
-                moved.error_counts.pop(item_id, None)
                 moved.pass_over(item_id, item_id)
             moved.skip_to(visible_id + 1)
+            moved.error_counts = {key: count for key, count in moved.error_counts.items() if not moved.is_done(key)}
             moved.released_items += dropped
             moved.released_bytes += size
             self._move_locked(moved)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pytest
 from conftest import GatedDisk, drain, let_die, take_all, until
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kestrelpy import (
@@ -1384,6 +1384,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
+@example([("put", 0), ("get", 0), ("abort", 0), ("seek", 0), ("flush", 0), ("seek", 0)])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_reader_does_what_a_list_does(steps: list[tuple[str, int]]) -> None:
     """Unread, open and done, against plain lists; reopened and killed in between, with a checkpoint before each

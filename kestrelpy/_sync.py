@@ -120,7 +120,7 @@ class GroupCommit:
                 raise copy_of(self._error)
         except BaseException:  # also an interrupt: the lead must not be left with a thread that is gone
             self._leave(ticket)
-            self._tell(holding)
+            self._tell(holding or is_deep())
             raise
 
     def add(self, item_id: int, ticket: Promise[int], *, soon: bool) -> None:
@@ -211,8 +211,9 @@ class GroupCommit:
         self.tells = False
         try:
             try:
-                with self._lock:
-                    owed, self.owed = self.owed, owed
+                if self.owed:  # whoever adds to it from here on tells
+                    with self._lock:
+                        owed, self.owed = self.owed, owed
                 self._serve()
             finally:
                 _settle(owed)
@@ -226,13 +227,14 @@ class GroupCommit:
         return bool(self.owed) and not self.tells
 
     def _tell(self, holding: bool) -> None:
-        if holding or is_deep():
+        if holding:
             self._tell_later()
         else:
             self.tell()
 
     def _lead(self, leader: object, holding: bool = False) -> None:
-        if is_deep(SYNC_FRAMES):  # another thread leads: the others must not wait for one that can't tell them
+        deep = is_deep()  # once: to find that there is room costs as much as all else here
+        if deep and is_deep(SYNC_FRAMES):  # another thread leads: the others must not wait for one that can't tell them
             raise RecursionError("no room on the stack for a sync")
         try:
             durable_id = self._sync_once()
@@ -241,7 +243,7 @@ class GroupCommit:
         except Exception as error:
             self.fail(copy_of(error))
             raise
-        self._finish(leader, durable_id, holding)
+        self._finish(leader, durable_id, holding or deep)
 
     def _finish(self, leader: object, durable_id: int, holding: bool = False) -> None:
         """A sync has brought everything up to ``durable_id`` to the disk."""

@@ -24,6 +24,9 @@ ALL = SHARE >= 1
 LONG = SHARE >= 10
 """Whether what is sampled even there is exhausted."""
 
+BRIEF_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+"""For a Java that lives for a minute and sees hundreds of rows: nothing is worth compiling well, or checking."""
+
 takes_long = pytest.mark.skipif(not ALL, reason="takes long: make test-all runs it")
 
 

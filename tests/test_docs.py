@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from budget import BRIEF_JAVA
 
 from kestrelpy.spark.session import JavaMissing, check_java
 
@@ -87,7 +88,12 @@ def _environment(folder: Path) -> dict[str, str]:
     shim.parent.mkdir()
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kestrelpy "$@"\n')
     shim.chmod(shim.stat().st_mode | stat.S_IXUSR)
-    paths = {"PATH": f"{shim.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+    paths = {
+        "PATH": f"{shim.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "TMPDIR": str(folder),
+        "JDK_JAVA_OPTIONS": BRIEF_JAVA,
+    }
     return {**os.environ, **paths}
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from budget import LONG
+from budget import BRIEF_JAVA, LONG
 
 from kestrelpy.spark import JavaMissing, local_session
 from kestrelpy.spark.session import check_java
@@ -29,9 +29,7 @@ QUIET = {
     "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
-    # A session of the tests lives for a minute and sees hundreds of rows: nothing is worth compiling well, or checking.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+    "spark.driver.extraJavaOptions": BRIEF_JAVA,
 }
 
 

@@ -84,7 +84,8 @@ class Durability:
     def _serve(self) -> None:
         """What has become durable may be visible since: see to those who wait for it. With no lock held."""
         if self._state is None:
-            self._keep_limits()
+            if self._readership.limited:
+                self._keep_limits()
             if self._feed.waiting:
                 self._feed.wake()
 

@@ -42,7 +42,7 @@ _DONE, _LEAD = "done", "lead"
 SYNC_FRAMES = 30
 """So many frames on the stack are enough for a sync, and for telling of it later."""
 FEW_FRAMES = 8
-"""What it takes to leave the tickets and to pass the lead on. Looked for by everybody, so not by ``is_deep``."""
+"""What it takes to leave the tickets and to pass the lead on."""
 
 
 class _Link(ThreadWaiter):
@@ -96,7 +96,9 @@ class GroupCommit:
         ``holding``: the caller has locks of its own. Then this thread tells nobody, as that runs what users call back:
         another one does, soon.
         """
-        _need_frames(FEW_FRAMES)
+        deep = is_deep()  # once: to find that there is room costs as much as all else here
+        if deep:
+            _need_frames(FEW_FRAMES)
         ticket = ThreadWaiter() if threading.get_ident() == threading.main_thread().ident else _Link()
         try:
             with self._lock:
@@ -115,12 +117,12 @@ class GroupCommit:
                     ticket.wake_next()
                 if ticket.result() is _DONE:
                     return
-            self._lead(ticket, holding)
+            self._lead(ticket, holding or deep)
             if self.durable_id < item_id and self._error is not None:  # there was nothing left to sync
                 raise copy_of(self._error)
         except BaseException:  # also an interrupt: the lead must not be left with a thread that is gone
             self._leave(ticket)
-            self._tell(holding or is_deep())
+            self._tell(holding or deep)
             raise
 
     def add(self, item_id: int, ticket: Promise[int], *, soon: bool) -> None:
@@ -233,8 +235,8 @@ class GroupCommit:
             self.tell()
 
     def _lead(self, leader: object, holding: bool = False) -> None:
-        deep = is_deep()  # once: to find that there is room costs as much as all else here
-        if deep and is_deep(SYNC_FRAMES):  # another thread leads: the others must not wait for one that can't tell them
+        """``holding``: this thread tells nobody, as it has locks, or hardly room on the stack."""
+        if holding and is_deep(SYNC_FRAMES):  # another thread leads: the others must not wait for one that can't tell them
             raise RecursionError("no room on the stack for a sync")
         try:
             durable_id = self._sync_once()
@@ -243,7 +245,7 @@ class GroupCommit:
         except Exception as error:
             self.fail(copy_of(error))
             raise
-        self._finish(leader, durable_id, holding or deep)
+        self._finish(leader, durable_id, holding)
 
     def _finish(self, leader: object, durable_id: int, holding: bool = False) -> None:
         """A sync has brought everything up to ``durable_id`` to the disk."""

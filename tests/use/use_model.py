@@ -166,6 +166,8 @@ class QueueModel:
         self.made = False
         self.failed = False
         self.damaged = False
+        self.half_erased = False
+        """Whether an erase has raised: some of its files may be gone, or all."""
         self.erased = False
         self.is_going = False
         """Whether somebody is about to erase it."""

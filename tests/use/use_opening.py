@@ -133,7 +133,7 @@ def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False
         model.holes = True
     model.failed = False
     if erase and not result.ok:
-        model.damaged = True  # what is left of it is not said
+        model.damaged = model.half_erased = True  # what is left of it is not said
     elif erase:
         model.erased = True
         w.erasures += 1
@@ -268,6 +268,8 @@ def bind(
                 default.doubt_all()  # it has that name all the same, and its limits
                 default.config, default.name = config, name
                 model.readers[name] = model.readers.pop("")
+            elif name and default is not None and default.handle is None and not model.named():
+                default.doubt_all()  # its place may have that name by now, and the next one begins anew
         return None
     handle: Reader = result.value
     already = w.handles.get(id(handle))

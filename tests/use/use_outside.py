@@ -308,6 +308,6 @@ def names(w: World, rng: random.Random, process: Process) -> None:
     del rng
     result = w.call(process, queue_names, FOLDER, disk=process.disk)
     if result.ok and not w.nested and not w.depth:
-        known = {name for name, model in w.models.items() if model.made}
+        known = {name for name, model in w.models.items() if model.made and not model.half_erased}
         w.require(known <= set(result.value), f"queue_names() is {result.value}, and there are {known}")
         w.require(set(result.value) <= w.touched, f"queue_names() is {result.value}; nobody has opened them")

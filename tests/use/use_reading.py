@@ -307,19 +307,21 @@ def flush(w: World, rng: random.Random, process: Process) -> None:
     result = w.call(process, reader.handle.flush)
     w.note_fault(reader.queue, result)
     if result.ok and is_exact(w, reader, nested):
-        most = len(left) + len(reader.queue.flying) + (1000 if reader.queue.holes else 0)
+        back = reader.settling - reader.in_hook  # of tasks that were thrown away: when they come back is not said
+        most = len(left) + len(back) + len(reader.queue.flying) + (1000 if reader.queue.holes else 0)
         w.require(len(sure) <= result.value <= most, f"flush() says {result.value}; there were {len(sure)} to {most}")
         for put in left:
             if put in reader.queue.flying:  # somebody elsewhere has seen it, and it is not on disk yet
                 reader.optional.add(put)
             elif put not in reader.optional:  # one of which nothing is known may be open still
                 reader.finish(put)
+        reader.doubt(back)
         reader.optional |= reader.queue.unsettled()
         reader.moves += 1
         reader.note_saved()
         return
     check_error(w, reader.queue, result, process, reader)
-    unread = [put for put in reader.queue.stored if put not in reader.open and put not in reader.settling]
+    unread = [put for put in reader.queue.stored if put not in reader.open and put not in reader.in_hook]
     reader.doubt(unread)
     reader.optional |= reader.queue.unsettled()
     reader.saved_optional.update(reader.optional)

@@ -421,7 +421,11 @@ class Reader(Figures):
         return progress.released_items, progress.released_bytes, progress.head, self._aborted
 
     def close(self) -> None:
-        """Save the place, wake waiters with ``QueueClosed``, give up ownership. Open reads come again. Idempotent."""
+        """Save the place, wake waiters with ``QueueClosed``, give up ownership. Open reads come again. Idempotent.
+
+        Of a reader whose calls raise for good, as a sync of its queue has failed, nothing is saved any more: what was
+        committed since its last checkpoint comes again. The queue's ``close`` raises what it was.
+        """
         closed = QueueClosed(f"reader {self.full_name} is closed")
         mine = False
         try:

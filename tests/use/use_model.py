@@ -58,6 +58,10 @@ class ReaderModel:
         """Whether its place was saved by a call that has returned."""
         self.half_dropped = False
         """Whether dropping it has raised: it may be made anew, and begin with what comes then."""
+        self.may_have_name = False
+        """Of a default reader: whether the making of a named one has raised, which may have its place. Then the next
+        named one begins anew.
+        """
         self.done: set[Put] = set()
         self.optional: set[Put] = set()
         self.saved: set[Put] = set()

@@ -269,7 +269,7 @@ def bind(
                 default.config, default.name = config, name
                 model.readers[name] = model.readers.pop("")
             elif name and default is not None and default.handle is None and not model.named():
-                default.doubt_all()  # its place may have that name by now, and the next one begins anew
+                default.may_have_name = True
         return None
     handle: Reader = result.value
     already = w.handles.get(id(handle))
@@ -277,7 +277,9 @@ def bind(
         return already
     if not name and model.named() and quiet and (known is None or not known.exists) and not model.damaged:
         raise w.fail(f"the default reader is opened beside {model.named()}")
-    if model.is_going:  # who makes a reader while the queue is erased has one of that which comes after it, or of none
+    if (
+        model.is_going or model.erased
+    ):  # who makes a reader while the queue is erased has one of that which comes after it, or of none
         w.call(process, handle.close)
         w.locks_unsure = model.unsure = True
         return None
@@ -316,6 +318,8 @@ def inherit(
         w.saw("an open default reader gets a name")
     elif default.saved or default.done:
         w.saw("a first reader takes over a place")
+    if default.may_have_name:
+        default.doubt_all()
     del model.readers[""]
     model.readers[name] = default
     default.made_at = w.elapsed
@@ -373,7 +377,7 @@ def close_reader(w: World, rng: random.Random, process: Process) -> None:
 def end_reader(w: World, process: Process, reader: ReaderModel) -> None:
     handle = reader.handle
     assert handle is not None
-    moves = reader.moves
+    moves, failed = reader.moves, handle._broken is not None  # then nothing is saved, whether anybody was told or not
     result, clean = end(w, process, handle.close)
     w.note_fault(reader.queue, result)
     check_error(w, reader.queue, result, process, reader)
@@ -381,7 +385,8 @@ def end_reader(w: World, process: Process, reader: ReaderModel) -> None:
         return
     if not result.ok:
         w.locks_unsure = w.locks_unsure or result.interrupted
-    let_go(w, process, reader, saved=clean and result.ok and moves == reader.moves and not reader.queue.failed)
+    saved = clean and result.ok and moves == reader.moves and not failed and not reader.queue.failed
+    let_go(w, process, reader, saved=saved)
     w.saw("a reader is closed")
 
 

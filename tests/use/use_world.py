@@ -450,7 +450,7 @@ class World:
         unsettled = reader.queue.unsettled()
         reader.optional |= unsettled
         left = [put for put in reader.queue.stored if put not in reader.done]
-        unseen = 0  # reads that are open by now, and have not been returned: of others that much may be dropped
+        unseen = 0  # reads that are open by now, and have not been returned: others are dropped in place of them
         if reader.handle is not None:
             unseen = max(0, reader.handle.open_items - len(reader.open))
         free = [put for put in left if put not in reader.open and put not in reader.settling]
@@ -458,16 +458,16 @@ class World:
             free = [put for put in free if put not in newest or put.id != reader.queue.tail_id]
         size = sum(len(put.data) for put in left) + sum(len(put.data) for put in unsettled)
         count = len(left) + len(unsettled)
+        dropped: list[int] = []
         for put in free:
-            over = (config.max_items is not None and count > config.max_items) or (
-                config.max_bytes is not None and size > config.max_bytes
+            stay = sorted(dropped)[-unseen:] if unseen else []
+            over = (config.max_items is not None and count - len(dropped) + len(stay) > config.max_items) or (
+                config.max_bytes is not None and size - sum(dropped) + sum(stay) > config.max_bytes
             )
             if not over:
-                unseen -= 1
-                if unseen < 0:
-                    break
+                break
             reader.optional.add(put)
-            count, size = count - 1, size - len(put.data)
+            dropped.append(len(put.data))
 
 
 def _short(what: object) -> str:

@@ -46,8 +46,10 @@ class JobModel:
         self.buried = False
         self.due = 0.0
         self.expires = NEVER
-        self.put_at_jump = self.written_at_jump = 0.0
-        """By how much the wall clock had jumped when it was put or given back: what is stored follows that clock."""
+        self.put_at_jump = 0
+        """How often the wall clock had jumped when it was put. What is stored follows that clock, and the queue may
+        have written it again since.
+        """
         self.fails = 0
         self.fails_vague = False
         """Whether it may have failed once more: in the middle of a call that others came into."""
@@ -174,7 +176,7 @@ class Work:
 
     def note_failure(self, job: JobModel, due: float = 0.0) -> None:
         job.fails += 1
-        job.due, job.written_at_jump = due, self.jumped()
+        job.due = due
         job.buried = self.max_attempts is not None and job.fails >= self.max_attempts
         job.vague = job.vague or (job.fails_vague and self.max_attempts is not None)
 
@@ -282,7 +284,7 @@ class Work:
         queue, w = self.queue, self.world
         assert queue is not None
         for job in self.jobs.values():
-            if {job.put_at_jump, job.written_at_jump} != {self.jumped()}:
+            if job.put_at_jump != w.jumps:
                 job.vague_time = True
         now = self.refresh()
         self.paused.clear()

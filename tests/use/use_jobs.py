@@ -144,7 +144,7 @@ def draw_job(w: World, work: Work, rng: random.Random, tube: str) -> JobModel:
     data = b"%d:" % w.number + b"j" * rng.choice((0, 1, 100, 500))
     key = rng.choice((None, None, None, "k", "l"))
     job = JobModel(w.number, data, tube, rng.choice((0, 5, 5, 1024, 65536)), 0.0, key)
-    job.put_at_jump = job.written_at_jump = work.jumped()
+    job.put_at_jump = w.jumps
     work.jobs[job.number] = job
     return job
 
@@ -466,7 +466,7 @@ def become(work: Work, job: JobModel, what: str, now: float, delay: float, prior
         return
     job.priority = job.priority if priority is None else priority
     job.buried = what == "bury"
-    job.due, job.written_at_jump = 0.0, work.jumped()
+    job.due = 0.0
     if what == "release":
         work.note_failure(job, now + delay if delay else 0.0)
         if not job.vague and not job.fails_vague:
@@ -604,6 +604,6 @@ def judge_change(
             job.state = MAYBE if job.state == THERE else job.state
             job.vague = True
         elif what == "move" and result.ok and quiet:
-            job.tube, job.written_at_jump = tube, work.jumped()
+            job.tube = tube
         else:
             job.vague = True

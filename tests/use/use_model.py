@@ -69,7 +69,9 @@ class ReaderModel:
         self.saved_optional: set[Put] = set()
         self.open: dict[Put, Item] = {}
         self.settling: set[Put] = set()
-        """A hook has them, or has failed on them."""
+        """A hook has them, or has failed on them; or ``returning``."""
+        self.returning: set[Put] = set()
+        """What a task may have had in hand that was thrown away. It is back a moment later, and nobody says when."""
         self.in_hook: set[Put] = set()
         self.made_at = 0.0
         self.waiting = 0
@@ -103,6 +105,7 @@ class ReaderModel:
     def finish(self, put: Put) -> None:
         self.open.pop(put, None)
         self.settling.discard(put)
+        self.returning.discard(put)
         self.optional.discard(put)
         self.done.add(put)
 
@@ -119,6 +122,7 @@ class ReaderModel:
         self.optional |= self.queue.unsettled()
         self.saved_optional |= self.optional
         self.settling.clear()
+        self.returning.clear()
 
     def restart(self) -> None:
         """Its owner is gone without a word: it goes on from what was saved, perhaps from more."""
@@ -134,6 +138,7 @@ class ReaderModel:
         self.doubt_expired()
         self.open.clear()
         self.settling.clear()
+        self.returning.clear()
         self.process = self.handle = None
 
     def doubt_expired(self) -> None:
@@ -151,6 +156,7 @@ class ReaderModel:
         self.moves += 1
         self.open.clear()
         self.settling.clear()
+        self.returning.clear()
         self.done = {put for put in self.queue.stored if put.id < item_id}
         self.optional = self.queue.unsettled()
 

@@ -307,7 +307,7 @@ def flush(w: World, rng: random.Random, process: Process) -> None:
     result = w.call(process, reader.handle.flush)
     w.note_fault(reader.queue, result)
     if result.ok and is_exact(w, reader, nested):
-        back = reader.settling - reader.in_hook  # of tasks that were thrown away: when they come back is not said
+        back = list(reader.returning)
         most = len(left) + len(back) + len(reader.queue.flying) + (1000 if reader.queue.holes else 0)
         w.require(len(sure) <= result.value <= most, f"flush() says {result.value}; there were {len(sure)} to {most}")
         for put in left:
@@ -321,8 +321,8 @@ def flush(w: World, rng: random.Random, process: Process) -> None:
         reader.note_saved()
         return
     check_error(w, reader.queue, result, process, reader)
-    unread = [put for put in reader.queue.stored if put not in reader.open and put not in reader.in_hook]
-    reader.doubt(unread)
+    unread = [put for put in reader.queue.stored if put not in reader.open and put not in reader.settling]
+    reader.doubt([*unread, *reader.returning])
     reader.optional |= reader.queue.unsettled()
     reader.saved_optional.update(reader.optional)
     reader.moves += 1

@@ -65,7 +65,8 @@ def aget(w: World, rng: random.Random, process: Process) -> None:
             raise
         except GeneratorExit:  # the task was thrown away: what it had in hand goes back a moment later
             if reader.handle is handle:
-                reader.settling.update(reader.available())
+                reader.returning.update(reader.available())
+                reader.settling |= reader.returning
             raise
         except Exception as error:
             w.judge(handle.aget, error)

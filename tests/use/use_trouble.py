@@ -63,6 +63,7 @@ def jump(w: World, rng: random.Random, process: Process) -> None:
             for reader in model.readers.values():
                 reader.doubt_expired()
     w.now_ms += seconds * 1000
+    w.jumps += 1
     for each in w.processes:
         each.clock.jump(seconds)
     w.saw("the clock jumps back" if seconds < 0 else "the clock jumps")

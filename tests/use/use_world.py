@@ -110,6 +110,7 @@ class World:
         self.trouble.meanwhile = self.meanwhile
         self.now_ms = START_MS
         self.elapsed = 0.0
+        self.jumps = 0
         self.advancing = False
         self.rng = random.Random(0)
         self.models = {name: QueueModel(name, self.now) for name in QUEUES}
@@ -313,6 +314,7 @@ class World:
             reader.optional.update(other for other in reader.available() if other.id < put.id)
             reader.optional |= reader.queue.unsettled() - {put}
         reader.settling.discard(put)
+        reader.returning.discard(put)
         reader.optional.discard(put)
         if opens:
             reader.open[put] = item
@@ -453,7 +455,8 @@ class World:
         unseen = 0  # reads that are open by now, and have not been returned: others are dropped in place of them
         if reader.handle is not None:
             unseen = max(0, reader.handle.open_items - len(reader.open))
-        free = [put for put in left if put not in reader.open and put not in reader.settling]
+        held = reader.settling - reader.returning
+        free = [put for put in left if put not in reader.open and put not in held]
         if not reader.open and not reader.settling and not unseen:
             free = [put for put in free if put not in newest or put.id != reader.queue.tail_id]
         size = sum(len(put.data) for put in left) + sum(len(put.data) for put in unsettled)

@@ -261,6 +261,13 @@ class FollowingView(JournalView):
                 raise
             self._synced_id = max(self._synced_id, tail_id)
 
+    def is_left_alone(self) -> bool:
+        """Whether the last segment that was seen is there, and not another queue's that is as old."""
+        number = self.segments[-1].number
+        last = [each for each in segments_among(self._directory.names(), self._queue) if each[0] == number]
+        header = first_header(self._directory, last)
+        return header is not None and header.queue_id == self.queue_id
+
     def _numbers(self) -> set[int]:
         """Of the segments that are there. Names change: a new one is given its lasting one."""
         return {number for number, _ in segments_among(self._directory.names(), self._queue)}
@@ -331,13 +338,28 @@ class Outside:
         self._reader: Reader | None = None
         self._pid = os.getpid()
         readership._home.places = cast("Directory", Places(readership._home, self._check_there))
+        self._look()
+        self._seen_id, self._moved_at = self._view.tail_id, clock.monotonic()
+        remember(self)
+
+    def _look(self) -> None:
         with self._looking:
             self._view.follow()
             if not self._view.segments:
-                states = readership._home.load_all(directory.names())
+                states = self._readership._home.load_all(self._directory.names())
                 self._view.queue_id = known_queue_id(states) or self._view.queue_id
-        self._seen_id, self._moved_at = self._view.tail_id, clock.monotonic()
-        remember(self)
+
+    def look_again(self) -> None:
+        """With the guard held, before a lock of ours is there: until then nothing tells of a queue that is erased, and
+        perhaps made anew, after the first look.
+        """
+        view = self._view
+        if view.segments and view.is_left_alone():
+            return
+        view.close()
+        self._view = self.view_type(self._directory, self.name, self._check_there)
+        self._look()
+        self._seen_id = self._view.tail_id
 
     @property
     def visible_id(self) -> int:

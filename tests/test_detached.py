@@ -33,10 +33,12 @@ from kestrelpy import (
     UnknownItem,
     open_reader,
     scan,
+    verify,
 )
 from kestrelpy import _format as fmt
 from kestrelpy._detached import Outside
 from kestrelpy._home import Home
+from kestrelpy._readership import Readership
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 
 Open = Callable[..., JournaledQueue]
@@ -565,6 +567,29 @@ def test_a_reader_of_an_erased_queue_is_told_in_the_background(
     clock.advance(1.0)
     with pytest.raises(QueueClosed, match="erased"):
         far.commit(1)
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_a_reader_that_is_opened_while_its_queue_is_erased_is_of_what_is_there_then(
+    open_queue: Open, folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, made_anew: bool
+) -> None:
+    queue = open_queue()
+    queue.put(b"old")
+    real = Readership.reader
+
+    def reader(self: Readership, *arguments: Any) -> Reader:
+        queue.erase()
+        if made_anew:
+            open_queue().put(b"new")
+        return real(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Readership, "reader", reader)
+        far = open_reader(folder, "jobs", "far", start="earliest", clock=clock)
+    assert drain(far) == [b"new"] * made_anew
+    far.close()
+    assert [each.data for each in scan(folder, "jobs")] == [b"new"] * made_anew
+    assert verify(folder, "jobs").ok
 
 
 def test_a_checkpoint_that_is_under_way_while_the_queue_is_erased_replaces_nothing(start: Any) -> None:

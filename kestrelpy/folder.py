@@ -270,8 +270,8 @@ def _outside(segment: Segment, next_id: int, stop_id: int | None, start_ms: int 
 def verify(directory: StrPath, queue: str, *, disk: Disk | None = None) -> VerifyReport:
     """Read every byte of a queue and check it: checksums, order of ids, footers, the chain of segments, checkpoints.
 
-    Read-only and without a lock, also while the writer is at work. Damage is reported, not raised; raises ``OSError``,
-    ``InvalidName`` and ``UnsupportedFormat``.
+    Read-only and without a lock, also while the writer is at work; of a queue that is erased meanwhile, items may be
+    reported as missing. Damage is reported, not raised; raises ``OSError``, ``InvalidName`` and ``UnsupportedFormat``.
     """
     _names.check_name(queue)
     disk = disk or RealDisk()

@@ -9,6 +9,8 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kestrelpy import JournaledQueue, QueueClosed, WrongKind, inspect
@@ -76,6 +78,16 @@ class JobJournal(JournaledQueue):
         """``sync`` for a caller that has a lock of its own. Raises ``DurabilityUnknown``."""
         self._check_usable()
         self._commit.wait(self._journal.tail_id, holding=True)
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """What is raised in here reaches nobody: ``close`` tells of it still, unless somebody had been told before."""
+        told = self._told
+        try:
+            yield
+        except Exception:
+            self._told = told
+            raise
 
     def _look_for_batches(self, disk: Disk | None) -> None:
         """Those that a version before has let somebody publish."""

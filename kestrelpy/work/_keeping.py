@@ -257,11 +257,15 @@ class Keeping:
         with self._lock:
             self._armed_at, self._timer = NEVER, None
         try:
-            with self._news, self._lock, self._turn as now:
+            with self._unheard(), self._news, self._lock, self._turn as now:
                 if now >= self._machine.next_due:
                     self._advance_locked(now, MUCH)
         except KestrelError:  # it is closed, or has failed: whoever uses it is told
             return
+
+    def _unheard(self) -> contextlib.AbstractContextManager[None]:
+        """For what raises nothing, whatever is raised in it: closing tells of a journal that has failed."""
+        return contextlib.nullcontext() if self._journal is None else self._journal.queue.unheard()
 
     def _breathe(self) -> None:
         """Between two slices of one call: let others have the lock. Without it, and in real time."""
@@ -343,7 +347,8 @@ class Keeping:
         """Write the states of these; later, if that can't be done now."""
         now = self._clock.monotonic()
         try:
-            self._write_states_locked(jobs, [self._state_of(job, now) for job in jobs])
+            with self._unheard():
+                self._write_states_locked(jobs, [self._state_of(job, now) for job in jobs])
         except (OSError, KestrelError):  # they stay in machine.unsaved
             self._settle_later(self._interval)
 
@@ -403,7 +408,8 @@ class Keeping:
         expired, self._machine.expired = self._machine.expired, []
         for job in expired:
             try:
-                self._write_gone_locked(job, TIMED_OUT if job.new_timeouts else EXPIRED)
+                with self._unheard():
+                    self._write_gone_locked(job, TIMED_OUT if job.new_timeouts else EXPIRED)
             except (OSError, KestrelError):
                 self._log.over(job.at)
                 self._log.over(job.state_at)

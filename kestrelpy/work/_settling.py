@@ -67,10 +67,11 @@ class Settling(Keeping):
         if self._state is not None:
             return
         try:
-            self._settle()
+            with self._unheard():
+                self._settle()
         except QueueClosed:
             return
-        except (OSError, KestrelError):  # the journal has told whoever must know; a full disk may have room later
+        except (OSError, KestrelError):  # the next call tells of it, or the closing; a full disk may have room later
             self._settle_later(self._interval)
 
     def _live_bytes_locked(self) -> int:

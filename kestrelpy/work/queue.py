@@ -153,7 +153,7 @@ class WorkQueue(Changing):
         try:
             more = True
             while more:  # in slices; others come in between
-                with self._news, self._lock, self._turn as now:
+                with self._unheard(), self._news, self._lock, self._turn as now:
                     more = self._close_some_locked(session, now)
         except KestrelError:  # the queue is closed, and all of its sessions with it
             session.closed = True
@@ -206,13 +206,15 @@ class WorkQueue(Changing):
     def close(self) -> None:
         """Save what is only counted so far and close the journal; waiters get ``QueueClosed``. Idempotent.
 
-        Reserved jobs are ready at the next opening.
+        Reserved jobs are ready at the next opening. Raises ``DurabilityUnknown`` if a sync has failed and no call has
+        raised that.
         """
         if self._state is not None:
             return
         try:
             if self._journal is not None:
-                self._settle()
+                with self._unheard():
+                    self._settle()
         except (OSError, KestrelError):
             pass  # the journal tells of it below, unless it has told somebody before
         finally:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kestrelpy import KestrelError
+from kestrelpy import DurabilityUnknown, KestrelError
 from kestrelpy._lifetime import forget
 from kestrelpy.work import Job, Session, WorkQueue
 
@@ -361,7 +361,10 @@ class Work:
         queue = self.queue
         if queue is not None:
             with contextlib.suppress(KestrelError, OSError):
-                queue.close()
+                try:
+                    queue.close()
+                except DurabilityUnknown:  # for how long nothing was written is not said
+                    self.doubt_all()
             self.let_go()
 
 

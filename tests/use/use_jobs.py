@@ -104,6 +104,8 @@ def close_work(w: World, rng: random.Random, process: Process) -> None:
     result = w.call(process, queue.close)
     work.is_closing = False
     check_error(w, work, result)
+    if isinstance(result.error, DurabilityUnknown):  # for how long nothing was written is not said
+        work.doubt_all()
     if work.queue is queue and work.age == age:
         work.let_go()
 
@@ -195,7 +197,7 @@ def put_job(w: World, rng: random.Random, process: Process) -> None:
         alive = [twin for twin in twins if twin.is_alive(now) and not twin.vague]
         w.require(not alive, f"{job} has the key {job.key!r}, and {alive} has it too")
     elif isinstance(result.error, QueueFull):
-        most = sum(each.state in (THERE, MAYBE) for each in work.jobs.values())
+        most = sum(each.state in (THERE, MAYBE, FLYING) for each in work.jobs.values())
         w.require(work.max_jobs is not None and most >= work.max_jobs, f"{result.error!r} with {most} jobs")
         w.saw("a job is refused")
 

@@ -144,7 +144,8 @@ class ReaderModel:
     def doubt_expired(self) -> None:
         if self.queue.expires or (self.config is not None and self.config.max_age is not None):
             now_ms = self.queue.now()
-            self.optional.update(put for put in self.available() if self.is_expired(put, now_ms))
+            left = [put for put in self.queue.stored if put not in self.done and put not in self.open]
+            self.optional.update(put for put in left if self.is_expired(put, now_ms))
             self.optional.update(put for put in self.queue.unsettled() if self.is_expired(put, now_ms))
 
     def note_saved(self) -> None:

@@ -264,6 +264,8 @@ def bind(
         check_error(w, model, result, process)
         if not isinstance(error, ValueError):
             model.unsure = w.locks_unsure = True
+            if known is not None:
+                known.doubt_all()  # it may be open all the same, and by these options
             if name and default is not None and default.handle is not None and default.handle.name == name:
                 default.doubt_all()  # it has that name all the same, and its limits
                 default.config, default.name = config, name
@@ -277,9 +279,16 @@ def bind(
         return already
     if not name and model.named() and quiet and (known is None or not known.exists) and not model.damaged:
         raise w.fail(f"the default reader is opened beside {model.named()}")
+    # Who makes a reader while the queue is erased has one of that which comes after it, or of none; and out of a
+    # callback of a queue's closing, one whose place the queue has left already.
+    left = [each for each in (known, default) if each is not None and each.handle is not None]
     if (
-        model.is_going or model.erased
-    ):  # who makes a reader while the queue is erased has one of that which comes after it, or of none
+        model.is_going
+        or model.erased
+        or (w.depth and any(isinstance(each.handle._broken, QueueClosed) for each in left))
+    ):
+        if default is not None:
+            default.may_have_name = True
         w.call(process, handle.close)
         w.locks_unsure = model.unsure = True
         return None
@@ -291,6 +300,9 @@ def bind(
         reader = begin(w, model, name, start, handle, quiet=quiet and not drops(config))
     else:
         resume(w, reader, handle, quiet=quiet and not drops(config))
+    if reader.may_have_name:
+        reader.doubt_all()
+        reader.may_have_name = False
     reader.doubt_expired()  # by the options that it has had until now
     reader.process, reader.handle, reader.config = process, handle, config
     w.handles[id(handle)] = reader
@@ -318,8 +330,6 @@ def inherit(
         w.saw("an open default reader gets a name")
     elif default.saved or default.done:
         w.saw("a first reader takes over a place")
-    if default.may_have_name:
-        default.doubt_all()
     del model.readers[""]
     model.readers[name] = default
     default.made_at = w.elapsed

@@ -350,6 +350,7 @@ def seek(w: World, rng: random.Random, process: Process) -> None:
         check_error(w, model, result, process, reader)
         if not waiting:
             reader.doubt_all()
+        reader.made_at = float("inf")  # as below
         return
     head = handle.head
     if item_id and not model.flying and not model.holes:

@@ -110,7 +110,7 @@ def aput(w: World, rng: random.Random, process: Process) -> None:
             raise
         except Exception as error:
             result = w.judge(opened.queue.aput, error)
-        if puts[0] in opened.model.flying:
+        if puts[0] in opened.model.flying and not (opened.model.is_going or opened.model.erased):
             settle_puts(w, process, opened, puts, result, -1)  # other steps were between
         w.saw("a task has put an item")
 

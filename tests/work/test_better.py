@@ -370,6 +370,27 @@ def test_bd_w9_a_sync_that_fails_is_an_error_to_who_puts_and_to_all_after(place:
     assert place.open().peek(1).body == b"before"
 
 
+@pytest.mark.parametrize("meanwhile", ["nothing", "time runs out", "a session is closed", "more is counted"])
+def test_bd_w9_a_sync_that_fails_in_the_background_is_told_by_close_at_the_latest(place: Place, meanwhile: str) -> None:
+    queue = place.open(sync=0.1)
+    queue.put(b"job", ttr=1)
+    queue.put(b"expires", expires_in=2.0)
+    session = queue.session()
+    session.reserve(0)
+    place.failing.arm(errno.EIO, kinds={"sync"})
+    place.clock.advance(0.2)
+    if meanwhile == "time runs out":
+        place.clock.advance(5.0)
+    elif meanwhile == "a session is closed":
+        session.close()
+    elif meanwhile == "more is counted":
+        place.clock.advance(60.0)
+    with pytest.raises(DurabilityUnknown):
+        queue.close()
+    queue.close()
+    place.queues.clear()
+
+
 def test_bd_w14_a_release_that_fails_leaves_the_job_with_its_holder(place: Place) -> None:
     queue = place.open()
     job_id = queue.put(b"", priority=9)

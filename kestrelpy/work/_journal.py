@@ -85,9 +85,8 @@ class JobJournal(JournaledQueue):
         told = self._told
         try:
             yield
-        except Exception:
+        finally:
             self._told = told
-            raise
 
     def _look_for_batches(self, disk: Disk | None) -> None:
         """Those that a version before has let somebody publish."""

@@ -268,6 +268,8 @@ class Work:
         self.sessions.clear()
         self.futures.clear()
         self.queue = self.process = None
+        if self.failed:  # for how long nothing was written is not said
+            self.doubt_all()
         self.failed = False
         self.left_behind = 0
         self.age += 1
@@ -363,8 +365,8 @@ class Work:
             with contextlib.suppress(KestrelError, OSError):
                 try:
                     queue.close()
-                except DurabilityUnknown:  # for how long nothing was written is not said
-                    self.doubt_all()
+                except DurabilityUnknown:
+                    self.failed = True
             self.let_go()
 
 

@@ -104,8 +104,6 @@ def close_work(w: World, rng: random.Random, process: Process) -> None:
     result = w.call(process, queue.close)
     work.is_closing = False
     check_error(w, work, result)
-    if isinstance(result.error, DurabilityUnknown):  # for how long nothing was written is not said
-        work.doubt_all()
     if work.queue is queue and work.age == age:
         work.let_go()
 

@@ -51,9 +51,12 @@ def publish(w: World, rng: random.Random, process: Process) -> None:
     where: dict[str, Any] = {"disk": process.disk, "clock": process.clock}
     result = w.call(process, inbox.publish, FOLDER, model.name, parts, **where, **options)
     w.note_fault(model, result)
+    if model.erased:  # meanwhile: it is of the queue that comes after it
+        model = w.models[model.name]
+        model.by_number.update((put.number, put) for put in mine)
     known = model.versions.get(options.get("app_id", ""), -1)
     if result.ok and result.value:
-        sure = not (model.large_parts or model.damaged or model.erased)  # one that is refused leaves no version
+        sure = not (model.large_parts or model.damaged)  # one that is refused leaves no version
         if options and nested == w.nested and sure:
             w.require(options["version"] > known, f"version {options['version']} is published after {known}")
         owner = model.writer.queues[model.name].queue if model.writer is not None else None

@@ -457,7 +457,7 @@ class World:
             unseen = max(0, reader.handle.open_items - len(reader.open))
         held = reader.settling - reader.returning
         free = [put for put in left if put not in reader.open and put not in held]
-        if not reader.open and not reader.settling and not unseen:
+        if not reader.open and not reader.settling and not unseen and not unsettled:
             free = [put for put in free if put not in newest or put.id != reader.queue.tail_id]
         size = sum(len(put.data) for put in left) + sum(len(put.data) for put in unsettled)
         count = len(left) + len(unsettled)

@@ -198,27 +198,31 @@ class Taking(Unread):
         """Take waiters out of the line, each with its item. One that is noted and still in line has not got it: between
         the opening of the read and the leaving of the line there is no call, and so no interrupt.
         """
-        try:
-            while True:
-                found = self._find_locked(expired) if self._line else None
-                if found is None:
-                    break
+        goes_on = True
+        while goes_on:
+            goes_on = False
+            try:
+                while True:
+                    found = self._find_locked(expired) if self._line else None
+                    if found is None:
+                        break
+                    waiter = self._line.wanting()
+                    if waiter is None or waiter.peeks:
+                        self._returned.add(*found)
+                    if waiter is None:
+                        break
+                    item = self._item(*found)
+                    given.append((waiter, item))
+                    if not waiter.peeks:
+                        self._open[item.id] = item
+                        self._opened += 1
+                    del self._line.waiters[waiter]
+            except (KestrelError, OSError) as error:  # the consumer's trouble, not the producer's
                 waiter = self._line.wanting()
-                if waiter is None or waiter.peeks:
-                    self._returned.add(*found)
-                if waiter is None:
-                    break
-                item = self._item(*found)
-                given.append((waiter, item))
-                if not waiter.peeks:
-                    self._open[item.id] = item
-                    self._opened += 1
-                del self._line.waiters[waiter]
-        except (KestrelError, OSError) as error:  # the consumer's trouble, not the producer's
-            waiter = self._line.wanting()
-            if waiter is not None:
-                failed.append((waiter, error))
-                del self._line.waiters[waiter]
+                if waiter is not None:  # the next one tries anew, and is told the same at worst
+                    failed.append((waiter, error))
+                    del self._line.waiters[waiter]
+                    goes_on = True
         self._after_line_locked()
 
     def _give_back(self, waiter: Waiter, item: Item) -> None:

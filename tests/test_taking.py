@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 import threading
 from collections.abc import Callable
@@ -12,9 +13,27 @@ from typing import Any
 import pytest
 
 from kestrelpy import Item, JournaledQueue, QueueEmpty, ReaderConfig, _taking
-from kestrelpy.testing import ManualClock, MemoryDisk
+from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 
 Open = Callable[..., JournaledQueue]
+
+# -- errors of the disk ------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_behind_somebody_for_whom_an_item_could_not_be_read_gets_it(clock: ManualClock) -> None:
+    disk = FailingDisk(MemoryDisk())
+    few = ReaderConfig(memory_bytes=1)  # so that each item is read from the disk
+    with JournaledQueue("/q", "jobs", disk=disk, clock=clock, sync="never", default_reader=few) as queue:
+        queue.put_many([b"1", b"2"])
+        reader = queue.reader("a", start="earliest")
+        assert [reader.get_nowait().data for _ in range(2)] == [b"1", b"2"]
+        first, second = reader.get_future(), reader.get_future()
+        queue.put(b"3", expires_in=0.0)  # the next one is behind it, and not handed over as it comes
+        disk.arm(errno.EIO, kinds={"read"})
+        queue.put(b"4")
+        assert isinstance(first.exception(timeout=0), OSError)
+        assert second.result(timeout=0).data == b"4"
+
 
 # -- chains of callbacks -----------------------------------------------------------------------------------------------
 

@@ -334,6 +334,7 @@ def inherit(
     model.readers[name] = default
     default.made_at = w.elapsed
     default.name = name
+    default.may_have_name = default.may_have_name or model.unsure
     return default
 
 

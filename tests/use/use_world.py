@@ -457,6 +457,9 @@ class World:
             unseen = max(0, reader.handle.open_items - len(reader.open))
         held = reader.settling - reader.returning
         free = [put for put in left if put not in reader.open and put not in held]
+        if reader.in_hook:  # others may be in hand for it, and count: then what is left is the newest
+            reader.optional.update(free)
+            return
         if not reader.open and not reader.settling and not unseen and not unsettled:
             free = [put for put in free if put not in newest or put.id != reader.queue.tail_id]
         size = sum(len(put.data) for put in left) + sum(len(put.data) for put in unsettled)

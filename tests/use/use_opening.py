@@ -295,7 +295,8 @@ def bind(
     if known is not None and known.process is not None:
         w.require(model.damaged, f"reader {known.full_name} is open twice")
         let_go(w, known.process, known, saved=False)  # its lock went with an erase that failed
-    reader = known if known is not None else inherit(w, process, model, name, handle, here=here)
+    beside = nested != w.nested and f"{model.name}+.checkpoint" in w.disk.folders[FOLDER].names  # it was open, then
+    reader = known if known is not None or beside else inherit(w, process, model, name, handle, here=here)
     if reader is None:
         reader = begin(w, model, name, start, handle, quiet=quiet and not drops(config))
     else:

@@ -51,7 +51,7 @@ def publish(w: World, rng: random.Random, process: Process) -> None:
     where: dict[str, Any] = {"disk": process.disk, "clock": process.clock}
     result = w.call(process, inbox.publish, FOLDER, model.name, parts, **where, **options)
     w.note_fault(model, result)
-    if model.erased:  # meanwhile: it is of the queue that comes after it
+    if model.erased and result.ok:  # meanwhile: it is of the queue that comes after it
         model = w.models[model.name]
         model.by_number.update((put.number, put) for put in mine)
     known = model.versions.get(options.get("app_id", ""), -1)

@@ -350,8 +350,9 @@ class Writing(Durability):
         answer = self._append_if_room(parcel, in_turn)
         if not isinstance(answer, range) and answer is not None:
             self._discard_expired(parcel)
-            if not is_open_here(answer):  # what another process has is looked at before it refuses anything
-                self._readership.refresh_limits()
+            answer = self._append_if_room(parcel, in_turn)
+        if not (isinstance(answer, range) or answer is None or is_open_here(answer)):
+            self._readership.refresh_limits()  # what another process has is looked at before it refuses anything
             answer = self._append_if_room(parcel, in_turn)
         if isinstance(answer, range):
             if producer is not None:

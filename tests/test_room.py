@@ -642,3 +642,18 @@ def check_new(reader: Reader, is_there: bool) -> None:
     items = reader.get_many(10, timeout=0)
     assert [item.data for item in items] == expected
     reader.commit_many(items)
+
+
+def test_a_place_elsewhere_is_looked_at_before_it_refuses_also_where_another_reader_has_refused_first(
+    open_queue: Open, folder: Path, clock: ManualClock
+) -> None:
+    few = ReaderConfig(max_items=3, full_policy=FullPolicy.REFUSE)
+    queue = open_queue(default_reader=few)
+    here = queue.reader("a")
+    far = open_reader(folder, "jobs", "b", clock=clock)
+    clock.advance(10)  # the writer has seen it
+    queue.put_many([b"1", b"2", b"3"], expires_in=0.0)
+    assert far.flush() == 3
+    far.close()
+    assert queue.put(b"4") == 4, "what is here had expired, and what is elsewhere has been done"
+    assert here.items == 1

@@ -290,7 +290,7 @@ def bind(
         if default is not None:
             default.may_have_name = True
         w.call(process, handle.close)
-        w.locks_unsure = model.unsure = True
+        w.locks_unsure = model.unsure = w.models[model.name].unsure = True
         return None
     if known is not None and known.process is not None:
         w.require(model.damaged, f"reader {known.full_name} is open twice")
@@ -435,5 +435,5 @@ def drop_reader(w: World, rng: random.Random, process: Process) -> None:
     w.saw("a reader is dropped")
     if not model.named() and "" not in model.readers:
         fresh = model.readers[""] = ReaderModel(model, "", None)
-        fresh.optional = set(model.stored)
-        fresh.saved_optional = set(model.stored)
+        fresh.optional = set(model.stored) | model.unsettled()
+        fresh.saved_optional = set(fresh.optional)

@@ -75,7 +75,7 @@ HUNTS: dict[str, Hunt] = {
     "bug 1": Hunt(("memory_queue",), "queue in memory"),
     "bug 2": Hunt(("open_reader", "put_many", "large batches"), "open_reader has listed"),
     "C5": Hunt(("threads", "beside"), "is not on disk", schedules=60),
-    "C13": Hunt(("hand over", "limits", "block"), "for ever|anywhere|deadlock", schedules=60),
+    "C13": Hunt(("hand over", "limits", "block"), "for ever|anywhere|deadlock", schedules=300),
     "C17": Hunt(("severe", "timeout hook"), "maintenance thread|a sync failed|SystemExit", schedules=60),
     "C18": Hunt(("sleeping", "beside"), "is not on disk", schedules=60),
     "C19": Hunt(("expired hook", "raising", "limits", "block"), "was called|anywhere", schedules=60),

@@ -263,6 +263,8 @@ class FollowingView(JournalView):
 
     def is_left_alone(self) -> bool:
         """Whether the last segment that was seen is there, and not another queue's that is as old."""
+        if not self.segments:
+            return False
         number = self.segments[-1].number
         last = [each for each in segments_among(self._directory.names(), self._queue) if each[0] == number]
         header = first_header(self._directory, last)
@@ -339,7 +341,7 @@ class Outside:
         self._pid = os.getpid()
         readership._home.places = cast("Directory", Places(readership._home, self._check_there))
         self._look()
-        self._seen_id, self._moved_at = self._view.tail_id, clock.monotonic()
+        self._moved_at = clock.monotonic()
         remember(self)
 
     def _look(self) -> None:
@@ -348,18 +350,16 @@ class Outside:
             if not self._view.segments:
                 states = self._readership._home.load_all(self._directory.names())
                 self._view.queue_id = known_queue_id(states) or self._view.queue_id
+        self._seen_id = self._view.tail_id
 
     def look_again(self) -> None:
-        """With the guard held, before a lock of ours is there: until then nothing tells of a queue that is erased, and
-        perhaps made anew, after the first look.
+        """Until there is a lock of ours, nothing tells of a queue that is erased, and perhaps made anew, after the
+        first look.
         """
-        view = self._view
-        if view.segments and view.is_left_alone():
-            return
-        view.close()
-        self._view = self.view_type(self._directory, self.name, self._check_there)
-        self._look()
-        self._seen_id = self._view.tail_id
+        if not self._view.is_left_alone():
+            self._view.close()
+            self._view = self.view_type(self._directory, self.name, self._check_there)
+            self._look()
 
     @property
     def visible_id(self) -> int:

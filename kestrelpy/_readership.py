@@ -182,10 +182,8 @@ class Readership:
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
-    def reader(self, name: str, start: Start, look: Callable[[], object] = bool) -> Reader:
-        """The reader of that name, made if need be. Raises as ``JournaledQueue.reader``. ``look`` is called first, with
-        the guard held.
-        """
+    def reader(self, name: str, start: Start) -> Reader:
+        """The reader of that name, made if need be. Raises as ``JournaledQueue.reader``."""
         found = self.open.get(name)
         if found is not None and not found._half_closed:
             return found
@@ -202,7 +200,7 @@ class Readership:
                 self._release_left(name)
                 default = self.open.get("") if name else None  # which may get that name
                 with nullcontext() if default is None else default._saving, self._home.guard():
-                    look()
+                    self.feed.look_again()
                     reader = self._make(name, start)
                 self._set_open({**self.open, reader.name: reader})
             except BaseException:

@@ -83,6 +83,9 @@ class Source(Protocol):
     def window(self, reader: Taking) -> Take | None:
         """How to take from the shared window, if the reader's next item is or will be in it. Called under its lock."""
 
+    def look_again(self) -> None:
+        """With the guard held, before a reader is made: what was seen without it may have gone."""
+
     def attach(self, reader: Taking) -> None:
         """The reader has read all there is: let it share the window. Called without its lock."""
 

@@ -91,7 +91,7 @@ def open_reader(
         readership = Readership(Home(folder, queue), {}, config, _nothing)
         outside = Outside(folder, queue, clock if clock is not None else SystemClock(), poll_interval, readership)
         readership.feed = outside
-        return readership.reader(reader, start, outside.look_again)
+        return readership.reader(reader, start)
     except BaseException:
         if outside is None:
             folder.close()

@@ -25,6 +25,7 @@ from sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401 
 from kestrelpy import InvalidName, JournaledQueue, KestrelError, NoDefaultReader, QueueLocked, open_reader
 from kestrelpy._detached import FollowingView
 from kestrelpy._disk import RealDisk
+from kestrelpy._readership import Readership
 from kestrelpy.spark import _stream
 from kestrelpy.spark._columns import ARROW_SCHEMA
 from kestrelpy.spark._follow import StreamView
@@ -86,6 +87,25 @@ def test_batches_are_the_items_in_order(folder: Path, open_queue: Open, query: Q
     latest = source.latestOffset(offset, ALL)
     assert source.latestOffset(latest, ALL) is latest
     assert source.partitions(latest, latest) == []
+
+
+def test_a_query_that_is_started_while_its_queue_is_erased_is_of_what_is_there_then(
+    folder: Path, open_queue: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = open_queue()
+    queue.put(b"old")
+    real = Readership.reader
+
+    def reader(self: Readership, *arguments: Any) -> Any:
+        queue.erase()
+        return real(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Readership, "reader", reader)
+        place, _ = _stream.open_source(str(folder), "jobs", "q", "earliest")
+    with closing(place):
+        assert place.items == 0
+    assert scanned(folder) == []
 
 
 def test_an_empty_queue_and_its_first_item(open_queue: Open, query: Query) -> None:

@@ -236,9 +236,8 @@ class GroupCommit:
 
     def _lead(self, leader: object, holding: bool = False) -> None:
         """``holding``: this thread tells nobody, as it has locks, or hardly room on the stack."""
-        if holding and is_deep(
-            SYNC_FRAMES
-        ):  # another thread leads: the others must not wait for one that can't tell them
+        if holding and is_deep(SYNC_FRAMES):
+            # Another thread leads: the others must not wait for one that can't tell them.
             raise RecursionError("no room on the stack for a sync")
         try:
             durable_id = self._sync_once()

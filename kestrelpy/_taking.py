@@ -195,35 +195,38 @@ class Taking(Unread):
     def _serve_locked(
         self, given: list[tuple[Waiter, Item]], failed: list[tuple[Waiter, Exception]], expired: list[Item]
     ) -> None:
-        """Take waiters out of the line, each with its item. One that is noted and still in line has not got it: between
-        the opening of the read and the leaving of the line there is no call, and so no interrupt.
-        """
-        goes_on = True
-        while goes_on:
-            goes_on = False
+        """Take waiters out of the line, each with its item, or with why it could not be read."""
+        while True:
             try:
-                while True:
-                    found = self._find_locked(expired) if self._line else None
-                    if found is None:
-                        break
-                    waiter = self._line.wanting()
-                    if waiter is None or waiter.peeks:
-                        self._returned.add(*found)
-                    if waiter is None:
-                        break
-                    item = self._item(*found)
-                    given.append((waiter, item))
-                    if not waiter.peeks:
-                        self._open[item.id] = item
-                        self._opened += 1
-                    del self._line.waiters[waiter]
+                self._give_locked(given, expired)
+                break
             except (KestrelError, OSError) as error:  # the consumer's trouble, not the producer's
                 waiter = self._line.wanting()
-                if waiter is not None:  # the next one tries anew, and is told the same at worst
-                    failed.append((waiter, error))
-                    del self._line.waiters[waiter]
-                    goes_on = True
+                if waiter is None:
+                    break
+                failed.append((waiter, error))  # the next one tries anew, and is told the same at worst
+                del self._line.waiters[waiter]
         self._after_line_locked()
+
+    def _give_locked(self, given: list[tuple[Waiter, Item]], expired: list[Item]) -> None:
+        """Until nobody waits or nothing is there. One that is noted and still in line has not got its item: between the
+        opening of the read and the leaving of the line there is no call, and so no interrupt. Raises as ``read``.
+        """
+        while True:
+            found = self._find_locked(expired) if self._line else None
+            if found is None:
+                break
+            waiter = self._line.wanting()
+            if waiter is None or waiter.peeks:
+                self._returned.add(*found)
+            if waiter is None:
+                break
+            item = self._item(*found)
+            given.append((waiter, item))
+            if not waiter.peeks:
+                self._open[item.id] = item
+                self._opened += 1
+            del self._line.waiters[waiter]
 
     def _give_back(self, waiter: Waiter, item: Item) -> None:
         if not waiter.peeks:

@@ -406,13 +406,13 @@ class Keeping:
     def _write_expired_locked(self) -> None:
         """The end of those that have expired. If it can't be written they expire again after a restart."""
         expired, self._machine.expired = self._machine.expired, []
-        for job in expired:
-            try:
-                with self._unheard():
+        with self._unheard():
+            for job in expired:
+                try:
                     self._write_gone_locked(job, TIMED_OUT if job.new_timeouts else EXPIRED)
-            except (OSError, KestrelError):
-                self._log.over(job.at)
-                self._log.over(job.state_at)
+                except (OSError, KestrelError):
+                    self._log.over(job.at)
+                    self._log.over(job.state_at)
 
     def sync(self) -> None:
         """All that returned before is on disk when this returns. Raises ``DurabilityUnknown``."""

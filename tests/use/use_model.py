@@ -59,8 +59,8 @@ class ReaderModel:
         self.half_dropped = False
         """Whether dropping it has raised: it may be made anew, and begin with what comes then."""
         self.may_have_name = False
-        """Of a default reader: whether the making of a named one has raised, which may have its place. Then the next
-        named one begins anew.
+        """Of a default reader: whether a named one may have its place, whose making has raised, or came in the middle
+        of a closing or an erase. Then the next named one begins anew.
         """
         self.done: set[Put] = set()
         self.optional: set[Put] = set()

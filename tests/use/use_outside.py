@@ -60,9 +60,8 @@ def publish(w: World, rng: random.Random, process: Process) -> None:
         if options and nested == w.nested and sure:
             w.require(options["version"] > known, f"version {options['version']} is published after {known}")
         owner = model.writer.queues[model.name].queue if model.writer is not None else None
-        if (
-            owner is not None and nested == w.nested and not w.depth and not w.trouble.fired
-        ):  # it could say what it takes
+        could_say = not w.trouble.fired  # in a file, what it takes
+        if owner is not None and nested == w.nested and not w.depth and could_say:
             largest = max(len(put.data) for put in mine)
             said = f"an item of {largest} bytes is published, and its queue takes {owner.max_item_bytes}"
             w.require(largest <= owner.max_item_bytes, said)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from operator import attrgetter
 from reprlib import recursive_repr
-from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
     from dataclasses import Field
     from typing import Self
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 set_field = object.__setattr__
 """``set_field(value, name, to)``: for the ``__init__`` of a value that is made so often that it has its own."""
@@ -138,3 +141,18 @@ class Value:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, held in state.items():
             set_field(self, name, held)
+
+
+class ReadOnlyDict(dict[K, V]):
+    """A mapping in a value: as that it is not changed, and is hashed, copied and pickled."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("this mapping is a value's, and does not change")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __hash__(self) -> int:  # type: ignore[override]  # other dicts have none
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReadOnlyDict, (dict(self),)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kestrelpy._checks import check_seconds, check_whole
-from kestrelpy._value import Value
+from kestrelpy._value import ReadOnlyDict, Value
 
 if TYPE_CHECKING:
     from kestrelpy.item import Item
@@ -36,9 +35,9 @@ class FullPolicy(enum.Enum):
 class Codec(Protocol):
     """How values become the bytes of an item and come back."""
 
-    def encode(self, value: Any) -> bytes: ...
+    def encode(self, value: Any, /) -> bytes: ...
 
-    def decode(self, data: bytes) -> Any: ...
+    def decode(self, data: bytes, /) -> Any: ...
 
 
 class ReaderConfig(Value, kw_only=True):
@@ -130,7 +129,7 @@ class QueueStats(Value, kw_only=True):
     put_bytes: int
     sync_count: int
     quarantined: int
-    readers: Mapping[str, ReaderStats] = MappingProxyType({})
+    readers: Mapping[str, ReaderStats] = ReadOnlyDict()
     oldest_segment: int = 0
     newest_segment: int = 0
     refused_batches: int = 0

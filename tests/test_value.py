@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from kestrelpy import (
     Damage,
     FullPolicy,
+    JournaledQueue,
     QueueInspection,
     QueueStats,
     ReaderConfig,
@@ -139,7 +140,8 @@ def test_defaults() -> None:
     assert vars(VerifyReport(queue="jobs"))["damage"] == ()
     stats = QueueStats(**dict.fromkeys([name for name in QueueStats._annotated if name != "readers"], 0))
     assert stats.readers == {}
-    assert isinstance(stats.readers, MappingProxyType)
+    with pytest.raises(TypeError, match="does not change"):
+        stats.readers["a"] = stats  # type: ignore[index]
     assert dataclasses.replace(stats, items=5).items == 5
 
 
@@ -205,3 +207,13 @@ def test_each_class_has_the_fields_that_are_its_own() -> None:
     assert list(dataclasses.asdict(VALUES["Damage"])) == ["path", "offset", "reason"]
     assert list(dataclasses.asdict(Measured("a", 1, "b"))) == ["path", "offset", "reason", "length"]
     assert Measured("a", 1, "b", 5) == Measured("a", 1, "b", length=5) != Measured("a", 1, "b")
+
+
+def test_the_figures_of_a_queue_are_a_value_as_all_others(folder: Path) -> None:
+    with JournaledQueue(folder, "jobs") as queue:
+        queue.reader("a")
+        stats = queue.stats()
+    assert stats.readers["a"].items == 0
+    for again in (pickle.loads(pickle.dumps(stats)), copy.deepcopy(stats), dataclasses.replace(stats)):
+        assert (again, hash(again)) == (stats, hash(stats))
+    assert dataclasses.asdict(stats)["readers"]["a"] == dataclasses.asdict(stats.readers["a"])

@@ -141,23 +141,28 @@ class _RealLock:
         self._file = file
         self._directory = directory
         self._name = name
+        self._releasing = threading.Lock()  # once it is closed, its descriptor is another file's
         self.copied.add(self)
 
     def release(self) -> None:
-        """Unlocks as well as closes: a child that forked off meanwhile has a copy of the descriptor (R26)."""
+        """Unlocks as well as closes: a child that forked off meanwhile has a copy of the descriptor (R26). May be
+        repeated, by any thread.
+        """
         import portalocker
 
-        if not self._file.closed:
-            with contextlib.suppress(portalocker.LockException):
-                portalocker.unlock(self._file)
-            self.abandon()
+        with self._releasing:
+            if not self._file.closed:
+                with contextlib.suppress(portalocker.LockException):
+                    portalocker.unlock(self._file)
+                self.abandon()
 
     def abandon(self) -> None:
         self.copied.discard(self)
         self._file.close()
 
     def is_current(self) -> bool:
-        return self._directory._is_at(self._file.fileno(), self._name)
+        with self._releasing:  # who has released it meanwhile was not robbed of it
+            return self._file.closed or self._directory._is_at(self._file.fileno(), self._name)
 
 
 def _leave_pid(descriptor: int) -> None:
@@ -194,6 +199,15 @@ class _Descriptor:
         """Whether stores may need new room; to be expected where the type is not known."""
         return self.kind in _COPYING or not self.kind
 
+    def leave(self) -> None:
+        """One of its users does not need it any more."""
+        with _Descriptor.guard:
+            self.users -= 1
+            if not self.users:
+                if _Descriptor.shared.get(self.key) is self:
+                    del _Descriptor.shared[self.key]
+                os.close(self.number)
+
     @classmethod
     def is_named(cls, path: str) -> bool:
         """Whether a queue of this process has the folder open, under this path, and has synced it into its parent."""
@@ -211,6 +225,7 @@ def _reset_after_fork() -> None:
     _Descriptor.guard = threading.RLock()
     _Descriptor.shared = {}
     for lock in list(_RealLock.copied):
+        lock._releasing = threading.Lock()
         lock.abandon()
 
 
@@ -248,6 +263,8 @@ class RealDirectory:
         if shared is not mine:
             os.close(number)
         self._shared: _Descriptor | None = shared
+        self._left = weakref.finalize(self, shared.leave)  # where nobody closes it (R31)
+        self._left.atexit = False
 
     @property
     def path(self) -> str:
@@ -361,14 +378,9 @@ class RealDirectory:
 
     def close(self) -> None:
         shared, self._shared = self._shared, None
-        if shared is None:
-            return
-        with _Descriptor.guard:
-            shared.users -= 1
-            if not shared.users:
-                if _Descriptor.shared.get(shared.key) is shared:
-                    del _Descriptor.shared[shared.key]
-                os.close(shared.number)
+        if shared is not None:
+            self._left.detach()
+            shared.leave()
 
 
 class RealDisk:

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,11 @@ class RealFile:
 
     def __init__(self, descriptor: int, *, mapped: bool = True) -> None:
         self._descriptor = descriptor
+        self._left = weakref.finalize(self, os.close, descriptor)
+        """Where nobody closes it nothing is saved (R31), but the descriptor goes, and with it the room of a file that
+        was deleted. Not by ``__del__``: an interrupt that strikes there is lost.
+        """
+        self._left.atexit = False
         self._mapped = mapped
         self._map: mmap.mmap | None = None
         self._hurried = 0  # the bytes up to here are on their way to the disk
@@ -154,6 +160,7 @@ class RealFile:
             self._map.close()
             self._map = None
         if self._descriptor >= 0:
+            self._left.detach()
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
 

@@ -1,20 +1,28 @@
-"""The logger ``kestrelpy``. ``logging`` is imported when there is something to say: it costs more than this package."""
+"""The logger ``kestrelpy``. ``logging`` is imported when there is something to say: it costs more than this package.
+
+What a handler or a filter of a user's raises goes no further: threads that all queues count on log, and so do calls
+that have done what they promise.
+"""
 
 from __future__ import annotations
+
+import contextlib
 
 
 def warning(message: str, *arguments: object, error: bool = False) -> None:
     """Log a warning; with ``error``, also the exception being handled."""
-    import logging
+    with contextlib.suppress(Exception, SystemExit):
+        import logging
 
-    logging.getLogger("kestrelpy").warning(message, *arguments, exc_info=error)
+        logging.getLogger("kestrelpy").warning(message, *arguments, exc_info=error)
 
 
 def exception(message: str, *arguments: object) -> None:
     """Log an error and the exception being handled."""
-    import logging
+    with contextlib.suppress(Exception, SystemExit):
+        import logging
 
-    logging.getLogger("kestrelpy").exception(message, *arguments)
+        logging.getLogger("kestrelpy").exception(message, *arguments)
 
 
 class Trouble:

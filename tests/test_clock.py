@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import logging
 import math
 import os
 import queue
@@ -20,6 +21,8 @@ from conftest import until
 
 import kestrelpy.clock
 import kestrelpy.testing.clock
+from kestrelpy import _deferred, _log
+from kestrelpy._log import Trouble
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.testing import ManualClock
 
@@ -273,6 +276,42 @@ def test_one_that_fails_is_logged_and_does_not_stop_the_others(
     timers.call_later(0.01, "runs")
     assert timers.next() == "runs"
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
+class _BrokenHandler(logging.Handler):
+    """A user's, whose log server is gone."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise (OSError if record.levelno < logging.ERROR else SystemExit)("no log today")
+
+
+@pytest.fixture
+def broken_log() -> Iterator[None]:
+    handler = _BrokenHandler()
+    logging.getLogger("kestrelpy").addHandler(handler)
+    yield
+    logging.getLogger("kestrelpy").removeHandler(handler)
+
+
+@pytest.mark.usefixtures("broken_log")
+def test_one_that_fails_does_not_stop_the_others_where_it_cannot_be_logged(timers: Timers) -> None:
+    timers.timers.add(0, lambda: 1 / 0, None)
+    timers.call_later(0.01, "runs")
+    assert timers.next() == "runs"
+
+
+@pytest.mark.usefixtures("broken_log")
+def test_what_a_finaliser_leaves_is_done_though_it_cannot_be_logged_that_something_failed() -> None:
+    done: list[int] = []
+    _deferred.leave(lambda: 1 // 0)
+    _deferred.leave(lambda: done.append(1))
+    until(lambda: done and not _deferred._working)
+
+
+@pytest.mark.usefixtures("broken_log")
+def test_what_is_only_said_does_not_fail_what_is_done() -> None:
+    _log.warning("the disk is slow today")
+    Trouble().begin("saving", OSError("no room"))
 
 
 def test_one_that_ran_is_let_go(timers: Timers) -> None:

@@ -251,6 +251,7 @@ class Watch:
         self._members: weakref.WeakValueDictionary[str, JournaledQueue] = weakref.WeakValueDictionary()
         self._timer: Timer | None = None  # guarded by self._guard, as the next one
         self._due = 0.0  # when it is
+        self._trouble = _log.Trouble()
 
     @classmethod
     def join(cls, queue: JournaledQueue, disk: Disk | None, clock: Clock) -> None:
@@ -322,18 +323,20 @@ class Watch:
                 self._timer.cancel()  # it is this one; or one that was set meanwhile, and this look sets the next
                 self._timer = None
         found: list[JournaledQueue] = []
+        what = f"looking at the inbox of {self._path}"
         try:
             folder = open_inbox(self._path, self._disk, create=False)
             try:
                 names = publishing_queues(folder.names())
             finally:
                 folder.close()
+            self._trouble.end(what)
             queues = [self._members.get(name) for name in names]
             found = [queue for queue in queues if queue is not None and queue._state is None]
         except FileNotFoundError:
             found = []
-        except OSError:
-            _log.warning("the inbox of %s can't be looked at now", self._path, error=True)
+        except OSError as error:
+            self._trouble.begin(what, error)
         finally:
             if not found:
                 self._arm()

@@ -385,7 +385,7 @@ def test_a_failing_look_is_logged_and_tried_again(
     publish_items(folder, b"a")
     disk.arm(errno.EMFILE)
     clock.advance(0.5)
-    assert "can't be looked at" in caplog.text
+    assert "looking at the inbox" in caplog.text
     raised: list[int] = []
     with monkeypatch.context() as patched:
 
@@ -1155,3 +1155,20 @@ def test_who_is_told_that_an_item_is_on_disk_finds_it(open_queue: Open) -> None:
     queue.put_future(b"in the next segment")
     queue.take_in()
     assert first.done() == bool(queue.reader().items)
+
+
+def test_an_opening_that_fails_behind_its_journal_keeps_no_file_open(open_queue: Open, folder: Path) -> None:
+    with open_queue() as queue:
+        queue.put(b"1")
+    publish(folder, NAME, [part_of(folder, [b"2"])])
+    before = len(os.listdir("/proc/self/fd"))
+    failures = []
+    for at in range(1, 9):
+        disk = FailingDisk(RealDisk())
+        disk.arm(errno.EIO, kinds={"sync"}, at=at)
+        try:
+            open_queue(disk=disk).close()
+        except OSError as error:
+            failures.append(type(error))
+        assert len(os.listdir("/proc/self/fd")) == before, at
+    assert DurabilityUnknown in failures

@@ -37,6 +37,8 @@ class Changing(Listing, Putting):
 
     def _delete_by(self, session: Session | None, job_id: int) -> None:
         with self._news, self._lock, self._turn as now:
+            if session is not None:
+                session._check_open()
             live = self._live_locked(job_id, now)
             if live.state == RESERVED and live.holder is not session:
                 raise NotReserved(job_id)

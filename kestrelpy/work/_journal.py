@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -64,6 +65,12 @@ class JobJournal(JournaledQueue):
                 raise
         self._mark_as_jobs()
         return self._open_mark()
+
+    def lift_limit(self) -> None:
+        """Take records of any size from here on. How large a job may be is the work queue's business; and one that was
+        put when more was allowed must be written anew, or the journal could never be shortened.
+        """
+        self.max_item_bytes = sys.maxsize
 
     @property
     def queue_id(self) -> bytes:

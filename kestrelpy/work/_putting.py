@@ -218,6 +218,8 @@ class Putting(Settling):
     def new_id(self) -> int:
         """Draw the id of a put to come, ``put(..., job_id=that)``; one that is not put is not given out again.
 
+        But after a kill it may be: nothing is written until it is put.
+
         For protocols that give ids out before they have the body, and use some up in vain. Each may be put once: an id
         whose job is gone is not to be named again.
         """

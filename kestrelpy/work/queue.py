@@ -103,6 +103,7 @@ class WorkQueue(Changing):
         try:
             if queue is not None:
                 check_job_bytes(max_job_bytes, queue.max_item_bytes - _NAMES_BYTES)
+                queue.lift_limit()
             is_known = queue is None or queue.claim(disk)
             self._set_up(queue, segment_bytes, max_attempts)
             if queue is not None:

@@ -38,8 +38,8 @@ def queue(clock: ManualClock, disk: MemoryDisk) -> Iterator[WorkQueue]:
         made._check()
 
 
-def opened(clock: ManualClock, disk: MemoryDisk) -> WorkQueue:
-    return WorkQueue("/work", clock=clock, disk=disk, segment_bytes=8192, max_job_bytes=4000)
+def opened(clock: ManualClock, disk: MemoryDisk, segment_bytes: int = 8192, max_job_bytes: int = 4000) -> WorkQueue:
+    return WorkQueue("/work", clock=clock, disk=disk, segment_bytes=segment_bytes, max_job_bytes=max_job_bytes)
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------
@@ -386,3 +386,46 @@ def test_an_error_that_is_kept_keeps_no_arguments(clock: ManualClock, disk: Memo
     assert raised[0] is not raised[1]
     assert queue._state is not None
     assert queue._state.__traceback__ is None
+
+
+# -- sizes that have changed -------------------------------------------------------------------------------------------
+
+
+def shortened(queue: WorkQueue) -> int:
+    """How many segments are left when many small jobs have come and gone."""
+    for _ in range(3):
+        queue.put_many([b"y" * 20] * 600)
+        with queue.session() as session:
+            for job in session.reserve_many(600, timeout=0):
+                job.delete()
+        queue.checkpoint()
+    return queue.stats().segments
+
+
+def test_a_job_that_would_be_too_large_today_is_written_anew(clock: ManualClock, disk: MemoryDisk) -> None:
+    with opened(clock, disk, segment_bytes=1 << 20, max_job_bytes=1 << 16) as queue:
+        large = queue.put(b"x" * 60_000, priority=1 << 31)
+    with opened(clock, disk, segment_bytes=4096, max_job_bytes=100) as queue:
+        assert shortened(queue) < 40, "its own bytes twice are 30 segments, the jobs were 100"
+    with opened(clock, disk) as queue:
+        assert queue.peek(large).body == b"x" * 60_000
+
+
+def test_the_largest_job_with_the_longest_names_is_written_anew(clock: ManualClock, disk: MemoryDisk) -> None:
+    with pytest.raises(ValueError, match="at most") as refused:
+        opened(clock, disk, segment_bytes=8192, max_job_bytes=10**9)
+    most = int(str(refused.value).split("at most ")[1].split(" ")[0].replace(",", ""))
+    with opened(clock, disk, segment_bytes=8192, max_job_bytes=most) as queue:
+        large = queue.put(b"x" * most, priority=1 << 31, tube="t" * 200, key="k" * 255)
+        assert shortened(queue) <= 4
+        assert len(queue.peek(large).body) == most
+
+
+def test_a_closed_session_deletes_nothing(queue: WorkQueue) -> None:
+    job_id = queue.put(b"1")
+    session = queue.session()
+    session.reserve(0)
+    session.close()
+    with pytest.raises(QueueClosed):
+        session.delete(job_id)
+    assert queue.stats_job(job_id).state == "ready"

@@ -128,6 +128,8 @@ class Verification:
         queue_id = self._chain.queue_id
         for name in [*names, _names.mark_name(self._queue)]:
             state, exists = load_checkpoint(self._folder, name)
+            if state is not None and not queue_id:  # nothing was there at the first look: it has been made since
+                queue_id = state.queue_id
             if state is None:
                 if exists:
                     self._report(name, 0, "no whole state in this checkpoint")

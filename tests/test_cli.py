@@ -662,3 +662,33 @@ def test_output_that_nobody_reads_is_no_error(jobs: Path) -> None:
     )
     assert scan.returncode in (0, 128 + signal.SIGPIPE)
     assert scan.stderr == b""
+
+
+# -- streams that are not what they were ------------------------------------------------------------------------------
+
+
+def in_shell(line: str, **environment: str) -> Done:
+    command = ["sh", "-c", line.replace("kestrelpy", f"{sys.executable} -m kestrelpy")]
+    done = subprocess.run(
+        command, capture_output=True, timeout=60, check=False, cwd=ROOT, env={**os.environ, **environment}
+    )
+    return Done(done.returncode, done.stdout, done.stderr.decode())
+
+
+def test_what_the_output_has_no_letter_for_is_escaped(tmp_path: Path) -> None:
+    with JournaledQueue(tmp_path, "jobs") as queue:
+        queue.put_many(["caf\u00e9".encode(), b"plain"])
+    done = in_shell(f"kestrelpy scan {tmp_path} jobs", PYTHONIOENCODING="ascii")
+    assert (done.status, done.err) == (0, "")
+    assert b"caf\\xe9" in done.out
+    assert b"plain" in done.out
+
+
+def test_streams_that_are_closed_are_empty(tmp_path: Path) -> None:
+    for line in (f"kestrelpy put {tmp_path} jobs <&-", f"kestrelpy ls {tmp_path} >&-"):
+        done = in_shell(line)
+        assert (done.status, done.err) == (0, ""), (line, done)
+
+
+def test_an_expiry_beyond_all_time_is_refused(tmp_path: Path, run: Run) -> None:
+    assert run("put", tmp_path, "jobs", "--expires-in", "1e300", stdin=b"1").status == 2

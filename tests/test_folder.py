@@ -21,6 +21,7 @@ from kestrelpy import (
 )
 from kestrelpy._disk import Directory, File
 from kestrelpy._segment import open_segment
+from kestrelpy._verification import Verification, VerifyReport
 from kestrelpy.testing import CrashingDisk, ManualClock
 
 Open = Callable[..., JournaledQueue]
@@ -385,3 +386,18 @@ def test_a_killed_writer_can_be_scanned_before_it_is_reopened(folder: Path, open
     let_die(queue)
     assert [record.data for record in scan(folder, "jobs")] == [b"1", b"2"]
     assert len(take_all(open_queue())) == 2
+
+
+def test_verify_beside_the_making_of_the_first_reader_finds_nothing(
+    folder: Path, open_queue: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = open_queue()
+    real = Verification.run
+
+    def run(self: Verification, refused: int) -> VerifyReport:
+        queue.reader("a")  # after the first look, which found nothing
+        return real(self, refused)
+
+    monkeypatch.setattr(Verification, "run", run)
+    report = verify(folder, "jobs")
+    assert (report.readers, report.damage) == (("a",), ())

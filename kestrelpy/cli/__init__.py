@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -69,6 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. ``argv`` is without the program's name; ``None``: the process's own."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if argv is None:
+        _open_streams()
     try:
         args = managing.bench_arguments(arguments) or build_parser().parse_args(arguments)
     except SystemExit as done:  # argparse has said what there is to say
@@ -76,8 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with unwinding():
             status: int = args.run(args)
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
             return status
     except BrokenPipeError:
         _abandon_output()
@@ -113,6 +115,18 @@ def _os_error_text(error: OSError) -> str:
         return str(error)
     name = error.filename.decode(errors="replace") if isinstance(error.filename, bytes) else error.filename
     return f"{name}: {error.strerror}"
+
+
+def _open_streams() -> None:
+    """What a shell has closed (``<&-``, ``>&-``) is empty, and takes what is written. A character that the output's
+    encoding does not have is shown as its escape.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives, as those above
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as above
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _abandon_output() -> None:

@@ -12,6 +12,8 @@ from kestrelpy import queue_names
 from kestrelpy.errors import InvalidName, WrongKind
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MOST_SECONDS = 1e15
+"""More than that no expiry is taken for: thirty million years."""
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 
 Start = Literal["tail", "earliest"] | int
@@ -47,7 +49,7 @@ def item_id(text: str) -> int:
 def seconds(text: str) -> float:
     """A duration in seconds, not negative."""
     number = _number(text, float)
-    if not 0 <= number < float("inf"):
+    if not 0 <= number < _MOST_SECONDS:
         raise argparse.ArgumentTypeError(f"must be a number of seconds, not {text}")
     return float(number)
 

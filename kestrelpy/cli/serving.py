@@ -200,6 +200,7 @@ def _bound_to_path(path: str, opened: contextlib.ExitStack) -> socket.socket:
             os.unlink(path)
     one = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     one.bind(path)
+    one.listen()  # and not only when the queue is open, which may take a while: nobody else takes it for a left one
     return one
 
 
@@ -207,7 +208,10 @@ def _passed_sockets(opened: contextlib.ExitStack) -> list[socket.socket]:
     """Those that systemd has opened for this process."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return []
-    count = int(os.environ.get("LISTEN_FDS") or 0)
+    said = os.environ.get("LISTEN_FDS") or "0"
+    if not said.isdecimal():
+        raise CommandError(f"LISTEN_FDS must be a number of sockets, not {said!r}", status=2)
+    count = int(said)
     numbers = range(_FIRST_PASSED_SOCKET, _FIRST_PASSED_SOCKET + count)
     return [opened.enter_context(socket.socket(fileno=number)) for number in numbers]
 

@@ -236,6 +236,25 @@ def test_a_socket_that_systemd_passes(tmp_path: Path) -> None:
             assert process.wait(PATIENCE) == 0
 
 
+def test_sockets_that_systemd_can_not_have_passed(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    monkeypatch.setenv("LISTEN_FDS", "abc")
+    status, said = refused(capfd)
+    assert (status, said) == (2, "kestrelpy serve: LISTEN_FDS must be a number of sockets, not 'abc'\n")
+
+
+def test_a_path_whose_server_still_opens_its_queue_is_not_taken(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        serving._bound_to_path(path, first)
+        with pytest.raises(OSError, match="in use"):
+            serving._bound_to_path(path, second)
+    with contextlib.ExitStack() as third:  # its server is gone, and has left it
+        serving._bound_to_path(path, third)
+
+
 def test_two_addresses_at_once(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with running("--listen", f"unix:{path}", "--listen", "127.0.0.1:0") as one:

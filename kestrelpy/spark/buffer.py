@@ -338,7 +338,11 @@ class DriverBuffer:
         source.make_durable(batch.items[-1].id)
         batch_id = 0 if plan is None else plan.batch_id + 1
         plan = Plan(source.queue_id, batch_id, spans_of(item.id for item in batch.items))
-        self._file.save(plan)
+        try:
+            self._file.save(plan)
+        except OSError:
+            self._reader._check_usable()  # who closes the queue meanwhile closes its folder
+            raise
         self._plan = plan
         return plan
 

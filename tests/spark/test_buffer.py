@@ -294,6 +294,7 @@ def test_a_hook_may_take_what_fails_too_often(open_queue: OpenQueue, seen: Seen)
     assert seen.batches == [(1, [3])]
 
 
+@pytest.mark.usefixtures("spark")  # which parses the schema
 def test_values_that_do_not_fit_the_schema_fail(open_queue: OpenQueue, seen: Seen) -> None:
     queue = open_queue(codec=JSON)
     queue.put({"n": 1})

@@ -20,7 +20,8 @@ class JournaledBlockingQueue:
     """A ``BlockingQueue`` over the default reader of a journaled queue; made by ``JournaledQueue.as_blocking_queue``.
 
     A get commits at once: an item that was got and not yet worked on is not delivered again, but for the commits
-    since the last checkpoint after a crash. Values go through the queue's codec. Thread-safe.
+    since the last checkpoint after a crash. Values go through the queue's codec; an item that it can't decode is
+    aborted: it stays, and the next get has it again, unless an ``on_abort`` hook takes it. Thread-safe.
     """
 
     def __init__(self, queue: JournaledQueue) -> None:
@@ -29,10 +30,14 @@ class JournaledBlockingQueue:
         self._gets = _Gets(self)
         self._shut = False
 
-    @staticmethod
-    def _done(item: Item) -> Any:
+    def _done(self, item: Item) -> Any:
+        try:
+            value = item.value
+        except Exception:
+            item.abort()
+            raise
         item.commit()
-        return item.value
+        return value
 
     # -- putting -----------------------------------------------------------------------------------------------------
 
@@ -72,16 +77,22 @@ class JournaledBlockingQueue:
         if block:
             check_timeout(timeout)
         waits = block and timeout != 0
+        item = None
         try:
-            item = self._reader.get(None if waits else False)  # type: ignore[arg-type]  # None: it is no miss yet
-        except QueueEmpty:
-            if self._shut:
-                item = self._gets._take_now()
-            elif not waits:
-                raise
-            else:
-                item = self._gets._wait(timeout)
-        return self._done(item)
+            try:
+                item = self._reader.get(None if waits else False)  # type: ignore[arg-type]  # None: it is no miss yet
+            except QueueEmpty:
+                if self._shut:
+                    item = self._gets._take_now()
+                elif not waits:
+                    raise
+                else:
+                    item = self._gets._wait(timeout)
+            return self._done(item)
+        except BaseException:  # an interrupt, perhaps: nobody has got it
+            if item is not None:
+                self._reader._unget(item)
+            raise
 
     def get_nowait(self) -> Any:
         """``get(block=False)``."""
@@ -114,10 +125,14 @@ class JournaledBlockingQueue:
             elif error is not None:
                 outer.set_exception(error)
             else:
+                item = done.result()
                 try:
-                    value = self._done(done.result())
-                except Exception as trouble:  # closed meanwhile: the item comes again
+                    value = self._done(item)
+                except BaseException as trouble:  # closed meanwhile, or an interrupt: the item comes again
+                    self._reader._unget(item)
                     outer.set_exception(trouble)
+                    if not isinstance(trouble, Exception):
+                        raise
                 else:
                     outer.set_result(value)
 
@@ -127,7 +142,14 @@ class JournaledBlockingQueue:
 
     async def aget(self, timeout: float | None = None) -> Any:
         """``get`` for asyncio, from any event loop; a cancelled one loses no item."""
-        return self._done(await self._gets.aget(timeout))
+        item = None
+        try:
+            item = await self._gets.aget(timeout)
+            return self._done(item)
+        except BaseException:  # as in get
+            if item is not None:
+                self._reader._unget(item)
+            raise
 
     def peek(self) -> Any:
         """The next item, not removed. Raises ``QueueEmpty``."""

@@ -588,5 +588,6 @@ class Outside:
     def _abandon(self) -> None:
         self._readership.abandon(ForkedQueue(self._pid))
         self._looking = threading.Lock()
+        self._gone = True  # figures go by what was seen
         self._view.close()
         self._directory.close()

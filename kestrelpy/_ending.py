@@ -157,10 +157,10 @@ class Ending(Writing):
             _log.warning("there is no room for the mark of %s, which stays as it was: %s", self.name, error)
 
     def _save_places(self, closed: QueueClosed, tell: Tell) -> None:
-        """Of all readers, whatever is wrong with one of them."""
+        """Of all readers, whatever is wrong with one of them; also of one that its own ``close`` is about to save."""
         with contextlib.ExitStack() as rest:
             for reader in self._readership.open.values():
-                if reader._broken is None:
+                if reader._broken is None or reader._ending:
                     rest.callback(reader._save_last, True, closed, tell)
 
     def _let_go(self, closed: QueueClosed) -> None:

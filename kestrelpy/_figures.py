@@ -25,6 +25,14 @@ class Figures(Taking):
         """Whether ``item`` is an open read of this reader."""
         return self._open.get(item.id) is item
 
+    def _check_settled(self, item: Item) -> None:
+        """Raise why nothing can be settled any more, unless somebody has committed or aborted ``item`` before."""
+        with self._lock:
+            progress = self._progress
+            is_settled = progress.is_done(item.id) or progress.error_counts.get(item.id, 0) > item.error_count
+        if not is_settled:
+            self._check_usable()
+
     @property
     def head(self) -> int:
         """Every id up to and including it is done."""

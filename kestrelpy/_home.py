@@ -158,6 +158,12 @@ class Home:
             self._inside.discard(thread)
             left.release()
 
+    def leave_nothing(self) -> None:
+        """Under the guard: if nothing else is there of this queue, which was erased, the guard's own file goes too."""
+        guard = _names.readers_lock_name(self.queue)
+        if self._mine() == [guard]:
+            self.directory.unlink(guard)
+
     @property
     def is_guarded(self) -> bool:
         """Whether this thread has the guard."""
@@ -199,10 +205,7 @@ class Home:
         return CheckpointFile(self.places, _names.checkpoint_name(self.queue, reader), self._second)
 
     def load(self, reader: str, queue_id: bytes, file: CheckpointFile | None = None) -> Checkpoint | None:
-        """A reader's saved state; ``None`` if it is missing, damaged or of another queue: never a reason to skip.
-
-        With ``file``, saves to that go on from there.
-        """
+        """``find``, for who opens the reader: damage is logged. With ``file``, saves to that go on from there."""
         name = _names.checkpoint_name(self.queue, reader)
         state, exists = load_checkpoint(self.directory, name) if file is None else file.load()
         if state is not None and is_place_of(state, reader, queue_id):
@@ -210,6 +213,11 @@ class Home:
         if exists:
             _log.warning("checkpoint %s is damaged: its reader starts at the earliest item kept", name)
         return None
+
+    def find(self, reader: str, queue_id: bytes) -> Checkpoint | None:
+        """A reader's saved state; ``None`` if it is missing, damaged or of another queue: never a reason to skip."""
+        state, _ = load_checkpoint(self.directory, _names.checkpoint_name(self.queue, reader))
+        return state if state is not None and is_place_of(state, reader, queue_id) else None
 
     def is_there(self, reader: str, queue_id: bytes) -> bool:
         """Whether a reader has a place, which may be damaged. A state of another queue is none."""
@@ -221,8 +229,8 @@ class Home:
         reader has not: it was made while somebody had that open.
         """
         for reader in readers:
-            state, _ = load_checkpoint(self.directory, _names.checkpoint_name(self.queue, reader))
-            if state is not None and is_place_of(state, reader, queue_id) and state.has_inherited(reader):
+            state = self.find(reader, queue_id)
+            if state is not None and state.has_inherited(reader):
                 return True
         return False
 
@@ -274,8 +282,8 @@ class Home:
 
     def _durable_head_elsewhere(self, reader: str, wanted: int, queue_id: bytes) -> int:
         """What its owner says. The place of a reader that nobody owns is saved anew, if that helps."""
-        state, _ = load_checkpoint(self.directory, _names.checkpoint_name(self.queue, reader))
-        if state is None or not is_place_of(state, reader, queue_id):
+        state = self.find(reader, queue_id)
+        if state is None:
             return 0
         if state.durable_head < wanted <= state.head:
             try:
@@ -305,10 +313,15 @@ class Home:
         with self.guard():
             self._remove_all()
 
+    def _mine(self) -> list[str]:
+        """The names of all files of this queue."""
+        return [name for name in self.directory.names() if (_names.parse_owner(name) or ("", False))[0] == self.queue]
+
     def _remove_all(self) -> None:
-        mine = [name for name in self.directory.names() if (_names.parse_owner(name) or ("", False))[0] == self.queue]
         last = (".segment", _names.work_name(self.queue), ".lock")
-        for name in sorted(mine, key=lambda name: (*(name.endswith(end) for end in reversed(last)), len(name), name)):
+        for name in sorted(
+            self._mine(), key=lambda name: (*(name.endswith(end) for end in reversed(last)), len(name), name)
+        ):
             with contextlib.suppress(FileNotFoundError):
                 self.directory.unlink(name)
         self.directory.sync()

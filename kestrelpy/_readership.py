@@ -3,7 +3,11 @@ retire.
 
 NOTE ON LOCKING: ``_opening`` is held while readers are made, renamed and dropped; it comes before every other lock,
 and ``close`` of a reader does not take it. The folder's ``readers.lock`` is taken after it. ``_limiting`` is held while
-it is worked out who is limited. ``open`` is replaced as a whole, so that it can be read without a lock.
+it is worked out who is limited. ``open`` is replaced as a whole, under ``_listing``, a leaf; so it can be read without
+a lock.
+
+A queue that ends says so first and looks for its readers then; who makes a reader lists it first and looks then whether
+the queue has ended (``_check_again``). So one of the two breaks it.
 """
 
 from __future__ import annotations
@@ -11,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from typing import Protocol
 
 from kestrelpy import _names
@@ -21,6 +24,7 @@ from kestrelpy._disk import Lock
 from kestrelpy._feed import Feed
 from kestrelpy._format import Checkpoint
 from kestrelpy._home import Home
+from kestrelpy._kept import copy_of
 from kestrelpy._log import Trouble
 from kestrelpy._mending import done_before
 from kestrelpy._progress import Progress
@@ -30,7 +34,7 @@ from kestrelpy._taking import Tell
 from kestrelpy.clock import Timer
 from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import KestrelError, NoDefaultReader, QueueClosed, QueueLocked
-from kestrelpy.reader import Reader
+from kestrelpy.reader import Reader, guard_and_saving
 
 Start = str | int
 
@@ -72,7 +76,7 @@ class AbsentReader:
         self.refresh()
 
     def refresh(self) -> None:
-        state = self._home.load(self.name, self._feed.queue_id)
+        state = self._home.find(self.name, self._feed.queue_id)  # and logs nothing: the log may be this queue
         if state is None:
             self._released = self._feed.before(self._feed.first_id)
         else:
@@ -110,19 +114,24 @@ class Readership:
         configs: Mapping[str, ReaderConfig],
         default_config: ReaderConfig,
         changed: Callable[[], object],
+        check: Callable[[], object] = bool,
     ) -> None:
         self._home = home
         self._configs = dict(configs)
         self._default_config = default_config
         self._changed = changed
+        self._check = check  # raises once the queue has ended
         self._opening = threading.Lock()
+        self._listing = threading.Lock()
         self._limiting = threading.Lock()
         self._locks: dict[Reader, Lock] = {}
         self._files: dict[Reader, CheckpointFile] = {}
-        self._undisposed: list[Segment] = []
+        self.undisposed: list[Segment] = []
+        """Retired, and not yet archived or deleted."""
         self.timer: Timer | None = None  # the next round of checkpoints and retiring, for who closes the queue
         self.may_limit = any(map(has_limits, (default_config, *configs.values())))
         self.trouble = Trouble()
+        self._stopped: Exception | None = None
         self.feed: Source
         self.open: dict[str, Reader] = {}
         self.alone: Reader | None = None
@@ -152,11 +161,25 @@ class Readership:
         counts as long as there is no other.
         """
         with self._limiting:
-            limited = tuple(self._find_limited()) if self.may_limit else ()
-            changed = limited != self.limited
-            self.limited = limited
-            self._changed()
+            limited = self.limited
+            try:
+                limited = tuple(self._find_limited()) if self.may_limit else ()
+            except (KestrelError, OSError):  # what can't be seen counts as it was, and who is open here counts at once
+                limited = tuple(self._known_limited())
+                raise
+            finally:
+                changed = limited != self.limited
+                self.limited = limited
+                self._changed()
         return changed
+
+    def _known_limited(self) -> Iterator[Limited]:
+        for reader in self.open.values():
+            if has_limits(self.config_for(reader.name)) and not isinstance(reader._broken, QueueClosed):
+                yield reader
+        for each in self.limited:
+            if isinstance(each, AbsentReader) and each.name not in self.open:
+                yield each
 
     def _find_limited(self) -> Iterator[Limited]:
         known = {(each.name, id(each.config)): each for each in self.limited if isinstance(each, AbsentReader)}
@@ -199,26 +222,54 @@ class Readership:
                     self.release(found)
                 self._release_left(name)
                 default = self.open.get("") if name else None  # which may get that name
-                with nullcontext() if default is None else default._saving, self._home.guard():
+                guard = self._guard_open
+                with guard() if default is None else guard_and_saving(guard, default._saving):
                     self.feed.look_again()
                     reader = self._make(name, start)
-                self._set_open({**self.open, reader.name: reader})
+                with self._listing:
+                    self._set_open({**self.open, reader.name: reader})
             except BaseException:
                 self._reopen()
                 raise
-            self.update_limits()
+        self._check_again(reader)
+        self.update_limits()
         self.feed.attach(reader)
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
             reader._keep_limits()
         return reader
 
+    @contextlib.contextmanager
+    def _guard_open(self) -> Iterator[None]:
+        """The guard of a queue that has not ended. One that was erased leaves nothing, this guard's file neither."""
+        with self._home.guard():
+            try:
+                self._check()
+            except Exception:
+                with contextlib.suppress(OSError):  # its folder is closed, say
+                    self._home.leave_nothing()
+                raise
+            yield
+
+    def _check_again(self, reader: Reader) -> None:
+        """A reader was made: if the queue has ended it may not know of it. With no lock held."""
+        try:
+            self._check()
+        except Exception as error:
+            try:
+                reader._break(error)
+            finally:
+                self.release(reader)
+            raise
+
     def _reopen(self) -> None:
         """Making a reader was interrupted: those that were made are open."""
-        made = [reader for reader in self._locks if not isinstance(reader._broken, QueueClosed)]
-        self._set_open({reader.name: reader for reader in made})
+        with self._listing:
+            made = [reader for reader in self.owned() if not isinstance(reader._broken, QueueClosed)]
+            self._set_open({reader.name: reader for reader in made})
 
     def _shut(self, reader: Reader) -> None:
-        self._set_open({name: each for name, each in self.open.items() if each is not reader})
+        with self._listing:
+            self._set_open({name: each for name, each in self.open.items() if each is not reader})
 
     def _make(self, name: str, start: Start) -> Reader:
         home = self._home
@@ -249,8 +300,8 @@ class Readership:
             lost = known or not name or (name in on_disk and home.is_there(name, self.feed.queue_id))
             return self._start(name, lock, self._beginning("earliest" if lost else start))
         except BaseException:
-            for reader in [reader for reader, its in self._locks.items() if its is lock]:
-                del self._locks[reader]
+            for reader in [reader for reader, its in list(self._locks.items()) if its is lock]:
+                self._locks.pop(reader, None)
                 self._files.pop(reader, None)
             try:
                 if not known:
@@ -367,7 +418,14 @@ class Readership:
         return self._home.guard(wait=wait)
 
     def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
-        self._files[reader].save(state, durable=durable)
+        if self._stopped is not None:  # it is being erased: what is saved now would stay
+            raise copy_of(self._stopped)
+        file = self._files.get(reader)
+        if file is None:  # it was closed meanwhile, in another thread, which has saved its place
+            if reader._broken is None:
+                raise QueueClosed(f"reader {reader.full_name} is closed")
+            return
+        file.save(state, durable=durable)
 
     def closed(self, reader: Reader) -> None:
         """A reader has closed: its limits count by its checkpoint, and others may own it. May be repeated."""
@@ -402,9 +460,9 @@ class Readership:
         lock = self._locks.get(reader)
         try:
             self.feed.detach(reader)
-            with reader._saving:  # not from under a checkpoint
+            with reader._saving:  # not from under a checkpoint, or who gives it another name
                 self._files.pop(reader, None)
-            self._shut(reader)
+                self._shut(reader)
         finally:
             if lock is not None:
                 lock.release()
@@ -420,7 +478,7 @@ class Readership:
                 if self.open.get(name) not in (None, reader):  # made anew meanwhile
                     continue
                 self._release_left(name)
-                with self._home.guard():
+                with self._guard_open():
                     names = self._home.directory.names()
                     if name in self._home.reader_names(names) | self._home.lost_names(names, set()):
                         lock = self._home.lock_reader(name)
@@ -433,6 +491,7 @@ class Readership:
 
     def stop(self, error: Exception, tell: Tell) -> None:
         """Let no reader open here save anything from now on. ``tell``: as ``Reader._break``."""
+        self._stopped = error  # before the look: who saves under ``_saving`` after it sees it
         for reader in self.open.values():
             reader._break(error, tell)
             with reader._saving:  # a checkpoint that was under way is done
@@ -446,6 +505,7 @@ class Readership:
             lock.abandon()
         self._opening = threading.Lock()
         self._limiting = threading.Lock()
+        self._listing = threading.Lock()
 
     # -- retiring ----------------------------------------------------------------------------------------------------
 
@@ -455,7 +515,7 @@ class Readership:
         """
         journal = feed.journal
         segments = journal.segments
-        if len(segments) < 2 and not self._undisposed:
+        if len(segments) < 2 and not self.undisposed:
             return
         first_last_id = segments[0].last_id
         own = list(self.open.values())
@@ -472,12 +532,12 @@ class Readership:
                 heads.append(elsewhere)
             if heads:
                 with feed.lock:
-                    self._undisposed += journal.take_retired(min(heads))
+                    self.undisposed += journal.take_retired(min(heads))
             while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "with"
-                if not self._undisposed or (heads and self._undisposed[0].last_id > min(heads)):
+                if not self.undisposed or (heads and self.undisposed[0].last_id > min(heads)):
                     break  # the latter: it could not be disposed of, and a reader elsewhere has gone back to it
-                journal.dispose(self._undisposed[0])
-                del self._undisposed[0]
+                journal.dispose(self.undisposed[0])
+                del self.undisposed[0]
 
     def _durable_head(self, reader: Reader) -> int:
         file = self._files.get(reader)
@@ -485,7 +545,7 @@ class Readership:
 
     def dispose_stale(self, segments: list[Segment]) -> None:
         """Segments that came back from a deletion: retire them again, when the next ones are."""
-        self._undisposed += segments
+        self.undisposed += segments
 
     def waits_for_others(self, feed: Feed) -> bool:
         """Whether segments are kept that only readers elsewhere may still need: then somebody has to look now and

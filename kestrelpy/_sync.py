@@ -261,8 +261,10 @@ class GroupCommit:
         try:
             with self._lock:
                 self.durable_id = max(self.durable_id, durable_id)
-                covered = self._take_covered_locked(leader)
-            _complete(_without_followers(covered))
+                if self._tickets:
+                    covered = self._take_covered_locked(leader)
+            if covered:
+                _complete(_without_followers(covered))
         except BaseException:
             with self._lock:
                 covered += self._take_covered_locked(leader)
@@ -322,6 +324,9 @@ class GroupCommit:
         try:
             with self._lock:
                 if self._leader is not leader:
+                    return
+                if not self._tickets:
+                    self._leader = None
                     return
                 others = _without(self._tickets, leader)
                 heir = next((ticket for _, ticket in others if isinstance(ticket, ThreadWaiter)), None)

@@ -251,9 +251,10 @@ class Taking(Unread):
         """``error`` struck while items were being moved: all find their place again. Nobody got those of ``item_ids``,
         and the hooks of those that are ``expired`` may not have been called.
 
-        Errors of our own are raised where nothing is on its way.
+        Errors of our own are raised where nothing is on its way, but for items that had expired before one that can't
+        be read.
         """
-        if isinstance(error, KestrelError | OSError) and not item_ids:
+        if isinstance(error, KestrelError | OSError) and not item_ids and not expired:
             return
         with self._lock:
             if self._broken is not None:

@@ -386,11 +386,16 @@ class Unread(Waiting[Item]):
     def items(self) -> int:
         """Items not done: unread, aborted and open ones. 0 where it has passed what is not on disk yet."""
         head, visible_id = self._progress.head, self._source.visible_id  # in this order: the head goes on
-        return self._items_through(visible_id) if head <= visible_id else 0
+        if head > visible_id:
+            return 0
+        items = self._items_through(visible_id)
+        return items if self._special_through <= visible_id else max(0, items)  # it may be ahead, with gaps
 
     @property
     def bytes(self) -> int:
         """Bytes of the items not done."""
-        if self._progress.head > self._source.seen_id:
+        seen_id = self._source.seen_id
+        if self._progress.head > seen_id:
             return 0
-        return self._source.visible_bytes - self._progress.released_bytes
+        size = self._source.visible_bytes - self._progress.released_bytes
+        return size if self._special_through <= seen_id else max(0, size)

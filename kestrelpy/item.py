@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from operator import index
-from types import TracebackType
-from typing import Any, Protocol
+from functools import partial
+from operator import attrgetter, index
+from types import MethodType, TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kestrelpy._value import Value, set_field
 
@@ -22,13 +23,17 @@ class ItemOwner(Protocol):
 
     def is_open(self, item: Item) -> bool: ...
 
+    def _check_settled(self, item: Item) -> None: ...
+
 
 class Item:
     """One item as one reader got it: an open read until it is committed or aborted.
 
     ``id`` (dense, from 1), ``data`` (bytes), ``added_ms`` and ``expires_ms`` (milliseconds since the Unix epoch, or
     ``None``), ``error_count`` (how often it was aborted). As a context manager it commits at the end of the block,
-    aborts if the block raises, and does nothing if the block already did either.
+    aborts if the block raises, and does nothing if the block already did either, or if its read is not open any more
+    after a ``seek``. Where the reader can't be used any more and the item is not done, the end of the block raises why
+    (``QueueClosed``, ``DurabilityUnknown``), unless the block raises something itself.
     """
 
     __slots__ = ("_owner", "added_ms", "data", "error_count", "expires_ms", "id")
@@ -58,8 +63,14 @@ class Item:
         """
         self._owner.abort(self)
 
-    def __enter__(self) -> Item:
-        return self
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Item: ...
+
+    else:
+        # The item itself, by no function of ours: an interrupt (Ctrl-C) would fall before its first line, after which
+        # the block is not entered, and nobody has the item whose read is open.
+        __enter__ = property(partial(MethodType, attrgetter("commit.__self__")))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -69,6 +80,8 @@ class Item:
                 self._owner.commit(self)
             else:
                 self._owner.abort(self)
+        elif kind is None:
+            self._owner._check_settled(self)
 
     def __repr__(self) -> str:
         shown = self.data if len(self.data) <= 32 else self.data[:29] + b"..."

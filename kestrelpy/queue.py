@@ -31,6 +31,7 @@ from kestrelpy._readership import Readership, Start
 from kestrelpy._recovery import Recovered, Recovery
 from kestrelpy._room import Room
 from kestrelpy._sync import GroupCommit
+from kestrelpy._value import ReadOnlyDict
 from kestrelpy._window import last_of
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import Codec, QueueStats, ReaderConfig
@@ -120,7 +121,7 @@ class JournaledQueue(Ending):
             disk, archive_dir, inbox_interval = memory_disk(), None, None
         home = Home((disk or RealDisk()).directory(self.directory, create=True), name)
         try:
-            self._readership = Readership(home, readers, default_config, self._choose_path)
+            self._readership = Readership(home, readers, default_config, self._choose_path, self._check_usable)
         except BaseException:
             home.directory.close()
             raise
@@ -134,6 +135,7 @@ class JournaledQueue(Ending):
 
         home = self._home = self._readership._home
         archive = None
+        journal: Journal | None = None
         writer_lock: Lock | None = None
         try:
             writer_lock, names = home.lock()
@@ -171,6 +173,8 @@ class JournaledQueue(Ending):
                 Watch.join(self, disk, self._clock)
         except BaseException as error:
             self._state = error if isinstance(error, Exception) else QueueClosed("opening was interrupted")
+            if journal is not None:
+                journal.abandon()  # before the lock goes (R25)
             if writer_lock is not None:
                 writer_lock.release()
             if archive is not None:
@@ -235,9 +239,10 @@ class JournaledQueue(Ending):
         """The reader of that name, made and owned by this process if need be; the default reader's name is empty.
 
         The first named reader takes over the default reader's place and unread items (in this process it is the same
-        object). A later new one begins where ``start`` says: ``"tail"``, ``"earliest"`` or an item id; it is ignored
-        for one that exists. One that was first made while another process had the default reader open has taken
-        nothing over: the default reader stays beside it.
+        object); the queue's own ``get`` and ``commit`` raise ``NoDefaultReader`` from then on. A later new one begins
+        where ``start`` says: ``"tail"``, ``"earliest"`` or an item id; it is ignored for one that exists. One that was
+        first made while another process had the default reader open has taken nothing over: the default reader stays
+        beside it.
 
         Raises ``NoDefaultReader`` if there are named readers and no default one, ``InvalidName``,
         ``QueueLocked`` if another process owns it, ``ValueError``, ``OSError``.
@@ -254,6 +259,9 @@ class JournaledQueue(Ending):
     def _reader_closed(self, reader: Reader) -> None:
         try:
             self._readership.closed(reader)
+        except OSError:
+            if self._state is None:  # else its folder is closed, and who closes it gives back what the reader has
+                raise
         finally:
             self._room.ring_first()  # it is looked up by its file from here on
 
@@ -476,11 +484,13 @@ class JournaledQueue(Ending):
         journal, readers = self._journal, self._readership.open
         figures = {name: reader.stats() for name, reader in readers.items()}
         tail_id, total_bytes = journal.tail_id, journal.total_bytes
+        left = list(self._readership.undisposed)  # the archive has no room for them, say
+        segments = [*left, *journal.segments]
         return QueueStats(
             items=sum(each.items for each in figures.values()),
             bytes=sum(each.bytes for each in figures.values()),
-            journal_bytes=journal.journal_bytes,
-            segments=len(journal.segments),
+            journal_bytes=journal.journal_bytes + sum(each.size for each in left),
+            segments=len(segments),
             archived_segments=journal.archived_count,
             tail_id=tail_id,
             durable_id=max(journal.durable_id, self._commit.durable_id),
@@ -489,9 +499,9 @@ class JournaledQueue(Ending):
             sync_count=self._commit.sync_count,
             quarantined=journal.quarantined,
             refused_batches=0 if self._inflow is None else self._inflow.refused,
-            readers=MappingProxyType(figures),
-            oldest_segment=journal.segments[0].number if journal.segments else 0,
-            newest_segment=journal.segments[-1].number if journal.segments else 0,
+            readers=ReadOnlyDict(figures),
+            oldest_segment=segments[0].number if segments else 0,
+            newest_segment=segments[-1].number if segments else 0,
         )
 
     def as_blocking_queue(self) -> BlockingQueue[Any]:

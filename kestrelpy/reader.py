@@ -3,13 +3,15 @@
 Its items come out of ``_taking``; this half is what users call.
 
 NOTE ON LOCKING: ``_lock`` (R) is the one of ``_taking``. ``_saving`` is held while a checkpoint is taken and written,
-so that an older one never replaces a newer; it comes before ``_lock``, and before the guard of the queue's readers
-(G), which a ``seek`` holds: what it needs must not be retired before its new place is saved.
+so that an older one never replaces a newer; it comes before ``_lock``. A ``seek`` holds the guard of the queue's
+readers (G) as well: what it needs must not be retired before its new place is saved. See ``guard_and_saving``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from math import isnan
 from operator import is_
 from typing import cast
@@ -17,14 +19,36 @@ from typing import cast
 from kestrelpy._figures import Figures
 from kestrelpy._format import Checkpoint
 from kestrelpy._kept import copy_of
-from kestrelpy._line import Waiter, check_timeout
+from kestrelpy._line import Waiter, check_timeout, taken_now
 from kestrelpy._progress import Progress
 from kestrelpy._taking import Tell, fail_all
 from kestrelpy.config import FullPolicy, ReaderConfig
-from kestrelpy.errors import QueueClosed, QueueEmpty, UnknownItem
+from kestrelpy.errors import ForkedQueue, QueueClosed, QueueEmpty, UnknownItem
 from kestrelpy.item import Item, id_of, new_item
 
 __all__ = ["Reader"]
+
+
+@contextmanager
+def guard_and_saving(guard: Callable[[], AbstractContextManager[None]], saving: threading.Lock) -> Iterator[None]:
+    """The guard and a reader's ``_saving``, neither of them waited for with the other in hand. The guard may be another
+    process's for long, and nobody may save the place meanwhile; and a reader in another process asks for the guard
+    while it saves.
+    """
+    while True:
+        held = False
+        with guard():
+            try:
+                for held in taken_now(saving.acquire):  # noqa: B007 - one step
+                    break
+                if held:
+                    yield
+                    return
+            finally:
+                if held:
+                    saving.release()
+        with saving:
+            pass
 
 
 class Reader(Figures):
@@ -279,7 +303,7 @@ class Reader(Figures):
 
     def flush(self) -> int:
         """Drop everything unread and aborted; returns how many items. Open reads stay open and may be committed or
-        aborted.
+        aborted. Raises ``OSError`` if the place could not be saved: all of it is dropped even so.
         """
         with self._lock:
             self._check_usable()
@@ -288,8 +312,9 @@ class Reader(Figures):
             progress, visible_id = self._progress, self._source.visible_id
             _, visible_bytes = self._source.before(visible_id + 1)  # of that moment, whatever is put since
             kept = [*self._open.values(), *self._settling.values()]
-            dropped = self._items_through(visible_id) - len(kept)
-            size = visible_bytes - progress.released_bytes - sum(len(item.data) for item in kept)
+            items_beyond, bytes_beyond = self._done_beyond(visible_id)
+            dropped = self._items_through(visible_id) + items_beyond - len(kept)
+            size = visible_bytes - (progress.released_bytes - bytes_beyond) - sum(len(item.data) for item in kept)
             moved = progress.copy()
             for item_id in self._returned.entries:
                 moved.pass_over(item_id, item_id)
@@ -300,9 +325,23 @@ class Reader(Figures):
             self._move_locked(moved)
             self._flushes += 1
             self._look_again_locked()
-        self.checkpoint()
-        self._source.moved(self)
+        try:
+            self.checkpoint()
+        finally:
+            self._source.moved(self)
         return dropped
+
+    def _done_beyond(self, item_id: int) -> tuple[int, int]:
+        """What is done behind ``item_id``, in items and bytes: of a reader that another process has had, which sees
+        what is not on disk yet.
+        """
+        items = size = 0
+        for first, last in [(1, self._progress.head), *self._progress.done_spans()]:
+            if last > item_id:
+                items_before, bytes_before = self._source.before(max(first, item_id + 1))
+                items_then, bytes_then = self._source.before(last + 1)
+                items, size = items + items_then - items_before, size + bytes_then - bytes_before
+        return items, size
 
     def seek(self, item_id: int | None = None, *, time_ms: int | None = None) -> None:
         """Move the head: the next item is ``item_id``, or the first one added at ``time_ms`` or later.
@@ -319,32 +358,44 @@ class Reader(Figures):
             item_id = id_of(item_id)
         elif time_ms is not None and isnan(time_ms):
             raise ValueError("time_ms must be milliseconds since 1970, not nan")
-        source, failure = self._source, None
         self._check_usable()
-        with self._saving, source.guard():  # nothing is retired meanwhile: neither what is read here nor what it needs
-            with self._lock:
-                self._check_usable()
-                place = self._find_place(item_id, time_ms)
-                moved = self._progress.moved_to(*place)
-                state, version = self._state_of(moved), self._version_of(moved)
-            try:
-                self._saved = ()
-                self._store(state, durable=False)
-            except OSError as error:
-                if not source.knows_heads:  # who retires goes by what is saved
-                    raise
-                failure = error
-            with self._lock:
-                self._check_usable()
-                self._move_locked(self._progress.moved_to(*place), drop=True)
-                self._special_through = self._progress.special_through
-                self._look_again_locked()
-            self._saved = version if failure is None else ()
+        source = self._source
+        try:
+            with guard_and_saving(source.guard, self._saving):  # nothing is retired that is read here, or needed then
+                failure = self._move(item_id, time_ms)
+        except OSError:
+            self._check_usable()  # who closes it meanwhile closes its folder
+            raise
         source.attach(self)
         self._hand_off()
         source.moved(self)
         if failure is not None:
             raise failure
+
+    def _move(self, item_id: int | None, time_ms: int | None) -> OSError | None:
+        """Save the place and go there. Under the guard and ``_saving``. What is returned is why it could not be saved,
+        where it has moved all the same.
+        """
+        failure = None
+        with self._lock:
+            self._check_usable()
+            place = self._find_place(item_id, time_ms)
+            moved = self._progress.moved_to(*place)
+            state, version = self._state_of(moved), self._version_of(moved)
+        try:
+            self._saved = ()
+            self._store(state, durable=False)
+        except OSError as error:
+            if not self._source.knows_heads:  # who retires goes by what is saved
+                raise
+            failure = error
+        with self._lock:
+            self._check_usable()
+            self._move_locked(self._progress.moved_to(*place), drop=True)
+            self._special_through = self._progress.special_through
+            self._look_again_locked()
+        self._saved = version if failure is None else ()
+        return failure
 
     def _find_place(self, item_id: int | None, time_ms: int | None) -> tuple[int, int, int]:
         """Where to go on, and how many items and bytes were ever put before that."""
@@ -426,6 +477,8 @@ class Reader(Figures):
         Of a reader whose calls raise for good, as a sync of its queue has failed, nothing is saved any more: what was
         committed since its last checkpoint comes again. The queue's ``close`` raises what it was.
         """
+        if isinstance(self._broken, ForkedQueue):
+            return  # all of it is the parent's
         closed = QueueClosed(f"reader {self.full_name} is closed")
         mine = False
         try:
@@ -434,7 +487,8 @@ class Reader(Figures):
                     return
                 mine = self._ending = self._unfinished = True
             if self._broken is None:
-                self._save_last(False, closed)
+                with suppress(QueueClosed):  # of the queue, which ends beside this: it saves what there is to save
+                    self._save_last(False, closed)
         finally:
             if mine:
                 try:

@@ -16,6 +16,7 @@ import pytest
 from conftest import until
 
 from kestrelpy import JournaledQueue, QueueClosed, QueueEmpty, QueueFull, ReaderConfig
+from kestrelpy._blocking import JournaledBlockingQueue
 from kestrelpy._feed import Feed
 from kestrelpy.codecs import JSON
 from kestrelpy.testing import ManualClock
@@ -272,3 +273,46 @@ class Wrong:
 
     def decode(self, data: bytes) -> Any:
         return data
+
+
+def test_an_item_that_cannot_be_decoded_stays(open_queue: Open) -> None:
+    queue = open_queue(codec=JSON)
+    face = queue.as_blocking_queue()
+    with patch.object(queue, "_codec", None):
+        queue.put(b"no JSON")
+    with pytest.raises(ValueError, match="Expecting value"):
+        face.get(False)
+    future = face.get_future()
+    with pytest.raises(ValueError, match="Expecting value"):
+        future.result(0)
+    with pytest.raises(ValueError, match="Expecting value"):
+        asyncio.run(face.aget())
+    item = queue.get_nowait()
+    assert (item.data, item.error_count) == (b"no JSON", 3)
+
+
+def test_what_ends_the_thread_that_brings_an_item_is_told_to_who_was_to_get_it(open_queue: Open) -> None:
+    class Leaves:
+        def encode(self, value: object) -> bytes:
+            return str(value).encode()
+
+        def decode(self, data: bytes) -> object:
+            raise SystemExit(data.decode())
+
+    queue = open_queue(codec=Leaves())
+    future = queue.as_blocking_queue().get_future()
+    with pytest.raises(SystemExit):
+        queue.put("1")
+    assert isinstance(future.exception(0), SystemExit)
+    assert queue.get_nowait().data == b"1"
+
+
+def test_a_get_that_is_interrupted_with_its_item_in_hand_gives_it_back(open_queue: Open) -> None:
+    face = open_queue().as_blocking_queue()
+    face.put(b"1")
+    with patch.object(JournaledBlockingQueue, "_done", side_effect=KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            face.get(False)
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(face.aget())
+    assert face.get(False) == b"1"

@@ -28,9 +28,9 @@ def test_r26_a_forked_child_is_told_and_the_parent_is_not_disturbed(waiting: boo
         """
         import os, sys, threading, time, warnings
         warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
-        from kestrelpy import ForkedQueue, JournaledQueue, QueueLocked, open_reader
+        from kestrelpy import ForkedQueue, JournaledQueue, QueueLocked, ReaderConfig, open_reader
         folder, waiting = sys.argv[1], sys.argv[2] == "True"
-        queue = JournaledQueue(folder, "jobs")
+        queue = JournaledQueue(folder, "jobs", readers={"a": ReaderConfig(max_items=100)})
         reader = queue.reader("a")
         other = open_reader(folder, "jobs", "b", start="earliest")
         queue.put_many([b"1", b"2"])
@@ -56,6 +56,9 @@ def test_r26_a_forked_child_is_told_and_the_parent_is_not_disturbed(waiting: boo
                     lambda: reader.get_many(2), reader.get_future, reader.peek, item.commit, item.abort, reader.flush,
                     reader.checkpoint, lambda: reader.seek(1), reader.discard_expired, other.get_nowait, other.flush,
                 ]
+                for each in (reader, other):
+                    each.close()  # which does nothing, and changes nothing
+                    repr(each), each.stats()
                 for number, call in enumerate(calls):
                     try:
                         call()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import gc
 import logging
+import os
 import random
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,8 +23,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kestrelpy import (
+    DurabilityUnknown,
     FullPolicy,
     InvalidName,
+    Item,
     JournaledQueue,
     NoDefaultReader,
     QueueClosed,
@@ -29,14 +35,20 @@ from kestrelpy import (
     Reader,
     ReaderConfig,
     UnknownItem,
+    inspect,
     open_reader,
     scan,
     verify,
 )
+from kestrelpy._disk import RealDisk
 from kestrelpy._home import Home
+from kestrelpy._journal import Journal
+from kestrelpy._readership import Readership
+from kestrelpy.inbox import PartWriter
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk, PowerModel
 
 Open = Callable[..., JournaledQueue]
+PATIENCE = 3.0
 
 
 def filled(open_queue: Open, count: int, **options: Any) -> tuple[JournaledQueue, Reader]:
@@ -1530,3 +1542,405 @@ def test_what_a_dropped_reader_left_unfinished_does_not_bring_it_back(open_queue
     (folder / "jobs+b.checkpoint.tmp").write_bytes(b"left")
     with open_queue():
         assert not list(folder.glob("jobs+b*"))
+
+
+# -- the end of the queue, meanwhile -----------------------------------------------------------------------------------
+
+
+def made_at_the_end(queue: JournaledQueue, monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """What becomes of a reader that another thread makes when who ends the queue has looked for its readers: that one
+    found the queue open.
+    """
+    real, said = Readership.owned, list[Exception]()
+
+    def owned(self: Readership) -> list[Reader]:
+        known = real(self)
+        monkeypatch.undo()
+        with pytest.raises(Exception) as raised:  # noqa: PT011 - who asks says what it must be
+            queue._readership.reader("new", "earliest")
+        said.append(raised.value)
+        return known
+
+    monkeypatch.setattr(Readership, "owned", owned)
+    return said
+
+
+def test_a_reader_that_is_made_while_its_queue_is_closed_is_closed(
+    open_queue: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = open_queue()
+    queue.put(b"1")
+    said = made_at_the_end(queue, monkeypatch)
+    queue.close()
+    assert [type(error) for error in said] == [QueueClosed]
+    with open_queue() as again:  # nobody has its lock
+        assert drain(again.reader("new", start="earliest")) == [b"1"]
+
+
+def test_a_reader_that_is_made_while_its_queue_is_erased_leaves_nothing(
+    open_queue: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = open_queue()
+    queue.put(b"1")
+    said = made_at_the_end(queue, monkeypatch)
+    queue.erase()
+    assert [type(error) for error in said] == [QueueClosed]
+    assert list(folder.iterdir()) == []
+
+
+def test_a_reader_that_is_made_while_a_sync_fails_is_told(clock: ManualClock) -> None:
+    disk = FailingDisk(MemoryDisk())
+    queue = JournaledQueue("/q", "jobs", disk=disk, clock=clock, sync="never")
+    queue.put(b"1")
+    disk.arm(errno.EIO, kinds={"sync"})
+    with pytest.raises(DurabilityUnknown):
+        queue.sync()
+    with pytest.raises(DurabilityUnknown):  # whoever had found the queue well a moment before
+        queue._readership.reader("new", "earliest")
+    assert "new" not in queue.readers
+    open_reader("/q", "jobs", "new", disk=disk, clock=clock).close()
+    queue.close()
+
+
+def test_a_reader_that_can_not_be_made_beside_one_that_closes(
+    open_queue: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_queue() as queue:
+        first, second = queue.reader("a"), queue.reader("b")
+        lock, stands, goes_on = queue._readership._locks[second], threading.Event(), threading.Event()
+        release = lock.release
+
+        def stand() -> None:
+            release()
+            stands.set()
+            assert goes_on.wait(PATIENCE)
+
+        class Looked(Reader):
+            @property
+            def _broken(self) -> Exception | None:  # type: ignore[override]
+                if stands.is_set() and not goes_on.is_set():
+                    goes_on.set()
+                    closer.join(PATIENCE)
+                return self.__dict__["_broken"]
+
+            @_broken.setter
+            def _broken(self, error: Exception | None) -> None:
+                self.__dict__["_broken"] = error
+
+        monkeypatch.setattr(lock, "release", stand)
+        first.__class__ = Looked
+        closer = threading.Thread(target=second.close)
+        closer.start()
+        assert stands.wait(PATIENCE)
+        with pytest.raises(NoDefaultReader):  # and no RuntimeError, of a dictionary that has changed meanwhile
+            queue.reader()
+        assert goes_on.is_set()
+        assert set(queue.readers) == {"a"}
+
+
+def test_a_place_is_not_saved_any_more_when_its_reader_was_released(
+    open_queue: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, opened = Readership.save, list[JournaledQueue]()
+
+    def save(self: Readership, *arguments: Any) -> None:
+        opened[0].close()  # in another thread
+        real(self, *arguments)
+
+    monkeypatch.setattr(Readership, "save", save)
+    opened.append(open_queue())
+    with pytest.raises(QueueClosed):
+        opened[0].reader("new")
+
+
+def test_a_reader_that_is_closed_while_another_is_made_is_not_listed(
+    open_queue: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = open_queue()
+    closing = threading.Thread(target=queue.reader("a").close)
+    real = Readership._set_open
+
+    def set_open(self: Readership, readers: dict[str, Reader]) -> None:
+        monkeypatch.undo()
+        closing.start()
+        closing.join(0.2)  # as far as it comes
+        real(self, readers)
+
+    monkeypatch.setattr(Readership, "_set_open", set_open)
+    queue.reader("b")
+    closing.join()
+    assert list(queue.readers) == ["b"]
+    assert queue.reader("a").items == 0
+
+
+def test_a_close_beside_that_of_the_queue_loses_no_commit(open_queue: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, reader = filled(open_queue, 3)
+    reader.commit_many(reader.get_many(3))
+    real = Reader._break
+
+    def breaks(self: Reader, *arguments: Any) -> None:
+        monkeypatch.undo()
+        real(self, *arguments)
+        queue.close()  # in another thread, before the reader's own close saves its place
+
+    monkeypatch.setattr(Reader, "_break", breaks)
+    reader.close()
+    with open_queue() as again:
+        assert again.reader().items == 0
+
+
+def test_a_close_that_comes_after_the_reader_has_parted_is_no_trouble(
+    open_queue: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, reader = filled(open_queue, 3)
+    reader.commit_many(reader.get_many(3))
+    real = Reader._save_last
+
+    def save_last(self: Reader, *arguments: Any) -> None:
+        monkeypatch.undo()
+        reader.close()  # in another thread, when the queue has seen that it is open
+        real(self, *arguments)
+
+    monkeypatch.setattr(Reader, "_save_last", save_last)
+    queue.close()
+    with open_queue() as again:
+        assert again.reader().items == 0
+
+
+@pytest.mark.parametrize("waits", [lambda queue: queue.reader().seek(1), lambda queue: queue.reader("named")])
+def test_who_waits_for_the_guard_keeps_nobody_from_saving(
+    open_queue: Open, folder: Path, waits: Callable[[JournaledQueue], object]
+) -> None:
+    """It may be another process's for long, which was stopped."""
+    queue, reader = filled(open_queue, 2)
+    guard = RealDisk().directory(str(folder)).lock("jobs.readers.lock")
+    asked = threading.Event()
+    real = Home.guard
+
+    def asks(self: Home, **options: Any) -> Any:
+        asked.set()
+        return real(self, **options)
+
+    with patch.object(Home, "guard", asks):
+        thread = threading.Thread(target=waits, args=(queue,))
+        thread.start()
+        assert asked.wait(PATIENCE)
+        reader.commit(reader.get())
+        saving = threading.Thread(target=reader.checkpoint)
+        saving.start()
+        saving.join(PATIENCE)
+        is_held_up = saving.is_alive()
+        guard.release()
+        thread.join()
+    assert not is_held_up
+    saving.join()
+
+
+def test_a_seek_of_a_queue_that_is_closed_meanwhile_says_so(open_queue: Open) -> None:
+    queue, reader = filled(open_queue, 2)
+    real = Home.guard
+
+    def guard(self: Home, **options: Any) -> Any:
+        queue.close()
+        return real(self, **options)
+
+    with patch.object(Home, "guard", guard), pytest.raises(QueueClosed):
+        reader.seek(1)
+
+
+def test_two_that_release_a_lock_release_it_once(folder: Path) -> None:
+    directory = RealDisk().directory(str(folder), create=True)
+    for _ in range(200):
+        lock = directory.lock("a.lock")
+        threads = [threading.Thread(target=lock.release) for _ in range(2)]
+        failed: list[object] = []
+        with patch.object(threading, "excepthook", failed.append):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert failed == []
+        assert lock.is_current(), "it was not taken away"
+    directory.close()
+
+
+# -- flushing what is not there ----------------------------------------------------------------------------------------
+
+
+def test_a_flush_of_a_reader_that_is_ahead_of_its_queue_drops_nothing() -> None:
+    """It was in another process, which sees what is not on disk yet."""
+    disk, few = MemoryDisk(), {"far": ReaderConfig(max_items=5)}
+    options: dict[str, Any] = {"disk": disk, "clock": ManualClock()}
+    with JournaledQueue("/q", "jobs", sync="always", readers=few, **options) as queue:
+        for _ in range(5):
+            queue.put_future(b"12345")
+        far = open_reader("/q", "jobs", "far", start="earliest", **options)
+        items = far.get_many(5)
+        far.commit_many(items[:1] + items[2:])  # one by one, and behind what is open
+        far.close()
+        reader = queue.reader("far")
+        assert (reader.items, reader.bytes) == (0, 0)
+        assert reader.flush() == 0
+        queue.sync()
+        assert (reader.items, reader.bytes) == (1, 5)
+        assert reader.flush() == 1
+        assert (reader.items, reader.bytes) == (0, 0)
+        reader._check()
+    with JournaledQueue("/q", "jobs", readers=few, **options) as queue:
+        assert queue.reader("far").items == 0
+        assert queue.put(b"6") == 6
+
+
+def test_a_flush_whose_place_could_not_be_saved_has_made_room(clock: ManualClock) -> None:
+    disk = FailingDisk(MemoryDisk())
+    few = ReaderConfig(max_items=1, full_policy=FullPolicy.BLOCK)
+    with JournaledQueue("/q", "jobs", disk=disk, clock=clock, default_reader=few) as queue:
+        reader = queue.reader()
+        queue.put(b"1")
+        queue.sync()
+        rung: list[object] = []
+        disk.arm(errno.EIO, kinds={"open", "write", "create", "rename"}, sticky=True)
+        with patch.object(queue._feed, "_moved", rung.append), pytest.raises(OSError, match="Input/output error"):
+            reader.flush()
+        disk.disarm()
+        assert rung == [reader]
+        assert reader.items == 0
+
+
+@pytest.mark.parametrize("take", [Reader.get_nowait, Reader.peek])
+def test_what_has_expired_before_an_item_that_cannot_be_read_is_shown_to_its_hook(
+    clock: ManualClock, take: Callable[[Reader], object]
+) -> None:
+    disk, shown = FailingDisk(MemoryDisk()), list[int]()
+    config = ReaderConfig(on_expired=lambda item: shown.append(item.id), memory_bytes=300, max_items=2)
+    options: dict[str, Any] = {"disk": disk, "clock": clock, "default_reader": config}
+    with JournaledQueue("/q", "jobs", **options) as queue:
+        queue.put(b"x", expires_in=1)
+        queue.put(b"y" * 300_000)
+    with JournaledQueue("/q", "jobs", **options) as queue:
+        reader = queue.reader()
+        reader.abort(reader.get_nowait())  # it is in memory, and the next one is not
+        clock.advance(5)
+        disk.arm(errno.EIO, kinds={"read"})
+        with pytest.raises(OSError, match="Input/output error"):
+            take(reader)
+        item = reader.get_nowait()
+        assert (item.id, shown) == (2, [1])
+        reader.commit(item)
+        assert reader.items == 0
+        reader._check()
+
+
+# -- the end of a block ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda queue: queue.close(),
+        lambda queue: queue.reader().close(),
+        lambda queue: queue.drop_reader(""),
+        lambda queue: queue.erase(),
+    ],
+)
+def test_a_block_whose_item_was_taken_away_says_so(open_queue: Open, end: Callable[[JournaledQueue], None]) -> None:
+    queue, reader = filled(open_queue, 1)
+    with pytest.raises(QueueClosed), reader.get():
+        end(queue)
+
+
+@pytest.mark.parametrize("end", [lambda queue, item: queue.close(), lambda queue, item: queue.seek(1)])
+@pytest.mark.parametrize("settle", [lambda item: item.commit(), lambda item: item.abort()])
+def test_a_block_that_has_settled_its_item_ends_as_it_likes(
+    open_queue: Open, settle: Callable[[Item], None], end: Callable[[JournaledQueue, Item], None]
+) -> None:
+    queue, reader = filled(open_queue, 1)
+    with reader.get() as item:
+        settle(item)
+    with contextlib.suppress(QueueEmpty), reader.get(timeout=0) as item:
+        settle(item)
+        if item.error_count:
+            end(queue, item)
+
+
+def test_a_block_that_raises_raises_that(open_queue: Open) -> None:
+    queue, reader = filled(open_queue, 1)
+
+    def leave() -> None:
+        with reader.get():
+            queue.close()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        leave()
+
+
+def test_entering_a_block_runs_no_line_of_ours(open_queue: Open) -> None:
+    """An interrupt before the first one would leave an open read that nobody has."""
+    _, reader = filled(open_queue, 1)
+    item, called = reader.get(), list[str]()
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, _: called.append(frame.f_code.co_name))  # type: ignore[func-returns-value]
+    entered = item.__enter__()
+    sys.settrace(before)
+    assert entered is item
+    assert called == []
+
+
+# -- what nobody closes, and what is not there -------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_what_nobody_closes_keeps_no_descriptor(folder: Path) -> None:
+    def leave_all() -> None:
+        queue = JournaledQueue(folder, "jobs", inbox_interval=None)
+        queue.put(b"1")
+        open_reader(folder, "jobs", "far")
+        PartWriter(folder, "jobs").add([b"2"])
+        queue._cancel_timers()
+
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    leave_all()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_warning_about_a_queue_may_be_put_into_it(open_queue: Open, folder: Path) -> None:
+    few = {"absent": ReaderConfig(max_items=1_000)}
+    with open_queue() as queue:
+        queue.reader("absent")
+    (folder / "jobs+absent.checkpoint").write_bytes(b"no state")
+    queue = open_queue(readers=few)
+
+    class IntoTheQueue(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            queue.put(record.getMessage().encode())
+
+    handler = IntoTheQueue()
+    logging.getLogger("kestrelpy").addHandler(handler)
+    try:
+        thread = threading.Thread(target=queue._readership.update_limits, daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    finally:
+        logging.getLogger("kestrelpy").removeHandler(handler)
+
+
+def test_figures_have_the_segments_that_could_not_be_archived(open_queue: Open, tmp_path: Path) -> None:
+    queue = open_queue(segment_bytes=4096, archive_dir=tmp_path / "archive")
+    reader = queue.reader()
+    with patch.object(Journal, "dispose", side_effect=OSError(errno.ENOSPC, "no room there")):
+        for _ in range(10):
+            queue.put(bytes(2000))
+            reader.commit(reader.get())
+        with pytest.raises(OSError, match="no room there"):
+            queue.checkpoint()
+        stats = queue.stats()
+        there = inspect(queue.directory, "jobs").segments
+    assert stats.segments == len(there) > 3
+    assert stats.journal_bytes > 4 * 4096
+    assert f"jobs.{stats.oldest_segment}.segment" == there[0].name
+    queue.checkpoint()
+    assert queue.stats().segments == 1

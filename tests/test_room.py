@@ -27,6 +27,7 @@ from kestrelpy import (
     _writing,
     open_reader,
 )
+from kestrelpy._home import Home
 from kestrelpy.inbox import PartWriter, publish
 from kestrelpy.testing import ManualClock
 
@@ -657,3 +658,16 @@ def test_a_place_elsewhere_is_looked_at_before_it_refuses_also_where_another_rea
     far.close()
     assert queue.put(b"4") == 4, "what is here had expired, and what is elsewhere has been done"
     assert here.items == 1
+
+
+def test_a_reader_counts_whose_making_has_raised_when_it_was_there(open_queue: Open) -> None:
+    queue = open_queue(readers={"t": ReaderConfig(max_items=1)})
+    queue.reader()
+    with (
+        patch.object(Home, "readers", side_effect=OSError(errno.EIO, "no listing")),
+        pytest.raises(OSError, match="no l"),
+    ):
+        queue.reader("t")
+    queue.put(b"1")
+    with pytest.raises(QueueFull):
+        queue.put(b"2")

@@ -148,6 +148,7 @@ class Scene:
             "queue._syncing": queue._syncing,
             "readership._opening": readership._opening,
             "readership._limiting": readership._limiting,
+            "readership._listing": readership._listing,
             "commit._lock": queue._commit._lock,
             "_lifetime._guard": _lifetime._guard,
             "clock._lock": self.clock._lock,

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from planted_races import NOT_WOKEN, race
 
-from kestrelpy import JournaledQueue
+from kestrelpy import JournaledQueue, QueueClosed
 from kestrelpy._blocking import _Gets
 from kestrelpy._ending import Ending
 from kestrelpy._feed import Feed
@@ -288,4 +288,21 @@ def a_checkpoint_comes_back_after_an_erase() -> Iterator[None]:
 @race("bytes of nothing", "counted")
 def bytes_are_counted_later_than_items() -> Iterator[None]:
     with patch.object(Feed, "before", lambda self, item_id: (item_id - 1 - self.missing, self.visible_bytes)):
+        yield
+
+
+@race("were told nothing|QueueLocked", "parting")
+def who_makes_a_reader_does_not_look_again() -> Iterator[None]:
+    with patch.object(Readership, "_check_again", lambda self, reader: None):
+        yield
+
+
+@race("comes again", "parting")
+def a_queue_passes_over_a_reader_that_closes() -> Iterator[None]:
+    def save_places(self: Ending, closed: QueueClosed, tell: Tell) -> None:
+        for reader in self._readership.open.values():
+            if reader._broken is None:
+                reader._save_last(True, closed, tell)
+
+    with patch.object(Ending, "_save_places", save_places):
         yield

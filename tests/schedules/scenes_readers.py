@@ -15,6 +15,7 @@ from kestrelpy import (
     QueueClosed,
     QueueEmpty,
     QueueFull,
+    Reader,
     ReaderConfig,
     clock,
     open_reader,
@@ -337,7 +338,58 @@ def counted(scene: Scene) -> None:
     work.queue.close()
 
 
+def parting(scene: Scene) -> None:
+    """A queue ends, or a sync of it fails, while one reader is made and another closes: each is told, no lock is left
+    with anybody, and no commit is lost.
+    """
+    how = scene.rng.choice(("close", "erase", "fail"))
+    work = Work(scene, sync="never")
+    old = work.reader("old")
+    for _ in range(3):
+        work.queue.put(b"item")
+    old.commit_many(old.get_many(3))
+    made: list[Reader] = []
+    fails = (DurabilityUnknown, OSError) if how == "fail" else ()  # the sync may be that of a place, which says so
+
+    def make() -> None:
+        with contextlib.suppress(QueueClosed, *fails):
+            made.append(work.queue.reader("new", start="earliest"))
+
+    def part() -> None:
+        with contextlib.suppress(*fails):
+            old.close()
+
+    tasks = [scene.start(make), scene.start(part)]
+    for _ in range(scene.rng.randrange(40)):
+        scene.point()
+    if how == "fail":
+        work.disk.fail_at = work.disk.syncs + 1
+        with contextlib.suppress(*fails):
+            work.queue.sync()
+    elif how == "close":
+        work.queue.close()
+    else:
+        work.queue.erase()
+    for task in tasks:
+        task.join()
+    state = work.queue._state
+    require(state is None or all(reader._broken is not None for reader in made), f"{made} were told nothing")
+    if how == "erase":
+        left = set(work.disk.directory("/data").names()) - {"jobs.readers.lock"}  # that of who asked for it too late
+        require(not left, f"{left} is left")
+        return
+    work.disk.fail_at = 0
+    with contextlib.suppress(*fails):
+        work.queue.close()
+    queue = scene.open(work.disk, sync="never")
+    require(queue.reader("new").items >= 0, "it can be opened")
+    if how == "close":
+        require(not queue.reader("old").items, "what was committed comes again")
+    queue.close()
+
+
 SCENES = (
+    parting,
     readers_come_and_go,
     detached,
     blocking_face,

@@ -51,6 +51,7 @@ LEVELS = {
     "M (Exchange._lock)": 5,
     "the watches (Watch._guard)": 7,
     "N (Readership._limiting)": 8,
+    "J (Readership._listing)": 8,
     "T (GroupCommit._lock)": 8,
     "L (Outside._looking)": 8,
     "the timers (_Timers._lock)": 8,
@@ -66,6 +67,7 @@ NOT_WHILE_ASLEEP = {"Q", "R", "S", "T", "L", "M", "the timers"}
 _NAMED = {
     ("Readership", "_opening"): "O (Readership._opening)",
     ("Readership", "_limiting"): "N (Readership._limiting)",
+    ("Readership", "_listing"): "J (Readership._listing)",
     ("Reader", "_saving"): "C (Reader._saving)",
     ("Inflow", "_lock"): "I (Inflow._lock)",
     ("Feed", "lock"): "Q (Feed.lock)",
@@ -137,7 +139,8 @@ class Mutex:
                 return False
         self._count, self._owner = 1, me
         if self.level >= 0:
-            check_order(scheduler, me, self)
+            if blocking:  # who does not wait keeps nobody waiting in a circle
+                check_order(scheduler, me, self)
             me.held.append(self)
         return True
 

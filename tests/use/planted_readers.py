@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from unittest.mock import patch
@@ -12,8 +13,10 @@ from kestrelpy import _options
 from kestrelpy import reader as reader_module
 from kestrelpy._detached import Outside
 from kestrelpy._home import Home
-from kestrelpy._line import Waiting
+from kestrelpy._line import Waiter, Waiting
 from kestrelpy._progress import Progress
+from kestrelpy._taking import Taking
+from kestrelpy.errors import KestrelError
 from kestrelpy.item import Item
 from kestrelpy.memory._exchange import Exchange
 from kestrelpy.reader import Reader
@@ -42,6 +45,7 @@ def a_named_reader_beside_the_default_one_counts_as_its_heir() -> Iterator[None]
 def a_seek_does_not_keep_retirements_out() -> Iterator[None]:
     real = Reader.seek
 
+    @functools.wraps(real)
     def seek(self: Reader, item_id: int | None = None, *, time_ms: int | None = None) -> None:
         with patch.object(Home, "guard", lambda self, **_: nullcontext()):
             real(self, item_id, time_ms=time_ms)
@@ -107,4 +111,36 @@ def a_bool_is_an_id() -> Iterator[None]:
         return int(item_or_id) if isinstance(item_or_id, int) else real(item_or_id)
 
     with patch.object(reader_module, "id_of", id_of):
+        yield
+
+
+@defect(
+    "E1",
+    "open_reader of a queue that is erased meanwhile raises CorruptJournal or leaves a place for which scan raises it",
+    test="tests/test_detached.py::test_a_reader_that_is_opened_while_its_queue_is_erased_is_of_what_is_there_then",
+)
+def a_reader_elsewhere_is_made_by_what_was_seen_without_the_guard() -> Iterator[None]:
+    with patch.object(Outside, "look_again", lambda self: None):
+        yield
+
+
+@defect(
+    "E3",
+    "one item can't be read from the disk: the first in line is told, and those behind it wait beside what is there",
+    test="tests/test_taking.py::test_who_waits_behind_somebody_for_whom_an_item_could_not_be_read_gets_it",
+)
+def one_is_told_of_a_read_error_and_nobody_else_is_served() -> Iterator[None]:
+    def serve_locked(
+        self: Taking, given: list[tuple[Waiter, Item]], failed: list[tuple[Waiter, Exception]], expired: list[Item]
+    ) -> None:
+        try:
+            self._give_locked(given, expired)
+        except (KestrelError, OSError) as error:
+            waiter = self._line.wanting()
+            if waiter is not None:
+                failed.append((waiter, error))
+                del self._line.waiters[waiter]
+        self._after_line_locked()
+
+    with patch.object(Taking, "_serve_locked", serve_locked):
         yield

@@ -276,3 +276,13 @@ def parsers_keep_what_is_done() -> Iterator[None]:
 def tubes_are_not_bounded() -> Iterator[None]:
     with patch.object(work_queue, "check_limit", lambda what, value: None if what == "max_tubes" else value):
         yield
+
+
+@defect(
+    "E2",
+    "a work queue whose sync has failed in the background is closed in silence",
+    test="tests/work/test_better.py::test_bd_w9_a_sync_that_fails_in_the_background_is_told_by_close_at_the_latest",
+)
+def what_a_work_queue_does_by_itself_counts_as_told() -> Iterator[None]:
+    with patch.object(JobJournal, "unheard", lambda self: contextlib.nullcontext()):
+        yield

@@ -102,7 +102,7 @@ def see_all(w: World, model: QueueModel) -> None:
     from use_outside import see_batches
 
     see_batches(w, model)
-    if model.batches and not w.batches_unsure and not model.large_parts:
+    if model.batches and not w.batches_unsure and not model.may_refuse:
         raise w.fail(f"{len(model.batches)} batches were not taken in by an opening")
 
 

@@ -42,7 +42,7 @@ class Hooks:
             return
         reader, put = entered
         again = put in reader.settling  # it has failed on it before, and the clock may have gone back since
-        again = again or reader.queue.large_parts  # then it is not known when a batch was taken in
+        again = again or reader.queue.may_refuse  # then it is not known when a batch was taken in
         w.require(
             again or reader.is_expired(put, w.now_ms), f"on_expired is shown item {item.id}, which has not expired"
         )

@@ -29,7 +29,9 @@ from use_explorer import Failure, Watchdog, draw, play
 
 @dataclass(frozen=True)
 class Hunt:
-    """``lean``: options, operations and faults. ``says``: a regular expression of what must be said."""
+    """``lean``: options, operations and faults. ``says``: a regular expression of what must be said. ``first_seed``:
+    later than 1 where it is found there within ``steps`` from 1 on, and the way there takes its time.
+    """
 
     lean: tuple[str, ...]
     says: str
@@ -41,6 +43,11 @@ class Hunt:
 
 HUNTS: dict[str, Hunt] = {
     "C1": Hunt(("open_reader", "kill", "queue_get"), "the places of the readers"),
+    "C3": Hunt(
+        ("open_reader", "seek", "churn", "storm", "meanwhile", "large batches"),
+        "Corrupt|FileNotFound|passed|needed",
+        first_seed=95,
+    ),
     "C4": Hunt(("drop oldest", "limits", "EMFILE", "EIO", "fault", "small memory", "seek"), "has raised|retur|Error"),
     "C14": Hunt(("publish", "take_in"), "has become item|a batch has become"),
     "C2": Hunt(("always", "reentrant", "put_future", "get_future", "hooks"), "Hang"),
@@ -85,15 +92,20 @@ HUNTS: dict[str, Hunt] = {
     "U13": Hunt(("jobs", "job_session_end"), "sessions; somebody has"),
     "U14": Hunt(("jobs", "many jobs", "job_late", "job_put_many"), "is over"),
     "U16": Hunt(("jobs", "job_future"), "is not a timeout"),
+    "E1": Hunt(
+        ("open_reader", "erase", "open", "scan", "meanwhile", "storm"), "Corrupt|scan|begins at|verify|FileNotFound"
+    ),
+    "E2": Hunt(("jobs", "sync", "fault", "job_close", "kill"), "after an opening", first_seed=195),
+    "E3": Hunt(("EIO", "fault", "get_future", "small memory", "expiry"), "wait in"),
     "U9 lock": Hunt(("visit", "queue_names"), "queue_names"),
 }
 
 
-LATER = ("C12", "C13", "C3", "C8", "C28c", "C29 verify", "H12 in a scan", "P3, the count", "U15", "U8", "U8 (goes)")
+LATER = ("C12", "C13", "C8", "C28c", "C29 verify", "H12 in a scan", "P3, the count", "U15", "U8", "U8 (goes)")
 """For which the explorer has no operations yet: damage in a work queue, the limit of its tubes, forks that are counted
 on, and the counts of refused batches. Others it meets too seldom: the collector at the right place ("C8"), and what has
-to happen within one operation of the disk, such as a place that is moved, or a writer that retires or erases all that
-was listed ("C3", "C29 verify", "H12 in a scan"). A producer that nobody has woken looks by itself every
+to happen within one operation of the disk, such as a writer that retires or erases all that was listed ("C29 verify",
+"H12 in a scan"). A producer that nobody has woken looks by itself every
 ``LOOK_SECONDS``, which the schedules take for no harm ("C13"). Of "C28c" it sees nothing, as it counts blocks of
 memory. For each of these the test that is named with it finds it.
 """

@@ -469,6 +469,8 @@ def become(work: Work, job: JobModel, what: str, now: float, delay: float, prior
     job.due = 0.0
     if what == "release":
         work.note_failure(job, now + delay if delay else 0.0)
+        if "job_settle" in work.world.stack[:-1]:  # the one that is under way counts already, perhaps
+            job.vague = True
         if not job.vague and not job.fails_vague:
             work.world.require(alive is not job.buried, f"{job} is released, and the answer is {alive}")
 

@@ -62,7 +62,7 @@ class Limits:
             config = opened.config(reader.name)
             if config.full_policy is FullPolicy.DROP_OLDEST or (config.max_items is None and config.max_bytes is None):
                 continue
-            if not self._is_known(opened, reader):
+            if reader.may_have_name or not self._is_known(opened, reader):
                 continue
             now_ms = w.now_ms
             sure = [put for put in model.stored if put not in reader.done and put not in reader.optional]
@@ -86,4 +86,6 @@ class Limits:
         """Whether the writer must know of the reader: it is open there, or was made some rounds ago."""
         if is_here(reader.queue.writer, reader):
             return True
+        if self.world.trouble.fired:
+            return False  # the writer may have been unable to look
         return reader.exists and self.world.elapsed - reader.made_at > LOOKS

@@ -187,7 +187,8 @@ class QueueModel:
         self.archive: str | None = None
         self.always_archived = True
         self.batches: list[Batch] = []
-        self.large_parts = False
+        self.may_refuse = False
+        """Whether a published batch may be refused, for a part that is too large or gone."""
         self.unsure = False
         """Whether there may be readers of which nothing is known: their making has raised."""
         self.versions: dict[str, int] = {}

@@ -20,6 +20,7 @@ from kestrelpy import (
     open_reader,
 )
 from kestrelpy._memory_disk import MemoryDisk
+from kestrelpy._names import readers_among
 
 if TYPE_CHECKING:
     from use_world import Opened, Process, Result, World
@@ -110,19 +111,18 @@ def end(w: World, process: Process, close: Callable[[], None]) -> tuple[Result, 
 def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False) -> None:
     model = opened.model
     mine = [reader for reader in process.readers if reader.queue is model and is_here(process, reader)]
-    opened.broken = True
+    if opened.is_ending:  # out of a callback of that, which goes on: it has nothing to do
+        w.call(process, opened.queue.erase if erase else opened.queue.close)
+        return
+    opened.broken = opened.is_ending = True
     was = {reader: reader.moves for reader in mine}
-    goes, model.is_going = model.is_going, model.is_going or erase
+    model.is_going = erase
     result, clean = end(w, process, opened.queue.erase if erase else opened.queue.close)
-    model.is_going = goes
+    model.is_going = opened.is_ending = False
     w.note_fault(model, result)
     check_error(w, model, result, process)
-    if goes:
-        return  # out of a callback of its erase, which goes on
     if process.queues.get(model.name) is not opened:
         return  # a callback has closed it
-    if erase and isinstance(result.error, QueueClosed):
-        return  # it is being closed, and that goes on
     del process.queues[model.name]
     if model.writer is process:
         model.writer = None
@@ -295,13 +295,15 @@ def bind(
     if known is not None and known.process is not None:
         w.require(model.damaged, f"reader {known.full_name} is open twice")
         let_go(w, known.process, known, saved=False)  # its lock went with an erase that failed
-    beside = nested != w.nested and f"{model.name}+.checkpoint" in w.disk.folders[FOLDER].names  # it was open, then
+    there = readers_among(w.disk.folders[FOLDER].names, model.name)
+    beside = nested != w.nested and "" in there  # it was open, then
+    beside = beside or bool(w.depth and there - {"", name} - set(model.readers))  # whose making is not over yet
     reader = known if known is not None or beside else inherit(w, process, model, name, handle, here=here)
     if reader is None:
         reader = begin(w, model, name, start, handle, quiet=quiet and not drops(config))
     else:
         resume(w, reader, handle, quiet=quiet and not drops(config))
-    if reader.may_have_name:
+    if reader.may_have_name or reader.half_dropped:  # then it may have been made anew
         reader.doubt_all()
         reader.may_have_name = False
     reader.doubt_expired()  # by the options that it has had until now

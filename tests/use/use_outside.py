@@ -51,12 +51,15 @@ def publish(w: World, rng: random.Random, process: Process) -> None:
     where: dict[str, Any] = {"disk": process.disk, "clock": process.clock}
     result = w.call(process, inbox.publish, FOLDER, model.name, parts, **where, **options)
     w.note_fault(model, result)
-    if model.erased and result.ok:  # meanwhile: it is of the queue that comes after it
+    if model.erased and result.ok:  # meanwhile: it is of the queue that comes after it, unless its parts are gone
         model = w.models[model.name]
         model.by_number.update((put.number, put) for put in mine)
+        model.may_refuse = model.holes = True
+        for put in mine:
+            model.may_be_there(put)
     known = model.versions.get(options.get("app_id", ""), -1)
     if result.ok and result.value:
-        sure = not (model.large_parts or model.damaged)  # one that is refused leaves no version
+        sure = not (model.may_refuse or model.damaged)  # one that is refused leaves no version
         if options and nested == w.nested and sure:
             w.require(options["version"] > known, f"version {options['version']} is published after {known}")
         owner = model.writer.queues[model.name].queue if model.writer is not None else None
@@ -76,7 +79,7 @@ def publish(w: World, rng: random.Random, process: Process) -> None:
         late = nested != w.nested or w.batches_unsure
         w.require(options and (options["version"] <= known or late), "publish() says that it was known")
     elif isinstance(result.error, ItemTooLarge):
-        w.require(model.large_parts, f"{result.error!r}")
+        w.require(model.may_refuse, f"{result.error!r}")
         w.saw("a part with an item that is too large")
     elif isinstance(result.error, OSError) and not odd:
         check_error(w, model, result, process)
@@ -85,6 +88,11 @@ def publish(w: World, rng: random.Random, process: Process) -> None:
             model.may_be_there(put)
         w.batches_unsure = True
         return
+    elif not odd:
+        w.require(
+            not isinstance(result.error, ValueError | TypeError), f"publish raised {result.error!r} for {options}"
+        )
+        check_error(w, model, result, process)
     for put in mine:
         model.refuse(put)
 
@@ -93,7 +101,7 @@ def make_part(w: World, rng: random.Random, process: Process, model: QueueModel)
     puts = [w.new_put(model, rng, None, rng.choice((0, 10, 300))) for _ in range(rng.choice((1, 2, 5)))]
     if rng.random() < 0.05:
         puts.append(w.new_put(model, rng, None, 5000))
-        model.large_parts = True  # another owner may take none as large
+        model.may_refuse = True  # another owner may take none as large
     for put in puts:
         put.added_ms = w.now_ms
 
@@ -124,10 +132,10 @@ def see_batches(w: World, model: QueueModel) -> None:
         return
     prefix = model.name + "."
     left = sum(name.startswith(prefix) and name.endswith(".batch") for name in folder.names)
-    if not model.damaged and not model.large_parts:
+    if not model.damaged and not model.may_refuse:
         refused = [name for name in folder.names if name.startswith(prefix) and name.endswith(".refused")]
         w.require(not refused, f"a published batch was refused: {refused}")
-    if left >= len(model.batches) or model.damaged or w.batches_unsure or model.large_parts:
+    if left >= len(model.batches) or model.damaged or w.batches_unsure or model.may_refuse:
         return
     taken = len(model.batches) - left
     for record in scan(FOLDER, model.name, disk=looking(w), start_id=1):
@@ -144,6 +152,11 @@ def settle_batch(w: World, model: QueueModel, batch: Batch) -> None:
     """All of it is in the queue, in one piece; some of it may be gone again."""
     known = [(at, put.id) for at, put in enumerate(batch.puts) if put.id]
     if not known:
+        owner = model.writer.queues.get(model.name) if model.writer is not None else None
+        flying = model.flying.difference(*(each.puts for each in model.batches))
+        if owner is not None and owner.queue._state is None and not model.holes and not flying:
+            tail_id = owner.queue.stats().tail_id
+            w.require(tail_id >= len(model.stored) + len(batch.puts), f"a batch is gone, and the tail is {tail_id}")
         model.holes = True
         for put in batch.puts:
             model.may_be_there(put)
@@ -161,7 +174,7 @@ def check_batches(w: World) -> None:
         opened = model.writer.queues.get(model.name) if model.writer is not None else None
         if opened is None or not model.batches or opened.queue._state is not None or w.trouble.fired:
             continue
-        if model.large_parts or model.damaged or model.failed or "full" in w.tags:
+        if model.may_refuse or model.damaged or model.failed or "full" in w.tags:
             continue
         interval = opened.options["inbox_interval"]
         configs = [opened.options.get("default_reader"), *opened.options["readers"].values()]
@@ -235,8 +248,8 @@ def inbox_figures(w: World, rng: random.Random, process: Process) -> None:
         and nested == w.nested
         and not w.batches_unsure
         and not model.damaged
-        and not w.erasures
-        and not model.large_parts
+        and not (w.erasures or model.is_going)
+        and not model.may_refuse
     ):
         w.require(result.value == model.versions.get("x"), f"last_version() is {result.value}")
 

@@ -6,12 +6,12 @@ import random
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from use_model import Put, ReaderModel, drops
-from use_opening import get_reader
+from use_model import Put, QueueModel, ReaderModel, drops
+from use_opening import FOLDER, get_reader, looking
 from use_operations import check_error, choose_opened, choose_reader, is_here, operation
 from use_writing import put_many
 
-from kestrelpy import Item, QueueEmpty, UnknownItem
+from kestrelpy import Item, QueueEmpty, UnknownItem, scan
 
 if TYPE_CHECKING:
     from use_world import Process, Result, World
@@ -114,6 +114,9 @@ def wait_for_one(w: World, process: Process, reader: ReaderModel, timeout: float
         check_error(w, reader.queue, result, process, reader)
         return
 
+    if timeout is not None:
+        process.deadlines.append((process.clock.monotonic() + timeout, result.value))
+
     def arrive(done: Future[Item]) -> None:
         reader.waiting -= 1
         w.nested += 1  # whatever is under way is not alone
@@ -196,10 +199,11 @@ def commit(w: World, rng: random.Random, process: Process) -> None:
     else:
         result = w.call(process, item.commit)
     if check_settled(w, process, reader, [put], moves, result):
-        note_done(reader, [put], moves)
+        note_done(w, reader, [put], moves)
 
 
-def note_done(reader: ReaderModel, puts: list[Put], moves: int) -> None:
+def note_done(w: World, reader: ReaderModel, puts: list[Put], moves: int) -> None:
+    w.may_drop_meanwhile(reader)  # others beside them
     for put in puts:
         if moves == reader.moves:
             reader.finish(put)
@@ -219,7 +223,7 @@ def commit_many(w: World, rng: random.Random, process: Process) -> None:
     named: list[Any] = [put.id if rng.random() < 0.2 else reader.open[put] for put in chosen]
     result = w.call(process, handle.commit_many, named)
     if check_settled(w, process, reader, chosen, moves, result):
-        note_done(reader, chosen, moves)
+        note_done(w, reader, chosen, moves)
 
 
 @operation("abort", 2)
@@ -231,6 +235,7 @@ def abort(w: World, rng: random.Random, process: Process) -> None:
     put = rng.choice(puts)
     item, handle, moves = reader.open[put], reader.handle, reader.moves
     assert handle is not None
+    w.may_drop_meanwhile(reader)
     del reader.open[put]  # before: it may be handed on at once
     result = w.call(process, handle.abort, item if rng.random() < 0.5 else item.id)
     if not check_settled(w, process, reader, [put], moves, result) and handle.is_open(item):
@@ -264,6 +269,10 @@ def with_item(w: World, rng: random.Random, process: Process) -> None:
     result = w.call(process, leave)
     reader.settling.discard(put)
     w.note_fault(reader.queue, result)
+    if isinstance(result.error, UnknownItem):
+        w.require(moves != reader.moves or nested != w.nested or w.depth, f"{result.error!r}, and it is open")
+    elif not isinstance(result.error, KeyError):
+        check_error(w, reader.queue, result, process, reader)
     if moves != reader.moves or nested != w.nested or result.interrupted:
         reader.doubt([put])
     elif not raises and result.ok:
@@ -338,13 +347,14 @@ def seek(w: World, rng: random.Random, process: Process) -> None:
     if waiting:  # somebody may be served in the middle of it
         reader.doubt_all()
     back = set(reader.done)
-    leaning = "seek" in w.swarm.lean
+    leaning, timed = "seek" in w.swarm.lean, False
     if leaning or rng.random() < 0.7:
         item_id = 1 if leaning else rng.choice((1, rng.randint(1, model.tail_id + 2), model.tail_id + 1))
         result = w.call(process, handle.seek, item_id)
     else:
-        item_id = 0
-        result = w.call(process, handle.seek, time_ms=w.now_ms - rng.choice((0, 1000, 60_000)))
+        time_ms = w.now_ms - rng.choice((0, 1000, 60_000))
+        item_id, timed = first_since(w, model, time_ms), True
+        result = w.call(process, handle.seek, time_ms=time_ms)
     w.note_fault(model, result)
     if not result.ok or waiting or not is_exact(w, reader, nested):
         check_error(w, model, result, process, reader)
@@ -357,6 +367,7 @@ def seek(w: World, rng: random.Random, process: Process) -> None:
         w.require(head >= min(item_id, model.tail_id + 1) - 1, f"seek({item_id}) has gone to {head + 1}")
         needed = [put.id for put in model.needed() if put.id >= item_id and put not in back]
         w.require(not needed or head < min(needed) or min(needed) < item_id, f"seek({item_id}) has passed {needed[:3]}")
+        w.require(not timed or head + 1 == item_id, f"a seek by time has gone to {head + 1}, and not to {item_id}")
     reader.move_to(head + 1)
     reader.note_saved()
     reader.made_at = float("inf")  # elsewhere: a place that is moved back is not read again before it would refuse
@@ -366,17 +377,47 @@ def seek(w: World, rng: random.Random, process: Process) -> None:
         w.saw("a seek back")
 
 
+def first_since(w: World, model: QueueModel, time_ms: int) -> int:
+    """The first item that is kept and was added then or later; 0 where that is not known."""
+    if model.damaged or model.flying or model.holes or model.erased or w.jumps or w.depth:
+        return 0
+    records = scan(FOLDER, model.name, disk=looking(w), start_ms=time_ms)
+    return next((record.id for record in records), model.tail_id + 1)
+
+
 @operation("discard_expired", 1)
 def discard_expired(w: World, rng: random.Random, process: Process) -> None:
     reader = choose_reader(w, rng, process)
     if reader is None or reader.handle is None:
         return
     limit = rng.choice((None, 0, 1, 3))
+    nested, expired = w.nested, expired_in_front(w, reader)
     result = w.call(process, reader.handle.discard_expired, limit)
     w.note_fault(reader.queue, result)
     check_error(w, reader.queue, result, process, reader)
     if result.ok and limit is not None:
         w.require(result.value <= limit, f"discard_expired({limit}) says {result.value}")
+    if result.ok and expired is not None and is_exact(w, reader, nested) and not reader.queue.failed:
+        most = len(expired) if limit is None else min(limit, len(expired))
+        w.require(result.value <= most, f"discard_expired({limit}) says {result.value}, of {len(expired)}")
+        left = sum(put not in reader.done for put in reader.queue.stored) - len(expired)
+        is_over = limit is not None or reader.handle is None or reader.handle.items == left
+        w.require(is_over, f"discard_expired() has left {reader.handle and reader.handle.items} items, not {left}")
+
+
+def expired_in_front(w: World, reader: ReaderModel) -> list[Put] | None:
+    """What ``discard_expired`` drops; ``None`` where that is not known, or where a hook has a word in it."""
+    config, model = reader.config, reader.queue
+    if config is None or config.on_expired is not None or config.max_expire_sweep is not None or drops(config):
+        return None
+    if reader.optional or reader.settling or model.unsettled() or not w.is_here(reader):
+        return None
+    expired: list[Put] = []
+    for put in reader.available():
+        if not reader.is_expired(put, w.now_ms):
+            break
+        expired.append(put)
+    return expired
 
 
 @operation("checkpoint", 1.5)
@@ -444,8 +485,7 @@ def commit_all(w: World, rng: random.Random, process: Process) -> None:
             puts, handle, moves = sorted(reader.open), reader.handle, reader.moves
             result = w.call(process, handle.commit_many, [reader.open[put] for put in puts])
             if check_settled(w, process, reader, puts, moves, result):
-                for put in puts:
-                    reader.finish(put)
+                note_done(w, reader, puts, moves)
     del rng
 
 
@@ -457,6 +497,8 @@ def evict(w: World, rng: random.Random, process: Process) -> None:
         result = w.call(process, reader.handle.evict_waiters)
         if result.ok and nested == w.nested:
             w.require(result.value <= waiting, f"{result.value} of {waiting} waiters were evicted")
+        if result.ok:
+            w.require(result.value or not waiting, f"none of {waiting} waiters was evicted")
 
 
 @operation("figures", 1)

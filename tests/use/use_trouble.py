@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from use_world import Process, World
 
 
+FORGOTTEN = 8.0
+"""So many seconds after the disk is well nothing is wrong any more: everybody has looked again, and tried again."""
+
 # -- time ----------------------------------------------------------------------------------------------------------
 
 
@@ -41,6 +44,13 @@ def pass_time(w: World, seconds: float) -> None:
             if not result.interrupted:
                 break
     w.advancing = False
+    for process in w.processes:
+        process.deadlines = [each for each in process.deadlines if not each[1].done()]
+        late = [deadline for deadline, _ in process.deadlines if deadline < process.clock.monotonic()]
+        w.require(not late, f"{len(late)} futures have not timed out")
+    if w.mended_at is not None and w.elapsed - w.mended_at > FORGOTTEN:
+        w.trouble.fired = w.trouble.refused_blocks = 0  # from here on it is no excuse
+        w.mended_at = None
     for model in w.models.values():
         see_batches(w, model)
     check_batches(w)
@@ -88,6 +98,7 @@ def fault(w: World, rng: random.Random, process: Process) -> None:
         return
     name = rng.choice(kinds)
     error, operations = KINDS[name]
+    w.mended_at = None
     w.trouble.arm(error, operations, after=rng.choice((0, 0, 1, 3, 10)), times=rng.choice((1, 1, 2, 30)))
     w.tags.add(name)
     w.saw("something is wrong with the disk")
@@ -98,6 +109,8 @@ def mend(w: World, rng: random.Random, process: Process) -> None:
     del rng, process
     w.trouble.disarm()
     w.trouble.blocks = None
+    if "sync" not in w.swarm.faults:  # a sync that failed once is never believed again, by readers elsewhere too
+        w.mended_at = w.elapsed
     if w.tags & {*KINDS, "full"}:
         w.saw("the disk is well again")
     w.tags -= {*KINDS, "full"}
@@ -108,6 +121,7 @@ def fill(w: World, rng: random.Random, process: Process) -> None:
     """Somebody else takes the room that is left."""
     del process
     if "full" in w.swarm.faults:
+        w.mended_at = None
         w.trouble.blocks = w.disk.used_blocks() + rng.choice((0, 0, 1, 2))
         w.tags.add("full")
         w.saw("zero free blocks")
@@ -271,7 +285,7 @@ def repeat(w: World, rng: random.Random, process: Process) -> None:
         except (KestrelError, ValueError):
             pass
 
-    if what == "future" and (reader.surely_left(w.now_ms) or reader.optional or reader.queue.flying):
+    if what == "future" and (reader.surely_left(w.now_ms) or reader.optional or reader.queue.unsettled()):
         return
     for _ in range(40):
         once()

@@ -66,6 +66,7 @@ class Opened:
         self.model = model
         self.options = options
         self.opened_at = 0.0
+        self.is_ending = False
         self.broken = False
         """Whether a call may have left it half closed: an exception has struck while it was closed."""
 
@@ -92,6 +93,8 @@ class Process:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.tasks: list[asyncio.Task[Any]] = []
         self.futures: list[Future[Any]] = []
+        self.deadlines: list[tuple[float, Future[Any]]] = []
+        """By its clock, of futures that are to time out."""
         self.others: list[Any] = []
         """What else it has open that ends with it (``use_job_model``)."""
 
@@ -111,6 +114,8 @@ class World:
         self.now_ms = START_MS
         self.elapsed = 0.0
         self.jumps = 0
+        self.mended_at: float | None = None
+        """Since when nothing is wrong with the disk, as long as what was is an excuse."""
         self.advancing = False
         self.rng = random.Random(0)
         self.models = {name: QueueModel(name, self.now) for name in QUEUES}
@@ -225,7 +230,8 @@ class World:
             return
         self.saw("a step of another process in the middle of a call")
         if storm:  # one thing all the time
-            name = "seek" if "seek" in self.swarm.lean else "churn"
+            wanted = [each for each in ("seek", "erase", "churn") if each in self.swarm.lean]
+            name = self.rng.choice(wanted or ["churn"])
             able = [process for process in idle if (process.readers if name == "seek" else process.queues)]
             if able:
                 self.nest(able[0], name)
@@ -309,6 +315,7 @@ class World:
         if put in reader.in_hook:
             raise self.fail(f"{reader.full_name} delivers item {item.id}, which a hook has")
         if exact:
+            self.may_drop_meanwhile(reader)
             self.check_order(reader, put)
         elif drops(reader.config):  # what was before it may have been dropped before it was handed over
             reader.optional.update(other for other in reader.available() if other.id < put.id)
@@ -367,6 +374,7 @@ class World:
         process.readers.clear()
         self.drop_loop(process)
         process.futures.clear()
+        process.deadlines.clear()
         process.disk = UseDisk(self.disk)
         process.clock = ManualClock(self.now_ms)
 
@@ -404,13 +412,18 @@ class World:
         except AssertionError as error:
             raise self.fail(f"an invariant of {opened.queue!r} is broken: {_where(error)}") from error
 
+    def is_calm(self, reader: ReaderModel) -> bool:
+        """Whether a reader elsewhere may be asked for its figures, which looks at the folder."""
+        model, trouble = reader.queue, self.trouble
+        doubtful = model.flying or model.holes or model.batches or model.unsure or model.erased or self.erasures
+        return not (doubtful or trouble.fired or trouble.times or self.depth or drops(reader.config))
+
     def check_reader(self, process: Process, reader: ReaderModel, handle: Reader) -> None:
         model = reader.queue
-        if handle._broken is not None or not self.is_here(reader):
+        if handle._broken is not None or not (self.is_here(reader) or self.is_calm(reader)):
             return
         del process
-        if model.flying and drops(reader.config):
-            self.may_drop(reader, reader.config, [])
+        self.may_drop_meanwhile(reader)
         extra = len(model.flying) + sum(put.state == DOUBTFUL for put in model.by_number.values() if model.holes)
         left = [put for put in model.stored if put not in reader.done]
         sure = [put for put in left if put not in reader.optional and put not in model.flying]
@@ -425,7 +438,7 @@ class World:
             )
         if sure and handle.head >= sure[0].id:
             raise self.fail(f"{reader.full_name} has head {handle.head}, and item {sure[0].id} is not done")
-        if handle.waiter_count and handle.open_items == len(reader.open):
+        if handle.waiter_count and handle.open_items == len(reader.open) and self.is_here(reader):
             waiting = [put for put in sure if put not in reader.settling and put not in reader.open]
             if waiting:
                 raise self.fail(f"{handle.waiter_count} wait in {reader.full_name} while item {waiting[0].id} is there")
@@ -446,6 +459,11 @@ class World:
             config = reader.config if elsewhere else self.configuration(reader)
             if drops(config) or drops(reader.config):
                 self.may_drop(reader, config or reader.config, newest)
+
+    def may_drop_meanwhile(self, reader: ReaderModel) -> None:
+        """A put that is under way may have dropped the oldest already; this may be a callback of it."""
+        if reader.queue.flying and drops(reader.config):
+            self.may_drop(reader, reader.config, [])
 
     def may_drop(self, reader: ReaderModel, config: ReaderConfig | None, newest: list[Put]) -> None:
         assert config is not None

@@ -134,6 +134,10 @@ def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False
     model.failed = False
     if erase and not result.ok:
         model.damaged = model.half_erased = True  # what is left of it is not said
+        for reader in model.readers.values():  # its place may be gone, and come anew
+            reader.half_dropped = True
+            if reader.handle is None:
+                reader.doubt_all()
     elif erase:
         model.erased = True
         w.erasures += 1

@@ -92,6 +92,8 @@ class Process:
         self.readers: list[ReaderModel] = []
         self.loop: asyncio.AbstractEventLoop | None = None
         self.tasks: list[asyncio.Task[Any]] = []
+        self.lost_loops = 0
+        """How many loops were thrown away under their tasks."""
         self.futures: list[Future[Any]] = []
         self.deadlines: list[tuple[float, Future[Any]]] = []
         """By its clock, of futures that are to time out."""
@@ -384,6 +386,7 @@ class World:
         for task in tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         if loop is not None:
+            process.lost_loops += bool(tasks)
             loop.close()
 
     # -- checks ------------------------------------------------------------------------------------------------------

@@ -24,11 +24,11 @@ from typing import Protocol
 
 from kestrelpy import _log, _names
 from kestrelpy._batches import FOREIGN, MemoryFile, read_batch
-from kestrelpy._disk import Directory
+from kestrelpy._disk import NO_ROOM, Directory
 from kestrelpy._inbox_format import Batch, Intent
 from kestrelpy._journal import Journal
 from kestrelpy._parts import PartFile, is_old
-from kestrelpy.errors import CorruptJournal, KestrelError, QueueFull, QueueLocked, UnsupportedFormat
+from kestrelpy.errors import CorruptJournal, KestrelError, QueueDiskFull, QueueFull, QueueLocked, UnsupportedFormat
 
 OLD_SECONDS = 24 * 3600.0
 """A part that no batch names, begun so long ago, was left over: no task writes one for a day."""
@@ -273,6 +273,8 @@ class Intake:
                 host.show_locked()
             else:
                 host.refuse_locked(error if isinstance(error, Exception) else QueueFull("a batch is being taken in"))
+            if isinstance(error, OSError) and not isinstance(error, KestrelError) and error.errno in NO_ROOM:
+                raise QueueDiskFull(self._folder.path) from error
             raise
         self.unfinished = self._intent = None
         host.show_locked()

@@ -930,6 +930,27 @@ def test_half_a_batch_is_not_seen_and_the_rest_follows(folder: Path, sync: Any) 
     queue.close()
 
 
+@pytest.mark.parametrize(("kind", "at"), [("create", 1), ("write", 1), ("create", 2), ("write", 3), ("grow", 1)])
+def test_a_disk_that_is_full_for_a_batch_is_said_to_be_full(folder: Path, kind: str, at: int) -> None:
+    """Whether there is no room for what is remembered of the batch, or for its items. Writes into segments, such as the
+    second one here, a footer, need no room.
+    """
+    disk = FailingDisk(RealDisk())
+    with JournaledQueue(folder, NAME, disk=disk, inbox_interval=None, segment_bytes=4096, sync="never") as queue:
+        queue.put(b"first")
+        publish_items(folder, *[b"x" * 1000] * 6)
+        disk.arm(errno.ENOSPC, at=at, sticky=True, kinds={kind})
+        with pytest.raises(QueueDiskFull):
+            queue.take_in()
+        if queue._unfinished:
+            with pytest.raises(QueueDiskFull):
+                queue.put(b"y")
+        disk.disarm()
+        queue.put(b"z")
+        queue.take_in()
+        assert sorted(data[:1] for data in items_of(queue)) == [b"f", *[b"x"] * 6, b"z"]
+
+
 def test_half_a_batch_in_a_closed_queue(folder: Path) -> None:
     disk = FailingDisk(RealDisk())
     queue = full_in_the_middle(folder, disk)

@@ -35,8 +35,10 @@ class Limits:
         short = name.removeprefix(model.name).removeprefix("+")
         reader = model.readers.get(short)
         lately = any(w.elapsed - each.made_at <= LOOKS for each in model.readers.values() if each.exists)
-        if reader is None and (model.unsure or (not short and lately)):
-            return  # one that was made elsewhere may have the default reader's place, and the writer looks now and then
+        if reader is None and (model.unsure or w.depth or (not short and lately)):
+            # One that was made elsewhere may have the default reader's place, and the writer looks now and then; or it
+            # is being made around this call.
+            return
         if reader is None:
             raise w.fail(f"a put is refused by reader {name!r}, which there is not: {sorted(model.readers)}")
         config = opened.config(short)

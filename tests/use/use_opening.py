@@ -431,6 +431,9 @@ def drop_reader(w: World, rng: random.Random, process: Process) -> None:
             reader.exists, reader.half_dropped = False, True
             reader.doubt_all()
         return
+    default = model.readers.get("")
+    if reader is None and default is not None and default.may_have_name and default.handle is None:
+        default.doubt_all()  # whose place that name has taken, though its making has raised
     if reader is None or model.readers.get(name) is not reader:
         return
     if reader.process is process and reader in process.readers:

@@ -120,7 +120,7 @@ def aput(w: World, rng: random.Random, process: Process) -> None:
 
 def is_stored(w: World, model: QueueModel, put: Put) -> bool:
     """Whether the item is in the files, or may have been."""
-    if put.id or model.writer is None:
+    if put.id or model.writer is None or model.damaged:  # damaged: its bytes may be others now
         return True
     if model.writer.queues[model.name].queue._feed.first_id > 1:
         return True  # it may have been retired

@@ -43,6 +43,7 @@ class Hooks:
         reader, put = entered
         again = put in reader.settling  # it has failed on it before, and the clock may have gone back since
         again = again or reader.queue.may_refuse  # then it is not known when a batch was taken in
+        again = again or (reader.former is not None and reader.is_expired(put, w.now_ms, reader.former))
         w.require(
             again or reader.is_expired(put, w.now_ms), f"on_expired is shown item {item.id}, which has not expired"
         )

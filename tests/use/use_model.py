@@ -76,6 +76,8 @@ class ReaderModel:
         self.made_at = 0.0
         self.waiting = 0
         """How many futures and tasks wait in its line."""
+        self.former: ReaderConfig | None = None
+        """By which it was open until it got another name: what had expired by then may be shown to a hook later."""
         self.moves = 0
         """How often something else than a delivery has moved it: what was under way meanwhile is not exact."""
 
@@ -83,9 +85,10 @@ class ReaderModel:
     def full_name(self) -> str:
         return f"{self.queue.name}+{self.name}" if self.name else self.queue.name
 
-    def is_expired(self, put: Put, now_ms: int) -> bool:
+    def is_expired(self, put: Put, now_ms: int, config: ReaderConfig | None = None) -> bool:
         expires_ms = put.expires_ms
-        age = None if self.config is None else self.config.max_age
+        config = config or self.config
+        age = None if config is None else config.max_age
         if age is not None and age < 1e9:
             limit_ms = put.added_ms + int(age * 1000)
             expires_ms = limit_ms if expires_ms is None else min(expires_ms, limit_ms)

@@ -268,7 +268,7 @@ def bind(
         check_error(w, model, result, process)
         if not isinstance(error, ValueError):
             model.unsure = w.locks_unsure = True
-            if known is not None:
+            if known is not None and known.process is None:
                 known.doubt_all()  # it may be open all the same, and by these options
             if name and default is not None and default.handle is not None and default.handle.name == name:
                 default.doubt_all()  # it has that name all the same, and its limits
@@ -305,6 +305,8 @@ def bind(
     reader = known if known is not None or beside else inherit(w, process, model, name, handle, here=here)
     if reader is None:
         reader = begin(w, model, name, start, handle, quiet=quiet and not drops(config))
+        if name and nested != w.nested and default is not None and default.handle is None and not default.exists:
+            del model.readers[""]  # it was the first one: those that there are were made around it
     else:
         resume(w, reader, handle, quiet=quiet and not drops(config))
     if reader.may_have_name or reader.half_dropped:  # then it may have been made anew
@@ -340,7 +342,7 @@ def inherit(
     del model.readers[""]
     model.readers[name] = default
     default.made_at = w.elapsed
-    default.name = name
+    default.name, default.former = name, default.config
     default.may_have_name = default.may_have_name or model.unsure
     return default
 

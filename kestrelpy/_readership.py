@@ -43,6 +43,9 @@ class Limited(Protocol):
     """A reader whose limits a put has to respect: open here, or known by its checkpoint."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def full_name(self) -> str: ...
 
     @property
@@ -174,11 +177,14 @@ class Readership:
         return changed
 
     def _known_limited(self) -> Iterator[Limited]:
-        for reader in self.open.values():
-            if has_limits(self.config_for(reader.name)) and not isinstance(reader._broken, QueueClosed):
+        """Who is open here; and who was counted before and is not: a closed reader by what it had when it closed."""
+        counted = {each.name: each for each in self.limited}
+        for name, reader in self.open.items():
+            is_closing = isinstance(reader._broken, QueueClosed)
+            if has_limits(self.config_for(name)) and (name in counted or not is_closing):
                 yield reader
-        for each in self.limited:
-            if isinstance(each, AbsentReader) and each.name not in self.open:
+        for name, each in counted.items():
+            if name not in self.open:
                 yield each
 
     def _find_limited(self) -> Iterator[Limited]:

@@ -1928,6 +1928,37 @@ def test_a_warning_about_a_queue_may_be_put_into_it(open_queue: Open, folder: Pa
         logging.getLogger("kestrelpy").removeHandler(handler)
 
 
+def test_a_reader_that_closes_limits_puts_while_its_place_cannot_be_read(open_queue: Open) -> None:
+    disk = FailingDisk(MemoryDisk())
+    limit = ReaderConfig(max_items=2, full_policy=FullPolicy.REFUSE)
+    queue = open_queue(disk=disk, readers={"mail": limit}, inbox_interval=None)
+    mail = queue.reader("mail")
+    future = mail.get_future()
+    answers: list[type | None] = []
+
+    def put(_: object = None) -> None:
+        try:
+            queue.put_many([b"1", b"2"])
+            answers.append(None)
+        except QueueFull as error:
+            answers.append(type(error))
+
+    queue.put(b"0")
+    assert future.result(0).data == b"0"
+    mail.get_future().add_done_callback(put)
+    disk.arm(errno.EMFILE, kinds={"open", "create"}, sticky=True)
+    with pytest.raises(OSError, match="Too many open files"):
+        mail.close()
+    queue.put(b"x")
+    put()
+    assert answers == [QueueFull, QueueFull]
+    disk.disarm()
+    with pytest.raises(QueueFull):
+        queue.put(b"4")
+    assert drain(queue.reader("mail")) == [b"0", b"x"]
+    queue.put(b"4")
+
+
 def test_figures_have_the_segments_that_could_not_be_archived(open_queue: Open, tmp_path: Path) -> None:
     queue = open_queue(segment_bytes=4096, archive_dir=tmp_path / "archive")
     reader = queue.reader()

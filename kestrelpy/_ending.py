@@ -196,14 +196,14 @@ class Ending(Writing):
     def _abandon(self) -> None:
         """In a forked child: everything here is the parent's (R26)."""
         foreign = ForkedQueue(self._pid)
-        self._state, self._plain = foreign, False
+        self._state, self._plain, self._unfinished = foreign, False, False
         self._lock = self._feed.lock = threading.Lock()
         self._journal.refuse(foreign)
         self._readership.abandon(foreign)
         self._journal.abandon()
         self._writer_lock.abandon()
         if self._inflow is not None:
-            self._inflow.leave()
+            self._inflow.abandon()
         self._home.directory.close()
 
     def __enter__(self: Q) -> Q:

@@ -226,6 +226,11 @@ class Inflow:
         if folder is not None:
             folder.close()
 
+    def abandon(self) -> None:
+        """In a forked child: another thread of the parent may have held the lock, in the middle of a batch."""
+        self._lock = threading.Lock()
+        self.leave()
+
     def erase(self) -> None:
         """Delete the queue's files in the inbox. After ``stop``. Raises ``OSError``."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

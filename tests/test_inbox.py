@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import pickle
+import signal
 import struct
 import threading
 from collections.abc import Callable
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import START_MS, until
+from conftest import START_MS, GatedDisk, until
 
 from kestrelpy import (
     CorruptJournal,
     DurabilityUnknown,
+    ForkedQueue,
     InvalidName,
     ItemTooLarge,
     JournaledQueue,
@@ -489,6 +491,33 @@ def test_a_forked_child_lets_go_of_the_inbox(folder: Path, open_queue: Open) -> 
     forget(queue)
     queue._abandon()
     assert queue._inflow._folder is None
+
+
+def test_a_child_forked_while_a_batch_is_taken_in_is_refused_and_does_not_hang(folder: Path, open_queue: Open) -> None:
+    disk = GatedDisk()
+    queue = open_queue(disk=disk, inbox_interval=None, clock=SystemClock())
+    publish_items(folder, b"a", b"b")
+    disk.gate.clear()
+    thread = threading.Thread(target=queue.take_in)
+    thread.start()
+    until(lambda: queue._unfinished)
+    child = os.fork()
+    if not child:
+        refused = 0
+        try:
+            signal.alarm(20)
+            for call in (queue.put, lambda item: queue.put_many([item]), queue.put_future, lambda _: queue.take_in()):
+                with contextlib.suppress(ForkedQueue):
+                    call(b"x")
+                    refused -= 1
+                refused += 1
+        finally:
+            os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    disk.gate.set()
+    thread.join()
+    assert queue.put(b"c") == 3
+    assert items_of(queue) == [b"a", b"b", b"c"]
 
 
 def test_who_waits_is_served(folder: Path, open_queue: Open) -> None:

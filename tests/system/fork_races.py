@@ -93,7 +93,10 @@ class Home:
             "R": self.reader._lock,
             "C": self.reader._saving,
             "O": queue._readership._opening,
+            "I": queue._inflow._lock,  # type: ignore[union-attr]
             "T": queue._commit._lock,
+            "listing": queue._readership._listing,
+            "limiting": queue._readership._limiting,
             "G": queue._home.guard(),
             "L": source._looking,  # type: ignore[attr-defined]
             "R outside": self.outside._lock,

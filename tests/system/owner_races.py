@@ -44,14 +44,16 @@ Work = Callable[[random.Random, Callable[[bytes], object]], None]
 
 
 def race(seed: int, work: Work, *, limit: int | None, seconds: float | None) -> Counter[str]:
-    """Four processes do ``work`` again and again, ``limit`` times in all or so; those that die are replaced."""
+    """Four processes do ``work`` again and again, ``limit`` times in all or so; those that die are replaced. Where few
+    of them owned anything, as on a busy machine, until one has died.
+    """
     hear, tell = os.pipe()
     running: set[int] = set()
     counts: Counter[str] = Counter()
     started = 0
     try:
         for _ in rounds(None, seconds):
-            if limit is not None and counts["rounds"] >= limit:
+            if limit is not None and counts["rounds"] >= (limit if counts["died"] else 20 * limit):
                 break
             while len(running) < 4:
                 started += 1

@@ -26,7 +26,7 @@ RESULTS ?= $(lastword $(sort $(wildcard bench/results/*.json)))
 ARGS ?=
 REV ?= HEAD~1
 HOURS ?= 1
-FILES = */_packing.py,*/_format.py,*/_segment.py,*/_checkpoint.py,kestrelpy/_journal.py,*/_archive.py,*/_recovery.py,*/_inbox_format.py,*/_parts.py,*/_batches.py,*/_intake.py,*/inbox.py
+FILES = */_journal/packing.py,*/_journal/format.py,*/bodies.py,*/segment.py,*/checkpoint.py,*/_journal/journal.py,*/archive.py,*/_journal/recovery.py,*/inbox/format.py,*/inbox/parts.py,*/inbox/ledger.py,*/inbox/ingest.py,*/inbox/publishing.py
 THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,packing format segment checkpoint journal recovery codecs sync inbox chain offsets full_disk))) \
 	tests/crash/test_regressions.py tests/crash/test_faults_injected.py tests/hostile/test_found_faults.py
 BIN := $(VENV)/bin
@@ -103,7 +103,7 @@ bench-jobs: $(VENV)/.installed-bench
 	@$(BIN)/python -m bench.beanstalk $(ARGS)
 
 pipeline: $(VENV)/.installed-spark java
-	@$(BIN)/python -m kestrelpy.spark.pipeline $(if $(INPUT),--input '$(INPUT)') $(ARGS)
+	@$(BIN)/python -m kestrelpy.demo.pipeline $(if $(INPUT),--input '$(INPUT)') $(ARGS)
 
 plots: $(VENV)/.installed-bench
 	@$(BIN)/python -m bench.plots '$(RESULTS)' --into docs/plots $(ARGS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kestrelpy._reading.reader import Reader
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import Codec, FullPolicy, QueueStats, ReaderConfig, ReaderStats
 from kestrelpy.errors import (
@@ -32,11 +33,12 @@ from kestrelpy.errors import (
 from kestrelpy.item import Item, Record
 from kestrelpy.memory import BlockingQueue, ConcurrentBlockingQueue, SimpleBlockingQueue
 from kestrelpy.queue import JournaledQueue
-from kestrelpy.reader import Reader
 
 if TYPE_CHECKING:
-    from kestrelpy.folder import Damage, VerifyReport, open_reader, queue_names, scan, verify
-    from kestrelpy.inspection import QueueInspection, SavedReader, SegmentInfo, inspect
+    from kestrelpy._reading.detached_source import open_reader
+    from kestrelpy.inspection.scan import scan
+    from kestrelpy.inspection.summary import QueueInspection, SavedReader, SegmentInfo, inspect, queue_names
+    from kestrelpy.inspection.verify import Damage, VerifyReport, verify
 
 __version__ = "0.1.0"
 
@@ -85,8 +87,12 @@ __all__ = [
 
 if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__ any name would do for them
     _LATER = {
-        **dict.fromkeys(("Damage", "VerifyReport", "folder", "open_reader", "queue_names", "scan", "verify"), "folder"),
-        **dict.fromkeys(("QueueInspection", "SavedReader", "SegmentInfo", "inspect", "inspection"), "inspection"),
+        "open_reader": "_reading.detached_source",
+        "scan": "inspection.scan",
+        **dict.fromkeys(
+            ("QueueInspection", "SavedReader", "SegmentInfo", "inspect", "queue_names"), "inspection.summary"
+        ),
+        **dict.fromkeys(("Damage", "VerifyReport", "verify"), "inspection.verify"),
     }
 
     def __getattr__(name: str) -> object:
@@ -95,8 +101,7 @@ if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        home = import_module(f"{__name__}.{_LATER[name]}")  # from here on the package has it as an attribute
-        return globals().setdefault(name, home if name == _LATER[name] else getattr(home, name))
+        return globals().setdefault(name, getattr(import_module(f"{__name__}.{_LATER[name]}"), name))
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *_LATER})

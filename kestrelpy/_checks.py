@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from operator import index
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
 
 
 def check_whole(name: str, value: object, least: int = 0) -> int:
@@ -37,3 +41,9 @@ def check_seconds(name: str, value: object, *, above_zero: bool = False) -> floa
     if not (seconds > 0 if above_zero else seconds >= 0):
         raise ValueError(f"{name} must {'be above 0' if above_zero else 'not be negative'}, not {value!r}")
     return seconds
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise ``ValueError`` for a timeout below zero, ``TypeError`` for one that is no number."""
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"'timeout' must be a non-negative number, not {timeout!r}")

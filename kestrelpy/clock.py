@@ -14,14 +14,14 @@ import contextlib
 import heapq
 import itertools
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from kestrelpy import _log
+from kestrelpy import _logging
+from kestrelpy._process import reset_after_fork
 
 __all__ = ["Clock", "SystemClock", "Timer"]
 
@@ -262,7 +262,7 @@ class _Timers:
                     return
             news()
         except BaseException:  # the others have to be told all the same
-            _log.exception("telling of a lost maintenance thread failed")
+            _logging.exception("telling of a lost maintenance thread failed")
 
     def reset_after_fork(self) -> None:
         """In a forked child: no thread came along, and the parent's timers are not ours."""
@@ -276,7 +276,7 @@ def _run_timer(timer: Timer) -> None:
     try:
         timer.callback()
     except BaseException:
-        _log.exception("a maintenance call failed")
+        _logging.exception("a maintenance call failed")
     finally:
         timer.cancel()
 
@@ -287,6 +287,5 @@ def _nothing() -> None:
 
 _timers = _Timers("kestrelpy-maintenance")
 _syncs = _Timers("kestrelpy-sync", _timers)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_timers.reset_after_fork)
-    os.register_at_fork(after_in_child=_syncs.reset_after_fork)
+reset_after_fork(_timers.reset_after_fork)
+reset_after_fork(_syncs.reset_after_fork)

@@ -10,8 +10,8 @@ from kestrelpy._checks import check_seconds, check_whole
 from kestrelpy._value import ReadOnlyDict, Value
 
 if TYPE_CHECKING:
+    from kestrelpy._reading.reader import Reader
     from kestrelpy.item import Item
-    from kestrelpy.reader import Reader
 
 __all__ = ["Codec", "FullPolicy", "QueueStats", "ReaderConfig", "ReaderStats"]
 
@@ -133,3 +133,9 @@ class QueueStats(Value, kw_only=True):
     oldest_segment: int = 0
     newest_segment: int = 0
     refused_batches: int = 0
+
+
+def check_config(what: str, config: ReaderConfig) -> ReaderConfig:
+    if not isinstance(config, ReaderConfig):
+        raise TypeError(f"{what} must be a ReaderConfig, not {config!r}")
+    return config

@@ -1,8 +1,8 @@
 """``JournaledQueue``: one writer's journal, any number of readers, one object.
 
-The journal is a single-threaded core; this and ``_writing`` are the shell of locks and threads around it.
+The journal is a single-threaded core; this and ``put`` are the shell of locks and threads around it.
 
-NOTE ON LOCKING: as in ``_writing``; docs/locking.md has the order of all locks.
+NOTE ON LOCKING: as in ``put``; docs/locking.md has the order of all locks.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from kestrelpy import _names
 from kestrelpy._checks import check_seconds
-from kestrelpy._disk import Directory, Disk, File, Lock, RealDisk
-from kestrelpy._ending import Ending
-from kestrelpy._feed import Feed
-from kestrelpy._home import Home
-from kestrelpy._journal import Journal
-from kestrelpy._lifetime import forget, remember
-from kestrelpy._limit import leave_limit
-from kestrelpy._options import check_codec, check_configs, check_sizes, check_sync, memory_disk
-from kestrelpy._purpose import kind_of, mark_as_jobs, open_mark, refuse_jobs
-from kestrelpy._readership import Readership, Start
-from kestrelpy._recovery import Recovered, Recovery
-from kestrelpy._room import Room
-from kestrelpy._sync import GroupCommit
+from kestrelpy._disk.interface import Directory, Disk, File, Lock
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal import file_names
+from kestrelpy._journal.item_limit import leave_limit
+from kestrelpy._journal.journal import Journal
+from kestrelpy._journal.purpose import kind_of, mark_as_jobs, open_mark, refuse_jobs
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.recovery import Recovered, Recovery
+from kestrelpy._process import forget, remember
+from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.reader import Reader
+from kestrelpy._reading.registry import Readership, Start
+from kestrelpy._reading.window import last_of
 from kestrelpy._value import ReadOnlyDict
-from kestrelpy._window import last_of
+from kestrelpy._writing.backpressure import Room
+from kestrelpy._writing.ending import Ending
+from kestrelpy._writing.group_commit import GroupCommit
+from kestrelpy._writing.options import check_codec, check_configs, check_sizes, check_sync, memory_disk
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import Codec, QueueStats, ReaderConfig
 from kestrelpy.errors import QueueClosed, QueueLocked
 from kestrelpy.item import Item
-from kestrelpy.reader import Reader
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -100,7 +101,7 @@ class JournaledQueue(Ending):
         disk: Disk | None = None,
     ) -> None:
         self._state: Exception | None = QueueClosed("this queue was never opened")
-        self.name = _names.check_name(name)
+        self.name = file_names.check_name(name)
         self.directory = os.fspath(directory)
         self._sync_seconds = check_sync(sync)
         self.max_item_bytes = check_sizes(segment_bytes, max_item_bytes)
@@ -131,7 +132,8 @@ class JournaledQueue(Ending):
     def _open(
         self, segment_bytes: int, archive_dir: str | os.PathLike[str] | None, disk: Disk | None, *, quarantine: bool
     ) -> None:
-        from kestrelpy._inflow import Inflow, Watch  # here and not above: a queue in memory must not pay for it
+        from kestrelpy.inbox.host import Inflow
+        from kestrelpy.inbox.watcher import Watch
 
         home = self._home = self._readership._home
         archive = None
@@ -191,7 +193,7 @@ class JournaledQueue(Ending):
         lock file, and this one's is there by now.
         """
         try:
-            archive.open(_names.lock_name(self.name)).close()
+            archive.open(file_names.lock_name(self.name)).close()
         except FileNotFoundError:
             return
         raise ValueError(f"archive_dir must not be where a queue named {self.name!r} lives: {archive.path}")
@@ -509,7 +511,7 @@ class JournaledQueue(Ending):
 
         ``qsize`` counts unread items; ``put_head`` and ``get_if`` raise ``NotImplementedError``.
         """
-        from kestrelpy._blocking import JournaledBlockingQueue
+        from kestrelpy.blocking import JournaledBlockingQueue
 
         return JournaledBlockingQueue(self)
 

@@ -20,8 +20,10 @@ from typing import Any
 import pytest
 from budget import Tally
 
-from kestrelpy import JournaledQueue, _unread, _writing
-from kestrelpy._disk import RealDisk
+from kestrelpy import JournaledQueue
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._reading import backlog
+from kestrelpy._writing import put as put_module
 from kestrelpy.testing import ManualClock
 
 START_MS = 1_700_000_000_000
@@ -80,8 +82,8 @@ def quiet() -> Iterator[None]:
 def small_batches() -> Iterator[None]:
     """Every ``put_many`` stays together in the window, and is read by twos: where a few items have to do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_writing, "LARGE_BATCH", 2)
-        patch.setattr(_unread, "EXPANDED", 2)
+        patch.setattr(put_module, "LARGE_BATCH", 2)
+        patch.setattr(backlog, "EXPANDED", 2)
         yield
 
 

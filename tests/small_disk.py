@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
-from kestrelpy._disk import Buffer
-from kestrelpy._memory_disk import MemoryDirectory, MemoryDisk, MemoryFile, Node
+from kestrelpy._disk.interface import Buffer
+from kestrelpy._disk.memory import MemoryDirectory, MemoryDisk, MemoryFile, Node
 
 BLOCK = 4096
 

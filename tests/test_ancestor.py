@@ -399,9 +399,9 @@ def test_history_libkestrel_truncation_of_any_segment(open_queue: Open, folder: 
 
 def test_history_go_diskqueue_28_31_34_a_checkpoint_behind_or_off_a_boundary(open_queue: Open, folder: Path) -> None:
     """A place that is behind, or no boundary of a record, is looked at and not believed."""
-    from kestrelpy import _format as fmt
-    from kestrelpy._checkpoint import load_checkpoint
-    from kestrelpy._disk import RealDisk
+    from kestrelpy._disk.real import RealDisk
+    from kestrelpy._journal import format as fmt
+    from kestrelpy._journal.checkpoint import load_checkpoint
 
     with open_queue() as queue:
         for n in range(10):

@@ -19,7 +19,7 @@ from kestrelpy import (
     UnknownItem,
     open_reader,
 )
-from kestrelpy._disk import RealDisk
+from kestrelpy._disk.real import RealDisk
 from kestrelpy.testing import ManualClock
 
 Open = Callable[..., JournaledQueue]

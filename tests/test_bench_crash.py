@@ -111,7 +111,7 @@ class Deaf(Kestrel):
 
     @classmethod
     def load(cls) -> None:
-        from kestrelpy._disk import RealFile
+        from kestrelpy._disk.real import RealFile
 
         RealFile.sync = lambda _: None  # type: ignore[method-assign]
 

@@ -16,8 +16,8 @@ import pytest
 from conftest import until
 
 from kestrelpy import JournaledQueue, QueueClosed, QueueEmpty, QueueFull, ReaderConfig
-from kestrelpy._blocking import JournaledBlockingQueue
-from kestrelpy._feed import Feed
+from kestrelpy._reading.local_source import Feed
+from kestrelpy.blocking import JournaledBlockingQueue
 from kestrelpy.codecs import JSON
 from kestrelpy.testing import ManualClock
 

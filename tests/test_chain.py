@@ -9,9 +9,9 @@ import pytest
 from conftest import CountingDisk
 
 from kestrelpy import CorruptJournal, JournaledQueue, open_reader, scan, verify
-from kestrelpy._names import new_segment_name
-from kestrelpy._segment import HeadersBehind
-from kestrelpy.inspection import inspect
+from kestrelpy._journal.file_names import new_segment_name
+from kestrelpy._journal.segment import HeadersBehind
+from kestrelpy.inspection.summary import inspect
 from kestrelpy.testing import MemoryDisk
 
 ITEM = bytes(3000)

@@ -10,8 +10,9 @@ from unittest.mock import patch
 import pytest
 
 from kestrelpy import UnsupportedFormat
-from kestrelpy import _format as fmt
-from kestrelpy._checkpoint import (
+from kestrelpy._disk.interface import Directory, File
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.checkpoint import (
     BLOCK,
     FIRST_BLOCKS,
     REPLACE_BYTES,
@@ -20,7 +21,6 @@ from kestrelpy._checkpoint import (
     load_checkpoint,
     replace_file,
 )
-from kestrelpy._disk import Directory, File
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk, PowerModel
 from kestrelpy.testing._failing import FailingDirectory, FailingFile
 from kestrelpy.testing._history import CrashingFolder
@@ -260,10 +260,10 @@ def test_a_large_file_is_read_as_far_as_its_states_go(monkeypatch: pytest.Monkey
     file = directory.create(NAME)
     file.write(0, whole)
     for block in (1, 16, 20, len(whole) - 4, len(whole), len(whole) + 1):
-        monkeypatch.setattr("kestrelpy._checkpoint.READ_BYTES", block)
+        monkeypatch.setattr("kestrelpy._journal.checkpoint.READ_BYTES", block)
         assert loaded(directory) == (state(39), True)
     file.truncate(1 << 20)
-    monkeypatch.setattr("kestrelpy._checkpoint.READ_BYTES", 4096)
+    monkeypatch.setattr("kestrelpy._journal.checkpoint.READ_BYTES", 4096)
     assert loaded(directory) == (state(39), True)
     lying = bytearray(whole)
     lying[20:24] = (1 << 31).to_bytes(4, "little")

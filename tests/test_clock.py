@@ -21,8 +21,9 @@ from conftest import until
 
 import kestrelpy.clock
 import kestrelpy.testing.clock
-from kestrelpy import _deferred, _log
-from kestrelpy._log import Trouble
+from kestrelpy import _logging
+from kestrelpy._logging import Trouble
+from kestrelpy._waiting import deferred
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.testing import ManualClock
 
@@ -303,14 +304,14 @@ def test_one_that_fails_does_not_stop_the_others_where_it_cannot_be_logged(timer
 @pytest.mark.usefixtures("broken_log")
 def test_what_a_finaliser_leaves_is_done_though_it_cannot_be_logged_that_something_failed() -> None:
     done: list[int] = []
-    _deferred.leave(lambda: 1 // 0)
-    _deferred.leave(lambda: done.append(1))
-    until(lambda: done and not _deferred._working)
+    deferred.leave(lambda: 1 // 0)
+    deferred.leave(lambda: done.append(1))
+    until(lambda: done and not deferred._working)
 
 
 @pytest.mark.usefixtures("broken_log")
 def test_what_is_only_said_does_not_fail_what_is_done() -> None:
-    _log.warning("the disk is slow today")
+    _logging.warning("the disk is slow today")
     Trouble().begin("saving", OSError("no room"))
 
 

@@ -16,12 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelpy.cli import demo, demo_corpus, demo_proof, demo_worker
-from kestrelpy.cli._common import CommandError
-from kestrelpy.cli.demo_corpus import Corpus
-from kestrelpy.cli.demo_ledger import BEGIN, ENTRY, PUT, Ledger, digest, entries, last_id
-from kestrelpy.cli.demo_progress import Progress
-from kestrelpy.cli.demo_proof import Finding, Reference, check_puts, check_reader
+from kestrelpy.cli import demo
+from kestrelpy.demo import corpus as demo_corpus
+from kestrelpy.demo.corpus import Corpus, NoLines
+from kestrelpy.demo.progress import Progress
+from kestrelpy.demo.queue import proof as demo_proof
+from kestrelpy.demo.queue import worker as demo_worker
+from kestrelpy.demo.queue.ledger import BEGIN, ENTRY, PUT, Ledger, digest, entries, last_id
+from kestrelpy.demo.queue.proof import Finding, Reference, check_puts, check_reader
 
 ROOT = Path(__file__).parent.parent
 LINES = [b"one", b"", b"three", b"four", b"five"]
@@ -100,9 +102,9 @@ def test_gathering_skips_what_is_no_input(tmp_path: Path) -> None:
 
 
 def test_gathering_nothing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="no lines"):
+    with pytest.raises(NoLines, match="no lines"):
         demo_corpus.gather(str(tmp_path))
-    with pytest.raises(CommandError, match="no such file"):
+    with pytest.raises(NoLines, match="no such file"):
         demo_corpus.gather(str(tmp_path / "nowhere"))
 
 

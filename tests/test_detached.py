@@ -35,10 +35,10 @@ from kestrelpy import (
     scan,
     verify,
 )
-from kestrelpy import _format as fmt
-from kestrelpy._detached import Outside
-from kestrelpy._home import Home
-from kestrelpy._readership import Readership
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._reading.detached_source import Outside
+from kestrelpy._reading.registry import Readership
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 
 Open = Callable[..., JournaledQueue]

@@ -21,8 +21,9 @@ from unittest import mock
 
 import pytest
 
-from kestrelpy import _disk
-from kestrelpy._disk import Directory, Disk, File, RealDisk
+from kestrelpy._disk import real as real_module
+from kestrelpy._disk.interface import Directory, Disk, File
+from kestrelpy._disk.real import RealDisk
 from kestrelpy.errors import QueueLocked
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk
 
@@ -790,7 +791,7 @@ def pretend_mounted(tmp_path: Path, kind: str) -> contextlib.AbstractContextMana
         "22 27 0:0 / /proc rw,relatime - proc proc rw\n"
         f"27 1 {os.major(device)}:{os.minor(device)} / / rw,relatime shared:1 - {kind} server:/export rw\n"
     )
-    return mock.patch.object(_disk, "open", lambda path, **how: open(table, **how), create=True)
+    return mock.patch.object(real_module, "open", lambda path, **how: open(table, **how), create=True)
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p", "ceph"])
@@ -808,7 +809,7 @@ def test_network_file_systems_are_refused(tmp_path: Path, kind: str) -> None:
 def test_local_file_systems_are_not(tmp_path: Path) -> None:
     with pretend_mounted(tmp_path, "xfs"):
         RealDisk().directory(str(tmp_path)).close()
-    with mock.patch.object(_disk, "open", mock.Mock(side_effect=FileNotFoundError), create=True):
+    with mock.patch.object(real_module, "open", mock.Mock(side_effect=FileNotFoundError), create=True):
         RealDisk().directory(str(tmp_path)).close()
 
 
@@ -834,7 +835,7 @@ def test_nothing_is_mapped_where_a_store_may_need_room(tmp_path: Path, kind: str
 def test_files_are_mapped_where_stores_go_to_the_blocks_that_are_there(tmp_path: Path) -> None:
     for kind in ("ext4", "xfs", "tmpfs"):
         assert buffer_of_a_file_made_on(tmp_path, pretend_mounted(tmp_path, kind)) is mmap.mmap
-    unknown = mock.patch.object(_disk, "open", mock.Mock(side_effect=FileNotFoundError), create=True)
+    unknown = mock.patch.object(real_module, "open", mock.Mock(side_effect=FileNotFoundError), create=True)
     assert buffer_of_a_file_made_on(tmp_path, unknown) is not mmap.mmap
 
 
@@ -854,7 +855,7 @@ def test_an_overlay_is_what_its_upper_part_is(tmp_path: Path, kind: str, is_mapp
         folder = os.readlink(path.replace("fdinfo", "fd"))
         return io.StringIO(f"pos:\t0\nmnt_id:\t{8 if folder == str(upper) else 7}\n")
 
-    pretended = mock.patch.object(_disk, "open", opened, create=True)
+    pretended = mock.patch.object(real_module, "open", opened, create=True)
     assert (buffer_of_a_file_made_on(tmp_path, pretended) is mmap.mmap) == is_mapped
 
 
@@ -921,10 +922,10 @@ def test_an_unreadable_lock_file_names_nobody(tmp_path: Path, real: Directory) -
 
 def test_a_lock_file_that_is_replaced_meanwhile_is_locked_again(tmp_path: Path, real: Directory) -> None:
     """Rule R25: what is locked must be what the name means."""
-    is_at = _disk.RealDirectory._is_at
+    is_at = real_module.RealDirectory._is_at
     inodes: list[int] = []
 
-    def replace_once(self: _disk.RealDirectory, descriptor: int, name: str) -> bool:
+    def replace_once(self: real_module.RealDirectory, descriptor: int, name: str) -> bool:
         inodes.append(os.fstat(descriptor).st_ino)
         if len(inodes) == 1:
             (tmp_path / "new").touch()
@@ -933,7 +934,7 @@ def test_a_lock_file_that_is_replaced_meanwhile_is_locked_again(tmp_path: Path, 
             os.unlink(tmp_path / name)
         return is_at(self, descriptor, name)
 
-    with mock.patch.object(_disk.RealDirectory, "_is_at", replace_once):
+    with mock.patch.object(real_module.RealDirectory, "_is_at", replace_once):
         lock = real.lock("q.lock")
     assert len(inodes) == 3
     assert (tmp_path / "q.lock").stat().st_ino == inodes[2]
@@ -973,7 +974,7 @@ def open_and_list(path: str, inherited: Directory) -> None:
 
 
 def test_a_child_forked_while_a_folder_is_opened_can_open_folders(tmp_path: Path, real: Directory) -> None:
-    with _disk._Descriptor.guard:
+    with real_module._Descriptor.guard:
         child = FORK.Process(target=open_and_list, args=(str(tmp_path), real))
         child.start()
     child.join(10)
@@ -998,8 +999,8 @@ def test_a_system_without_locks_says_so(real: Directory) -> None:
 
 
 def test_importing_the_disk_does_not_import_the_lock_library() -> None:
-    code = "import kestrelpy._disk, sys; sys.exit('portalocker' in sys.modules)"
-    root = Path(_disk.__file__).parent.parent
+    code = "import kestrelpy._disk.real, sys; sys.exit('portalocker' in sys.modules)"
+    root = Path(real_module.__file__).parent.parent.parent
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 
@@ -1032,7 +1033,7 @@ def test_a_folder_is_closed_in_a_finaliser_while_another_is_opened(tmp_path: Pat
     directory = RealDisk().directory(os.fspath(tmp_path))
 
     def close() -> None:
-        with _disk._Descriptor.guard:
+        with real_module._Descriptor.guard:
             directory.close()
 
     closing = threading.Thread(target=close, daemon=True)
@@ -1043,4 +1044,4 @@ def test_a_folder_is_closed_in_a_finaliser_while_another_is_opened(tmp_path: Pat
     assert again.names() == []
     again.close()
     about = tmp_path.stat()
-    assert (about.st_dev, about.st_ino) not in _disk._Descriptor.shared
+    assert (about.st_dev, about.st_ino) not in real_module._Descriptor.shared

@@ -152,7 +152,7 @@ def test_shell_blocks_run(page: Path, tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_format_is_what_the_codec_writes() -> None:
-    from kestrelpy import _format
+    from kestrelpy._journal import format as format_module
 
     text = (ROOT / "docs" / "format.md").read_text("utf-8")
     examples = [block for block in blocks(text) if (block.language, block.about) == ("hex", "example=item")]
@@ -163,9 +163,9 @@ def test_the_example_of_the_format_is_what_the_codec_writes() -> None:
     marker, item_id, added_ms, watermark = int(about[1], 16), int(about[2]), int(about[3]), int(about[4])
     data = about[5].encode("ascii")
     assert (item_id, data, added_ms, watermark, marker) == (100, b"hello", 255, 99, 0x11223344)
-    written = _format.encode_item(item_id, data, added_ms, None, watermark, marker)
+    written = format_module.encode_item(item_id, data, added_ms, None, watermark, marker)
     assert shown == written
-    frame = _format.decode_frame(shown, 0, marker)
+    frame = format_module.decode_frame(shown, 0, marker)
     assert frame is not None
     assert (frame.first_id, frame.watermark, frame.entries[0][0]) == (item_id, watermark, data)
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from conftest import GatedDisk, until
 
-from kestrelpy import DurabilityUnknown, FullPolicy, JournaledQueue, QueueClosed, ReaderConfig, _kept, clock
-from kestrelpy._disk import RealDisk
+from kestrelpy import DurabilityUnknown, FullPolicy, JournaledQueue, QueueClosed, ReaderConfig, clock
+from kestrelpy import errors as errors_module
+from kestrelpy._disk.real import RealDisk
 from kestrelpy.inbox import PartWriter, publish
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 
@@ -365,7 +366,7 @@ def test_a_copy_of_an_error_has_all_but_its_traceback() -> None:
     cause = OSError(errno.EIO, "bad")
     error = DurabilityUnknown("/data", 3, 9, cause)
     error.__cause__ = cause
-    again = _kept.copy_of(error)
+    again = errors_module.copy_of(error)
     assert (again.first_id, again.last_id, again.errno, str(again)) == (3, 9, errno.EIO, str(error))
     assert again is not error
     assert again.__cause__ is cause
@@ -375,7 +376,7 @@ def test_a_copy_of_an_error_has_all_but_its_traceback() -> None:
             super().__init__(one)
 
     foreign = Foreign(1, other=2)
-    assert _kept.copy_of(foreign) is foreign, "it can't be made anew"
+    assert errors_module.copy_of(foreign) is foreign, "it can't be made anew"
 
 
 @pytest.fixture(autouse=True)

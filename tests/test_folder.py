@@ -19,9 +19,9 @@ from kestrelpy import (
     scan,
     verify,
 )
-from kestrelpy._disk import Directory, File
-from kestrelpy._segment import open_segment
-from kestrelpy._verification import Verification, VerifyReport
+from kestrelpy._disk.interface import Directory, File
+from kestrelpy._journal.segment import open_segment
+from kestrelpy.inspection.verify import Verification, VerifyReport
 from kestrelpy.testing import CrashingDisk, ManualClock
 
 Open = Callable[..., JournaledQueue]
@@ -302,7 +302,7 @@ def test_verify_beside_a_writer_that_retires(monkeypatch: pytest.MonkeyPatch) ->
             folder.unlink(name)
         return open_segment(directory, name)
 
-    monkeypatch.setattr("kestrelpy._verification.open_segment", meanwhile)
+    monkeypatch.setattr("kestrelpy.inspection.verify.open_segment", meanwhile)
     report = verify("/q", "jobs", disk=left)
     assert report.ok
     assert report.first_id > 1

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelpy import _format as fmt
+from kestrelpy._journal import format as fmt
 
 U32, VALUES = st.integers(0, (1 << 32) - 1), st.integers(0, fmt.LARGEST)
 IDS = st.integers(1, fmt.LARGEST)

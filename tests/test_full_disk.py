@@ -13,8 +13,8 @@ import pytest
 from small_disk import SmallDirectory, SmallDisk, SmallFile
 
 from kestrelpy import JournaledQueue, QueueDiskFull, QueueEmpty, open_reader
-from kestrelpy._home import Home
-from kestrelpy._lifetime import forget
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._process import forget
 from kestrelpy.testing import ManualClock, MemoryDisk
 
 ITEM = bytes(1000)

@@ -34,17 +34,18 @@ from kestrelpy import (
     scan,
     verify,
 )
-from kestrelpy import _inbox_format as inbox_format
-from kestrelpy._batches import MemoryFile, read_batch
-from kestrelpy._disk import RealDirectory, RealDisk
-from kestrelpy._file import RealFile
-from kestrelpy._inbox_format import Batch, BatchPart, Intent, Remembered
-from kestrelpy._inflow import Watch, _forget_watches
-from kestrelpy._intake import OLD_SECONDS, Intake
-from kestrelpy._lifetime import forget
+from kestrelpy._disk.file import RealFile
+from kestrelpy._disk.real import RealDirectory, RealDisk
+from kestrelpy._journal import bodies
+from kestrelpy._process import forget
 from kestrelpy.clock import SystemClock
 from kestrelpy.config import FullPolicy
 from kestrelpy.inbox import Part, PartWriter, discard, last_version, pending, publish, take_in
+from kestrelpy.inbox import format as inbox_format
+from kestrelpy.inbox.format import Batch, BatchPart, Intent, Remembered
+from kestrelpy.inbox.ingest import OLD_SECONDS, Intake
+from kestrelpy.inbox.ledger import MemoryFile, read_batch
+from kestrelpy.inbox.watcher import Watch, _forget_watches
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 
 Open = Callable[..., JournaledQueue]
@@ -116,7 +117,7 @@ def test_what_is_not_sealed_is_discarded(folder: Path) -> None:
 def test_what_no_part_takes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidName):
         PartWriter(folder, "no.name")
-    monkeypatch.setattr("kestrelpy._parts.MAX_ITEM_BYTES", 3)
+    monkeypatch.setattr("kestrelpy.inbox.parts.MAX_ITEM_BYTES", 3)
     with PartWriter(folder, NAME) as writer:
         with pytest.raises(TypeError, match="must be bytes"):
             writer.add(["text"])  # type: ignore[list-item]
@@ -159,8 +160,8 @@ def test_items_come_out_as_they_went_in(
 
 
 def test_many_items_are_several_frames(folder: Path, monkeypatch: pytest.MonkeyPatch, open_queue: Open) -> None:
-    monkeypatch.setattr("kestrelpy._parts.FRAME_TARGET_BYTES", 1000)
-    monkeypatch.setattr("kestrelpy._parts.MOST_IN_FRAME", 7)
+    monkeypatch.setattr("kestrelpy.inbox.parts.FRAME_TARGET_BYTES", 1000)
+    monkeypatch.setattr("kestrelpy.inbox.parts.MOST_IN_FRAME", 7)
     small, large = [b"%d" % at for at in range(30)], [bytes([at]) * 400 for at in range(9)]
     with PartWriter(folder, NAME) as writer:
         writer.add(small)
@@ -289,7 +290,7 @@ def test_what_is_not_published(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     for name in ("other.batch", part.name + ".tmp", part_of(folder, [b"y"], name="other").name):
         with pytest.raises(ValueError, match="no part of queue"):
             publish(folder, NAME, [Part(name, 1, 1, 0)])
-    monkeypatch.setattr("kestrelpy.inbox.MOST_PARTS", 2)
+    monkeypatch.setattr("kestrelpy.inbox.publishing.MOST_PARTS", 2)
     with pytest.raises(ValueError, match="at most 2 parts"):
         publish(folder, NAME, [part] * 3)
     path = folder / "inbox" / part.name
@@ -777,7 +778,7 @@ def test_what_a_part_must_be_like(folder: Path, open_queue: Open) -> None:
 
 
 def test_forged_frames_are_not_read_beyond_their_file(folder: Path, open_queue: Open) -> None:
-    from kestrelpy import _format as fmt
+    from kestrelpy._journal import format as fmt
 
     part = part_of(folder, [b"abcd"])
     path = folder / "inbox" / part.name
@@ -897,7 +898,7 @@ def test_app_ids_are_forgotten_by_their_use(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_memory_does_not_grow_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kestrelpy._batches.REPLACE_BYTES", 500)
+    monkeypatch.setattr("kestrelpy.inbox.ledger.REPLACE_BYTES", 500)
     with JournaledQueue(folder, NAME, inbox_interval=None) as queue:
         for at in range(40):
             publish_items(folder, b"%d" % at, **({"app_id": "app", "version": at} if at % 2 else {}))
@@ -1160,14 +1161,14 @@ def test_forged_records_are_not_remembered() -> None:
 @pytest.mark.parametrize("most", [1, 60, 200, 10_000])
 def test_bodies_are_cut_to_size(expires_ms: int | None, most: int) -> None:
     items = [bytes([at]) * (at * 7 % 50) for at in range(40)]
-    whole = inbox_format.pack_body(items, expires_ms)
-    lengths = inbox_format.body_lengths(whole.kind, whole.data)
+    whole = bodies.pack_body(items, expires_ms)
+    lengths = bodies.body_lengths(whole.kind, whole.data)
     assert lengths == tuple(map(len, items))
     for skip in (0, 1, 39):
         found: list[bytes] = []
-        for body in inbox_format.cut_body(whole.kind, whole.data, lengths, skip, most):
+        for body in bodies.cut_body(whole.kind, whole.data, lengths, skip, most):
             assert len(body.data) <= most or body.items == 1
-            sizes = inbox_format.body_lengths(body.kind, body.data)
+            sizes = bodies.body_lengths(body.kind, body.data)
             assert sizes is not None
             assert (len(sizes), sum(sizes)) == (body.items, body.size)
             at = len(body.data) - body.size
@@ -1175,8 +1176,8 @@ def test_bodies_are_cut_to_size(expires_ms: int | None, most: int) -> None:
                 found.append(body.data[at : at + size])
                 at += size
         assert found == items[skip:]
-    alone = inbox_format.pack_body([bytes(100)], expires_ms)
-    assert list(inbox_format.cut_body(alone.kind, alone.data, (100,), 0, most)) == [alone]
+    alone = bodies.pack_body([bytes(100)], expires_ms)
+    assert list(bodies.cut_body(alone.kind, alone.data, (100,), 0, most)) == [alone]
 
 
 def test_the_clock_of_the_system_is_one_and_others_are_themselves(folder: Path, clock: ManualClock) -> None:

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-import kestrelpy._journal
+import kestrelpy._journal.journal
 from kestrelpy import CorruptJournal, DurabilityUnknown, ForkedQueue, QueueDiskFull
-from kestrelpy import _format as fmt
-from kestrelpy._archive import archive_segment
-from kestrelpy._disk import RealDisk
-from kestrelpy._inbox_format import pack_body
-from kestrelpy._journal import SEGMENT_COST, UNFILLED_BYTES, Journal
-from kestrelpy._recovery import Recovered, Recovery
-from kestrelpy._segment import LARGE_BYTES, frames_of, read_header
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.archive import archive_segment
+from kestrelpy._journal.bodies import pack_body
+from kestrelpy._journal.journal import SEGMENT_COST, UNFILLED_BYTES, Journal
+from kestrelpy._journal.recovery import Recovered, Recovery
+from kestrelpy._journal.segment import LARGE_BYTES, frames_of, read_header
 from kestrelpy.testing import FailingDisk, MemoryDisk
 
 
@@ -57,9 +57,9 @@ def everything(each: Journal) -> dict[int, fmt.Entry]:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> int:
     """Items of so many bytes are large ones here, to read and to write."""
-    monkeypatch.setattr("kestrelpy._journal.LARGE_BYTES", 1000)
-    monkeypatch.setattr("kestrelpy._segment.READ_BYTES", 500)
-    monkeypatch.setattr("kestrelpy._segment.PEEK_BYTES", 100)
+    monkeypatch.setattr("kestrelpy._journal.journal.LARGE_BYTES", 1000)
+    monkeypatch.setattr("kestrelpy._journal.segment.READ_BYTES", 500)
+    monkeypatch.setattr("kestrelpy._journal.segment.PEEK_BYTES", 100)
     return 1000
 
 
@@ -450,7 +450,7 @@ def test_r13_an_interrupt_between_any_two_lines_of_a_large_append(large: int) ->
     for at in itertools.count(1):
         each = journal(disk := MemoryDisk(), segment_bytes=1 << 17)
         each.append(b"first", 1)
-        strike = InterruptAtLine(at, kestrelpy._journal.__file__)
+        strike = InterruptAtLine(at, kestrelpy._journal.journal.__file__)
         try:
             with strike:
                 each.append(data, 2)

@@ -17,7 +17,8 @@ import pytest
 from conftest import drain
 
 import kestrelpy
-from kestrelpy import DurabilityUnknown, FullPolicy, JournaledQueue, QueueClosed, ReaderConfig, _lifetime, _promise
+from kestrelpy import DurabilityUnknown, FullPolicy, JournaledQueue, QueueClosed, ReaderConfig, _process
+from kestrelpy._waiting import put_future as put_future_module
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 
 
@@ -171,7 +172,7 @@ def test_every_lock_that_is_made_at_import_is_made_anew_in_a_forked_child(script
                                 if isinstance(held, kinds):
                                     yield f"{name}.{at}.{inner}", held
         before = dict(locks())
-        assert {"kestrelpy._promise._making", "kestrelpy.clock._timers._lock"} <= before.keys(), before
+        assert {"kestrelpy._waiting.put_future._making", "kestrelpy.clock._timers._lock"} <= before.keys(), before
         child = os.fork()
         if not child:
             after = dict(locks())
@@ -191,7 +192,7 @@ def test_a_childs_own_queue_has_futures_while_the_parents_are_made(folder: Path,
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with _promise._making:
+        with put_future_module._making:
             held.set()
             release.wait()
 
@@ -353,11 +354,11 @@ def test_what_closing_at_the_end_raises_is_logged(
     clock = ManualClock()
     failed = JournaledQueue(folder, "failed", sync=1, disk=disk, clock=clock)
     other = JournaledQueue(folder, "other", disk=disk, clock=clock)
-    monkeypatch.setattr(_lifetime, "_live", weakref.WeakSet([failed, other]))
+    monkeypatch.setattr(_process, "_live", weakref.WeakSet([failed, other]))
     failed.put(b"x")
     disk.arm(errno.EIO, kinds={"sync"})
     clock.advance(1)
-    _lifetime.close_all()
+    _process.close_all()
     assert failed.closed
     assert other.closed
     logged = [record for record in caplog.records if record.exc_info]
@@ -370,9 +371,9 @@ def test_nobody_may_wait_once_the_interpreter_is_ending(
 ) -> None:
     queue = open_queue(default_reader=ReaderConfig(max_items=1, full_policy=FullPolicy.BLOCK))
     future = queue.get_future()
-    monkeypatch.setattr(_lifetime, "_is_ending", False)
-    monkeypatch.setattr(_lifetime, "_live", weakref.WeakSet([queue]))
-    _lifetime.dismiss_all()
+    monkeypatch.setattr(_process, "_is_ending", False)
+    monkeypatch.setattr(_process, "_live", weakref.WeakSet([queue]))
+    _process.dismiss_all()
     assert isinstance(future.exception(0), QueueClosed)
     with pytest.raises(QueueClosed, match="ending"):
         queue.get(timeout=20)

@@ -15,8 +15,11 @@ from unittest.mock import patch
 import pytest
 from conftest import until
 
-from kestrelpy import ConcurrentBlockingQueue, JournaledQueue, SimpleBlockingQueue, _deferred
-from kestrelpy._line import FutureWaiter, Line, TaskWaiter, ThreadWaiter, Waiter, Waiting, check_timeout, fail_all
+from kestrelpy import ConcurrentBlockingQueue, JournaledQueue, SimpleBlockingQueue
+from kestrelpy._checks import check_timeout
+from kestrelpy._waiting import deferred
+from kestrelpy._waiting.line import Line, Waiting, fail_all
+from kestrelpy._waiting.waiters import FutureWaiter, TaskWaiter, ThreadWaiter, Waiter
 from kestrelpy.clock import Timer
 from kestrelpy.errors import QueueClosed, QueueEmpty
 from kestrelpy.memory._exchange import Room
@@ -579,13 +582,13 @@ def test_what_waits_in_line_and_is_thrown_away_leaves_it_without_waiting_for_the
 
 def test_what_is_thrown_away_while_the_lock_is_held_is_handed_nothing(case: Case) -> None:
     call = half_done(case)
-    with patch.object(_deferred, "_working", True):  # nobody does what is left
+    with patch.object(deferred, "_working", True):  # nobody does what is left
         assert returns_while_held(case.lock, call.close)
         future = case.source.get_future()
         case.bring()
         assert future.done()
-    _deferred.leave(lambda: None)
-    until(lambda: not _deferred._left)
+    deferred.leave(lambda: None)
+    until(lambda: not deferred._left)
 
 
 @pytest.mark.parametrize("case", [journaled, face], indirect=True)
@@ -598,17 +601,17 @@ def test_a_future_that_is_cancelled_in_a_finaliser_waits_for_no_lock(case: Case)
 
 def test_what_is_left_and_raises_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     done: list[int] = []
-    with patch.object(_deferred, "_working", True):
-        _deferred.leave(lambda: 1 // 0)
-    _deferred.leave(lambda: done.append(1))
-    until(lambda: done and not _deferred._working)
+    with patch.object(deferred, "_working", True):
+        deferred.leave(lambda: 1 // 0)
+    deferred.leave(lambda: done.append(1))
+    until(lambda: done and not deferred._working)
     assert "finaliser" in caplog.text
 
 
 def test_what_is_left_waits_where_no_thread_can_be_had() -> None:
     done: list[int] = []
-    with patch.object(_deferred._thread, "start_new_thread", side_effect=RuntimeError("can't start new thread")):
-        _deferred.leave(lambda: done.append(1))
+    with patch.object(deferred._thread, "start_new_thread", side_effect=RuntimeError("can't start new thread")):
+        deferred.leave(lambda: done.append(1))
     assert not done
-    _deferred.leave(lambda: done.append(2))
+    deferred.leave(lambda: done.append(2))
     until(lambda: done == [1, 2])

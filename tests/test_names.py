@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kestrelpy import InvalidName, JournaledQueue
-from kestrelpy import _names as names
+from kestrelpy._journal import file_names as names
 
 LEGAL = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_-]{0,99}\Z")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kestrelpy import CorruptJournal, JournaledQueue, open_reader, scan, verify
-from kestrelpy import _format as fmt
-from kestrelpy._format import FOOTER_BYTES, FRAME_BYTES, HEADER_BYTES, HEADER_OFFSET
-from kestrelpy._recovery import MOST_LOST
-from kestrelpy.inspection import inspect
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.format import FOOTER_BYTES, FRAME_BYTES, HEADER_BYTES, HEADER_OFFSET
+from kestrelpy._journal.recovery import MOST_LOST
+from kestrelpy.inspection.summary import inspect
 from kestrelpy.testing import ManualClock, MemoryDisk
 
 Files = dict[str, bytes]

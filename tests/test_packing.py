@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelpy._packing import EVEN_RUN, TABLE_BYTES, join_batch, split_batch
+from kestrelpy._journal.packing import EVEN_RUN, TABLE_BYTES, join_batch, split_batch
 
 
 def joined(items: list[bytes]) -> bytes:

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelpy import _format as fmt
-from kestrelpy._progress import Progress
+from kestrelpy._journal import format as fmt
+from kestrelpy._reading.progress import Progress
 
 QUEUE_ID = b"q" * 16
 

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidS
 
 import pytest
 
-from kestrelpy._promise import Promise
+from kestrelpy._waiting.put_future import Promise
 
 
 @pytest.fixture(params=["light", "looked at"])

@@ -34,8 +34,8 @@ from kestrelpy import (
     queue_names,
     scan,
 )
-from kestrelpy._checkpoint import load_checkpoint
-from kestrelpy._disk import RealDisk
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal.checkpoint import load_checkpoint
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 
 Open = Callable[..., JournaledQueue]
@@ -289,7 +289,7 @@ def test_put_future_completes_when_the_policy_says_so(sync: Any, open_queue: Ope
 
 def test_a_batch_that_is_too_large_is_called_a_batch(open_queue: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = open_queue()
-    monkeypatch.setattr("kestrelpy._options.MAX_BATCH_BYTES", 3000)
+    monkeypatch.setattr("kestrelpy._writing.options.MAX_BATCH_BYTES", 3000)
     with pytest.raises(
         BatchTooLarge, match=r"^a batch of 3,012 bytes is larger than 3,000: put it in several$"
     ) as caught:
@@ -1454,7 +1454,7 @@ def test_a_sync_that_comes_while_the_queue_is_being_closed_does_no_harm(
         closing._commit.run()
         synced.append(closing.stats().durable_id)
 
-    monkeypatch.setattr("kestrelpy._ending.forget", forget)
+    monkeypatch.setattr("kestrelpy._writing.ending.forget", forget)
     queue.close()
     assert synced == [1]
     with JournaledQueue(tmp_path, "jobs") as queue:

@@ -40,10 +40,10 @@ from kestrelpy import (
     scan,
     verify,
 )
-from kestrelpy._disk import RealDisk
-from kestrelpy._home import Home
-from kestrelpy._journal import Journal
-from kestrelpy._readership import Readership
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal.journal import Journal
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._reading.registry import Readership
 from kestrelpy.inbox import PartWriter
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk, PowerModel
 

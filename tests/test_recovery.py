@@ -19,8 +19,8 @@ from budget import ALL
 from conftest import START_MS, drain, take_all
 
 from kestrelpy import CorruptJournal, JournaledQueue, QueueEmpty, UnsupportedFormat
-from kestrelpy import _format as fmt
-from kestrelpy._segment import iterate_frames
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.segment import iterate_frames
 from kestrelpy.testing import ManualClock, MemoryDisk
 
 Open = Callable[..., JournaledQueue]

@@ -13,7 +13,7 @@ import pytest
 from conftest import START_MS, drain, take_all
 
 from kestrelpy import CorruptJournal, JournaledQueue
-from kestrelpy import _format as fmt
+from kestrelpy._journal import format as fmt
 from kestrelpy.testing import ManualClock, MemoryDisk
 
 Files = dict[str, bytes]

@@ -23,11 +23,11 @@ from kestrelpy import (
     QueueFull,
     Reader,
     ReaderConfig,
-    _room,
-    _writing,
     open_reader,
 )
-from kestrelpy._home import Home
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._writing import backpressure
+from kestrelpy._writing import put as put_module
 from kestrelpy.inbox import PartWriter, publish
 from kestrelpy.testing import ManualClock
 
@@ -187,7 +187,7 @@ def test_a_task_that_is_thrown_away_leaves_the_line_under_any_lock(open_queue: O
     reader.get_nowait().commit()
     assert not queue._room, "its loop is closed"
     leaves: list[Any] = []
-    with patch.object(_room.ProducerTask, "stop", lambda self: leaves.append(self)):
+    with patch.object(backpressure.ProducerTask, "stop", lambda self: leaves.append(self)):
         thread = start(collect)
         thread.join(20)
     assert not thread.is_alive()
@@ -355,7 +355,7 @@ def test_a_producer_waits_for_a_reader_that_closes_in_this_moment(open_queue: Op
     queue = open_queue(readers={"w": limited(1)}, inbox_interval=None)
     reader = queue.reader("w")
     queue.put(b"1")
-    real = _room.ProducerThread.sleep
+    real = backpressure.ProducerThread.sleep
 
     def sleep(self: Any, seconds: float | None) -> None:
         if reader._broken is None:
@@ -363,7 +363,7 @@ def test_a_producer_waits_for_a_reader_that_closes_in_this_moment(open_queue: Op
             queue.drop_reader("w")
         real(self, seconds)
 
-    with patch.object(_room.ProducerThread, "sleep", sleep):
+    with patch.object(backpressure.ProducerThread, "sleep", sleep):
         thread = start(lambda: queue.put(b"2", timeout=None))
         thread.join(20)
     assert not thread.is_alive()
@@ -372,7 +372,7 @@ def test_a_producer_waits_for_a_reader_that_closes_in_this_moment(open_queue: Op
 def test_a_hook_that_raises_has_another_go_while_a_producer_waits(
     open_queue: Open, start: Start, monkeypatch: Any, caplog: Any
 ) -> None:
-    monkeypatch.setattr(_writing, "HOOK_SECONDS", 0.01)
+    monkeypatch.setattr(put_module, "HOOK_SECONDS", 0.01)
     calls: list[int] = []
 
     def hook(item: Any) -> None:

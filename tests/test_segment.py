@@ -9,8 +9,8 @@ from zlib import crc32
 import pytest
 
 from kestrelpy import CorruptJournal, UnsupportedFormat
-from kestrelpy import _format as fmt
-from kestrelpy._segment import (
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.segment import (
     Segment,
     close_segment,
     create_segment,
@@ -289,7 +289,7 @@ def test_place_before() -> None:
 def test_a_file_larger_than_any_segment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """R21: a sparse file of exabytes could be read for ever."""
     file, _ = made(FRAMES)
-    monkeypatch.setattr("kestrelpy._segment.MAX_SEGMENT_BYTES", 4095)
+    monkeypatch.setattr("kestrelpy._journal.segment.MAX_SEGMENT_BYTES", 4095)
     with pytest.raises(CorruptJournal, match="larger than a segment can be"):
         read_header(file, "path")
 
@@ -301,7 +301,7 @@ def test_what_is_used_of_a_file_goes_to_the_last_byte_that_is_not_zero(
     file, _ = made(FRAMES)
     data = file.read(0, 4096)
     for block in (7, 64, 5000):
-        monkeypatch.setattr("kestrelpy._segment.MARK_EVERY", block)
+        monkeypatch.setattr("kestrelpy._journal.segment.MARK_EVERY", block)
         assert read_used(file, cut, 4096) == data[cut:].rstrip(b"\0")
         assert read_used(file, cut, cut + 50) == data[cut : cut + 50].rstrip(b"\0")
 

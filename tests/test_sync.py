@@ -12,8 +12,8 @@ import pytest
 from budget import share
 from conftest import until
 
-from kestrelpy._line import FutureWaiter, ThreadWaiter
-from kestrelpy._sync import GroupCommit, _Link
+from kestrelpy._waiting.waiters import FutureWaiter, ThreadWaiter
+from kestrelpy._writing.group_commit import GroupCommit, _Link
 
 
 class Disk:

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from kestrelpy import JournaledQueue, QueueDiskFull, _disk, open_reader, scan, verify
-from kestrelpy._disk import RealDisk
+from kestrelpy import JournaledQueue, QueueDiskFull, open_reader, scan, verify
+from kestrelpy._disk import real as real_module
+from kestrelpy._disk.real import RealDisk
 from kestrelpy.inbox import PartWriter, publish, take_in
-from kestrelpy.inspection import inspect
+from kestrelpy.inspection.summary import inspect
 from kestrelpy.work import WorkQueue
 
 Take = Callable[[pytest.MonkeyPatch], object]
@@ -207,7 +208,7 @@ def test_a_mapping_that_cannot_be_resized_is_made_anew(tmp_path: Path, monkeypat
 def test_a_system_that_has_too_little_says_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as now:
         now.delattr(os, name)
-        lacking = _disk._lacking()
+        lacking = real_module._lacking()
     check_refusal(tmp_path, monkeypatch, lacking, name)
 
 
@@ -215,13 +216,13 @@ def test_a_system_that_has_too_little_says_so(name: str, tmp_path: Path, monkeyp
 def test_a_system_without_dir_fd_says_so(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as now:
         now.setattr(os, "supports_dir_fd", os.supports_dir_fd - {call})
-        lacking = _disk._lacking()
+        lacking = real_module._lacking()
     check_refusal(tmp_path, monkeypatch, lacking, f"{call.__name__} with dir_fd")
 
 
 def check_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: list[str], name: str) -> None:
     assert lacking == [name]
-    monkeypatch.setattr(_disk, "_LACKING", lacking)
+    monkeypatch.setattr(real_module, "_LACKING", lacking)
     for call in (lambda: JournaledQueue(tmp_path, "jobs"), lambda: list(scan(tmp_path, "jobs"))):
         with pytest.raises(OSError, match=f"this system has no {name}") as caught:
             call()

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kestrelpy import Item, JournaledQueue, QueueEmpty, ReaderConfig, _taking
+from kestrelpy import Item, JournaledQueue, QueueEmpty, ReaderConfig
+from kestrelpy._reading import dispatch
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 
 Open = Callable[..., JournaledQueue]
@@ -81,11 +82,11 @@ def test_what_a_callback_puts_is_there_for_a_consumer_at_once(open_queue: Open) 
 def test_a_chain_is_served_though_an_exception_struck_the_last_one(open_queue: Open) -> None:
     """It may have struck as a hand-off ended, and left its mark."""
     queue = open_queue(sync="never")
-    _taking._turns.depth = 1000
+    dispatch._turns.depth = 1000
     future = queue.get_future()
     queue.put(b"x")
     assert future.done()
-    assert _taking._turns.depth == 0
+    assert dispatch._turns.depth == 0
 
 
 def deep(frames: int, call: Callable[[], object]) -> None:

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kestrelpy._disk import Directory, Disk, File
-from kestrelpy._memory_disk import MemoryFile
+from kestrelpy._disk.interface import Directory, Disk, File
+from kestrelpy._disk.memory import MemoryFile
 from kestrelpy.errors import QueueLocked
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk, PowerModel
 from kestrelpy.testing.disks import OPERATIONS

@@ -1,6 +1,6 @@
 """The rules of the house, held by a test over the source tree. The tables below are the rules.
 
-1. Imports go down only, in the layers of ``LAYERS``, and not in a circle. What only the type checker imports is free.
+1. Imports go down only, in the layers of ``LAYERS``, and not in a circle; what only the type checker imports too.
 2. Functions fit a screen, modules a sitting.
 3. What is banned outside its module is named in ``BANS``, each with what to use instead.
 4. Every public name is exported and documented.
@@ -27,7 +27,7 @@ MAX_FUNCTION_LINES = 70
 MAX_MODULE_LINES = 650
 
 LAYERS = {
-    # L0: values
+    # values, time, the ends of processes: import nothing but each other
     "_value": 0,
     "_checks": 0,
     "errors": 0,
@@ -35,78 +35,63 @@ LAYERS = {
     "config": 0,
     "clock": 0,
     "codecs": 0,
-    "_lifetime": 0,
-    "_log": 0,
-    "_kept": 0,
-    "_deferred": 0,
-    # L1: bytes to records, names, the disk
-    "_packing": 1,
-    "_format": 1,
-    "_names": 1,
+    "_process": 0,
+    "_logging": 0,
     "_disk": 1,
-    "_file": 1,
-    "_inbox_format": 1,
-    "_memory_disk": 1,
-    # L2: one file each
-    "_segment": 2,
-    "_checkpoint": 2,
-    "_progress": 2,
-    "_batches": 2,
-    # L3: the waiting line, the journal and what it is made of
-    "_line": 3,
-    "_promise": 3,
-    "_room": 3,
-    "_sync": 3,
-    "_recovery": 3,
-    "_view": 3,
-    "_journal": 3,
-    "_archive": 3,
-    "_window": 3,
-    "_home": 3,
-    "_purpose": 3,
-    "_limit": 3,
-    # L4: one reader; queues in memory
-    "memory": 4,
-    "_source": 4,
-    "_mending": 4,
-    "_unread": 4,
-    "_taking": 4,
-    "_figures": 4,
-    "reader": 4,
-    "_options": 4,
-    "_blocking": 4,
-    # L5: one writer, many readers
-    "_feed": 5,
-    "_durability": 5,
-    "_writing": 5,
-    "_readership": 5,
-    "_detached": 5,
-    "_ending": 5,
-    "_parts": 5,
-    "_intake": 5,
-    "_inflow": 5,
+    "_journal": 2,
+    "_waiting": 2,
+    "_reading": 3,
+    "memory": 3,
+    "_writing": 4,
+    "inbox": 4,
     "queue": 5,
-    # L6: many queues, other processes
-    "_chain": 6,
-    "_verification": 6,
-    "folder": 6,
-    "inbox": 6,
-    "inspection": 6,
-    "aio": 6,
-    # L7: built on the public interface alone
-    "cli": 7,
-    "work": 7,
+    "blocking": 5,
+    "inspection": 5,
+    # built on the public interface alone
+    "work": 6,
+    "spark": 6,
     "server": 7,
-    "spark": 7,
-    "__main__": 8,
+    "demo": 7,
+    "cli": 8,
+    "__main__": 9,
     "testing": 9,  # nothing above imports it
 }
-PUBLIC_ONLY = 7
+"""A folder, or a module at the top, and its layer. Two folders of one layer do not import each other."""
+PUBLIC_ONLY = 6
 """From this layer up, private modules of the library are not imported ..."""
-SHARED = {"_lifetime"}
-"""... and but for what every open object has to be in: the ends of processes."""
+SHARED = {"_process", "_disk"}
+"""... and but for what every open object has to be in, the ends of processes, and the disk that is passed on."""
+FOLDERS = {"_disk", "_journal", "_waiting", "_reading", "memory", "_writing", "inbox", "inspection", "work", "spark"}
+PUBLIC_MODULES = {"", "inbox", "work", "spark", "server"}
 PRIVATE_ALLOWED = {"testing", "spark"}
 """... except by the fakes, and by Spark's executors, which decode segments by themselves."""
+STILL_UP = {
+    ("_writing.put", "inbox.host"),
+    ("_writing.put", "inbox.watcher"),
+    ("config", "_reading.reader"),
+    ("inbox.host", "queue"),
+    ("inbox.watcher", "queue"),
+    ("blocking", "queue"),
+    ("_reading.backlog", "_reading.dispatch"),
+    ("_reading.backlog", "_reading.reader"),
+    ("_reading.dispatch", "_reading.reader"),
+    ("_reading.repair", "_reading.backlog"),
+    ("_reading.source", "_reading.dispatch"),
+    ("_reading.source", "_reading.reader"),
+    ("work._holder", "work._live"),
+    ("work._live", "work._waiting"),
+    ("work._holder", "work._waiting"),
+    ("work._waiting", "work._holder"),
+    ("work._waiting", "work.session"),
+    ("work._keeping", "work.session"),
+    ("work._listing", "work.session"),
+    ("work._turns", "work._keeping"),
+    ("work.session", "work.queue"),
+    ("server._commands", "server._connection"),
+    ("server._turns", "server._connection"),
+    ("server._connection", "server._server"),
+}
+"""Imports that still go up or in a circle, each to go: nothing is added here."""
 
 
 @dataclass(frozen=True)
@@ -119,26 +104,26 @@ class Ban:
     exceptions: tuple[str, ...] = ()
 
 
-PROGRAMS = ("cli", "__main__", "testing", "spark")
+PROGRAMS = ("cli", "demo", "__main__", "testing", "spark")
 BANS = (
     Ban(
         "os.*",
         "kestrelpy._disk",
-        ("_disk", "_file", *PROGRAMS),
+        ("_disk", *PROGRAMS),
         ("os.getpid", "os.register_at_fork", "os.fspath", "os.PathLike", "os.strerror"),
     ),
     Ban("open", "kestrelpy._disk", ("_disk", *PROGRAMS)),
     Ban("io.*", "kestrelpy._disk", PROGRAMS),
     Ban("shutil.*", "kestrelpy._disk", PROGRAMS),
     Ban("pathlib.*", "kestrelpy._disk, and str for paths", PROGRAMS),
-    Ban("mmap.*", "kestrelpy._disk", ("_file", *PROGRAMS)),
+    Ban("mmap.*", "kestrelpy._disk", ("_disk", *PROGRAMS)),
     Ban("fcntl.*", "Directory.lock of kestrelpy._disk"),
     Ban("time.*", "the clock that was passed in", ("clock", *PROGRAMS)),
     Ban("datetime.*", "instants in milliseconds, of the clock that was passed in", PROGRAMS),
     Ban("random.*", "what was passed in (os.urandom is in kestrelpy._disk)", PROGRAMS),
     Ban("pickle.*", "a codec that the user passes"),
     Ban("dataclasses.*", "kestrelpy._value: importing dataclasses takes long", ("_value", *PROGRAMS)),
-    Ban("marshal.*", "kestrelpy._format"),
+    Ban("marshal.*", "kestrelpy._journal.format"),
     Ban("eval", "code"),
     Ban("exec", "code"),
     Ban("print", "logging, or what the function returns", PROGRAMS),
@@ -147,10 +132,10 @@ BANS = (
 )
 LET_BE = {
     ("queue", "os.urandom"),
-    ("inbox", "os.urandom"),
-    ("_parts", "os.urandom"),
-    ("_disk", "fcntl.ioctl"),
-    ("_file", "fcntl.fcntl"),
+    ("inbox.publishing", "os.urandom"),
+    ("inbox.parts", "os.urandom"),
+    ("_disk.real", "fcntl.ioctl"),
+    ("_disk.file", "fcntl.fcntl"),
 }
 """Uses all the same: where the randomness comes from that the layers below are passed, the attributes of files, and
 the sync of macOS.
@@ -240,9 +225,9 @@ def _without_type_checking(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def imported(source: str, known: set[str]) -> dict[str, int]:
-    """The modules of kestrelpy that a source imports at run time, and where. ``""`` is the package itself."""
+    """The modules of kestrelpy that a source imports, for types too, and where. ``""`` is the package itself."""
     found: dict[str, int] = {}
-    for node in _without_type_checking(ast.parse(source)):
+    for node in ast.walk(ast.parse(source)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -270,24 +255,21 @@ def layer_complaints(path: str, source: str, known: set[str]) -> list[str]:
     area = area_of(module)
     if area not in LAYERS:
         return [f"{path}: {area} is not in LAYERS of tests/test_tidy.py: say which layer it belongs to"]
+    layer = LAYERS[area]
     complaints = []
     for name, line in imported(source, known).items():
         other = area_of(name)
-        is_public_face = name in ("", "spark", "work", "server") or other in (
-            "errors",
-            "item",
-            "config",
-            "clock",
-            "codecs",
-            "inbox",
-        )
-        if LAYERS.get(other, 0) > LAYERS[area]:
-            complaints.append(f"{path}:{line}: layer {LAYERS[area]} imports {name} of layer {LAYERS.get(other)}")
-        elif not name and LAYERS[area] < PUBLIC_ONLY:
+        its_layer = LAYERS.get(other, 0)
+        is_public_face = name in PUBLIC_MODULES or other in ("errors", "item", "config", "clock", "codecs")
+        if (module, name) in STILL_UP:
+            continue
+        if its_layer > layer or (its_layer == layer and other != area and {other, area} & FOLDERS):
+            complaints.append(f"{path}:{line}: {area} of layer {layer} imports {name} of layer {its_layer}")
+        elif not name and layer < PUBLIC_ONLY:
             complaints.append(f"{path}:{line}: import the module that has it, not the package: that is a cycle")
         elif (
-            LAYERS[area] >= PUBLIC_ONLY
-            and other not in (area, "cli")
+            layer >= PUBLIC_ONLY
+            and other not in (area, "cli", "demo", "spark")
             and not is_public_face
             and not {module, area} & PRIVATE_ALLOWED
             and other not in SHARED
@@ -470,6 +452,8 @@ def test_there_is_no_import_cycle() -> None:
     found = list(sources("kestrelpy"))
     known = {module_of(path) for path, _ in found}
     graph = {module_of(path): set(imported(source, known)) - {"", module_of(path)} for path, source in found}
+    for module, other in STILL_UP:
+        graph[module].remove(other)
     _fail_with(cycles(graph))
 
 
@@ -542,18 +526,32 @@ def test_documented_commands_exist() -> None:
 
 # -- the checks see what they are for --------------------------------------------------------------------------------
 
-KNOWN = {"", "errors", "_disk", "_journal", "queue", "cli", "cli._unread", "testing"}
+KNOWN = {
+    "",
+    "errors",
+    "_disk",
+    "_disk.real",
+    "_journal",
+    "_journal.journal",
+    "_waiting.line",
+    "queue",
+    "cli",
+    "cli._unread",
+}
+JOURNAL = "kestrelpy/_journal/journal.py"
 
 
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("kestrelpy/_journal.py", "from kestrelpy.queue import JournaledQueue\n"),
-        ("kestrelpy/_journal.py", "from kestrelpy import queue\n"),
-        ("kestrelpy/_journal.py", "def late():\n    import kestrelpy.queue\n"),
+        (JOURNAL, "from kestrelpy.queue import JournaledQueue\n"),
+        (JOURNAL, "from kestrelpy import queue\n"),
+        (JOURNAL, "def late():\n    import kestrelpy.queue\n"),
         ("kestrelpy/queue.py", "from kestrelpy import JournaledQueue\n"),
         ("kestrelpy/queue.py", "from kestrelpy.testing import ManualClock\n"),
-        ("kestrelpy/cli/demo.py", "from kestrelpy import _disk\n"),
+        ("kestrelpy/cli/demo.py", "from kestrelpy._journal import journal\n"),
+        (JOURNAL, "from kestrelpy._waiting.line import Line\n"),
+        ("kestrelpy/_disk/real.py", "if TYPE_CHECKING:\n    from kestrelpy.queue import JournaledQueue\n"),
         ("kestrelpy/nobody.py", ""),
         ("kestrelpy/__init__.py", "from kestrelpy.cli import main\n"),
     ],
@@ -565,10 +563,9 @@ def test_an_import_that_goes_up_is_seen(path: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("kestrelpy/queue.py", "from kestrelpy import _journal\nfrom kestrelpy.errors import QueueEmpty\n"),
-        ("kestrelpy/_disk.py", "if TYPE_CHECKING:\n    from kestrelpy.queue import JournaledQueue\n"),
+        ("kestrelpy/queue.py", "from kestrelpy._journal import journal\nfrom kestrelpy.errors import QueueEmpty\n"),
         ("kestrelpy/cli/demo.py", "from kestrelpy import JournaledQueue\nfrom kestrelpy.cli import _unread\n"),
-        ("kestrelpy/testing/_failing.py", "from kestrelpy import _disk\n"),
+        ("kestrelpy/testing/_failing.py", "from kestrelpy._disk import real\n"),
         ("kestrelpy/__init__.py", "from kestrelpy.queue import JournaledQueue\n"),
     ],
 )
@@ -602,11 +599,11 @@ def test_long_ones_are_seen() -> None:
     ],
 )
 def test_banned_uses_are_seen(source: str) -> None:
-    assert ban_complaints("kestrelpy/_journal.py", source)
+    assert ban_complaints(JOURNAL, source)
 
 
 def test_what_is_allowed_is_allowed() -> None:
-    assert not ban_complaints("kestrelpy/_disk.py", "import os\nos.stat('x')\nopen('x')\n")
+    assert not ban_complaints("kestrelpy/_disk/real.py", "import os\nos.stat('x')\nopen('x')\n")
     assert not ban_complaints("kestrelpy/queue.py", "import os\nos.getpid()\nself.open('x')\n")
     assert not ban_complaints("kestrelpy/clock.py", "import time\ntime.monotonic()\n")
 

@@ -41,7 +41,7 @@ from kestrelpy import (
 )
 from kestrelpy.codecs import UTF8
 from kestrelpy.inbox import Part, PartWriter, publish
-from kestrelpy.inspection import QueueInspection, inspect
+from kestrelpy import QueueInspection, inspect
 from kestrelpy.testing import ManualClock, MemoryDisk
 from kestrelpy.work import Job, WorkQueue
 

@@ -8,9 +8,9 @@ import pytest
 from conftest import START_MS
 
 from kestrelpy import Item, JournaledQueue, QueueEmpty, Reader, ReaderConfig, UnknownItem
-from kestrelpy._unread import EXPANDED
-from kestrelpy._window import Window
-from kestrelpy._writing import LARGE_BATCH
+from kestrelpy._reading.backlog import EXPANDED
+from kestrelpy._reading.window import Window
+from kestrelpy._writing.put import LARGE_BATCH
 from kestrelpy.testing import ManualClock
 
 Open = Callable[..., JournaledQueue]

@@ -7,7 +7,7 @@
         |             |                         |        |         |
         '--- proof <- put.ledger          near.ledger    '--- far.ledger
 
-The proof (``demo_proof.py``) compares the ledgers, which are kept outside of the queue, with the input.
+The proof (``kestrelpy.demo.queue.proof``) compares the ledgers, which are kept outside of the queue, with the input.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import kestrelpy
-from kestrelpy.cli import _common, demo_corpus, demo_ledger, demo_proof, demo_worker
-from kestrelpy.cli.demo_progress import Progress
+from kestrelpy.cli import _common
+from kestrelpy.demo.corpus import Corpus, NoLines, gather
+from kestrelpy.demo.progress import Progress
+from kestrelpy.demo.queue.ledger import last_id
+from kestrelpy.demo.queue.proof import Finding, Reference, check_files, open_reference, write_reference
+from kestrelpy.demo.queue.worker import FINISH, PLANTS, Plan
 
 if TYPE_CHECKING:
     from kestrelpy.cli._records import Commands
@@ -63,7 +67,7 @@ def add_commands(commands: Commands) -> None:
     )
     demo.add_argument("--seed", type=int, help="of the moments of the kills")
     demo.add_argument("--keep", action="store_true", help="keep the scratch folder")
-    demo.add_argument("--plant", choices=demo_worker.PLANTS, default="", help="plant a fault, to see the proof fail")
+    demo.add_argument("--plant", choices=PLANTS, default="", help="plant a fault, to see the proof fail")
     demo.add_argument("--min-lines", type=int, default=MIN_LINES, help=argparse.SUPPRESS)
     demo.set_defaults(run=run_demo)
 
@@ -92,7 +96,7 @@ class Show:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (home, environment.get("PYTHONPATH"))))
         with open(self.folder / f"{role}.log", "ab") as log:
             self._workers[role] = subprocess.Popen(
-                [sys.executable, "-m", "kestrelpy.cli.demo_worker", role, str(self.folder)],
+                [sys.executable, "-m", "kestrelpy.demo.queue.worker", role, str(self.folder)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -127,7 +131,7 @@ class Show:
         Raises ``DemoFailed`` if a worker failed.
         """
         for name, seen in self._seen.items():
-            self._seen[name] = max(seen, demo_ledger.last_id(self.folder / f"{name}.ledger"))
+            self._seen[name] = max(seen, last_id(self.folder / f"{name}.ledger"))
         with contextlib.suppress(FileNotFoundError):
             self.segments.update(self.segments_now())
         for role, worker in list(self._workers.items()):
@@ -161,7 +165,7 @@ class Show:
         stdin = self._workers[WRITER].stdin
         if stdin is not None:
             with contextlib.suppress(BrokenPipeError):
-                stdin.write(demo_worker.FINISH)
+                stdin.write(FINISH)
                 stdin.flush()
 
     def end(self) -> None:
@@ -176,15 +180,18 @@ def run_demo(args: argparse.Namespace) -> int:
     """``kestrelpy demo``."""
     progress = Progress()
     with _scratch(args.dir, keep=args.keep, progress=progress) as folder:
-        corpus = demo_corpus.gather(args.input)
-        lines, size = demo_proof.write_reference(corpus, folder / "reference")
+        try:
+            corpus = gather(args.input)
+        except NoLines as error:
+            raise _common.CommandError(str(error)) from None
+        lines, size = write_reference(corpus, folder / "reference")
         repeat = max(1, min(-(-args.min_lines // lines), -(-MIN_BYTES // (size + 32 * lines))))
-        corpus = demo_corpus.Corpus(corpus.files, repeat)
-        reference = demo_proof.open_reference(folder / "reference", repeat, size)
+        corpus = Corpus(corpus.files, repeat)
+        reference = open_reference(folder / "reference", repeat, size)
         corpus.save(folder / "corpus.json")
         pace = reference.lines / args.seconds if args.seconds else 0.0
         ahead = max(1000, reference.lines // 8)  # so that all three are under way when somebody is killed
-        demo_worker.Plan(reference.lines, args.sync, max_ahead=ahead, pace=pace, plant=args.plant).save(folder)
+        Plan(reference.lines, args.sync, max_ahead=ahead, pace=pace, plant=args.plant).save(folder)
         source = args.input or "the Python standard library"
         times = f", {repeat} times over" if repeat > 1 else ""
         files = _common.counted(len(corpus.files), "file")
@@ -198,7 +205,7 @@ def run_demo(args: argparse.Namespace) -> int:
             progress.clear()
         seconds = time.monotonic() - began
         progress.say("the queue is closed; now the proof, from the ledgers and the input alone")
-        findings = demo_proof.check_files(folder, reference)
+        findings = check_files(folder, reference)
         report(show, findings, reference, seconds)
         return 1 if any(found.problems for found in findings) else 0
 
@@ -228,7 +235,7 @@ def _perform(show: Show, schedule: list[tuple[float, str]]) -> None:
     moved, last = time.monotonic(), 0.0
     while True:
         fraction = show.watch()
-        if not far_runs and demo_ledger.last_id(show.folder / "put.ledger"):
+        if not far_runs and last_id(show.folder / "put.ledger"):
             show.start(FAR)  # its place in the queue exists, since something was put
             far_runs = True
         if show.is_done(FAR) and not told:
@@ -248,9 +255,7 @@ def _perform(show: Show, schedule: list[tuple[float, str]]) -> None:
         time.sleep(_TICK_SECONDS)
 
 
-def report(
-    show: Show, findings: tuple[demo_proof.Finding, ...], reference: demo_proof.Reference, seconds: float
-) -> None:
+def report(show: Show, findings: tuple[Finding, ...], reference: Reference, seconds: float) -> None:
     """Print the table and the verdict."""
     retired = len(show.segments - set(show.segments_now()))
     rows: list[tuple[str, ...]] = [("", *(found.role for found in findings))]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from kestrelpy._line import check_timeout
+from kestrelpy._checks import check_timeout
 from kestrelpy.clock import Clock
 from kestrelpy.config import FullPolicy
 from kestrelpy.errors import QueueClosed, QueueEmpty

@@ -14,8 +14,9 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from kestrelpy._deferred import leave
-from kestrelpy._line import Line, TaskWaiter, ThreadWaiter, Waiter, Waiting, fail_all
+from kestrelpy._waiting.deferred import leave
+from kestrelpy._waiting.line import Line, Waiting, fail_all
+from kestrelpy._waiting.waiters import TaskWaiter, ThreadWaiter, Waiter
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.errors import QueueClosed, QueueEmpty
 

@@ -8,7 +8,9 @@ from contextlib import suppress
 from itertools import repeat
 from typing import TypeVar
 
-from kestrelpy._line import Waiter, check_timeout, fail_all
+from kestrelpy._checks import check_timeout
+from kestrelpy._waiting.line import fail_all
+from kestrelpy._waiting.waiters import Waiter
 from kestrelpy.clock import Clock
 from kestrelpy.config import FullPolicy
 from kestrelpy.errors import QueueEmpty, QueueFull

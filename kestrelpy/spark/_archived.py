@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from kestrelpy import _format as fmt
-from kestrelpy import _names
-from kestrelpy._purpose import JOBS, kind_of
+from kestrelpy._journal import file_names
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.purpose import JOBS, kind_of
 from kestrelpy.errors import CorruptJournal, UnsupportedFormat, WrongKind
 from kestrelpy.spark._columns import Columns
 from kestrelpy.spark._decode import decode
@@ -25,8 +25,8 @@ BLOCK_BYTES = 4 << 20
 
 def queue_of(name: str) -> str | None:
     """The queue that a file of an archive is a segment of; ``None`` if it is none, or is not whole yet."""
-    owner = _names.parse_owner(name)
-    if owner is None or owner[1] or _names.is_new(name) or _names.parse_segment(name, owner[0]) is None:
+    owner = file_names.parse_owner(name)
+    if owner is None or owner[1] or file_names.is_new(name) or file_names.parse_segment(name, owner[0]) is None:
         return None
     return owner[0]
 
@@ -60,7 +60,7 @@ class Archived:
             raise UnsupportedFormat(path, version, fmt.FORMAT_VERSION)
         header = fmt.decode_header(head)
         queue = queue_of(name)
-        if header is None or queue is None or header.number != _names.parse_segment(name, queue):
+        if header is None or queue is None or header.number != file_names.parse_segment(name, queue):
             raise CorruptJournal(path, 0, "this segment has no valid header")
         self.queue = queue
         self.header = header

@@ -17,11 +17,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from kestrelpy import _log, _names
-from kestrelpy._disk import Directory, RealDisk
-from kestrelpy._purpose import refuse_jobs_in
+from kestrelpy import _logging
+from kestrelpy._disk.interface import Directory
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal import file_names
+from kestrelpy._journal.purpose import refuse_jobs_in
 from kestrelpy.errors import WrongKind
-from kestrelpy.folder import queue_names
+from kestrelpy.inspection.summary import queue_names
 from kestrelpy.spark._columns import SCHEMA
 from kestrelpy.spark._part import Part, read_in_worker
 from kestrelpy.spark._places import local_folder
@@ -117,7 +119,7 @@ def queues_of(folders: tuple[str, ...], queue: str | None) -> list[str]:
             raise FileNotFoundError(f"there is no folder {folder}") from None
     if queue is None:
         return sorted(name for name in there if not _is_left_out(folders, name))
-    if _names.check_name(queue) not in there:
+    if file_names.check_name(queue) not in there:
         raise LookupError(f"there is no queue {queue!r} in {' or '.join(folders)}")
     for folder in folders:
         refuse_jobs_in(folder, queue)
@@ -130,6 +132,6 @@ def _is_left_out(folders: tuple[str, ...], queue: str) -> bool:
         for folder in folders:
             refuse_jobs_in(folder, queue)
     except WrongKind as error:
-        _log.warning("left out: %s", error)
+        _logging.warning("left out: %s", error)
         return True
     return False

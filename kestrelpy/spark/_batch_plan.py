@@ -23,9 +23,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from zlib import crc32
 
-from kestrelpy._checkpoint import replace_file
-from kestrelpy._disk import Directory
-from kestrelpy._names import plan_name
+from kestrelpy._disk.interface import Directory
+from kestrelpy._journal.checkpoint import replace_file
+from kestrelpy._journal.file_names import plan_name
 from kestrelpy.errors import CorruptJournal, UnsupportedFormat
 
 VERSION = 1

@@ -23,7 +23,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from kestrelpy import _format as fmt
+from kestrelpy._journal import format as fmt
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Data: TypeAlias = bytes | memoryview

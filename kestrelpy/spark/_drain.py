@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from kestrelpy._reading.reader import Reader
 from kestrelpy.errors import KestrelError, QueueEmpty
 from kestrelpy.item import Item
-from kestrelpy.reader import Reader
 from kestrelpy.spark._batch_plan import Plan
 from kestrelpy.spark._rows import Rows
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kestrelpy import _format as fmt
-from kestrelpy._detached import FollowingView, Outside
-from kestrelpy._disk import Directory, File
-from kestrelpy._segment import MARK_EVERY, Segment, open_segment, read_footer
+from kestrelpy._disk.interface import Directory, File
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.follow import FollowingView
+from kestrelpy._journal.segment import MARK_EVERY, Segment, open_segment, read_footer
+from kestrelpy._reading.detached_source import Outside
 from kestrelpy.errors import CorruptJournal
 from kestrelpy.spark._decode import Run, decode
 

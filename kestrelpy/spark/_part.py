@@ -23,11 +23,12 @@ from typing import NamedTuple, cast
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from kestrelpy import _format as fmt
-from kestrelpy._chain import Chain
-from kestrelpy._disk import Directory, Disk, File, RealDisk
-from kestrelpy._names import lasting_name
-from kestrelpy._segment import Segment, _was_on_disk, load_segment, open_segment, read_header
+from kestrelpy._disk.interface import Directory, Disk, File
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.catalog import Chain
+from kestrelpy._journal.file_names import lasting_name
+from kestrelpy._journal.segment import Segment, _was_on_disk, load_segment, open_segment, read_header
 from kestrelpy.errors import CorruptJournal, KestrelError
 from kestrelpy.spark._columns import Columns
 from kestrelpy.spark._decode import decode

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kestrelpy import _format as fmt
-from kestrelpy._chain import missing_items
-from kestrelpy._disk import Directory, File
-from kestrelpy._segment import Segment, load_segment
-from kestrelpy.folder import _Scan
+from kestrelpy._disk.interface import Directory, File
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.catalog import missing_items
+from kestrelpy._journal.segment import Segment, load_segment
+from kestrelpy.inspection.scan import _Scan
 from kestrelpy.spark._follow import runs
 from kestrelpy.spark._part import Part, Piece
 from kestrelpy.spark._wanted import Wanted

@@ -17,9 +17,9 @@ from bisect import bisect_left, bisect_right
 from math import isqrt
 from typing import NamedTuple, cast
 
-from kestrelpy import _format as fmt
-from kestrelpy._disk import File
-from kestrelpy._segment import Place, Segment
+from kestrelpy._disk.interface import File
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.segment import Place, Segment
 from kestrelpy.spark._wanted import Wanted
 
 SMALL_BYTES = 256 << 10

@@ -28,10 +28,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType, TimestampNTZType, TimestampType
 
-from kestrelpy import KestrelError, QueueLocked, _log
-from kestrelpy._disk import RealDisk
-from kestrelpy._names import check_name
-from kestrelpy._purpose import refuse_jobs_in
+from kestrelpy import KestrelError, QueueLocked, _logging
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal.file_names import check_name
+from kestrelpy._journal.purpose import refuse_jobs_in
 from kestrelpy.inbox import Part, PartWriter, discard, publish, take_in
 from kestrelpy.spark._part import FilesNotSeen
 from kestrelpy.spark._places import local_folder
@@ -111,7 +111,7 @@ class _Sink:
         try:
             discard(self._directory, self._queue, [message.part for message in _sealed(messages)])
         except Exception:
-            _log.warning("the parts of a failed job stay in %s/inbox", self._directory, error=True)
+            _logging.warning("the parts of a failed job stay in %s/inbox", self._directory, error=True)
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):

@@ -29,17 +29,18 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from kestrelpy import _format as fmt
-from kestrelpy import _log, _names
-from kestrelpy._disk import RealDisk
-from kestrelpy._home import Home
-from kestrelpy._purpose import refuse_jobs
-from kestrelpy._readership import Readership, Start
-from kestrelpy._segment import Segment
+from kestrelpy import _logging
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal import file_names
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.purpose import refuse_jobs
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.segment import Segment
+from kestrelpy._reading.reader import Reader
+from kestrelpy._reading.registry import Readership, Start
 from kestrelpy.clock import SystemClock
 from kestrelpy.config import ReaderConfig
 from kestrelpy.errors import KestrelError, NoDefaultReader, QueueLocked
-from kestrelpy.reader import Reader
 from kestrelpy.spark._batch import chosen, columns_of, folders_of, queues_of
 from kestrelpy.spark._follow import StreamSource
 from kestrelpy.spark._part import Piece, read_in_worker
@@ -83,7 +84,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not options.get(name):
                 raise ValueError(f"streaming from kestrel needs the option {name}")
         (self._queue,) = queues_of(self._folders, options["queue"])
-        self._name = _names.check_name(options["reader"])
+        self._name = file_names.check_name(options["reader"])
         self._start = starting_position(options)
         self._takes_over = "startingPosition" not in options
         self._max_items = whole_number(options, "maxItemsPerTrigger", least=1)
@@ -229,7 +230,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         loss = DataLoss(self._queue, first_id, last_id, reason)
         if self._fails:
             raise loss
-        _log.warning("%s", loss)
+        _logging.warning("%s", loss)
 
     # -- how much, and in which parts --------------------------------------------------------------------------------
 
@@ -346,7 +347,7 @@ def open_at(directory: str, queue: str, name: str, start: Start) -> tuple[Reader
 def _has_reader(directory: str, queue: str, name: str) -> bool:
     folder = RealDisk().directory(directory)
     try:
-        return name in _names.readers_among(folder.names(), queue)
+        return name in file_names.readers_among(folder.names(), queue)
     finally:
         folder.close()
 

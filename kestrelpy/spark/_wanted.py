@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from kestrelpy import _format as fmt
+from kestrelpy._journal import format as fmt
 from kestrelpy.spark._decode import Run
 
 NEVER_NULL = {"queue", "id", "added", "error_count", "data", "segment"}

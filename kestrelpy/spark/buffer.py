@@ -22,7 +22,6 @@ asked for while it is held.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -30,12 +29,13 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from kestrelpy import _log
+from kestrelpy import _logging
+from kestrelpy._process import reset_after_fork
+from kestrelpy._reading.reader import Reader
 from kestrelpy.config import Codec
 from kestrelpy.errors import KestrelError, UnknownItem
 from kestrelpy.item import Item
 from kestrelpy.queue import JournaledQueue
-from kestrelpy.reader import Reader
 from kestrelpy.spark._batch_plan import Plan, PlanFile, spans_of
 from kestrelpy.spark._drain import Batch, Drain
 from kestrelpy.spark._rows import Rows, UndecodableItem
@@ -60,8 +60,7 @@ def _reset_after_fork() -> None:
     _claiming, _claimed = threading.Lock(), weakref.WeakSet()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+reset_after_fork(_reset_after_fork)
 
 
 class DriverBuffer:
@@ -254,7 +253,9 @@ class DriverBuffer:
                     if self._reader._broken is not None:  # it is of no use any more
                         break
                     if pause == 0.0:
-                        _log.warning("a batch of %s failed and will be tried again", self._reader.full_name, error=True)
+                        _logging.warning(
+                            "a batch of %s failed and will be tried again", self._reader.full_name, error=True
+                        )
                     pause = min(max(2 * pause, self._backoff[0]), self._backoff[1])
                     self._stopping.wait(pause)
                 else:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from kestrelpy import _names
+from kestrelpy._journal import file_names
 from kestrelpy.errors import CorruptJournal, KestrelError, UnsupportedFormat
 from kestrelpy.spark._archived import Archived, queue_of, segments_of
 from kestrelpy.spark._parquet import DayFile, read_back, to_day_files
@@ -171,7 +171,7 @@ def _known_as(name: str) -> str:
     """How the note of a segment begins that is in a file of this name, as far as the name says it."""
     queue = queue_of(name)
     assert queue is not None
-    return f"{NOTES}/{queue}.{_names.parse_segment(name, queue):013d}."
+    return f"{NOTES}/{queue}.{file_names.parse_segment(name, queue):013d}."
 
 
 def _work(job: _Job, names: list[str], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
-from kestrelpy._memory_disk import Folder, Life, MemoryDisk, Node
+from kestrelpy._disk.memory import Folder, Life, MemoryDisk, Node
 from kestrelpy.testing._choices import Choose
 from kestrelpy.testing._file_states import Content
 from kestrelpy.testing._history import CrashingFolder, CrashingNode, NameChange

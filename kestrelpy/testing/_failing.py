@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Protocol, runtime_checkable
 
-from kestrelpy._disk import Buffer, Directory, Disk, File, Lock
+from kestrelpy._disk.interface import Buffer, Directory, Disk, File, Lock
 
 OPERATIONS = frozenset(
     {

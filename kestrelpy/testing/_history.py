@@ -19,7 +19,7 @@ from __future__ import annotations
 import weakref
 from typing import NamedTuple, cast
 
-from kestrelpy._memory_disk import Folder, MemoryLock, Node
+from kestrelpy._disk.memory import Folder, MemoryLock, Node
 
 PAGE = 4096
 ZERO_PAGE = bytes(PAGE)

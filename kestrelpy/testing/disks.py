@@ -8,7 +8,7 @@ Each stands in for ``kestrelpy``'s own disk behind the same interface. A test of
 
 from __future__ import annotations
 
-from kestrelpy._memory_disk import MemoryDisk
+from kestrelpy._disk.memory import MemoryDisk
 from kestrelpy.testing._choices import Choose
 from kestrelpy.testing._crash import CrashingDisk
 from kestrelpy.testing._failing import OPERATIONS, FailingDisk

@@ -31,7 +31,7 @@ from zlib import crc32
 from kestrelpy.work._records import LAST_CAUSE
 
 if TYPE_CHECKING:
-    from kestrelpy._disk import File
+    from kestrelpy._disk.interface import File
     from kestrelpy.work._journal import JobJournal
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,7 @@ from kestrelpy import JournaledQueue, QueueClosed, WrongKind, inspect
 from kestrelpy.inbox import pending
 
 if TYPE_CHECKING:
-    from kestrelpy._disk import Disk, File
-    from kestrelpy._taking import Tell
+    from kestrelpy._disk.interface import Disk, File
 
 WORK = "work queue"
 """The ``kind`` of a work queue, as ``inspect`` has it."""
@@ -102,7 +101,7 @@ class JobJournal(JournaledQueue):
             message = "%s/%s is a work queue: the %d batches in its inbox are never taken in, and may be deleted"
             _warn(message, self.directory, self.name, count)
 
-    def _close_cleanly(self, closed: QueueClosed, tell: Tell) -> None:
+    def _close_cleanly(self, closed: QueueClosed, tell: Callable[..., object]) -> None:
         if not self._is_wrong:
             super()._close_cleanly(closed, tell)
 

@@ -21,7 +21,7 @@ from kestrelpy import CorruptJournal, NoDefaultReader, QueueEmpty, inspect, scan
 
 if TYPE_CHECKING:
     from kestrelpy import Reader
-    from kestrelpy._disk import Disk
+    from kestrelpy._disk.interface import Disk
     from kestrelpy.work._journal import JobJournal
 
 FRAME_BYTES = 24

@@ -18,7 +18,7 @@ from kestrelpy.work._mending import rebuild
 from kestrelpy.work._records import BURIED, DELAYED, PUT_BYTES, State
 
 if TYPE_CHECKING:
-    from kestrelpy._disk import Disk
+    from kestrelpy._disk.interface import Disk
     from kestrelpy.work._held_room import Gone
     from kestrelpy.work._live import Tube
 

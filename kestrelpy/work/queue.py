@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from kestrelpy import KestrelError, QueueClosed, SystemClock
-from kestrelpy._lifetime import forget, remember, warn_unclosed
+from kestrelpy._process import forget, remember, warn_unclosed
 from kestrelpy.work._changing import Changing
 from kestrelpy.work._journal import JobJournal
 from kestrelpy.work._keeping import MUCH
@@ -23,7 +23,7 @@ from kestrelpy.work.session import Session
 
 if TYPE_CHECKING:
     from kestrelpy import Clock
-    from kestrelpy._disk import Disk
+    from kestrelpy._disk.interface import Disk
 
 __all__ = ["WorkQueue"]
 

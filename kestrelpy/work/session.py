@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kestrelpy import KestrelError, QueueClosed, QueueEmpty
-from kestrelpy._lifetime import why_not_wait
+from kestrelpy._process import why_not_wait
 from kestrelpy.work._holder import Holder
 from kestrelpy.work._machine import NEVER
 from kestrelpy.work._options import PLAIN, check_timeout

@@ -13,13 +13,13 @@ from promise import READERS, BrokenPromise, Promise
 from recovered import Seen, check_reader
 
 from kestrelpy import KestrelError
-from kestrelpy._format import Checkpoint, Entry
-from kestrelpy._home import Home
-from kestrelpy._journal import Journal
-from kestrelpy._progress import Progress
-from kestrelpy._readership import progress_of
-from kestrelpy._recovery import Recovery
-from kestrelpy._unread import BLOCK_BYTES
+from kestrelpy._journal.format import Checkpoint, Entry
+from kestrelpy._journal.journal import Journal
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.recovery import Recovery
+from kestrelpy._reading.backlog import BLOCK_BYTES
+from kestrelpy._reading.limits import progress_of
+from kestrelpy._reading.progress import Progress
 from kestrelpy.testing import CrashingDisk
 
 

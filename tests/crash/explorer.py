@@ -19,7 +19,8 @@ from promise import BrokenPromise, Promise
 from recovered import abandon_all
 from workload import Style, Workload
 
-from kestrelpy import KestrelError, _journal, _segment
+from kestrelpy import KestrelError
+from kestrelpy._journal import journal, segment
 from kestrelpy.testing import CrashingDisk
 
 SYNCS = ("always", 0.1, "never")
@@ -112,9 +113,9 @@ class Explorer:
 def large_items_from(size: int) -> Iterator[None]:
     """Items of so many bytes are written and read as large ones."""
     with (
-        patch.object(_journal, "LARGE_BYTES", size),
-        patch.object(_segment, "READ_BYTES", size),
-        patch.object(_segment, "PEEK_BYTES", size // 2),
+        patch.object(journal, "LARGE_BYTES", size),
+        patch.object(segment, "READ_BYTES", size),
+        patch.object(segment, "PEEK_BYTES", size // 2),
     ):
         yield
 

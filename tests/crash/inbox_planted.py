@@ -13,15 +13,17 @@ from unittest.mock import patch
 from inbox_world import Habit
 from planted import _Deaf, in_place_of
 
-from kestrelpy import _checkpoint, _parts, inbox
-from kestrelpy._batches import MemoryFile
-from kestrelpy._feed import Feed
-from kestrelpy._inbox_format import Remembered
-from kestrelpy._inflow import Inflow
-from kestrelpy._intake import Intake
-from kestrelpy._journal import Journal
-from kestrelpy._parts import PartWriter
-from kestrelpy.inbox import _Visit
+from kestrelpy import inbox
+from kestrelpy._journal import checkpoint
+from kestrelpy._journal.journal import Journal
+from kestrelpy._reading.local_source import Feed
+from kestrelpy.inbox import parts as parts_module
+from kestrelpy.inbox.format import Remembered
+from kestrelpy.inbox.host import Inflow
+from kestrelpy.inbox.ingest import Intake
+from kestrelpy.inbox.ledger import MemoryFile
+from kestrelpy.inbox.parts import PartWriter
+from kestrelpy.inbox.publishing import _Visit
 
 TAKING = Habit(steps=5, publishes=6, again=0, parts=0, puts=0, takes=0, opens=4, deaths=0, sizes=(2500,), sync="never")
 FAILING = Habit(steps=12, publishes=6, again=0, parts=0, puts=6, takes=6, opens=1, deaths=1, sizes=(900, 2500))
@@ -235,7 +237,7 @@ def published_without_a_look_at_what_is_remembered() -> Iterator[None]:
 
 @fault("(a) (f)")
 def replaced_without_a_sync() -> Iterator[None]:
-    real = _checkpoint.write_temporary
+    real = checkpoint.write_temporary
     with in_place_of(real, lambda folder, *rest: real(_DeafFolder(folder), *rest)):
         yield
 
@@ -268,12 +270,12 @@ def an_intent_that_may_be_on_disk_is_let_be() -> Iterator[None]:
 
 @fault("(c) (f)")
 def a_frame_lost_when_it_is_cut() -> Iterator[None]:
-    real = _parts.cut_body
+    real = parts_module.cut_body
 
     def cut(kind: int, data: bytes, lengths: Any, skip: int, most: int) -> Any:
         yield from list(real(kind, data, lengths, skip, most))[: 1 if len(lengths) > 3 else None]
 
-    with patch.object(_parts, "cut_body", cut):
+    with patch.object(parts_module, "cut_body", cut):
         yield
 
 

@@ -17,17 +17,21 @@ from zlib import crc32
 
 from workload import MANY_LIVES, Style
 
-from kestrelpy import _archive, _checkpoint, _format, _journal, _names, _recovery, _segment
-from kestrelpy._checkpoint import CheckpointFile, SparedFile
-from kestrelpy._feed import Feed
-from kestrelpy._home import Home
-from kestrelpy._journal import Journal
-from kestrelpy._progress import Progress
-from kestrelpy._readership import Readership
-from kestrelpy._recovery import Recovered, Recovery
-from kestrelpy._segment import Segment
-from kestrelpy._sync import GroupCommit
-from kestrelpy.reader import Reader
+from kestrelpy._journal import archive as archive_module
+from kestrelpy._journal import checkpoint as checkpoint_module
+from kestrelpy._journal import file_names, journal, recovery
+from kestrelpy._journal import format as format_module
+from kestrelpy._journal import segment as segment_module
+from kestrelpy._journal.checkpoint import CheckpointFile, SparedFile
+from kestrelpy._journal.journal import Journal
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.recovery import Recovered, Recovery
+from kestrelpy._journal.segment import Segment
+from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.progress import Progress
+from kestrelpy._reading.reader import Reader
+from kestrelpy._reading.registry import Readership
+from kestrelpy._writing.group_commit import GroupCommit
 from kestrelpy.testing import CrashingDisk
 
 
@@ -142,7 +146,7 @@ def no_checksum() -> Iterator[None]:
 @fault("R7", "(1) (8) (10)")
 def no_sync_when_a_segment_is_closed() -> Iterator[None]:
     """R7: the next segment takes records while the old one may be lost."""
-    real = _segment.close_segment
+    real = segment_module.close_segment
     real_rotate = Journal.rotate
 
     def rotate(self: Journal) -> None:
@@ -189,7 +193,7 @@ def footer_before_the_frames_are_on_disk() -> Iterator[None]:
 @fault("R1", "(1) (8) (10)")
 def no_directory_sync_for_a_new_segment() -> Iterator[None]:
     """R1: the file is on disk, its name is not."""
-    real = _segment.settle_segment
+    real = segment_module.settle_segment
     with in_place_of(real, lambda directory, *rest: real(_Deaf(directory), *rest)):
         yield
 
@@ -197,7 +201,7 @@ def no_directory_sync_for_a_new_segment() -> Iterator[None]:
 @fault("R1", "(1) (8) (10)")
 def named_before_its_content_is_synced() -> Iterator[None]:
     """R1: what a power cut has taken the header of is called as if that had been on disk."""
-    real = _segment.settle_segment
+    real = segment_module.settle_segment
 
     def settle(directory: Any, file: Any, segment: Segment) -> None:
         real(directory, _Deaf(file), segment)
@@ -210,8 +214,8 @@ def named_before_its_content_is_synced() -> Iterator[None]:
 @fault("R1", "(1) (8) (10)", **UNSYNCED, samples=8)
 def a_new_segment_without_a_header_taken_for_damage() -> Iterator[None]:
     """R1: a power cut may keep frames of it alone."""
-    real = _segment.is_none
-    with in_place_of(real, lambda file, name, *rest: real(file, _names.lasting_name(name), *rest)):
+    real = segment_module.is_none
+    with in_place_of(real, lambda file, name, *rest: real(file, file_names.lasting_name(name), *rest)):
         yield
 
 
@@ -226,7 +230,7 @@ def a_new_segment_without_a_header_taken_for_damage() -> Iterator[None]:
 )
 def the_last_segment_on_disk_is_retired_beside_a_new_one() -> Iterator[None]:
     """A power cut takes the new one, and nothing says any more how far the queue had come."""
-    with patch.object(_journal, "is_new", lambda name: False):
+    with patch.object(journal, "is_new", lambda name: False):
         yield
 
 
@@ -359,7 +363,7 @@ def old_states_left_behind_the_new_one() -> Iterator[None]:
     """The spare file is not written to its end: what is behind goes on where the new state ends. That it is of another
     series alone masks this.
     """
-    real = _checkpoint._fill
+    real = checkpoint_module._fill
 
     def fill(file: Any, data: bytes, size: int) -> int:
         if file.size() < size:
@@ -367,7 +371,7 @@ def old_states_left_behind_the_new_one() -> Iterator[None]:
         file.write(0, data)
         return int(file.size())
 
-    with patch.object(_checkpoint, "_fill", fill), patch.object(_format, "SERIES", 1):
+    with patch.object(checkpoint_module, "_fill", fill), patch.object(format_module, "SERIES", 1):
         yield
 
 
@@ -396,7 +400,7 @@ def old_states_left_behind_the_new_one() -> Iterator[None]:
 )
 def states_of_the_spare_file_taken_for_those_of_the_file() -> Iterator[None]:
     """What a power cut leaves of it where a state was being appended has the same series, and counts."""
-    with patch.object(_format, "SERIES", 1):
+    with patch.object(format_module, "SERIES", 1):
         yield
 
 
@@ -496,7 +500,7 @@ def retired_past_a_reader_elsewhere() -> Iterator[None]:
 @fault("R6", "(1) (10)", style=replace(RETIRING, archive=1.0, other_mount=1.0))
 def archived_copy_not_synced() -> Iterator[None]:
     """R6: to another file system without a sync of the copy."""
-    real = _archive._copy
+    real = archive_module._copy
     with in_place_of(real, lambda directory, name, target, new: real(directory, name, _MakesDeaf(target), new)):
         yield
 
@@ -514,7 +518,9 @@ def torn_tail_not_cut() -> Iterator[None]:
     def follow(self: Recovery, file: Any, segment: Any, offset: int, size: int) -> int:
         while True:
             offset = real(self, file, segment, offset, size)
-            hit = _format.find_frame(file.read(offset, size - offset), 0, segment.header.marker, segment.last_id + 1)
+            hit = format_module.find_frame(
+                file.read(offset, size - offset), 0, segment.header.marker, segment.last_id + 1
+            )
             if segment.closed or hit is None or hit[1].footer is not None:
                 return offset
             segment.last_id = hit[1].first_id - 1
@@ -559,7 +565,7 @@ def reopening_trusts_the_page_cache() -> Iterator[None]:
 @fault("R17", "(7)", **UNSYNCED, samples=6, twice=1.0, style=TEARING)
 def ids_of_a_torn_tail_used_again() -> Iterator[None]:
     """R17: nothing remembers them once the tail is cut."""
-    with patch.object(_recovery, "write_mark", lambda *_: None):
+    with patch.object(recovery, "write_mark", lambda *_: None):
         yield
 
 
@@ -576,11 +582,11 @@ def ids_of_a_torn_tail_used_again() -> Iterator[None]:
 )
 def mark_after_the_footer() -> Iterator[None]:
     """A crash between them: the footer hides the torn tail, and nothing says which ids it had."""
-    real_mark, real = _recovery.write_mark, Recovery._close_last
+    real_mark, real = recovery.write_mark, Recovery._close_last
 
     def close_last(self: Recovery, file: Any, segment: Any) -> None:
         later: list[tuple[Any, ...]] = []
-        with patch.object(_recovery, "write_mark", lambda *arguments: later.append(arguments)):
+        with patch.object(recovery, "write_mark", lambda *arguments: later.append(arguments)):
             real(self, file, segment)
         for arguments in later:
             real_mark(*arguments)
@@ -592,14 +598,14 @@ def mark_after_the_footer() -> Iterator[None]:
 @fault("R11", "(8) (10)")
 def old_segment_left_without_a_footer() -> Iterator[None]:
     """The next segment begins behind one that looks as if its end had been lost."""
-    with patch.object(_recovery, "close_segment", lambda *_: None):
+    with patch.object(recovery, "close_segment", lambda *_: None):
         yield
 
 
 @fault("R15", "(13)", damage=1.0, samples=0)
 def frames_behind_the_damage_not_looked_for() -> Iterator[None]:
     """What is behind a bad frame tells that it was on disk."""
-    with patch.object(_format, "look_beyond", lambda *_: (0, 0)):
+    with patch.object(format_module, "look_beyond", lambda *_: (0, 0)):
         yield
 
 
@@ -660,7 +666,7 @@ def leftovers_by_their_beginning() -> Iterator[None]:
 
     def remove(self: Home, names: list[str]) -> None:
         for name in names:
-            if name.startswith(self.queue) and _names.parse_owner(name) is None:
+            if name.startswith(self.queue) and file_names.parse_owner(name) is None:
                 self.directory.unlink(name)
         real(self, names)
 
@@ -673,7 +679,7 @@ def leftovers_in_the_way() -> Iterator[None]:
     """A temporary file that a crash has left is neither removed at open nor before it is made again."""
 
     def replace(self: SparedFile, data: bytes, size: int) -> int:
-        temporary = _names.temporary_name(self.name)
+        temporary = file_names.temporary_name(self.name)
         file = self._directory.create(temporary)
         file.write(0, data, bytes(size - len(data)))
         file.sync()
@@ -707,7 +713,7 @@ def numbers_from_the_clock_alone() -> Iterator[None]:
 @fault("R6", "(1)", style=replace(RETIRING, archive=1.0, other_mount=1.0), samples=6)
 def archive_not_synced() -> Iterator[None]:
     """The segment is removed here before its name there is on disk."""
-    real = _archive.archive_segment
+    real = archive_module.archive_segment
 
     def archive(directory: Any, name: str, target: Any, *rest: Any) -> bool:
         return real(directory, name, _Deaf(target), *rest)
@@ -718,7 +724,7 @@ def archive_not_synced() -> Iterator[None]:
 
 @fault("R6", "(1)", style=replace(RETIRING, archive=1.0, other_mount=0.0))
 def segment_deleted_instead_of_archived() -> Iterator[None]:
-    with in_place_of(_archive.archive_segment, lambda directory, name, *_: directory.unlink(name) or True):
+    with in_place_of(archive_module.archive_segment, lambda directory, name, *_: directory.unlink(name) or True):
         yield
 
 
@@ -753,18 +759,18 @@ def done_ids_not_saved() -> Iterator[None]:
 @fault("R3", "(2) (8)", style=Style(checkpoints=10, commits=10, detached=1.0))
 def first_state_counts() -> Iterator[None]:
     """Of the states in a checkpoint file the first whole one is believed, not the last."""
-    real = _format.decode_checkpoints
+    real = format_module.decode_checkpoints
 
     def decode(data: bytes) -> Any:
         last, end = real(data)
-        size = _format.CHECKPOINT_PREFIX_BYTES
+        size = format_module.CHECKPOINT_PREFIX_BYTES
         for at in range(size, end + 1):
             first, _ = real(data[:at])
             if first is not None:
                 return first, end
         return last, end
 
-    with patch.object(_format, "decode_checkpoints", decode):
+    with patch.object(format_module, "decode_checkpoints", decode):
         yield
 
 
@@ -810,7 +816,7 @@ def saved_behind_what_a_power_cut_undid() -> Iterator[None]:
         file.write(0, data)
         return 1 << 16
 
-    with patch.object(CheckpointFile, "load", load), patch.object(_checkpoint, "_fill", fill):
+    with patch.object(CheckpointFile, "load", load), patch.object(checkpoint_module, "_fill", fill):
         yield
 
 
@@ -823,7 +829,7 @@ def _end_of_states(file: CheckpointFile) -> tuple[int, int]:
     read_before = disk.bytes_read
     data = handle.read(0, handle.size())
     disk.bytes_read = read_before  # what is planted is not the reading
-    end = _format.decode_checkpoints(data)[1]
+    end = format_module.decode_checkpoints(data)[1]
     return (0, 0) if data[end:].strip(b"\0") else (end, len(data))
 
 
@@ -866,20 +872,20 @@ def seek_not_saved() -> Iterator[None]:
 
 @fault("", "(3)", style=Style(expiring=0.8))
 def expiry_not_stored() -> Iterator[None]:
-    real = _format.encode_item
+    real = format_module.encode_item
 
     def encode(item_id: int, data: bytes, added_ms: int, _: Any, *rest: Any) -> bytes:
         return real(item_id, data, added_ms, None, *rest)
 
-    with patch.object(_format, "encode_item", encode):
+    with patch.object(format_module, "encode_item", encode):
         yield
 
 
 @fault("", "(15)", style=ROTATING)
 def sums_not_carried_on() -> Iterator[None]:
     """A new segment's header does not say how many items there were before it."""
-    real = _format.encode_header
-    with patch.object(_format, "encode_header", lambda header: real(header._replace(base_items=0))):
+    real = format_module.encode_header
+    with patch.object(format_module, "encode_header", lambda header: real(header._replace(base_items=0))):
         yield
 
 

@@ -23,12 +23,12 @@ from unittest.mock import patch
 from promise import READERS, BrokenPromise, Promise, Put
 
 from kestrelpy import CorruptJournal, Item, JournaledQueue, KestrelError, QueueEmpty, Reader, ReaderConfig, scan, verify
-from kestrelpy import _format as fmt
-from kestrelpy._disk import Directory, Disk
-from kestrelpy._lifetime import forget
-from kestrelpy._memory_disk import MemoryFile
-from kestrelpy._names import parse_checkpoint, parse_segment
-from kestrelpy._segment import iterate_frames, load_segment, read_header
+from kestrelpy._disk.interface import Directory, Disk
+from kestrelpy._disk.memory import MemoryFile
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.file_names import parse_checkpoint, parse_segment
+from kestrelpy._journal.segment import iterate_frames, load_segment, read_header
+from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Leaning
 

@@ -19,7 +19,7 @@ from injected import ERRORS, Run
 from recovered import abandon_all, read_all
 
 from kestrelpy import CorruptJournal, DurabilityUnknown, JournaledQueue, QueueDiskFull, QueueEmpty, ReaderConfig
-from kestrelpy._journal import Journal
+from kestrelpy._journal.journal import Journal
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner
 

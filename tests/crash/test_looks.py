@@ -15,7 +15,7 @@ from recovered import read_all, vanish
 from test_regressions import crashes_during, open_queue, stored
 
 from kestrelpy import CorruptJournal, JournaledQueue, inspect, open_reader, scan, verify
-from kestrelpy import _format as fmt
+from kestrelpy._journal import format as fmt
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 
 pytestmark = pytest.mark.usefixtures("quiet")

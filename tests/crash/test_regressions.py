@@ -21,8 +21,8 @@ from kestrelpy import (
     scan,
     verify,
 )
-from kestrelpy._feed import Feed
-from kestrelpy._format import FRAME_BYTES, HEADER_BYTES
+from kestrelpy._journal.format import FRAME_BYTES, HEADER_BYTES
+from kestrelpy._reading.local_source import Feed
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner, Leaning
 

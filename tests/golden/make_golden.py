@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from kestrelpy import JournaledQueue
-from kestrelpy._format import FORMAT_VERSION
+from kestrelpy._journal.format import FORMAT_VERSION
 from kestrelpy.testing import ManualClock, MemoryDisk
 
 HERE = Path(__file__).parent

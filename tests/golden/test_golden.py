@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from kestrelpy import JournaledQueue, QueueEmpty, scan, verify
-from kestrelpy import _format as fmt
-from kestrelpy._names import lasting_name
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.file_names import lasting_name
 from kestrelpy.testing import ManualClock
 
 HERE = Path(__file__).parent

@@ -23,30 +23,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from kestrelpy import (
-    _checkpoint,
-    _disk,
-    _format,
-    _journal,
-    _lifetime,
-    _names,
-    _recovery,
-    _segment,
-    _view,
-    _writing,
-    inbox,
-    queue,
-)
-from kestrelpy._batches import MemoryFile as IntakeMemory
-from kestrelpy._disk import RealDirectory, RealFile
-from kestrelpy._feed import Feed
-from kestrelpy._home import Home
-from kestrelpy._intake import Intake
-from kestrelpy._journal import Journal
-from kestrelpy._memory_disk import MemoryFile
-from kestrelpy._readership import Readership
-from kestrelpy._recovery import Recovered, Recovery
-from kestrelpy._sync import GroupCommit
+from kestrelpy import _process, inbox, queue
+from kestrelpy._disk import real as real_module
+from kestrelpy._disk.memory import MemoryFile
+from kestrelpy._disk.real import RealDirectory, RealFile
+from kestrelpy._journal import checkpoint, file_names, journal, recovery, view
+from kestrelpy._journal import format as format_module
+from kestrelpy._journal import segment as segment_module
+from kestrelpy._journal.journal import Journal
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.recovery import Recovered, Recovery
+from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.registry import Readership
+from kestrelpy._writing import put as put_module
+from kestrelpy._writing.group_commit import GroupCommit
+from kestrelpy.inbox.ingest import Intake
+from kestrelpy.inbox.ledger import MemoryFile as IntakeMemory
 from kestrelpy.queue import JournaledQueue
 
 ROOT = Path(__file__).parents[2]
@@ -158,17 +150,17 @@ def nothing(*_: object, **__: object) -> None:
 
 @rule("R1", "test_r1_a_segment_is_new_until_it_is_on_disk_by_content_and_by_name")
 def names_of_segments_not_synced() -> None:
-    real = _segment.settle_segment
+    real = segment_module.settle_segment
 
     def settle(directory: Any, *rest: Any) -> Any:
         return real(Deaf(directory), *rest)
 
-    _segment.settle_segment = _journal.settle_segment = _recovery.settle_segment = settle
+    segment_module.settle_segment = journal.settle_segment = recovery.settle_segment = settle
 
 
 @rule("R2", "test_a_directory_that_is_made_is_synced_into_its_parent")
 def parents_not_synced() -> None:
-    _disk._sync_path = nothing
+    real_module._sync_path = nothing
 
 
 @rule("R3", "test_lk_f89_the_first_save_replaces_and_is_durable")
@@ -177,10 +169,10 @@ def replaced_without_a_sync() -> None:
         file = self._open_spare()
         file.write(0, data)
         file.close()
-        self._directory.rename(_names.temporary_name(self.name), self.name)
+        self._directory.rename(file_names.temporary_name(self.name), self.name)
         return size
 
-    _checkpoint.SparedFile.replace = replace  # type: ignore[method-assign]
+    checkpoint.SparedFile.replace = replace  # type: ignore[method-assign]
 
 
 @rule("R4", "test_r4_a_checkpoint_on_disk_names_nothing_that_is_not")
@@ -205,12 +197,12 @@ def archived_over_what_is_there() -> None:
         directory.move(name, target, name)
         return True
 
-    _journal.archive_segment = archive
+    journal.archive_segment = archive
 
 
 @rule("R7", "test_r7_no_hole_where_a_segment_ends", "test_no_footer_is_on_disk_before_the_frames_in_front_of_it")
 def rotated_without_a_sync() -> None:
-    real_close, real_rotate = _segment.close_segment, Journal.rotate
+    real_close, real_rotate = segment_module.close_segment, Journal.rotate
 
     def close(file: Any, segment: Any) -> None:
         real_close(Deaf(file), segment)
@@ -219,7 +211,7 @@ def rotated_without_a_sync() -> None:
         self.durable_id = self.tail_id
         real_rotate(self)
 
-    _segment.close_segment = _journal.close_segment = close
+    segment_module.close_segment = journal.close_segment = close
     Journal.rotate = rotate  # type: ignore[method-assign]
 
 
@@ -259,7 +251,7 @@ def the_cache_is_believed() -> None:
 
 @rule("R11", "test_lk_f83_a_torn_tail_never_counted", "test_segments_are_chained")
 def the_old_segment_is_not_closed() -> None:
-    _recovery.close_segment = _journal.close_segment = nothing
+    recovery.close_segment = journal.close_segment = nothing
 
 
 @rule("R12", "test_a_put_that_failed_is_gone_at_once")
@@ -271,7 +263,7 @@ def a_short_store_stays() -> None:
 def memory_changes_before_the_file() -> None:
     def undo(self: Journal, _: BaseException) -> None:
         offset, tail_id, total_bytes = self._at
-        self._at = (offset + _format.FRAME_BYTES, tail_id + 1, total_bytes)
+        self._at = (offset + format_module.FRAME_BYTES, tail_id + 1, total_bytes)
 
     Journal._undo = undo  # type: ignore[method-assign]
 
@@ -297,17 +289,17 @@ def the_chain_is_not_checked() -> None:
 
 @rule("R17", "test_r17_the_ids_of_a_torn_tail_stay_used")
 def used_ids_forgotten() -> None:
-    _recovery.write_mark = nothing
+    recovery.write_mark = nothing
 
 
 @rule("R18", "test_history_libkestrel_4_an_unfinished_last_segment")
 def an_unfinished_segment_is_damage() -> None:
-    _recovery.is_none = lambda *_: False
+    recovery.is_none = lambda *_: False
 
 
 @rule("R19", "test_leftover_bytes_are_kept_and_not_read", "test_lk_f83_a_torn_tail_never_counted")
 def a_torn_tail_is_destroyed() -> None:
-    real = _segment.close_segment
+    real = segment_module.close_segment
 
     def close(file: Any, segment: Any) -> None:
         size = file.size()
@@ -315,7 +307,7 @@ def a_torn_tail_is_destroyed() -> None:
         file.truncate(size)
         real(file, segment)
 
-    _segment.close_segment = _recovery.close_segment = _journal.close_segment = close
+    segment_module.close_segment = recovery.close_segment = journal.close_segment = close
 
 
 @rule("R20", "test_r20_recovery_is_repeatable", "test_r20_recovery_killed_at_each_of_its_steps")
@@ -323,9 +315,9 @@ def recovery_leaves_less_each_time() -> None:
     real = Recovery._close_last
 
     def close_last(self: Recovery, file: Any, segment: Any) -> None:
-        if segment.records_end <= _format.HEADER_BYTES:
+        if segment.records_end <= format_module.HEADER_BYTES:
             used = len(file.read(0, file.size()).rstrip(b"\0"))
-            file.truncate(max(used - 700, _format.HEADER_BYTES))
+            file.truncate(max(used - 700, format_module.HEADER_BYTES))
         real(self, file, segment)
 
     Recovery._close_last = close_last  # type: ignore[method-assign]
@@ -336,12 +328,12 @@ def recovery_leaves_less_each_time() -> None:
 
 @rule("R21", "test_a_length_beyond_the_segment_is_damage")
 def lengths_are_believed() -> None:
-    real = _view.read_entries
+    real = view.read_entries
 
     def read_entries(file: Any, marker: int, path: str, place: Any, _end: int, *rest: int) -> Any:
         return real(file, marker, path, place, 1 << 40, *rest)
 
-    _view.read_entries = read_entries
+    view.read_entries = read_entries
 
 
 @rule("R22", "test_only_regular_files_with_one_link_are_opened", "test_r22_what_is_no_file_is_refused_and_not_followed")
@@ -355,7 +347,7 @@ def anything_is_opened() -> None:
 
 @rule("R23", "test_reader_names_follow_the_rule", "test_lk_b12_reader_names_cannot_leave_the_folder")
 def any_name_will_do() -> None:
-    _names.check_name = lambda name: name
+    file_names.check_name = lambda name: name
     queue._names.check_name = lambda name: name
 
 
@@ -381,7 +373,7 @@ def any_file_of_that_name_is_the_lock() -> None:
 
 @rule("R26", "test_a_forked_child_that_lets_go_of_a_lock_leaves_it_to_the_parent")
 def a_child_unlocks() -> None:
-    _disk._RealLock.abandon = _disk._RealLock.release  # type: ignore[method-assign]
+    real_module._RealLock.abandon = real_module._RealLock.release  # type: ignore[method-assign]
 
 
 class _NoLock:
@@ -395,7 +387,7 @@ def nothing_is_locked() -> None:
 
 @rule("R28", "test_network_file_systems_are_refused")
 def any_file_system_will_do() -> None:
-    _disk._is_network = lambda _: False
+    real_module._is_network = lambda _: False
 
 
 twins("R29", "test_r29_a_waiting_thread_does_not_keep_the_interpreter")
@@ -403,12 +395,12 @@ twins("R29", "test_r29_a_waiting_thread_does_not_keep_the_interpreter")
 
 @rule("R30", "test_r30_a_queue_whose_maintenance_thread_died_says_so")
 def nobody_is_told_that_maintenance_is_lost() -> None:
-    _writing.Writing._maintenance_lost = nothing  # type: ignore[method-assign]
+    put_module.Writing._maintenance_lost = nothing  # type: ignore[method-assign]
 
 
 @rule("R31", "test_a_queue_never_closed_gives_a_resource_warning")
 def nothing_is_said_of_what_nobody_closed() -> None:
-    _lifetime.warnings = SimpleNamespace(warn=nothing)  # type: ignore[assignment]
+    _process.warnings = SimpleNamespace(warn=nothing)  # type: ignore[assignment]
 
 
 @rule("R32", "test_many_queues_few_descriptors_one_thread")

@@ -20,8 +20,8 @@ from unittest.mock import patch
 import pytest
 
 from kestrelpy import CorruptJournal, JournaledQueue, QueueEmpty, Reader
-from kestrelpy._lifetime import forget
-from kestrelpy._recovery import Recovery
+from kestrelpy._journal.recovery import Recovery
+from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 
 FOUND = (AssertionError, pytest.fail.Exception)

@@ -27,10 +27,12 @@ from relatives import (
     vanish,
 )
 
-from kestrelpy import CorruptJournal, _checkpoint, _home
-from kestrelpy._checkpoint import CheckpointFile, SparedFile
-from kestrelpy._readership import Readership
-from kestrelpy._recovery import Recovered
+from kestrelpy import CorruptJournal
+from kestrelpy._journal import checkpoint as checkpoint_module
+from kestrelpy._journal import queue_files
+from kestrelpy._journal.checkpoint import CheckpointFile, SparedFile
+from kestrelpy._journal.recovery import Recovered
+from kestrelpy._reading.registry import Readership
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk, PowerModel
 
 
@@ -84,7 +86,7 @@ def test_history_libkestrel_makes_a_corrupt_bookmark_anew_at_the_tail(tmp_path: 
 @contextlib.contextmanager
 def what_cannot_be_read_raises() -> Iterator[None]:
     """The file is decoded as it is, and whoever opens the queue gets what comes of that."""
-    real = _checkpoint.load_checkpoint
+    real = checkpoint_module.load_checkpoint
 
     def load(directory: Any, name: str) -> Any:
         found = real(directory, name)
@@ -92,7 +94,7 @@ def what_cannot_be_read_raises() -> Iterator[None]:
             raise EOFError("ran out of input")
         return found
 
-    with patch.object(_home, "load_checkpoint", load):
+    with patch.object(queue_files, "load_checkpoint", load):
         yield
 
 

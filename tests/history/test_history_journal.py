@@ -27,9 +27,11 @@ from relatives import (
     vanish,
 )
 
-from kestrelpy import CorruptJournal, JournaledQueue, _recovery, _segment, _view
-from kestrelpy import _format as fmt
-from kestrelpy._journal import Journal
+from kestrelpy import CorruptJournal, JournaledQueue
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal import recovery, view
+from kestrelpy._journal import segment as segment_module
+from kestrelpy._journal.journal import Journal
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk
 
 NO_ROOM = errno.ENOSPC
@@ -219,17 +221,17 @@ def test_history_queuelib_14_a_failed_write_spoils_what_follows(tmp_path: Path) 
 @contextlib.contextmanager
 def cut_at_the_bad_record() -> Iterator[None]:
     """Whatever segment it is: what is behind the first bad record does not count."""
-    real = _segment.load_segment
+    real = segment_module.load_segment
 
-    def load(file: Any, queue: str, header: fmt.SegmentHeader) -> _segment.Segment:
+    def load(file: Any, queue: str, header: fmt.SegmentHeader) -> segment_module.Segment:
         segment = real(file, queue, header)
-        frames = list(_segment.iterate_frames(file, header.marker, fmt.HEADER_BYTES, segment.records_end))
+        frames = list(segment_module.iterate_frames(file, header.marker, fmt.HEADER_BYTES, segment.records_end))
         if segment.closed and frames and frames[-1][1].last_id < segment.last_id:
             segment.last_id = frames[-1][1].last_id
             segment.records_end = frames[-1][0] + frames[-1][1].size
         return segment
 
-    with patch.object(_recovery, "load_segment", load):
+    with patch.object(recovery, "load_segment", load):
         yield
 
 
@@ -260,11 +262,11 @@ def test_history_libkestrel_truncates_any_segment_at_a_bad_record(tmp_path: Path
 @contextlib.contextmanager
 def lengths_believed() -> Iterator[None]:
     """As many bytes are asked for as a length claims."""
-    real = _segment.iterate_frames
+    real = segment_module.iterate_frames
 
     def iterate(file: Any, marker: int, offset: int, end: int) -> Iterator[tuple[int, fmt.Frame]]:
         while offset < end:
-            data = file.read(offset, _segment._claimed_bytes(file, offset) or fmt.FRAME_BYTES)
+            data = file.read(offset, segment_module._claimed_bytes(file, offset) or fmt.FRAME_BYTES)
             found = next(real(file, marker, offset, end), None)
             del data
             if found is None:
@@ -272,7 +274,7 @@ def lengths_believed() -> Iterator[None]:
             yield found
             offset = found[0] + found[1].size
 
-    with patch.object(_recovery, "iterate_frames", iterate):
+    with patch.object(recovery, "iterate_frames", iterate):
         yield
 
 
@@ -316,7 +318,7 @@ def a_new_file_at_every_look() -> Iterator[None]:
     def name(queue: str, number: int, _offset: int) -> str:
         return f"{queue}.{number:013d}.{next(names)}.quarantine"
 
-    with patch.object(_view, "quarantine_name", name):
+    with patch.object(view, "quarantine_name", name):
         yield
 
 
@@ -348,7 +350,7 @@ def test_history_nsq_1033_a_bad_file_is_saved_for_ever(tmp_path: Path) -> None:
 # -- ids -------------------------------------------------------------------------------------------------------------
 
 
-@history(lambda: patch.object(_recovery, "write_mark", lambda *_: None))
+@history(lambda: patch.object(recovery, "write_mark", lambda *_: None))
 def test_history_libkestrel_gives_an_id_out_twice(tmp_path: Path) -> None:
     """libkestrel's tail after a recovery was the last id of the last file: the ids of lost records were given out
     again, below places that readers had saved. Here: a torn tail with ids seen behind it, a kill in the next opening

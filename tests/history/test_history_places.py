@@ -12,11 +12,12 @@ from unittest.mock import patch
 
 from relatives import CHECKPOINT, history, item, on_disk, overwrite, read, segments, take, vanish
 
-from kestrelpy import CorruptJournal, _view
-from kestrelpy import _format as fmt
-from kestrelpy._checkpoint import load_checkpoint
-from kestrelpy._recovery import Recovered, Recovery
-from kestrelpy._segment import Place, iterate_frames
+from kestrelpy import CorruptJournal
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal import view
+from kestrelpy._journal.checkpoint import load_checkpoint
+from kestrelpy._journal.recovery import Recovered, Recovery
+from kestrelpy._journal.segment import Place, iterate_frames
 from kestrelpy.testing import CrashingDisk, MemoryDisk
 
 
@@ -107,10 +108,10 @@ def places_believed() -> Iterator[None]:
     def read_block(self: Any, file: Any, segment: Any, places: list[Place], first: int, last: int, size: int) -> Any:
         end = segment.records_end if segment.closed else file.size()
         marker, path = segment.header.marker, segment.name
-        entries, behind = _view.read_entries(file, marker, path, places[-1], end, first, last, size)
-        return _view.Block(entries, behind[0], segment.number, behind)
+        entries, behind = view.read_entries(file, marker, path, places[-1], end, first, last, size)
+        return view.Block(entries, behind[0], segment.number, behind)
 
-    with patch.object(_view.JournalView, "_read_block", read_block):
+    with patch.object(view.JournalView, "_read_block", read_block):
         yield
 
 

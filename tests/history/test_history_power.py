@@ -12,10 +12,11 @@ from unittest.mock import patch
 
 from relatives import content, headerless_file_refused, history, on_disk, power_states, segments, take, vanish
 
-from kestrelpy import CorruptJournal, UnsupportedFormat, _journal, _recovery
-from kestrelpy import _format as fmt
-from kestrelpy._recovery import Recovery
-from kestrelpy._sync import GroupCommit
+from kestrelpy import CorruptJournal, UnsupportedFormat
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal import journal, recovery
+from kestrelpy._journal.recovery import Recovery
+from kestrelpy._writing.group_commit import GroupCommit
 from kestrelpy.testing import CrashingDisk, PowerModel
 
 
@@ -58,8 +59,8 @@ def clones_of(disk: CrashingDisk, limit: int, *, kills: bool = False) -> tuple[l
 
 def names_not_synced() -> Any:
     """A new segment's content is on disk, its name need not be."""
-    real = _journal.settle_segment
-    return patch.object(_journal, "settle_segment", lambda directory, *rest: real(Deaf(directory), *rest))
+    real = journal.settle_segment
+    return patch.object(journal, "settle_segment", lambda directory, *rest: real(Deaf(directory), *rest))
 
 
 @history(names_not_synced, raises=(CorruptJournal,))
@@ -187,7 +188,7 @@ def test_history_bbolt_567_a_power_cut_in_the_first_initialisation(tmp_path: Pat
 @contextlib.contextmanager
 def a_header_of_zeros_is_a_version() -> Iterator[None]:
     """What no header has been written to yet is taken for a file of version 0."""
-    real = _recovery.read_header
+    real = recovery.read_header
 
     def read(file: Any, path: str) -> Any:
         header = real(file, path)
@@ -195,7 +196,7 @@ def a_header_of_zeros_is_a_version() -> Iterator[None]:
             raise UnsupportedFormat(path, 0, fmt.FORMAT_VERSION)
         return header
 
-    with patch.object(_recovery, "read_header", read):
+    with patch.object(recovery, "read_header", read):
         yield
 
 

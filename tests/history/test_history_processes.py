@@ -21,9 +21,9 @@ from relatives import change, history, in_folder, on_disk, segments, take, vanis
 
 import kestrelpy
 from kestrelpy import CorruptJournal, JournaledQueue, QueueEmpty, QueueLocked, Reader, codecs
-from kestrelpy._disk import RealDirectory
-from kestrelpy._progress import Progress
-from kestrelpy._view import JournalView
+from kestrelpy._disk.real import RealDirectory
+from kestrelpy._journal.view import JournalView
+from kestrelpy._reading.progress import Progress
 from kestrelpy.testing import MemoryDisk
 
 PRELUDE = ""
@@ -53,7 +53,7 @@ def planted_in_children(prelude: str) -> Iterator[None]:
 def kept_until_close() -> Any:
     """What is stored waits in a buffer for ``close()``."""
     return planted_in_children("""
-        from kestrelpy._disk import RealFile
+        from kestrelpy._disk.real import RealFile
         class Held:
             def __setitem__(self, span, data):
                 pass
@@ -148,7 +148,7 @@ def test_history_diskcache_300_a_fork_in_the_middle_of_a_transaction(tmp_path: P
         """
         import os, signal, sys, threading, warnings
         from kestrelpy import ForkedQueue, JournaledQueue
-        from kestrelpy._disk import RealFile
+        from kestrelpy._disk.real import RealFile
         warnings.simplefilter("ignore", DeprecationWarning)
         queue = JournaledQueue(sys.argv[1], "jobs", sync="never", segment_bytes=4096)
         reader = queue.reader()

@@ -23,9 +23,10 @@ from breaking import ROOT, RULES, drawn, places, unnoticed_by
 from budget import ALL, LONG, SEED
 from relatives import change, content, on_disk, power_states, segments, take, vanish
 
-from kestrelpy import CorruptJournal, DurabilityUnknown, JournaledQueue, _memory_disk, scan
-from kestrelpy import _format as fmt
-from kestrelpy._checkpoint import load_checkpoint
+from kestrelpy import CorruptJournal, DurabilityUnknown, JournaledQueue, scan
+from kestrelpy._disk import memory
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.checkpoint import load_checkpoint
 from kestrelpy.clock import Timer
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 
@@ -250,15 +251,15 @@ def test_a_length_beyond_the_segment_is_damage() -> None:
 
     change(disk, segments(disk)[0], lie)
     asked: list[int] = []
-    real = _memory_disk.MemoryFile.read
+    real = memory.MemoryFile.read
 
-    def read(self: _memory_disk.MemoryFile, offset: int, size: int) -> bytes:
+    def read(self: memory.MemoryFile, offset: int, size: int) -> bytes:
         asked.append(size)
         if len(asked) > 1000:
             raise AssertionError("it does not end")
         return real(self, offset, size)
 
-    with patch.object(_memory_disk.MemoryFile, "read", read):
+    with patch.object(memory.MemoryFile, "read", read):
         queue = on_disk(disk)
         assert queue.get_nowait().data == b"item 0"
         with pytest.raises(CorruptJournal):
@@ -282,7 +283,7 @@ CONSUMER = """
     threading.Thread(target=wait).start()
     started.wait()
     """
-KEPT = "import kestrelpy._lifetime as _lifetime\n_lifetime._live.add = lambda thing: None\n"
+KEPT = "import kestrelpy._process as _process\n_process._live.add = lambda thing: None\n"
 
 
 @pytest.mark.parametrize("planted", [False, True], ids=["as-it-is", "planted"])

@@ -25,9 +25,9 @@ from forgery import OF_A_SEGMENT, forge, forge_state
 from judge import BrokenInvariant, judge, rearm, require, watched
 from reference import Case, healthy, small
 
-from kestrelpy import _format as fmt
-from kestrelpy._checkpoint import load_checkpoint
-from kestrelpy._segment import iterate_frames, read_footer
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.checkpoint import load_checkpoint
+from kestrelpy._journal.segment import iterate_frames, read_footer
 from kestrelpy.testing import MemoryDisk
 
 THOROUGH_EVERY = 16

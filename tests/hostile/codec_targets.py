@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from campaign import compare_checkpoints, compare_segments
 
-from kestrelpy import InvalidName, _names, codecs
-from kestrelpy import _format as fmt
+from kestrelpy import InvalidName, codecs
+from kestrelpy._journal import file_names
+from kestrelpy._journal import format as fmt
 
 MARKER = 0x8A11223344 & 0xFFFFFFFF
 NUMBER = 7
@@ -106,19 +107,19 @@ def sealed_segment(data: bytes) -> None:
 def names(data: bytes) -> None:
     """Of what is taken for a file of a queue, every part is a legal name; nothing else is raised."""
     name = data.decode("utf-8", "surrogateescape")
-    owner = _names.parse_owner(name)
+    owner = file_names.parse_owner(name)
     if owner is not None:
-        _names.check_name(owner[0])
+        file_names.check_name(owner[0])
         assert name.startswith((owner[0] + ".", owner[0] + "+"))
         assert "/" not in name
         assert "\n" not in name
-        reader = _names.parse_checkpoint(name, owner[0])
-        assert not reader or _names.check_name(reader)
-        number = _names.parse_segment(name, owner[0])
+        reader = file_names.parse_checkpoint(name, owner[0])
+        assert not reader or file_names.check_name(reader)
+        number = file_names.parse_segment(name, owner[0])
         assert number is None or 0 <= number < 10**19
     with contextlib.suppress(InvalidName):
-        assert _names.check_name(name).isascii()
-        assert _names.parse_segment(_names.segment_name(name, 1), name) == 1
+        assert file_names.check_name(name).isascii()
+        assert file_names.parse_segment(file_names.segment_name(name, 1), name) == 1
 
 
 def json_codec(data: bytes) -> None:

@@ -27,8 +27,8 @@ from naive_reader import HEADER, Reading, read_queue
 from reference import FOLDER, NAME, Case, disk_of, files_of, let_die, open_queue
 
 from kestrelpy import KestrelError, QueueEmpty, scan, verify
-from kestrelpy._names import lasting_name
-from kestrelpy.inspection import inspect
+from kestrelpy._journal.file_names import lasting_name
+from kestrelpy.inspection.summary import inspect
 from kestrelpy.testing import MemoryDisk
 
 SECONDS = 1.0

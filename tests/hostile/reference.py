@@ -17,8 +17,8 @@ from unittest import mock
 from naive_reader import read_segment
 
 from kestrelpy import JournaledQueue, Reader
-from kestrelpy._format import decode_checkpoints
-from kestrelpy._lifetime import forget
+from kestrelpy._journal.format import decode_checkpoints
+from kestrelpy._process import forget
 from kestrelpy.testing import ManualClock, MemoryDisk
 
 FOLDER = "/q"

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from codec_targets import TARGETS
 
-from kestrelpy import _format as fmt
+from kestrelpy._journal import format as fmt
 
 CORPUS = Path(__file__).parent / "corpus"
 INPUTS = 1500

@@ -19,9 +19,10 @@ from judge import watched
 from naive_reader import read_segment
 from reference import Case, disk_of, files_of, let_die, open_queue, small
 
-from kestrelpy import KestrelError, QueueEmpty, _view
-from kestrelpy import _format as fmt
-from kestrelpy._recovery import Recovery
+from kestrelpy import KestrelError, QueueEmpty
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal import view
+from kestrelpy._journal.recovery import Recovery
 from kestrelpy.testing import MemoryDisk
 
 RUNS = [
@@ -60,13 +61,13 @@ def no_look_beyond(data: bytes, marker: int, first_id: int) -> tuple[int, int]:
 
 
 PLANTED: dict[str, tuple[str, Callable[[], Any]]] = {
-    "no checksum": ("damaged", lambda: mock.patch.multiple("kestrelpy._segment", crc32=lambda *_: 0)),
-    "no search behind damage": ("damaged", lambda: mock.patch.object(_view.fmt, "find_frame", blind_search)),
+    "no checksum": ("damaged", lambda: mock.patch.multiple("kestrelpy._journal.segment", crc32=lambda *_: 0)),
+    "no search behind damage": ("damaged", lambda: mock.patch.object(view.fmt, "find_frame", blind_search)),
     "no watermark behind damage": ("damaged", lambda: mock.patch.object(fmt, "look_beyond", no_look_beyond)),
     "the chain is not checked": ("damaged", lambda: mock.patch.object(Recovery, "_check_chain", return_value=None)),
     "the ends are not checked": ("damaged", lambda: mock.patch.object(Recovery, "_check_ends", return_value=None)),
     "no bound to what is claimed": ("forged", lambda: mock.patch.object(Recovery, "_check_reach", return_value=None)),
-    "no bound to lost ids": ("forged", lambda: mock.patch("kestrelpy._recovery.MOST_LOST", 1 << 62)),
+    "no bound to lost ids": ("forged", lambda: mock.patch("kestrelpy._journal.recovery.MOST_LOST", 1 << 62)),
     "a batch of nothing": ("segments", lambda: mock.patch.object(fmt, "split_batch", return_value=[b""])),
     "spans that fall": ("checkpoints", lambda: mock.patch.object(fmt, "_spans_rise", return_value=True)),
     "a search that goes into payloads": (

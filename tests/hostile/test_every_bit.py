@@ -15,7 +15,7 @@ from judge import BrokenInvariant, judge, rearm, watched
 from naive_reader import read_queue
 from reference import NAME, small
 
-from kestrelpy import _format as fmt
+from kestrelpy._journal import format as fmt
 
 PARTS = 8
 THOROUGH_EVERY = 8
@@ -91,7 +91,7 @@ def test_a_flip_that_nobody_sees_would_be_found() -> None:
     blind = mock.Mock(return_value=Agreeable())
     with (
         mock.patch.object(fmt, "crc32", blind),
-        mock.patch("kestrelpy._segment.crc32", blind),
+        mock.patch("kestrelpy._journal.segment.crc32", blind),
         pytest.raises(AssertionError, match=r"never put|not given"),
     ):
         run(0)

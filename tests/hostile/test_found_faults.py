@@ -11,9 +11,9 @@ from naive_reader import read_segment
 from reference import FOLDER, NAME, SEGMENT_BYTES, disk_of, files_of, let_die, open_queue
 
 from kestrelpy import CorruptJournal, scan, verify
-from kestrelpy import _format as fmt
-from kestrelpy._names import lasting_name, new_segment_name
-from kestrelpy.inspection import inspect
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.file_names import lasting_name, new_segment_name
+from kestrelpy.inspection.summary import inspect
 from kestrelpy.testing import MemoryDisk
 
 Files = dict[str, bytes]

@@ -21,7 +21,7 @@ import pytest
 from judge import watched
 
 from kestrelpy import JournaledQueue, KestrelError, QueueEmpty, ReaderConfig, open_reader, queue_names, scan, verify
-from kestrelpy.inspection import inspect
+from kestrelpy.inspection.summary import inspect
 from kestrelpy.testing import ManualClock
 
 NOW_MS = 1_700_000_000_000

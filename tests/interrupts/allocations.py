@@ -117,7 +117,7 @@ def _planted(_: Any) -> Any:
     """A fault to be caught: a commit that takes the item out first."""
     from operations import OPERATIONS
 
-    from kestrelpy.reader import Reader
+    from kestrelpy._reading.reader import Reader
 
     def commit(self: Reader, item: Any) -> None:
         with self._lock:

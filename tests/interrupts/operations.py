@@ -18,10 +18,10 @@ from scenes import FAR, Scene, demand
 from strikes import Interrupter
 
 from kestrelpy import FullPolicy, QueueClosed, QueueEmpty, ReaderConfig
-from kestrelpy._lifetime import forget
-from kestrelpy._line import FutureWaiter, ThreadWaiter
-from kestrelpy._room import ProducerThread
-from kestrelpy._sync import _Link
+from kestrelpy._process import forget
+from kestrelpy._waiting.waiters import FutureWaiter, ThreadWaiter
+from kestrelpy._writing.backpressure import ProducerThread
+from kestrelpy._writing.group_commit import _Link
 
 SMALL = 4096
 """The smallest segment there is."""

@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from kestrelpy import Item, JournaledQueue, QueueEmpty, Reader, UnknownItem, _lifetime, _memory_disk, open_reader, scan
-from kestrelpy._lifetime import forget
+from kestrelpy import Item, JournaledQueue, QueueEmpty, Reader, UnknownItem, _process, open_reader, scan
+from kestrelpy._disk import memory
+from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Leaning
 
@@ -150,7 +151,7 @@ class Scene:
             "readership._limiting": readership._limiting,
             "readership._listing": readership._listing,
             "commit._lock": queue._commit._lock,
-            "_lifetime._guard": _lifetime._guard,
+            "_process._guard": _process._guard,
             "clock._lock": self.clock._lock,
         }
         readers = [*readership.open.values(), *([] if self.far is None else [self.far])]
@@ -159,7 +160,7 @@ class Scene:
         if self.far is not None:
             held["outside._looking"] = self.far._source._looking  # type: ignore[attr-defined]
         names = [name for name, lock in held.items() if lock.locked()]
-        if "count=0" not in repr(_memory_disk._guard):
+        if "count=0" not in repr(memory._guard):
             names.append("_memory_disk._guard")
         demand(not names, f"(1) still locked: {names}")
         demand(queue._commit._leader is None, "(7) a sync has a leader who is gone")

@@ -22,11 +22,11 @@ from operations import CENTRAL, OPERATIONS
 from scenes import Broken, Scene
 
 from kestrelpy import JournaledQueue, QueueDiskFull
-from kestrelpy import _format as fmt
-from kestrelpy._journal import Journal
-from kestrelpy._taking import Taking
-from kestrelpy._unread import Unread
-from kestrelpy.reader import Reader
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.journal import Journal
+from kestrelpy._reading.backlog import Unread
+from kestrelpy._reading.dispatch import Taking
+from kestrelpy._reading.reader import Reader
 from kestrelpy.testing import CrashingDisk, ManualClock
 
 pytestmark = pytest.mark.usefixtures("small_batches")
@@ -98,7 +98,7 @@ def test_a_beginning_that_could_not_be_cleaned_up_is_cleaned_up_later(error: int
         raise OSError(error, os.strerror(error))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kestrelpy._journal.create_segment", half_made)
+        patch.setattr("kestrelpy._journal.journal.create_segment", half_made)
         with pytest.raises(QueueDiskFull if error == errno.ENOSPC else OSError):
             queue.put(b"a")
     (left,) = [name for name in queue._home.directory.names() if name.endswith(".segment")]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from strikes import Interrupter, interrupter_at
 
-from kestrelpy._line import TaskWaiter, ThreadWaiter
+from kestrelpy._waiting.waiters import TaskWaiter, ThreadWaiter
 from kestrelpy.errors import QueueClosed, QueueEmpty
 from kestrelpy.memory import ConcurrentBlockingQueue, SimpleBlockingQueue
 from kestrelpy.memory._exchange import Producer, Room

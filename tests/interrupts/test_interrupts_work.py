@@ -14,7 +14,7 @@ from budget import SEED, share
 from strikes import interrupter_at
 
 from kestrelpy import QueueEmpty
-from kestrelpy._lifetime import forget
+from kestrelpy._process import forget
 from kestrelpy.testing import ManualClock, MemoryDisk
 from kestrelpy.work import Session, WorkQueue
 

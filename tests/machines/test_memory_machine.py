@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kestrelpy._line import ThreadWaiter
+from kestrelpy._waiting.waiters import ThreadWaiter
 from kestrelpy.config import FullPolicy
 from kestrelpy.errors import QueueClosed, QueueEmpty, QueueFull
 from kestrelpy.memory import ConcurrentBlockingQueue, SimpleBlockingQueue

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kestrelpy import Item, JournaledQueue, QueueEmpty, ReaderConfig
-from kestrelpy._lifetime import forget
+from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 
 pytestmark = pytest.mark.usefixtures("small_batches")

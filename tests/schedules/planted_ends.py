@@ -11,18 +11,18 @@ from unittest.mock import patch
 from planted_races import NOT_WOKEN, race
 
 from kestrelpy import JournaledQueue, QueueClosed
-from kestrelpy._blocking import _Gets
-from kestrelpy._ending import Ending
-from kestrelpy._feed import Feed
-from kestrelpy._home import Home
-from kestrelpy._journal import Journal
-from kestrelpy._readership import Readership
-from kestrelpy._room import Producer, ProducerTask, Room
-from kestrelpy._taking import Taking, Tell, fail_all
-from kestrelpy._view import JournalView
-from kestrelpy._writing import Parcel, Writing
+from kestrelpy._journal.journal import Journal
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.view import JournalView
+from kestrelpy._reading.dispatch import Taking, Tell, fail_all
+from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.reader import Reader
+from kestrelpy._reading.registry import Readership
+from kestrelpy._writing.backpressure import Producer, ProducerTask, Room
+from kestrelpy._writing.ending import Ending
+from kestrelpy._writing.put import Parcel, Writing
+from kestrelpy.blocking import _Gets
 from kestrelpy.clock import _Timers
-from kestrelpy.reader import Reader
 
 # -- locks -----------------------------------------------------------------------------------------------------------
 

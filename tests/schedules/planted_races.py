@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from kestrelpy._feed import Feed
-from kestrelpy._journal import Journal
-from kestrelpy._line import ThreadWaiter, Waiter
-from kestrelpy._sync import GroupCommit, _Link
-from kestrelpy._taking import Taking, Tell, fail_all
-from kestrelpy._writing import Writing
+from kestrelpy._journal.journal import Journal
+from kestrelpy._reading.dispatch import Taking, Tell, fail_all
+from kestrelpy._reading.local_source import Feed
+from kestrelpy._waiting.waiters import ThreadWaiter, Waiter
+from kestrelpy._writing.group_commit import GroupCommit, _Link
+from kestrelpy._writing.put import Writing
 from kestrelpy.memory._exchange import Exchange
 
 
@@ -165,7 +165,7 @@ def completes_under_the_lock() -> Iterator[None]:
 
 @race("cancelled|lost|deadlock|are missing|InvalidStateError", "coroutines of SimpleBlockingQueue", "coroutines")
 def a_cancelled_task_keeps_what_it_was_given() -> Iterator[None]:
-    with patch("kestrelpy._line._Sleeper._send_back", lambda self: None):
+    with patch("kestrelpy._waiting.waiters.Sleeper._send_back", lambda self: None):
         yield
 
 

@@ -16,7 +16,7 @@ from scheduler import BrokenSchedule, Scheduler, Task
 from standins import Event, Mutex
 
 from kestrelpy import Item, JournaledQueue, QueueClosed, Reader
-from kestrelpy._memory_disk import MemoryDisk, MemoryNode
+from kestrelpy._disk.memory import MemoryDisk, MemoryNode
 from kestrelpy.testing import CrashingDisk
 from kestrelpy.testing._history import CrashingNode
 

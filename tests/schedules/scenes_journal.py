@@ -14,7 +14,7 @@ from journal_work import LONG, Work
 from scene import Scene, require
 from scheduler import ENDED
 
-from kestrelpy import DurabilityUnknown, FullPolicy, QueueClosed, QueueEmpty, Reader, ReaderConfig, _lifetime
+from kestrelpy import DurabilityUnknown, FullPolicy, QueueClosed, QueueEmpty, Reader, ReaderConfig, _process
 
 
 def flow(scene: Scene) -> None:
@@ -121,8 +121,8 @@ def closing(scene: Scene) -> None:
 
 def _end() -> None:
     """Of the interpreter."""
-    _lifetime.dismiss_all()
-    _lifetime.close_all()
+    _process.dismiss_all()
+    _process.close_all()
 
 
 def failing(scene: Scene) -> None:

@@ -40,7 +40,15 @@ MAX_STREAK = 400
 
 READY, WAITING, ENDED = "ready", "waiting", "ended"
 _LIBRARY = "/kestrelpy/"
-_UNWATCHED = ("/kestrelpy/testing/", "_memory_disk.py", "_format.py", "_names.py", "errors.py", "item.py", "config.py")
+_UNWATCHED = (
+    "/kestrelpy/testing/",
+    "/_disk/memory.py",
+    "/format.py",
+    "/file_names.py",
+    "errors.py",
+    "item.py",
+    "config.py",
+)
 
 
 class Stopped(BaseException):

@@ -28,14 +28,16 @@ from unittest.mock import patch
 
 from scheduler import Scheduler, Stopped, Task
 
-import kestrelpy._blocking
-import kestrelpy._inflow
-import kestrelpy._memory_disk
-import kestrelpy.folder
-from kestrelpy import _deferred, _lifetime, _promise, _taking, clock
-from kestrelpy._home import Home
-from kestrelpy._sync import GroupCommit
-from kestrelpy._writing import Writing
+import kestrelpy._disk.memory
+import kestrelpy.blocking
+import kestrelpy.inbox.watcher
+import kestrelpy.inspection.scan
+from kestrelpy import _process, clock
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._reading import dispatch
+from kestrelpy._waiting import deferred, put_future
+from kestrelpy._writing.group_commit import GroupCommit
+from kestrelpy._writing.put import Writing
 
 START_MS = 1_700_000_000_000
 LEAF = 9
@@ -370,20 +372,20 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         for module in (*_places, futures):
             patches.enter_context(patch.object(module, "threading", stand_in))
         for owner, name, value in (
-            (kestrelpy._memory_disk, "_guard", disk_guard),
-            (kestrelpy._memory_disk, "_released", Condition(scheduler, disk_guard)),
-            (kestrelpy._inflow.Watch, "_guard", Mutex(scheduler, "the watches (Watch._guard)")),
-            (kestrelpy._inflow.Watch, "_shared", weakref.WeakValueDictionary()),
-            (_lifetime, "_guard", Mutex(scheduler, "_lifetime's")),
-            (_promise, "_making", Mutex(scheduler, "_promise's", reentrant=True)),
-            (_lifetime, "_live", weakref.WeakSet()),
-            (_lifetime, "_is_ending", False),
-            (_lifetime, "_knows_pools", True),  # and registers nothing, once, in the midst of a run
-            (_deferred, "_thread", RawThreads(scheduler)),
-            (_deferred, "_left", deque()),
-            (_deferred, "_working", False),
-            (_taking, "_turns", _taking._Turns()),  # made anew for a thread, which plays many tasks in its life
-            (Writing, "_promise", _promise.Promise),  # as if looked up before
+            (kestrelpy._disk.memory, "_guard", disk_guard),
+            (kestrelpy._disk.memory, "_released", Condition(scheduler, disk_guard)),
+            (kestrelpy.inbox.watcher.Watch, "_guard", Mutex(scheduler, "the watches (Watch._guard)")),
+            (kestrelpy.inbox.watcher.Watch, "_shared", weakref.WeakValueDictionary()),
+            (_process, "_guard", Mutex(scheduler, "_lifetime's")),
+            (put_future, "_making", Mutex(scheduler, "_promise's", reentrant=True)),
+            (_process, "_live", weakref.WeakSet()),
+            (_process, "_is_ending", False),
+            (_process, "_knows_pools", True),  # and registers nothing, once, in the midst of a run
+            (deferred, "_thread", RawThreads(scheduler)),
+            (deferred, "_left", deque()),
+            (deferred, "_working", False),
+            (dispatch, "_turns", dispatch._Turns()),  # made anew for a thread, which plays many tasks in its life
+            (Writing, "_promise", put_future.Promise),  # as if looked up before
             (clock, "time", time),
             (clock.SystemClock, "monotonic", staticmethod(time.monotonic)),
             (clock.SystemClock, "time_ns", staticmethod(time.time_ns)),

@@ -12,7 +12,8 @@ import pytest
 from scheduler import MAX_POINTS, BrokenSchedule, Priorities, RandomWalk, Scheduler
 from standins import Condition, Event, Mutex, installed
 
-from kestrelpy import SimpleBlockingQueue, _deferred, clock
+from kestrelpy import SimpleBlockingQueue, clock
+from kestrelpy._waiting import deferred
 
 
 def schedule(seed: int, work: Callable[[Scheduler], object], *, priorities: bool = False) -> Scheduler:
@@ -230,7 +231,7 @@ def test_what_a_finaliser_has_left_is_done_by_a_task() -> None:
     rng, found = random.Random(1), []
     scheduler = Scheduler(RandomWalk(rng), rng)
     with installed(scheduler):
-        scheduler.run(lambda: _deferred.leave(lambda: found.append(scheduler.here())))
+        scheduler.run(lambda: deferred.leave(lambda: found.append(scheduler.here())))
     assert [task and task.name for task in found] == ["what was deferred"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from kestrelpy import JournaledQueue, Record, scan
-from kestrelpy._names import lasting_name
+from kestrelpy._journal.file_names import lasting_name
 from kestrelpy.spark._columns import ARROW_SCHEMA
 from kestrelpy.spark._part import Part, PartReader
 

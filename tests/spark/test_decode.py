@@ -15,7 +15,7 @@ from journals import ROW, fill, read_part, rows_of, scanned
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kestrelpy import CorruptJournal, JournaledQueue
-from kestrelpy import _format as fmt
+from kestrelpy._journal import format as fmt
 from kestrelpy.spark import _decode
 from kestrelpy.spark._batch import BatchReader
 from kestrelpy.spark._columns import ARROW_SCHEMA, LAST_MS, MOST_ROWS, Columns

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from sessions import need_java, slow_spark
 
 from kestrelpy import CorruptJournal, JournaledQueue, inspect, scan
-from kestrelpy._format import HEADER_BYTES
+from kestrelpy._journal.format import HEADER_BYTES
 from kestrelpy.spark import FilesNotSeen
 from kestrelpy.spark._batch import BatchReader
 from kestrelpy.spark._columns import ARROW_SCHEMA

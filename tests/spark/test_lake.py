@@ -21,7 +21,7 @@ from budget import ALL
 from sessions import spark  # noqa: F401
 
 from kestrelpy import CorruptJournal, UnsupportedFormat
-from kestrelpy import _format as fmt
+from kestrelpy._journal import format as fmt
 from kestrelpy.spark import LAKE_SCHEMA, FilesNotSeen, LakeSummary, archive_to_parquet, lake
 from kestrelpy.spark._parquet import Digest, to_day_files
 from kestrelpy.spark._store import Store

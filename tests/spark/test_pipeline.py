@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sessions import long_spark, need_java
 
-from kestrelpy.cli.demo_corpus import gather
 from kestrelpy.codecs import JSON
-from kestrelpy.spark.pipeline import _plan, proof
-from kestrelpy.spark.pipeline.__main__ import main
+from kestrelpy.demo.corpus import gather
+from kestrelpy.demo.pipeline import _plan, proof
+from kestrelpy.demo.pipeline.__main__ import main
 
 
 @pytest.fixture

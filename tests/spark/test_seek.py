@@ -12,7 +12,7 @@ from conftest import CountingDisk, let_die
 from journals import ROW, fill, read_part, scanned
 
 from kestrelpy import JournaledQueue
-from kestrelpy._disk import RealDisk
+from kestrelpy._disk.real import RealDisk
 from kestrelpy.spark._part import Part
 from kestrelpy.spark._plan import parts_of, pieces_of
 from kestrelpy.spark._wanted import Wanted

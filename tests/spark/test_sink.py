@@ -19,7 +19,8 @@ from conftest import PATIENCE
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType, TimestampType
 from sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401 - a fixture
 
-from kestrelpy import InvalidName, ItemTooLarge, JournaledQueue, QueueLocked, _disk, inbox, scan
+from kestrelpy import InvalidName, ItemTooLarge, JournaledQueue, QueueLocked, inbox, scan
+from kestrelpy._disk import real as real_module
 from kestrelpy.spark import FilesNotSeen
 from kestrelpy.spark._sink import CHUNK_ITEMS, BatchSink, Sealed, SinkMistake, StreamSink
 
@@ -211,7 +212,7 @@ def test_parts_that_the_driver_does_not_see_are_told(folder: Path) -> None:
 def test_tasks_may_write_over_a_network_and_the_driver_may_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     sink = sink_of(folder)
-    monkeypatch.setattr(_disk, "_file_system", lambda number: "nfs4")
+    monkeypatch.setattr(real_module, "_file_system", lambda number: "nfs4")
     message = sealed(sink, b"one")
     with pytest.raises(SinkMistake, match=r"nfs4 is a network file system.*The driver must be on the machine"):
         sink_of(folder)

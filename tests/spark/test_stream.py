@@ -23,9 +23,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401 - a fixture
 
 from kestrelpy import InvalidName, JournaledQueue, KestrelError, NoDefaultReader, QueueLocked, open_reader
-from kestrelpy._detached import FollowingView
-from kestrelpy._disk import RealDisk
-from kestrelpy._readership import Readership
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal.follow import FollowingView
+from kestrelpy._reading.registry import Readership
 from kestrelpy.spark import _stream
 from kestrelpy.spark._columns import ARROW_SCHEMA
 from kestrelpy.spark._follow import StreamView

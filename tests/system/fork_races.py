@@ -24,19 +24,10 @@ from typing import Any
 
 from programs import as_program, rounds
 
-from kestrelpy import (
-    ForkedQueue,
-    JournaledQueue,
-    QueueEmpty,
-    QueueLocked,
-    Reader,
-    _disk,
-    _inflow,
-    _lifetime,
-    _promise,
-    clock,
-    open_reader,
-)
+from kestrelpy import ForkedQueue, JournaledQueue, QueueEmpty, QueueLocked, Reader, _process, clock, open_reader
+from kestrelpy._disk import real as real_module
+from kestrelpy._waiting import put_future as put_future_module
+from kestrelpy.inbox import watcher
 
 PATIENCE = 30
 NAME = "jobs"
@@ -103,10 +94,10 @@ class Home:
             "C outside": self.outside._saving,
             "timers": clock._timers._lock,
             "timers of syncs": clock._syncs._lock,
-            "queues alive": _lifetime._guard,
-            "promises": _promise._making,
-            "watches": _inflow.Watch._guard,
-            "folders": _disk._Descriptor.guard,
+            "queues alive": _process._guard,
+            "promises": put_future_module._making,
+            "watches": watcher.Watch._guard,
+            "folders": real_module._Descriptor.guard,
         }
 
     def use(self) -> None:
@@ -313,7 +304,7 @@ def _drop(home: Home) -> None:
 ENDS: dict[str, Callable[[Home], object]] = {
     "at once": lambda home: None,
     "closes": Home.close,
-    "at exit": lambda home: _lifetime.close_all(),
+    "at exit": lambda home: _process.close_all(),
     "collected": _drop,
     "killed": lambda home: os.kill(os.getpid(), signal.SIGKILL),
 }

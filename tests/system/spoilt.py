@@ -14,9 +14,9 @@ from typing import Any
 
 import portalocker
 
-from kestrelpy import _disk
-from kestrelpy._checkpoint import CheckpointFile
-from kestrelpy._disk import RealDirectory, RealFile
+from kestrelpy._disk import real as real_module
+from kestrelpy._disk.real import RealDirectory, RealFile
+from kestrelpy._journal.checkpoint import CheckpointFile
 from kestrelpy.work._held_room import HeldRoom
 
 
@@ -113,14 +113,14 @@ def compares_no_lock() -> None:
 
 def keeps_locks_in_children() -> None:
     """A forked child keeps its copies of its parent's locks."""
-    RealLock = _disk._RealLock  # noqa: N806 - a class
+    RealLock = real_module._RealLock  # noqa: N806 - a class
     RealLock.copied = set()  # type: ignore[assignment]
     RealLock.abandon = lambda self: None  # type: ignore[method-assign]
 
 
 def unlocks_in_children() -> None:
     """A forked child unlocks what it only has copies of."""
-    _disk._RealLock.abandon = lambda self: portalocker.unlock(self._file)  # type: ignore[method-assign]
+    real_module._RealLock.abandon = lambda self: portalocker.unlock(self._file)  # type: ignore[method-assign]
 
 
 def deletes_in_silence() -> None:

@@ -11,9 +11,10 @@ import pytest
 from loop_mount import LoopFileSystem, reason_not_available, write_back
 
 from kestrelpy import JournaledQueue, open_reader
-from kestrelpy._checkpoint import CheckpointFile, load_checkpoint, replace_file
-from kestrelpy._disk import Directory, RealDisk
-from kestrelpy._format import Checkpoint
+from kestrelpy._disk.interface import Directory
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal.checkpoint import CheckpointFile, load_checkpoint, replace_file
+from kestrelpy._journal.format import Checkpoint
 
 
 def queue_ids(folder: Path) -> set[bytes]:

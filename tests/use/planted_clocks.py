@@ -12,24 +12,25 @@ from unittest.mock import patch
 
 from planting import defect
 
-import kestrelpy._detached
-import kestrelpy._durability
-import kestrelpy._ending
-import kestrelpy._journal
-import kestrelpy._sync
-import kestrelpy._taking
-import kestrelpy._unread
-import kestrelpy._window
-import kestrelpy._writing
-import kestrelpy.reader
-from kestrelpy import _lifetime, _log, _promise, clock
-from kestrelpy._ending import Ending
-from kestrelpy._feed import Feed
-from kestrelpy._inflow import Watch
-from kestrelpy._readership import Readership
-from kestrelpy._sync import GroupCommit
-from kestrelpy._taking import Taking
+import kestrelpy._journal.journal
+import kestrelpy._reading.backlog
+import kestrelpy._reading.detached_source
+import kestrelpy._reading.dispatch
+import kestrelpy._reading.reader
+import kestrelpy._reading.window
+import kestrelpy._writing.ending
+import kestrelpy._writing.group_commit
+import kestrelpy._writing.put
+import kestrelpy._writing.syncer
+from kestrelpy import _logging, _process, clock
+from kestrelpy._reading.dispatch import Taking
+from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.registry import Readership
+from kestrelpy._waiting import put_future
+from kestrelpy._writing.ending import Ending
+from kestrelpy._writing.group_commit import GroupCommit
 from kestrelpy.clock import Clock, Timer, TimerHeap
+from kestrelpy.inbox.watcher import Watch
 
 
 @defect(
@@ -71,14 +72,14 @@ def a_thread_that_cannot_be_started_is_passed_over() -> Iterator[None]:
 )
 def one_error_is_raised_again_and_again() -> Iterator[None]:
     modules: list[Any] = [
-        kestrelpy._detached,
-        kestrelpy._durability,
-        kestrelpy._ending,
-        kestrelpy._journal,
-        kestrelpy._sync,
-        kestrelpy._taking,
-        kestrelpy._unread,
-        kestrelpy.reader,
+        kestrelpy._reading.detached_source,
+        kestrelpy._writing.syncer,
+        kestrelpy._writing.ending,
+        kestrelpy._journal.journal,
+        kestrelpy._writing.group_commit,
+        kestrelpy._reading.dispatch,
+        kestrelpy._reading.backlog,
+        kestrelpy._reading.reader,
     ]
     with ExitStack() as patches:
         for module in modules:
@@ -92,7 +93,7 @@ def one_error_is_raised_again_and_again() -> Iterator[None]:
     test="tests/test_lifetime.py::test_a_childs_own_queue_has_futures_while_the_parents_are_made",
 )
 def a_child_keeps_the_lock_of_the_promises() -> Iterator[None]:
-    with patch.object(_promise, "_reset_after_fork", lambda: None):
+    with patch.object(put_future, "_reset_after_fork", lambda: None):
         yield
 
 
@@ -104,8 +105,8 @@ def a_child_keeps_the_lock_of_the_promises() -> Iterator[None]:
 )
 def who_enters_a_line_at_the_end_waits() -> Iterator[None]:
     with (
-        patch.object(kestrelpy._taking, "why_not_wait", lambda: None),
-        patch.object(kestrelpy._writing, "why_not_wait", lambda: None),
+        patch.object(kestrelpy._reading.dispatch, "why_not_wait", lambda: None),
+        patch.object(kestrelpy._writing.put, "why_not_wait", lambda: None),
     ):
         yield
 
@@ -118,11 +119,11 @@ def who_enters_a_line_at_the_end_waits() -> Iterator[None]:
 )
 def the_last_error_is_swallowed() -> Iterator[None]:
     def close_all() -> None:
-        for thing in _lifetime._things():
+        for thing in _process._things():
             with contextlib.suppress(Exception):
                 thing.close()
 
-    with patch.object(_lifetime, "close_all", close_all):
+    with patch.object(_process, "close_all", close_all):
         yield
 
 
@@ -136,7 +137,7 @@ def the_thread_dies_of_what_a_callback_raises() -> Iterator[None]:
         try:
             timer.callback()
         except Exception:
-            _log.exception("a maintenance call failed")
+            _logging.exception("a maintenance call failed")
         finally:
             timer.cancel()
 
@@ -153,7 +154,7 @@ def one_thread_for_syncs_and_callbacks() -> Iterator[None]:
     def sync_later(where: Clock, seconds: float, callback: Callable[[], object], on_lost: Any) -> Timer:
         return where.call_later(seconds, callback, on_lost=on_lost)
 
-    with patch.object(kestrelpy._durability, "sync_later", sync_later):
+    with patch.object(kestrelpy._writing.syncer, "sync_later", sync_later):
         yield
 
 
@@ -218,7 +219,7 @@ def the_timers_of_a_closed_queue_stay() -> Iterator[None]:
     test="tests/test_taking.py::test_peeks_and_aborts_leave_nothing_behind",
 )
 def ids_that_are_gone_stay_in_the_heap() -> Iterator[None]:
-    with patch.object(kestrelpy._window, "MOST_GONE", 1 << 62):
+    with patch.object(kestrelpy._reading.window, "MOST_GONE", 1 << 62):
         yield
 
 
@@ -229,8 +230,8 @@ def ids_that_are_gone_stay_in_the_heap() -> Iterator[None]:
 )
 def hand_offs_nest_without_end() -> Iterator[None]:
     with (
-        patch.object(kestrelpy._taking, "DEEPEST", 1 << 62),
-        patch.object(kestrelpy._taking, "is_deep", lambda: False),
+        patch.object(kestrelpy._reading.dispatch, "DEEPEST", 1 << 62),
+        patch.object(kestrelpy._reading.dispatch, "is_deep", lambda: False),
         patch.object(Taking, "_serve_line", lambda self: self._serve_once()),
     ):
         yield

@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 from planting import defect
 
-from kestrelpy import _disk
-from kestrelpy._checkpoint import SparedFile
-from kestrelpy._home import Home
-from kestrelpy._log import Trouble, warning
+from kestrelpy._disk import real as real_module
+from kestrelpy._journal.checkpoint import SparedFile
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._logging import Trouble, warning
 from kestrelpy.work._held_room import HeldRoom
 
 
@@ -22,7 +22,7 @@ from kestrelpy.work._held_room import HeldRoom
     unreachable="it is in what a copying file system does, which no simulated disk has; tests/system fills a real one",
 )
 def mapped_on_every_file_system() -> Iterator[None]:
-    with patch.object(_disk, "_COPYING", frozenset[str]()):
+    with patch.object(real_module, "_COPYING", frozenset[str]()):
         yield
 
 

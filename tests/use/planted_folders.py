@@ -11,28 +11,22 @@ from unittest.mock import patch
 
 from planting import defect
 
-from kestrelpy import (
-    _chain,
-    _detached,
-    _disk,
-    _file,
-    _format,
-    _names,
-    _options,
-    _recovery,
-    _segment,
-    _verification,
-    folder,
-    inbox,
-    inspection,
-    queue,
-)
-from kestrelpy._chain import Chain
-from kestrelpy._detached import FollowingView
-from kestrelpy._disk import RealDisk
-from kestrelpy._file import RealFile
-from kestrelpy._inflow import Inflow
+from kestrelpy import queue
+from kestrelpy._disk import file as file_module
+from kestrelpy._disk import real as real_module
+from kestrelpy._disk.file import RealFile
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal import catalog, file_names, recovery
+from kestrelpy._journal import format as format_module
+from kestrelpy._journal import segment as segment_module
+from kestrelpy._journal.catalog import Chain
+from kestrelpy._journal.follow import FollowingView
+from kestrelpy._reading import detached_source
+from kestrelpy._writing import options
 from kestrelpy.errors import ItemTooLarge
+from kestrelpy.inbox import publishing
+from kestrelpy.inbox.host import Inflow
+from kestrelpy.inspection import scan, summary, verify
 
 
 @defect(
@@ -52,7 +46,7 @@ def a_queue_in_memory_takes_batches() -> Iterator[None]:
         mine.append(real())
         return mine[-1]
 
-    with patch.object(queue, "memory_disk", memory_disk), patch("kestrelpy._inflow.Inflow", inflow):
+    with patch.object(queue, "memory_disk", memory_disk), patch("kestrelpy.inbox.host.Inflow", inflow):
         yield
 
 
@@ -62,7 +56,7 @@ def a_queue_in_memory_takes_batches() -> Iterator[None]:
     test="tests/test_inbox.py::test_a_part_named_twice_is_refused",
 )
 def a_part_twice_in_a_batch() -> Iterator[None]:
-    with patch.object(inbox, "_check_named_once", lambda queue, named: None):
+    with patch.object(publishing, "_check_named_once", lambda queue, named: None):
         yield
 
 
@@ -72,7 +66,7 @@ def a_part_twice_in_a_batch() -> Iterator[None]:
     test="tests/test_inbox.py::test_a_part_of_another_batch_is_refused",
 )
 def a_part_in_two_batches() -> Iterator[None]:
-    with patch.object(inbox, "_check_free", lambda queue, named, there: None):
+    with patch.object(publishing, "_check_free", lambda queue, named, there: None):
         yield
 
 
@@ -82,7 +76,7 @@ def a_part_in_two_batches() -> Iterator[None]:
     test="tests/test_inbox.py::test_a_visitor_makes_no_queue_for_nothing",
 )
 def take_in_leaves_a_lock() -> Iterator[None]:
-    with patch.object(inbox, "_may_have_work", lambda directory, queue, disk: True):
+    with patch.object(publishing, "_may_have_work", lambda directory, queue, disk: True):
         yield
 
 
@@ -114,7 +108,7 @@ def a_listing_for_each_segment_followed() -> Iterator[None]:
     real = FollowingView._take_following
 
     def take(self: FollowingView, later: Any, number: int) -> bool:
-        return real(self, _segment.Listed(self._directory, self._list_behind(number).numbered[:1]), number)
+        return real(self, segment_module.Listed(self._directory, self._list_behind(number).numbered[:1]), number)
 
     with patch.object(FollowingView, "_take_following", take):
         yield
@@ -127,10 +121,10 @@ def a_listing_for_each_segment_followed() -> Iterator[None]:
 )
 def inspect_opens_what_was_listed() -> Iterator[None]:
     def segments(folder: Any, chain: Chain, numbered: list[tuple[int, str]]) -> Any:
-        found = [inspection._segment(folder, chain, *each, last=each == numbered[-1]) for each in numbered]
+        found = [summary._segment(folder, chain, *each, last=each == numbered[-1]) for each in numbered]
         return [segment for segment in found if segment is not None], False
 
-    with patch.object(inspection, "_segments", segments), patch.object(inspection, "_size", _size):
+    with patch.object(summary, "_segments", segments), patch.object(summary, "_size", _size):
         yield
 
 
@@ -148,13 +142,13 @@ def _size(folder: Any, name: str) -> int:
     test="tests/test_chain.py::test_scan_and_verify_beside_a_busy_writer",
 )
 def verify_ends_where_the_list_ends() -> Iterator[None]:
-    real = _verification.Verification._check_behind
+    real = verify.Verification._check_behind
 
     def check(self: Any, number: int, segments: Any) -> int:
         real(self, number, segments)
         return -1
 
-    with patch.object(_verification.Verification, "_check_behind", check):
+    with patch.object(verify.Verification, "_check_behind", check):
         yield
 
 
@@ -191,7 +185,7 @@ def an_archive_where_the_queue_lives() -> Iterator[None]:
     unreachable="the explorer puts no 2 GiB, and does not read messages",
 )
 def a_batch_called_an_item() -> Iterator[None]:
-    with patch.object(_options, "BatchTooLarge", ItemTooLarge):
+    with patch.object(options, "BatchTooLarge", ItemTooLarge):
         yield
 
 
@@ -202,7 +196,7 @@ def a_batch_called_an_item() -> Iterator[None]:
     unreachable="the explorer runs no Spark",
 )
 def a_plan_is_unknown() -> Iterator[None]:
-    with patch.object(_names, "is_plan", lambda name, queue: False):
+    with patch.object(file_names, "is_plan", lambda name, queue: False):
         yield
 
 
@@ -216,7 +210,7 @@ SYSTEM = "the explorer runs on the system that it is on"
     unreachable=SYSTEM,
 )
 def reserved_without_a_look() -> Iterator[None]:
-    with patch.object(_file, "_can_reserve", lambda: True):
+    with patch.object(file_module, "_can_reserve", lambda: True):
         yield
 
 
@@ -245,7 +239,7 @@ def resized_without_a_look() -> Iterator[None]:
         mapping.resize(size)
         return True
 
-    with patch.object(_file, "_resized", resized):
+    with patch.object(file_module, "_resized", resized):
         yield
 
 
@@ -256,7 +250,7 @@ def resized_without_a_look() -> Iterator[None]:
     unreachable=SYSTEM,
 )
 def no_look_at_the_system() -> Iterator[None]:
-    with patch.object(_disk, "_lacking", list):
+    with patch.object(real_module, "_lacking", list):
         yield
 
 
@@ -267,11 +261,11 @@ def no_look_at_the_system() -> Iterator[None]:
     unreachable="the explorer compares which error comes, and not where in a file it says that the damage is",
 )
 def offsets_by_hand() -> Iterator[None]:
-    foreign = _segment.Objection(32, _segment.FOREIGN.reason)
+    foreign = segment_module.Objection(32, segment_module.FOREIGN.reason)
     with ExitStack() as stack:
-        for module in (_detached, _recovery, _verification, folder):
+        for module in (detached_source, recovery, verify, scan):
             stack.enter_context(patch.object(module, "FOREIGN", foreign))
-        for module in (_chain, _recovery):
+        for module in (catalog, recovery):
             stack.enter_context(patch.object(module, "link_offset", lambda header, before: 48))
         yield
 
@@ -283,7 +277,7 @@ def offsets_by_hand() -> Iterator[None]:
     unreachable="as bug 4",
 )
 def the_end_for_a_footer() -> Iterator[None]:
-    with patch.object(_format, "footer_offset", lambda size: size):
+    with patch.object(format_module, "footer_offset", lambda size: size):
         yield
 
 
@@ -294,5 +288,5 @@ def the_end_for_a_footer() -> Iterator[None]:
     unreachable="the explorer does not read messages",
 )
 def no_word_of_a_codec() -> Iterator[None]:
-    with patch.object(_options, "_as_bytes", lambda data, codec: bytes(memoryview(data))):
+    with patch.object(options, "_as_bytes", lambda data, codec: bytes(memoryview(data))):
         yield

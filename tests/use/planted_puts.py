@@ -9,13 +9,15 @@ from unittest.mock import patch
 
 from planting import defect
 
-from kestrelpy import FullPolicy, JournaledQueue, Reader, _writing
-from kestrelpy._blocking import JournaledBlockingQueue
-from kestrelpy._readership import Limited, Readership
-from kestrelpy._room import Room
-from kestrelpy._taking import Taking
-from kestrelpy._unread import Unread
-from kestrelpy._writing import Writing
+from kestrelpy import FullPolicy, JournaledQueue, Reader
+from kestrelpy._reading.backlog import Unread
+from kestrelpy._reading.dispatch import Taking
+from kestrelpy._reading.limits import Limited
+from kestrelpy._reading.registry import Readership
+from kestrelpy._writing import put as put_module
+from kestrelpy._writing.backpressure import Room
+from kestrelpy._writing.put import Writing
+from kestrelpy.blocking import JournaledBlockingQueue
 
 CANCELLED = "tests/test_room.py::test_a_cancelled_aput_that_waits_for_room_has_put_nothing"
 NO_THREAD = "tests/test_room.py::test_tasks_that_wait_for_room_take_no_thread"
@@ -148,7 +150,7 @@ def a_reader_that_closes_rings_nobody() -> Iterator[None]:
     test="tests/test_room.py::test_a_batch_that_can_never_fit_is_refused_at_once",
 )
 def what_never_fits_waits() -> Iterator[None]:
-    with patch.object(_writing, "never_fits", lambda reader, parcel: False):
+    with patch.object(put_module, "never_fits", lambda reader, parcel: False):
         yield
 
 
@@ -158,7 +160,7 @@ def what_never_fits_waits() -> Iterator[None]:
     test="tests/test_room.py::test_a_batch_overshoots_bytes_by_one_item_as_single_puts_do",
 )
 def only_what_is_there_counts_for_bytes() -> Iterator[None]:
-    def is_refused(self: Writing, reader: Limited, parcel: _writing.Parcel) -> bool:
+    def is_refused(self: Writing, reader: Limited, parcel: put_module.Parcel) -> bool:
         dropping = reader.config.full_policy is FullPolicy.DROP_OLDEST
         return not dropping and not self._fits(reader, len(parcel.items))
 

@@ -9,17 +9,18 @@ from unittest.mock import patch
 
 from planting import defect
 
-from kestrelpy import _options
-from kestrelpy import reader as reader_module
-from kestrelpy._detached import Outside
-from kestrelpy._home import Home
-from kestrelpy._line import Waiter, Waiting
-from kestrelpy._progress import Progress
-from kestrelpy._taking import Taking
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._reading import reader as reader_module
+from kestrelpy._reading.detached_source import Outside
+from kestrelpy._reading.dispatch import Taking
+from kestrelpy._reading.progress import Progress
+from kestrelpy._reading.reader import Reader
+from kestrelpy._waiting.line import Waiting
+from kestrelpy._waiting.waiters import Waiter
+from kestrelpy._writing import options
 from kestrelpy.errors import KestrelError
 from kestrelpy.item import Item
 from kestrelpy.memory._exchange import Exchange
-from kestrelpy.reader import Reader
 
 
 @defect(
@@ -73,7 +74,7 @@ def a_task_that_is_thrown_away_waits_for_the_lock() -> Iterator[None]:
 def an_old_reader_elsewhere_does_not_ask_whether_its_queue_was_erased() -> Iterator[None]:
     with (
         patch.object(Outside, "_check_there", lambda self: None),
-        patch("kestrelpy._home.is_place_of", lambda state, reader, queue_id: True),
+        patch("kestrelpy._journal.queue_files.is_place_of", lambda state, reader, queue_id: True),
     ):
         yield
 
@@ -95,7 +96,7 @@ def what_is_done_behind_an_open_read_stays_single() -> Iterator[None]:
     test="tests/test_queue.py::test_a_queue_is_not_opened_with_what_would_break_later",
 )
 def options_are_taken_without_a_look() -> Iterator[None]:
-    with patch.object(_options, "check_whole", lambda name, value: value):
+    with patch.object(options, "check_whole", lambda name, value: value):
         yield
 
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from planting import defect
 
-from kestrelpy import _intake as intake
+from kestrelpy.inbox import ingest as intake
 
 NEEDS_SPARK = "the explorer runs no Spark: what executors and the sink do is tried by the tests of tests/spark"
 
@@ -58,9 +58,9 @@ def _what_tasks_say_is_believed() -> Iterator[None]:
     test="tests/test_inbox.py::test_what_the_owner_does_not_take_is_not_published",
 )
 def _nobody_knows_what_the_owner_takes() -> Iterator[None]:
-    from kestrelpy import _parts, inbox
+    from kestrelpy.inbox import parts, publishing
 
-    with patch.object(_parts, "limit_of", lambda *_: None), patch.object(inbox, "limit_of", lambda *_: None):
+    with patch.object(parts, "limit_of", lambda *_: None), patch.object(publishing, "limit_of", lambda *_: None):
         yield
 
 
@@ -70,7 +70,7 @@ def _nobody_knows_what_the_owner_takes() -> Iterator[None]:
     test="tests/test_inbox.py::test_what_nobody_has_opened_yet_has_no_limit",
 )
 def _refused_batches_are_not_counted() -> Iterator[None]:
-    from kestrelpy import _names
+    from kestrelpy._journal import file_names
 
     put_aside = intake.Intake._put_aside
 
@@ -78,7 +78,7 @@ def _refused_batches_are_not_counted() -> Iterator[None]:
         put_aside(self, name, objection)
         self.refused = 0
 
-    with patch.object(intake.Intake, "_put_aside", silently), patch.object(_names, "refused_among", lambda *_: []):
+    with patch.object(intake.Intake, "_put_aside", silently), patch.object(file_names, "refused_among", lambda *_: []):
         yield
 
 
@@ -148,11 +148,11 @@ def _the_sink_checks_no_name() -> Iterator[None]:
     unreachable=NEEDS_SPARK,
 )
 def _parts_need_a_disk_of_their_own() -> Iterator[None]:
-    from kestrelpy import _parts
+    from kestrelpy.inbox import parts
 
-    inner = _parts.open_inbox
+    inner = parts.open_inbox
 
-    with patch.object(_parts, "open_inbox", lambda path, disk, *, create: inner(path, None, create=create)):
+    with patch.object(parts, "open_inbox", lambda path, disk, *, create: inner(path, None, create=create)):
         yield
 
 
@@ -180,9 +180,9 @@ def _a_session_has_a_context() -> Iterator[None]:
     test="tests/test_folder.py::test_a_scan_of_what_is_erased_meanwhile_does_not_end_as_if_that_were_all",
 )
 def _a_queue_that_is_gone_was_retired() -> Iterator[None]:
-    from kestrelpy import _chain
+    from kestrelpy._journal import catalog
 
-    with patch.object(_chain.Chain, "check_there", lambda self: None):
+    with patch.object(catalog.Chain, "check_there", lambda self: None):
         yield
 
 
@@ -193,7 +193,7 @@ def _a_queue_that_is_gone_was_retired() -> Iterator[None]:
     unreachable="the explorer deletes no segment by hand: that is the part of the damage tests of tests/hostile",
 )
 def _what_is_not_there_was_retired() -> Iterator[None]:
-    from kestrelpy import _detached
+    from kestrelpy._reading import detached_source
 
-    with patch.object(_detached.FollowingView, "whole_to", lambda self, item_id, last_id: last_id):
+    with patch.object(detached_source.FollowingView, "whole_to", lambda self, item_id, last_id: last_id):
         yield

@@ -9,8 +9,10 @@ from unittest.mock import patch
 
 from planting import defect
 
-from kestrelpy import _parts, folder, inbox, queue
+from kestrelpy import queue
+from kestrelpy._reading import detached_source
 from kestrelpy.errors import KestrelError
+from kestrelpy.inbox import parts, publishing
 from kestrelpy.server._parser import Parser
 from kestrelpy.work import _changing, _keeping, _putting
 from kestrelpy.work import queue as work_queue
@@ -40,10 +42,10 @@ def does_nothing(*_: Any, **__: Any) -> None:
 def work_queues_are_not_told_from_others() -> Iterator[None]:
     with (
         patch.object(queue, "refuse_jobs", does_nothing),
-        patch.object(folder, "refuse_jobs", does_nothing),
-        patch.object(inbox, "refuse_jobs", does_nothing),
-        patch.object(inbox, "refuse_jobs_in", does_nothing),
-        patch.object(_parts, "refuse_jobs_in", does_nothing),
+        patch.object(detached_source, "refuse_jobs", does_nothing),
+        patch.object(publishing, "refuse_jobs", does_nothing),
+        patch.object(publishing, "refuse_jobs_in", does_nothing),
+        patch.object(parts, "refuse_jobs_in", does_nothing),
     ):
         yield
 

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from kestrelpy import ForkedQueue, Item, JournaledQueue, QueueEmpty, Reader, open_reader
-from kestrelpy._disk import RealDisk
+from kestrelpy._disk.real import RealDisk
 from kestrelpy.cli import main
 from kestrelpy.inbox import PartWriter, publish
 from kestrelpy.work import Job, Session, WorkQueue

@@ -11,8 +11,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from kestrelpy._disk import Buffer
-from kestrelpy._memory_disk import Life, MemoryDirectory, MemoryDisk, MemoryFile, MemoryLock
+from kestrelpy._disk.interface import Buffer
+from kestrelpy._disk.memory import Life, MemoryDirectory, MemoryDisk, MemoryFile, MemoryLock
 
 BLOCK = 4096
 

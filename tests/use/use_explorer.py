@@ -52,9 +52,9 @@ from use_operations import OPERATIONS
 from use_swarm import Swarm
 from use_world import Hang, Process, World
 
-from kestrelpy import _inflow
+from kestrelpy.inbox import watcher
 
-assert _inflow.Watch  # it is imported when a queue is first opened, and must be there before
+assert watcher.Watch  # it is imported when a queue is first opened, and must be there before
 MODULES = (
     use_ending,
     use_job_tasks,

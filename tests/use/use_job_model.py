@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy import DurabilityUnknown, KestrelError
-from kestrelpy._lifetime import forget
+from kestrelpy._process import forget
 from kestrelpy.work import Job, Session, WorkQueue
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from kestrelpy import (
     ReaderConfig,
     open_reader,
 )
-from kestrelpy._memory_disk import MemoryDisk
-from kestrelpy._names import readers_among
+from kestrelpy._disk.memory import MemoryDisk
+from kestrelpy._journal.file_names import readers_among
 
 if TYPE_CHECKING:
     from use_world import Opened, Process, Result, World

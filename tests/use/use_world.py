@@ -28,7 +28,7 @@ from use_outcomes import documented
 from use_swarm import Swarm
 
 from kestrelpy import CorruptJournal, DurabilityUnknown, Item, JournaledQueue, KestrelError, Reader, ReaderConfig
-from kestrelpy._lifetime import forget
+from kestrelpy._process import forget
 from kestrelpy.testing import ManualClock
 
 START_MS = 1_700_000_000_000

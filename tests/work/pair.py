@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from model import MARGIN, STATES, WAITING, Model, ModelJob, ModelSession, ModelWaiter, Refused
 
-from kestrelpy._disk import Disk
-from kestrelpy._lifetime import forget
+from kestrelpy._disk.interface import Disk
+from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, MemoryDisk
 from kestrelpy.work import Job, JobStats, Session, WorkQueue
 from kestrelpy.work._keeping import BREATH

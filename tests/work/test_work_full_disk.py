@@ -11,7 +11,7 @@ import pytest
 from small_disk import SmallDisk, SmallFile
 
 from kestrelpy import QueueDiskFull
-from kestrelpy._lifetime import forget
+from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner
 from kestrelpy.work import WorkQueue

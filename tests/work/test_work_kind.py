@@ -22,7 +22,7 @@ from kestrelpy import (
     scan,
     verify,
 )
-from kestrelpy._disk import Disk
+from kestrelpy._disk.interface import Disk
 from kestrelpy.cli import main
 from kestrelpy.inbox import PartWriter, publish, take_in
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk
@@ -202,8 +202,8 @@ def test_what_was_published_for_it_all_the_same_is_never_taken_in(
     with opened(disk) as queue:
         queue.put(b"a")
     with monkeypatch.context() as before:  # the version before let it in
-        before.setattr("kestrelpy.inbox.refuse_jobs_in", lambda *_: None)
-        before.setattr("kestrelpy._parts.refuse_jobs_in", lambda *_: None)
+        before.setattr("kestrelpy.inbox.publishing.refuse_jobs_in", lambda *_: None)
+        before.setattr("kestrelpy.inbox.parts.refuse_jobs_in", lambda *_: None)
         published(disk)
     if not marked:
         unmark(disk)

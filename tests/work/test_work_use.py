@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import pytest
 
-from kestrelpy import QueueClosed, QueueEmpty, _lifetime
+from kestrelpy import QueueClosed, QueueEmpty, _process
 from kestrelpy.clock import Timer
 from kestrelpy.testing import ManualClock, MemoryDisk
 from kestrelpy.work import JobNotFound, JobTooBig, NotReserved, Session, WorkQueue
@@ -267,7 +267,7 @@ def test_a_block_that_outlives_the_queue_says_so(queue: WorkQueue) -> None:
 
 WAITING = """
     import sys, threading, time
-    from kestrelpy import QueueClosed, QueueEmpty, _lifetime
+    from kestrelpy import QueueClosed, QueueEmpty, _process
     from kestrelpy.work import WorkQueue
     queue = WorkQueue({folder})
     queue.put(b"done")
@@ -300,12 +300,12 @@ def test_a_work_queue_is_known_to_the_interpreters_end(queue: WorkQueue) -> None
     """It, and not the journal under it, which it closes itself when it has saved what is only counted so far."""
     in_memory = WorkQueue(None)
     assert queue._journal is not None
-    known = list(_lifetime._live)
+    known = list(_process._live)
     assert queue in known
     assert in_memory in known
     assert queue._journal.queue not in known
     in_memory.close()
-    assert in_memory not in list(_lifetime._live)
+    assert in_memory not in list(_process._live)
 
 
 def test_a_work_queue_that_nobody_closed_says_so_in_its_own_name(clock: ManualClock, disk: MemoryDisk) -> None:

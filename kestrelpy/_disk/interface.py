@@ -1,0 +1,106 @@
+"""What a disk is: files, folders and locks as protocols. Everything above the disk seam knows these alone.
+
+``RealDisk`` is the real thing; the simulated ones are in ``kestrelpy.testing``. All of them raise ``OSError`` as the
+system does and nothing else, except ``QueueLocked`` from a lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Protocol, TypeAlias
+
+StrPath: TypeAlias = str | os.PathLike[str]
+"""A path, as callers may give it."""
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a system says where there is no room."""
+
+
+class Buffer(Protocol):
+    """A file's bytes for storing: ``buffer[start:end] = data`` puts ``data`` there, whole, in the kernel."""
+
+    def __setitem__(self, span: slice, data: bytes, /) -> None: ...
+
+
+class File(Protocol):
+    """One open file."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``offset``; fewer only at the end of the file."""
+
+    def write(self, offset: int, *parts: bytes) -> None:
+        """All of ``parts``, one behind the other, at ``offset``."""
+
+    def size(self) -> int: ...
+
+    def grow(self, size: int, *, fill: bool = True) -> Buffer:
+        """Make the file ``size`` bytes with room for them on disk, the new ones zero; return its buffer.
+
+        ``fill``: whether to make them quick to store to, which is in vain for what ``write`` is about to replace.
+        Raises ``OSError`` (ENOSPC) with the file and the buffer in hand as they were.
+        """
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync(self) -> None:
+        """Return when content and size are on disk, whichever way they were written. Its name is not its business."""
+
+    def forget(self) -> None:
+        """Drop the cached pages, so that the next read comes from the disk (rule R10)."""
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """A held lock."""
+
+    def release(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Let go of the descriptor without unlocking: in a forked child, where the lock is the parent's (R26)."""
+
+    def is_current(self) -> bool:
+        """Whether the file that is locked is still the one of that name: nobody has removed it."""
+
+
+class Directory(Protocol):
+    """One folder; names are of files in it."""
+
+    @property
+    def path(self) -> str: ...
+
+    def names(self) -> list[str]: ...
+
+    def open(self, name: str, *, write: bool = False) -> File:
+        """An existing regular file with one link; raises ``OSError`` for anything else."""
+
+    def create(self, name: str) -> File:
+        """A new, empty file; raises ``FileExistsError`` if the name is taken."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Give ``old`` the name ``new``, replacing a file of that name."""
+
+    def exchange(self, one: str, other: str) -> None:
+        """Let two files change names, at once. Raises ``OSError`` (ENOENT if one is not there; EINVAL, ENOSYS where it
+        can't be done).
+        """
+
+    def move(self, name: str, target: Directory, new: str) -> None:
+        """As ``rename``, into another directory; raises ``OSError`` (EXDEV) if that is on another file system."""
+
+    def unlink(self, name: str) -> None: ...
+
+    def sync(self) -> None:
+        """Return when the names in it are on disk."""
+
+    def lock(self, name: str, *, wait: bool = False) -> Lock:
+        """Lock the file ``name``, made if missing and never unlinked; raises ``QueueLocked`` if another holds it."""
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """Where directories come from."""
+
+    def directory(self, path: str, *, create: bool = False) -> Directory: ...

@@ -1,0 +1,413 @@
+"""The disk of the operating system. This module and ``file`` are the only ones that touch its files.
+
+Rules:
+1. What is created is 0600 (folders 0700), exclusive, and opened relative to its directory without following links
+   (R1, R24).
+2. Only regular files with one link are opened (R22).
+3. A write that raises may have left part of itself: the caller undoes it (R12).
+4. Nothing is mapped on a file system that copies on write: there a store finds no room where one before had some.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+import threading
+import weakref
+from typing import Any, cast
+
+from kestrelpy._disk.file import RealFile, sync_names
+from kestrelpy._disk.interface import Directory, Lock
+from kestrelpy._process import reset_after_fork
+from kestrelpy.errors import QueueLocked
+
+_NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster", "afs", "lustre", "ocfs", "gfs", "beegfs", "virtiofs")
+_COPYING = frozenset({"btrfs", "bcachefs", "zfs", "nilfs2", "ubifs", "overlay"})
+"""File systems on which a store needs new room also where there is data on disk: on a full one, a store into a mapping
+would be a SIGBUS. Of an overlay, whose upper part may be any of them, only what can't be found out.
+"""
+_EXCHANGE = 2
+_GET_FLAGS, _SET_FLAGS, _NO_COPY = 0x80086601, 0x40086602, 0x00800000
+
+
+class _RealLock:
+    """A ``flock`` through portalocker; the file holds the owner's process id for whoever is refused."""
+
+    # A forked child closes its copies at once, also of what another thread waits for or has for a moment: they would
+    # keep the lock as long as the child lives, whatever becomes of the parent (R26).
+    copied: weakref.WeakSet[_RealLock] = weakref.WeakSet()  # noqa: RUF012 - one table for the process, by intent
+
+    def __init__(self, file: Any, directory: RealDirectory, name: str) -> None:
+        self._file = file
+        self._directory = directory
+        self._name = name
+        self._releasing = threading.Lock()  # once it is closed, its descriptor is another file's
+        self.copied.add(self)
+
+    def release(self) -> None:
+        """Unlocks as well as closes: a child that forked off meanwhile has a copy of the descriptor (R26). May be
+        repeated, by any thread.
+        """
+        import portalocker
+
+        with self._releasing:
+            if not self._file.closed:
+                with contextlib.suppress(portalocker.LockException):
+                    portalocker.unlock(self._file)
+                self.abandon()
+
+    def abandon(self) -> None:
+        self.copied.discard(self)
+        self._file.close()
+
+    def is_current(self) -> bool:
+        with self._releasing:  # who has released it meanwhile was not robbed of it
+            return self._file.closed or self._directory._is_at(self._file.fileno(), self._name)
+
+
+def _leave_pid(descriptor: int) -> None:
+    """Say in the lock file whose it is; on a full disk it says nothing, which must not keep a queue from opening."""
+    pid = b"%d\n" % os.getpid()
+    with contextlib.suppress(OSError):
+        os.pwrite(descriptor, pid, 0)  # before the truncate, which would give the block away
+        os.ftruncate(descriptor, len(pid))
+
+
+class _Descriptor:
+    """A directory's descriptor, shared by all queues of a process that are in it."""
+
+    # guarded by _Descriptor.guard, which is reentrant: a ``scan`` that is thrown away closes its folders in a finaliser
+    shared: dict[tuple[int, int], _Descriptor] = {}  # noqa: RUF012 - one table for the process, by intent
+    guard = threading.RLock()
+
+    def __init__(self, number: int, key: tuple[int, int]) -> None:
+        self.number = number
+        self.key = key
+        self.users = 0
+        self.named = ""  # the path under which it has been synced into its parent since it is open here
+        self._kind: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """The type of its file system, which does not change under an open folder; empty if that is not known."""
+        if self._kind is None:
+            self._kind = _file_system(self.number)
+        return self._kind
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether stores may need new room; to be expected where the type is not known."""
+        return self.kind in _COPYING or not self.kind
+
+    def leave(self) -> None:
+        """One of its users does not need it any more."""
+        with _Descriptor.guard:
+            self.users -= 1
+            if not self.users:
+                if _Descriptor.shared.get(self.key) is self:
+                    del _Descriptor.shared[self.key]
+                os.close(self.number)
+
+    @classmethod
+    def is_named(cls, path: str) -> bool:
+        """Whether a queue of this process has the folder open, under this path, and has synced it into its parent."""
+        try:
+            about = os.stat(path)
+        except OSError:
+            return False  # whoever makes or opens it hears why
+        with cls.guard:
+            shared = cls.shared.get((about.st_dev, about.st_ino))
+        return shared is not None and shared.named == path
+
+
+def _reset_after_fork() -> None:
+    """In a forked child: another thread of the parent may have held the guard, and will never release it here."""
+    _Descriptor.guard = threading.RLock()
+    _Descriptor.shared = {}
+    for lock in list(_RealLock.copied):
+        lock._releasing = threading.Lock()
+        lock.abandon()
+
+
+reset_after_fork(_reset_after_fork)
+
+
+def _lacking() -> list[str]:
+    """What this system has not of what no queue on disk can do without. (Windows: nearly all of it.)"""
+    names = ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "pread", "pwrite", "ftruncate", "fsync")
+    relative = (os.open, os.unlink, os.rename, os.stat)
+    return [
+        *(name for name in names if not hasattr(os, name)),
+        *(f"{call.__name__} with dir_fd" for call in relative if call not in os.supports_dir_fd),
+        *(() if os.listdir in os.supports_fd else ("listdir of a descriptor",)),
+    ]
+
+
+_LACKING = _lacking()
+
+
+class RealDirectory:
+    """A folder of the operating system."""
+
+    def __init__(self, path: str, *, mapped: bool = True) -> None:
+        self._path = path
+        self._mapped = mapped
+        number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        about = os.fstat(number)
+        key = (about.st_dev, about.st_ino)
+        mine = _Descriptor(number, key)
+        with _Descriptor.guard:
+            shared = _Descriptor.shared.setdefault(key, mine)
+            shared.users += 1  # and no call since: a finaliser does not find it without users
+        if shared is not mine:
+            os.close(number)
+        self._shared: _Descriptor | None = shared
+        self._left = weakref.finalize(self, shared.leave)  # where nobody closes it (R31)
+        self._left.atexit = False
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def _number(self) -> int:
+        if self._shared is None:
+            raise OSError(errno.EBADF, "this directory is closed", self._path)
+        return self._shared.number
+
+    def check_local(self) -> None:
+        """Raise ``OSError`` (ENOTSUP) for a folder on a network file system."""
+        if self._shared is not None and _is_network(self._shared.kind):
+            reason = f"{self._shared.kind} is a network file system: its locks and syncs promise less"
+            raise OSError(errno.ENOTSUP, reason, self._path)
+
+    def note_named(self) -> None:
+        """Its name is on disk: who opens it beside this does not see to that again."""
+        if self._shared is not None:
+            self._shared.named = self._path
+
+    def names(self) -> list[str]:
+        """Listed through a descriptor of its own: the place in a listing belongs to the descriptor, and two threads, or
+        a process and its forked child, that list through one get a part of the names each."""
+        number = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._number)
+        try:
+            return os.listdir(number)
+        finally:
+            os.close(number)
+
+    def open(self, name: str, *, write: bool = False) -> RealFile:
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        while True:
+            descriptor = os.open(name, flags, dir_fd=self._number)
+            about = os.fstat(descriptor)
+            if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+                return RealFile(descriptor, mapped=write and self._is_mapped())
+            os.close(descriptor)
+            if about.st_nlink:
+                raise OSError(errno.EINVAL, "not a regular file with one link", os.path.join(self._path, name))
+            # It was removed or replaced between our open and our look: what is there now is meant.
+
+    def create(self, name: str) -> RealFile:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o600, dir_fd=self._number)
+        if self._shared is not None and self._shared.kind == "btrfs":
+            _store_in_place(descriptor)
+        return RealFile(descriptor, mapped=self._is_mapped())
+
+    def _is_mapped(self) -> bool:
+        return self._mapped and self._shared is not None and not self._shared.is_copying
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new, src_dir_fd=self._number, dst_dir_fd=self._number)
+
+    def exchange(self, one: str, other: str) -> None:
+        _exchange(self._number, one, other)
+
+    def move(self, name: str, target: Directory, new: str) -> None:
+        other = cast(RealDirectory, target)
+        os.rename(name, new, src_dir_fd=self._number, dst_dir_fd=other._number)
+
+    def unlink(self, name: str) -> None:
+        os.unlink(name, dir_fd=self._number)
+
+    def sync(self) -> None:
+        sync_names(self._number)
+
+    def lock(self, name: str, *, wait: bool = False) -> Lock:
+        import portalocker  # here and not above: importing kestrelpy for a memory queue must not pay for it
+
+        flags = portalocker.LockFlags.EXCLUSIVE
+        if not wait:
+            flags |= portalocker.LockFlags.NON_BLOCKING
+        while True:
+            descriptor = os.open(
+                name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=self._number
+            )
+            file = os.fdopen(descriptor, "r+b", buffering=0)
+            lock = _RealLock(file, self, name)
+            try:
+                about = os.fstat(descriptor)
+                if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:  # 0 links: removed since, and tried again
+                    raise OSError(errno.EINVAL, "not a regular file with one link", os.path.join(self._path, name))
+                portalocker.lock(file, flags)
+                if self._is_at(descriptor, name):
+                    if not wait:
+                        _leave_pid(descriptor)
+                    return lock
+            except portalocker.AlreadyLocked:
+                with file:
+                    holder = os.pread(descriptor, 20, 0).strip()
+                path = os.path.join(self._path, name)
+                raise QueueLocked(path, int(holder) if holder.isdigit() else None) from None
+            except portalocker.LockException as error:
+                lock.abandon()
+                cause = error.__context__
+                raise cause if isinstance(cause, OSError) else OSError(errno.ENOLCK, str(error)) from None
+            except BaseException:
+                lock.abandon()
+                raise
+            lock.abandon()  # somebody removed the file between our open and our lock: lock what is there now (R25)
+
+    def _is_at(self, descriptor: int, name: str) -> bool:
+        try:
+            there = os.stat(name, dir_fd=self._number, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(descriptor))
+
+    def close(self) -> None:
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            self._left.detach()
+            shared.leave()
+
+
+class RealDisk:
+    """The file systems of this machine. Network ones are refused (R28) unless ``allow_network``; ``mapped=False``
+    stores by ``pwrite`` instead of through a mapping, which is always done where a store into a mapping may need room.
+    """
+
+    def __init__(self, *, allow_network: bool = False, mapped: bool = True) -> None:
+        self._allow_network = allow_network
+        self._mapped = mapped
+
+    def directory(self, path: str, *, create: bool = False) -> RealDirectory:
+        """Open a folder, after making it and its missing parents (each synced into its own parent, R2) if asked to."""
+        if _LACKING:
+            reason = f"this system has no {', '.join(_LACKING)}: queues on disk need it, as Linux and macOS have it"
+            raise OSError(errno.ENOSYS, reason, path)
+        path = os.path.abspath(path)
+        makes = create and not _Descriptor.is_named(path)
+        if makes:
+            self._make(path)
+        directory = RealDirectory(path, mapped=self._mapped)
+        try:
+            if makes:
+                directory.note_named()
+            if not self._allow_network:
+                directory.check_local()
+        except BaseException:
+            directory.close()
+            raise
+        return directory
+
+    def _make(self, path: str) -> None:
+        """What is there already is synced into its parent too: whoever made it may have been killed before that."""
+        parent = os.path.dirname(path)
+        made = not os.path.isdir(path) and parent != path  # where nothing can be looked at, not even the root is there
+        if made:
+            self._make(parent)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+        try:
+            _sync_path(parent)
+        except OSError as error:
+            # A parent that we may not read, or that cannot be synced, is not one that we made a folder in.
+            if made or error.errno not in (errno.EACCES, errno.EINVAL, errno.EROFS):
+                raise
+
+
+_renameat2: Any = None
+
+
+def _exchange(number: int, one: str, other: str) -> None:
+    """``renameat2``, which Python does not have."""
+    global _renameat2
+    import ctypes  # here and not above: it takes longer than all of this package
+
+    if _renameat2 is None:
+        _renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", False)
+    if not _renameat2:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if _renameat2(number, os.fsencode(one), number, os.fsencode(other), ctypes.c_uint(_EXCHANGE)):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), one, None, other)
+
+
+def _sync_path(path: str) -> None:
+    number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync_names(number)
+    finally:
+        os.close(number)
+
+
+def _is_network(kind: str) -> bool:
+    return kind.startswith(_NETWORK)
+
+
+def _store_in_place(descriptor: int) -> None:
+    """Have btrfs store into the blocks that this new file has (chattr +C), so that room that is reserved is there: what
+    is stored into a segment or a checkpoint that is on disk needs none then. Frames and states have checksums of their
+    own. Where it can't be had, a full disk may be found later than elsewhere.
+    """
+    import fcntl  # here and not above: it is for one file system
+
+    with contextlib.suppress(OSError):
+        flags = int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8)), sys.byteorder)
+        fcntl.ioctl(descriptor, _SET_FLAGS, (flags | _NO_COPY).to_bytes(8, sys.byteorder))
+
+
+def _file_system(number: int) -> str:
+    """The type of the file system of an open folder, of an overlay that of its upper part if that can be seen from
+    here; empty if it can't be found out.
+
+    By the number of the mount: a folder on btrfs has another device than the table says.
+    """
+    kind, options = _mounted(number)
+    upper = next((each[9:] for each in options.split(",") if each.startswith("upperdir=")), "")
+    if kind != "overlay" or not upper:
+        return kind
+    try:
+        other = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return kind  # as seen from inside a container, say
+    try:
+        return _mounted(other)[0]
+    finally:
+        os.close(other)
+
+
+def _mounted(number: int) -> tuple[str, str]:
+    """Type and options of the file system of an open folder."""
+    device = os.fstat(number).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open(f"/proc/self/fdinfo/{number}", encoding="utf-8", errors="replace") as about:
+            mount_id = next((line.split()[1] for line in about if line.startswith("mnt_id:")), "")
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
+            lines = table.readlines()
+    except OSError:
+        return "", ""  # no such table on this system: nothing to go by
+    found = ("", "")
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        about_it = left.split()
+        if about_it[0] == mount_id or (not found[0] and about_it[2] == wanted):
+            found = right.split()[0], right.split()[-1]
+            if about_it[0] == mount_id:
+                break
+    return found

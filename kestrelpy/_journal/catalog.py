@@ -1,0 +1,172 @@
+"""What the segments of a queue must be like together, as one sees it from outside: without a lock, and while its writer
+may be at work.
+
+It says of a segment what an opening would say; that is ``recovery``.
+"""
+
+from __future__ import annotations
+
+import errno
+from bisect import bisect_right
+from typing import NamedTuple
+
+from kestrelpy._disk.interface import Directory, File
+from kestrelpy._journal import file_names
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.checkpoint import known_queue_id
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.segment import HeadersBehind, Objection, Segment, is_none, link_offset, stored_header
+from kestrelpy.errors import CorruptJournal
+
+
+class Doubt(NamedTuple):
+    """Why a segment is not known to have been retired; ``item_id``: what a reader needs of it, if that is why."""
+
+    reason: str
+    item_id: int | None = None
+
+
+def missing_items(folder: str, queue: str, last: Segment | None, watermark: int) -> CorruptJournal:
+    """Items up to ``watermark`` were on disk, and the ``last`` segment ends before."""
+    name, end, last_id = (f"{queue}.*.segment", 0, 0) if last is None else (last.name, last.records_end, last.last_id)
+    reason = f"items {last_id + 1} to {watermark} are missing"
+    return CorruptJournal(f"{folder}/{name}", end, reason, item_id=last_id + 1)
+
+
+class Chain:
+    """The segments of a queue in ``folders``, the live one first and perhaps an archive, and its checkpoints.
+
+    The folders are listed once, when the segments are asked for first, and again by ``look_again``: for who finds a
+    file gone that is in the list.
+    """
+
+    def __init__(self, folders: list[Directory], queue: str) -> None:
+        self._folders = folders
+        self.queue = queue
+        newest = reversed(file_names.segments_among(folders[0].names(), queue))
+        headers = (_header(folders[0], number, name) for number, name in newest)
+        self.queue_id = next((header.queue_id for header in headers if header is not None), b"")
+        """Of the queue that lives here; empty if nothing says so."""
+        states = self._load()
+        self.queue_id = self.queue_id or known_queue_id(states)
+        self.states = [state for state in states if state.queue_id == self.queue_id]
+        self.watermark = max((state.watermark for state in self.states), default=0)
+        self._numbered: dict[int, list[tuple[Directory, str]]] | None = None
+        self._order: list[tuple[int, Directory, str]] = []
+        self._headers_behind = HeadersBehind(0, self._header_at)
+        self._heads = self._heads_of(self.states)
+        self._may_have_moved = True  # whether readers may be further by now than ``_heads`` has them
+
+    def _load(self) -> list[fmt.Checkpoint]:
+        return Home(self._folders[0], self.queue).load_all(self._folders[0].names())
+
+    def numbered(self) -> dict[int, list[tuple[Directory, str]]]:
+        """Where the segments are, by number, in order; the live one before its archived twin."""
+        if self._numbered is None:
+            self.look_again()
+        assert self._numbered is not None
+        return self._numbered
+
+    def look_again(self) -> None:
+        """List the folders: a file of the last list was retired, archived, or never was a segment."""
+        found: dict[int, list[tuple[Directory, str]]] = {}
+        for folder in self._folders:
+            for number, name in sorted(
+                file_names.segments_among(folder.names(), self.queue), key=lambda each: (len(each[1]), each[1])
+            ):
+                found.setdefault(number, []).append((folder, name))
+        self._numbered = {number: found[number] for number in sorted(found)}
+        self._order = [(number, *place) for number, places in self._numbered.items() for place in places]
+        self._headers_behind = HeadersBehind(len(self._order), self._header_at)
+        self._may_have_moved = True
+
+    def check_there(self) -> None:
+        """A segment of the list is gone. Raise ``FileNotFoundError`` if it is not that alone, but the queue: nothing of
+        an erased one was retired.
+        """
+        if self.queue_id not in (b"", Chain(self._folders, self.queue).queue_id):
+            reason = f"queue {self.queue!r} is gone, or another one is in its place"
+            raise FileNotFoundError(errno.ENOENT, reason, self._folders[0].path)
+
+    def note_gone(self) -> None:
+        """A file of the list is gone, and was retired if readers are past it: they may have moved."""
+        self._may_have_moved = True
+
+    def is_none(self, file: File, name: str, number: int, header: fmt.SegmentHeader | None) -> bool:
+        """As ``_segment.is_none``."""
+        return is_none(file, name, number, header, self.header_behind(number))
+
+    def header_behind(self, number: int) -> fmt.SegmentHeader | None:
+        """The first whole header of the queue after that number. In an archive there may be others' behind its last."""
+        self.numbered()
+        return self._headers_behind.first_from(bisect_right(self._order, number, key=_number))
+
+    def _header_at(self, at: int) -> fmt.SegmentHeader | None:
+        number, folder, name = self._order[at]
+        header = _header(folder, number, name)
+        return header if header is not None and header.queue_id == self.queue_id else None
+
+    def doubt(self, number: int, queue_id: bytes) -> Doubt | None:
+        """Why a segment that was there and is not there now is not known to have been retired, if it is not.
+
+        That it is not here says nothing: this may be another folder than the one that it was seen in, or an older copy.
+        That it was retired is known by two things together: a segment of the same queue comes after it, and the place
+        of every reader is past what is before that one.
+        """
+        if self.queue_id != queue_id:
+            return Doubt("another queue of that name is there" if self.queue_id else "nothing of that queue is there")
+        behind = self._behind(number)
+        if behind is None:
+            return Doubt("no later segment is there")
+        heads = [state.head for state in self.states if not state.flags & fmt.FLAG_MARK]
+        if not heads:
+            return Doubt("no reader has a place there that says so")
+        if min(heads) < behind.previous_last_id:
+            return Doubt(f"a reader needs item {min(heads) + 1}; this segment is gone", min(heads) + 1)
+        return None
+
+    def _behind(self, number: int) -> fmt.SegmentHeader | None:
+        """The header of the first live segment of this queue after ``number``."""
+        later = [each for each in file_names.segments_among(self._folders[0].names(), self.queue) if each[0] > number]
+        headers = (_header(self._folders[0], *each) for each in later)
+        return next((each for each in headers if each is not None and each.queue_id == self.queue_id), None)
+
+    def objection(self, before: Segment | None, segment: Segment) -> Objection | None:
+        """Why ``segment`` cannot come behind ``before``, or be the first one that is left, if it cannot."""
+        header = segment.header
+        previous_id = header.previous_last_id
+        if before is not None and (header.previous_number, previous_id) == (before.number, before.last_id):
+            return None
+        head = self._lowest_head(previous_id)
+        if head is not None and head < previous_id and before is None:
+            return Objection(link_offset(header, None), f"a reader needs item {head + 1}; the journal begins behind it")
+        if before is None or (head is not None and head >= previous_id):
+            return None
+        return Objection(link_offset(header, before), "it does not follow the segment before it")
+
+    def _lowest_head(self, wanted: int) -> int | None:
+        """The lowest head of a reader. What a live writer has retired since the folders were listed, every reader is
+        past: where that would be of use, places are read once more.
+        """
+        lowest = min(self._heads, default=None)
+        if self._may_have_moved and (lowest is None or lowest < wanted):
+            self._may_have_moved = False
+            self._heads = self._heads_of([state for state in self._load() if state.queue_id == self.queue_id])
+            lowest = min(self._heads, default=None)
+        return lowest
+
+    @staticmethod
+    def _heads_of(states: list[fmt.Checkpoint]) -> list[int]:
+        return [state.head for state in states if not state.flags & fmt.FLAG_MARK]
+
+
+def _number(each: tuple[int, Directory, str]) -> int:
+    return each[0]
+
+
+def _header(folder: Directory, number: int, name: str) -> fmt.SegmentHeader | None:
+    """The header of a segment. A file larger than any segment has none; whoever reads it is told so."""
+    try:
+        return stored_header(folder, number, name)
+    except CorruptJournal:
+        return None

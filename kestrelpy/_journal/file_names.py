@@ -1,0 +1,272 @@
+"""Names: what a queue or reader may be called, and which file in a folder is whose.
+
+For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
+
+    jobs.1700000000000.segment      a segment; the number orders them (rule R34)
+    jobs.1700000000000.new.segment  the newest one, as long as none of it is known to be on disk (rule R1)
+    jobs.mark                       the queue's mark: how far the journal was durable at its last clean close
+    jobs.work                       there if the journal is a work queue's (rules: ``purpose``)
+    jobs.1000.limit                 the largest item that its owner takes has so many bytes (rules: ``item_limit``)
+    jobs.lock                       held by the process that writes the queue
+    jobs.readers.lock               held for moments: while readers are made or dropped and segments are retired
+    jobs+audit.checkpoint           the reader's saved state
+    jobs+audit.lock                 held by the process that owns the reader
+    jobs+audit.batch                the last plan of a driver buffer on that reader (``kestrelpy.spark``)
+    jobs+audit.checkpoint.tmp       the spare file of a reader, room for its next checkpoint; also jobs.mark.tmp
+    jobs+.lock.tmp                  room for the second file of the first reader, as long as there is none
+    *.tmp                           one of the others before it is whole; removed at open (rule R8)
+    jobs.1700000000000.4096.quarantine   the bytes of damaged records at that offset of that segment, kept aside
+
+and in the folder ``inbox`` beside them:
+
+    jobs.018bcfe568000123456789abcdef0123.part   items of a batch to come; the first 12 digits are when it was begun
+    jobs.1700000000000.batch   a published batch; the number orders them
+    jobs.1700000000000.batch.refused   one that can't be taken in, kept aside
+    jobs.batches                what is remembered of batches taken in; jobs.1700000000000.batches.damaged: kept aside
+    jobs.lock                   held for moments by who publishes
+    *.tmp                       one of the above before it is whole
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from kestrelpy.errors import InvalidName
+
+if TYPE_CHECKING:
+    import re
+
+INBOX = "inbox"
+"""The folder of what other processes publish, beside the queues."""
+_NEW = ".new.segment"
+_LEGAL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}"
+_SEGMENT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\.([0-9]{1,19})(?:\.(?:[0-9a-f]{8}|new))?\.segment"
+_CHECKPOINT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\+([A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.checkpoint"
+_OF_QUEUE = (
+    r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})"
+    r"(?:\.[0-9]{1,19}(?:\.(?:[0-9a-f]{8}|new))?\.segment|\.[0-9]{1,19}\.[0-9]{1,19}\.quarantine|\.[0-9]{1,19}\.limit|\.mark|\.work|\.lock|\.readers\.lock"
+    r"|\+(?:[A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.(?:checkpoint|lock))(\.tmp)?"
+)
+_IN_INBOX = (
+    r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})"
+    r"(?:\.([0-9a-f]{32})\.part|\.([0-9]{13,19})\.batch(\.refused)?"
+    r"|\.batches|\.[0-9]{13,19}\.batches\.damaged|\.lock)(\.tmp)?"
+)
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    import re  # here and not above, and nothing compiled at import: who has no queue on disk must not pay for it
+
+    return re.compile(pattern)
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it is a legal queue or reader name; raise ``InvalidName`` otherwise."""
+    if not isinstance(name, str):
+        raise InvalidName(name, "a name is a str")
+    if not _compiled(_LEGAL).fullmatch(name):
+        raise InvalidName(name, "1 to 100 characters of A-Z a-z 0-9 _ -, not starting with -")
+    return name
+
+
+def segment_name(queue: str, number: int) -> str:
+    return f"{queue}.{number:013d}.segment"
+
+
+def new_segment_name(queue: str, number: int) -> str:
+    """For a segment of which nothing is known to be on disk."""
+    return f"{queue}.{number:013d}{_NEW}"
+
+
+def is_new(name: str) -> bool:
+    """Whether a segment of that name was never known to be on disk."""
+    return name.endswith(_NEW)
+
+
+def lasting_name(name: str) -> str:
+    """What a segment of that name is called once it is known to be on disk."""
+    return f"{name.removesuffix(_NEW)}.segment" if is_new(name) else name
+
+
+def archived_name(queue: str, number: int, queue_id: bytes) -> str:
+    """For an archive in which another queue's segment already has the plain name."""
+    return f"{queue}.{number:013d}.{queue_id[:4].hex()}.segment"
+
+
+def quarantine_name(queue: str, number: int, offset: int) -> str:
+    return f"{queue}.{number:013d}.{offset}.quarantine"
+
+
+def mark_name(queue: str) -> str:
+    return f"{queue}.mark"
+
+
+def work_name(queue: str) -> str:
+    return f"{queue}.work"
+
+
+def limit_name(queue: str, max_item_bytes: int) -> str:
+    return f"{queue}.{max_item_bytes}.limit"
+
+
+def lock_name(queue: str) -> str:
+    return f"{queue}.lock"
+
+
+def readers_lock_name(queue: str) -> str:
+    return f"{queue}.readers.lock"
+
+
+def checkpoint_name(queue: str, reader: str) -> str:
+    return f"{queue}+{reader}.checkpoint"
+
+
+def reader_lock_name(queue: str, reader: str) -> str:
+    return f"{queue}+{reader}.lock"
+
+
+def temporary_name(name: str) -> str:
+    return f"{name}.tmp"
+
+
+def parse_segment(file_name: str, queue: str) -> int | None:
+    """The number of a segment of ``queue``, or ``None`` if the file is no such thing."""
+    match = _compiled(_SEGMENT).fullmatch(file_name)
+    return int(match[2]) if match and match[1] == queue else None
+
+
+def segments_among(names: Iterable[str], queue: str) -> list[tuple[int, str]]:
+    """The segments of ``queue`` among a folder's ``names``: number and name, in order (R34). Of one that was listed
+    under both of its names while it was renamed, the lasting one.
+    """
+    prefix = f"{queue}."
+    mine = [name for name in names if name.startswith(prefix) and name.endswith(".segment")]
+    there = {(number, name) for name in mine if (number := parse_segment(name, queue)) is not None}
+    return sorted(each for each in there if not is_new(each[1]) or (each[0], lasting_name(each[1])) not in there)
+
+
+def of_queue(names: Iterable[str], queue: str) -> list[str]:
+    """Those of a folder's ``names`` that begin as the files of ``queue`` do."""
+    mine = (f"{queue}.", f"{queue}+")
+    return [name for name in names if name.startswith(mine)]
+
+
+def parse_checkpoint(file_name: str, queue: str) -> str | None:
+    """The reader's name (empty: the default reader), or ``None`` if the file is no checkpoint of ``queue``."""
+    match = _compiled(_CHECKPOINT).fullmatch(file_name)
+    return (match[2] or "") if match and match[1] == queue else None
+
+
+def readers_among(names: Iterable[str], queue: str) -> set[str]:
+    """The readers of ``queue`` that have a checkpoint among a folder's ``names``; the default one's name is empty."""
+    prefix = f"{queue}+"
+    mine = [name for name in names if name.startswith(prefix) and name.endswith(".checkpoint")]
+    return {reader for name in mine if (reader := parse_checkpoint(name, queue)) is not None}
+
+
+def owned_among(names: Iterable[str], queue: str) -> set[str]:
+    """The readers of ``queue`` that were ever owned, by their lock files among a folder's ``names``."""
+    prefix = f"{queue}+"
+    mine = [name for name in names if name.startswith(prefix) and name.endswith(".lock")]
+    return {reader for name in mine if (reader := parse_checkpoint(f"{name[:-5]}.checkpoint", queue)) is not None}
+
+
+def limits_among(names: Iterable[str], queue: str) -> set[int]:
+    """The sizes that the files of ``queue`` among a folder's ``names`` say are the largest that are taken."""
+    start, end = f"{queue}.", ".limit"
+    sizes = (name[len(start) : -len(end)] for name in names if name.startswith(start) and name.endswith(end))
+    return {int(size) for size in sizes if size.isascii() and size.isdigit() and len(size) < 20}
+
+
+def plan_name(queue: str, reader: str) -> str:
+    return f"{queue}+{reader}.batch"
+
+
+def is_plan(file_name: str, queue: str) -> bool:
+    """Whether a file is a driver buffer's plan for a reader of ``queue``, or one that is not whole yet. It is no file
+    of the queue's: it outlives ``erase``, so that batch ids go on.
+    """
+    base = file_name.removesuffix(".tmp")
+    return base.endswith(".batch") and parse_checkpoint(f"{base[:-6]}.checkpoint", queue) is not None
+
+
+def parse_owner(file_name: str) -> tuple[str, bool] | None:
+    """The queue that a file belongs to and whether it is a temporary one; ``None`` for a file that is not ours."""
+    match = _compiled(_OF_QUEUE).fullmatch(file_name)
+    return (match[1], match[2] is not None) if match else None
+
+
+# -- the inbox -------------------------------------------------------------------------------------------------------
+
+
+class InInbox(NamedTuple):
+    """What a file of an inbox is: a part by its id, a published batch by its number, or neither."""
+
+    queue: str
+    part_id: bytes | None
+    number: int | None
+    is_refused: bool
+    is_temporary: bool
+
+
+def part_name(queue: str, part_id: bytes) -> str:
+    return f"{queue}.{part_id.hex()}.part"
+
+
+def batch_name(queue: str, number: int) -> str:
+    return f"{queue}.{number:013d}.batch"
+
+
+def refused_name(queue: str, number: int) -> str:
+    return f"{batch_name(queue, number)}.refused"
+
+
+def memory_name(queue: str) -> str:
+    return f"{queue}.batches"
+
+
+def damaged_memory_name(queue: str, number: int) -> str:
+    return f"{queue}.{number:013d}.batches.damaged"
+
+
+def part_begun_ms(part_id: bytes) -> int:
+    """When a part was begun, by the clock of the one who did."""
+    return int.from_bytes(part_id[:6], "big")
+
+
+def parse_inbox(file_name: str) -> InInbox | None:
+    """What a file of an inbox is; ``None`` for one that is not ours."""
+    match = _compiled(_IN_INBOX).fullmatch(file_name)
+    if match is None:
+        return None
+    queue, part_id, number, refused, temporary = match.groups()
+    return InInbox(
+        queue,
+        None if part_id is None else bytes.fromhex(part_id),
+        None if number is None else int(number),
+        refused is not None,
+        temporary is not None,
+    )
+
+
+def batches_among(names: Iterable[str], queue: str) -> list[tuple[int, str]]:
+    """The published batches of ``queue`` among an inbox's ``names``: number and name, in order."""
+    prefix = f"{queue}."
+    mine = [(name, parse_inbox(name)) for name in names if name.startswith(prefix) and name.endswith(".batch")]
+    return sorted((about.number, name) for name, about in mine if about is not None and about.number is not None)
+
+
+def refused_among(names: Iterable[str], queue: str) -> list[str]:
+    """The batches of ``queue`` among an inbox's ``names`` that can't be taken in and are kept aside."""
+    prefix = f"{queue}."
+    mine = [(name, parse_inbox(name)) for name in names if name.startswith(prefix) and name.endswith(".refused")]
+    return sorted(name for name, about in mine if about is not None and about.queue == queue)
+
+
+def publishing_queues(names: Iterable[str]) -> set[str]:
+    """The queues that have a published batch among an inbox's ``names``."""
+    found = (parse_inbox(name) for name in names if name.endswith(".batch"))
+    return {about.queue for about in found if about is not None}

@@ -1,0 +1,256 @@
+"""The journal as another process writes it, read as one sequence.
+
+What is seen ends at the first frame that is not whole: the writer may be in the middle of it, or may have died there. A
+footer says which, in time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+
+from kestrelpy._disk.interface import Directory, File
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.file_names import is_new, segments_among
+from kestrelpy._journal.segment import (
+    FOREIGN,
+    Listed,
+    Segment,
+    first_header,
+    is_none,
+    iterate_frames,
+    load_segment,
+    open_segment,
+    read_footer,
+    read_header,
+    wrong_header,
+)
+from kestrelpy._journal.view import JournalView
+from kestrelpy.errors import CorruptJournal, copy_of
+
+
+class FollowingView(JournalView):
+    """The journal as another process writes it. ``follow`` brings it up to date.
+
+    ``check`` is called before new segments are taken for this journal's, and raises if the queue has gone: they are of
+    one that was made anew, under the same name.
+    """
+
+    def __init__(self, directory: Directory, queue: str, check: Callable[[], object] = bool) -> None:
+        super().__init__(directory, queue)
+        self._check = check
+        self._file: File | None = None
+        self._at = (0, 0)
+        self.queue_id = bytes(16)
+        self.durable_id = 0  # by the writer's word: what a sync from here says of it may be wrong
+        self._synced_id = 0
+        self.holes: tuple[tuple[int, int, str], ...] = ()
+        """First and last id of what was in segments that are not there, and the path of the one behind. Retired ones
+        are among them: readers need nothing of those.
+        """
+        self._doubted: tuple[File, OSError] | None = None  # a file of which a sync has failed
+
+    @property
+    def tail_id(self) -> int:
+        return self._at[0]
+
+    @property
+    def total_bytes(self) -> int:
+        return self._at[1]
+
+    def _end(self) -> tuple[int, int]:
+        return self._at
+
+    def follow(self) -> None:
+        """See what the writer has done since. Raises ``CorruptJournal``, ``OSError``, ``UnsupportedFormat``.
+
+        The folder is listed once for all that are new, and once more to see whether there are others by then.
+        """
+        later: Listed | None = None
+        while True:
+            last = self.segments[-1] if self.segments else None
+            if last is not None and not last.closed and not self._follow_active(last):
+                if last.items or last.number in self._numbers():
+                    return
+                last = self._forget_last()
+            number = last.number if last is not None else -1
+            if later is None or not self._take_following(later, number):
+                later = self._list_behind(number)
+                if not self._take_following(later, number):
+                    return
+
+    def _list_behind(self, number: int) -> Listed:
+        """What is there behind the segment of that number."""
+        later = [each for each in segments_among(self._directory.names(), self._queue) if each[0] > number]
+        if later and not any(self.queue_id):
+            newest = first_header(self._directory, reversed(later))
+            self.queue_id = newest.queue_id if newest is not None else self.queue_id
+        return Listed(self._directory, later, self.queue_id if any(self.queue_id) else b"")
+
+    def _forget_last(self) -> Segment | None:
+        """The last segment could not be made after all, and has gone. Returns the one before."""
+        self.close()
+        self.segments = self.segments[:-1]
+        return self.segments[-1] if self.segments else None
+
+    def _follow_active(self, segment: Segment) -> bool:
+        """Read on in the last segment; true if it turns out to be closed."""
+        file = self._file
+        assert file is not None
+        if not file.read(segment.records_end, fmt.FRAME_BYTES).strip(b"\0"):
+            return False
+        try:
+            for offset, frame in iterate_frames(file, segment.header.marker, segment.records_end, file.size()):
+                if frame.footer is not None or frame.first_id != segment.last_id + 1:
+                    break
+                segment.count(offset, frame)
+            footer = read_footer(file, segment.header)
+            if footer is not None:
+                segment.apply(footer)
+        finally:  # what was counted is not looked at again, whatever can't be read now
+            self._at = (segment.last_id, segment.header.base_bytes + segment.data_bytes)
+        if footer is not None:
+            file.close()
+            self._file = None
+            self.durable_id = segment.last_id
+        return footer is not None
+
+    def _take_following(self, later: Listed, last_number: int) -> bool:
+        """Add what the list has behind the segment of that number, up to the first one that is not closed; whether
+        that was any.
+        """
+        added: list[Segment] = []
+        try:
+            self._follow_list(later, bisect_right(later.numbered, last_number, key=_number), added)
+        finally:
+            if added:
+                self._check_and_add(added)
+        return bool(added)
+
+    def _check_and_add(self, added: list[Segment]) -> None:
+        try:
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+        self._add(added)
+
+    def _follow_list(self, later: Listed, start: int, added: list[Segment]) -> None:
+        for at in range(start, len(later)):
+            try:
+                file = open_segment(self._directory, later.numbered[at][1])
+            except FileNotFoundError:
+                continue  # retired in this moment
+            try:
+                segment = self._load(file, later, at)
+            except BaseException:
+                file.close()
+                raise
+            if segment is not None:
+                added.append(segment)
+                if not segment.closed:
+                    self._file = file
+                    return
+            file.close()
+            if segment is None and later.header_from(at + 1) is None:  # being made in this moment
+                return
+
+    def _load(self, file: File, later: Listed, at: int) -> Segment | None:
+        """The next segment; ``None`` if the file is none, or not yet. Raises ``CorruptJournal`` for one that is not of
+        this queue or not in its place.
+        """
+        number, name = later.numbered[at]
+        path = f"{self._directory.path}/{name}"
+        header = read_header(file, path)
+        if header is None or header.number != number:
+            if is_none(file, name, number, None, later.header_from(at + 1)):
+                return None
+            header = read_header(file, path)  # it may have been made meanwhile
+            if header is None or header.number != number:
+                raise wrong_header(header).error(path)
+        if any(self.queue_id) and header.queue_id != self.queue_id:
+            raise FOREIGN.error(path)
+        segment = load_segment(file, name, header)
+        after = later.header_from(at + 1) if not segment.closed else None
+        return None if after is not None and is_none(file, name, number, header, after) else segment
+
+    def _add(self, added: list[Segment]) -> None:
+        segment = added[-1]
+        header = segment.header
+        self._note_holes(added)
+        self.queue_id = header.queue_id
+        self.durable_id = segment.last_id if segment.closed else header.previous_last_id
+        self.segments = (*self.segments, *added)  # once for all of them: there may be very many
+        self._at = (segment.last_id, header.base_bytes + segment.data_bytes)
+        self.missing = header.first_id - 1 - header.base_items
+
+    def _note_holes(self, added: list[Segment]) -> None:
+        end_id = self.segments[-1].last_id if self.segments else 0
+        for segment in added:
+            previous_id = segment.header.previous_last_id
+            if previous_id > end_id:
+                path = f"{self._directory.path}/{segment.name}"
+                self.holes = (*self.holes, (end_id + 1, previous_id, path))
+            end_id = segment.last_id
+
+    def whole_to(self, item_id: int, last_id: int) -> int:
+        """The last id up to ``last_id`` in front of which no segment is missing, for a reader that needs ``item_id``.
+
+        Raises ``CorruptJournal`` if that was in one: what a reader needs was not retired.
+        """
+        for first_id, end_id, path in self.holes:
+            if first_id <= item_id <= end_id:
+                reason = f"a reader needs item {item_id}; what is there begins with item {end_id + 1}"
+                raise CorruptJournal(path, fmt.HEADER_OFFSET["previous_last_id"], reason, item_id=item_id)
+            if item_id < first_id <= last_id:
+                last_id = first_id - 1
+        return last_id
+
+    def make_durable(self, item_id: int) -> None:
+        """Sync the writer's file from here (R4): a checkpoint must not name what a power cut may take.
+
+        If that fails, no later sync of the file is believed (R9); the writer's footer is. And if it does not, that is
+        no proof: of a sync of the writer's that has failed before, this one hears nothing. So nobody is told by it
+        that the items are on disk.
+        """
+        if item_id > max(self.durable_id, self._synced_id) and self._file is not None:
+            tail_id = self.tail_id
+            if self._doubted is not None and self._doubted[0] is self._file:
+                raise copy_of(self._doubted[1])
+            try:
+                self._file.sync()
+                if is_new(self.segments[-1].name):
+                    self._directory.sync()
+            except OSError as error:
+                self._doubted = self._file, error
+                raise
+            self._synced_id = max(self._synced_id, tail_id)
+
+    def is_left_alone(self) -> bool:
+        """Whether the last segment that was seen is there, and not another queue's that is as old."""
+        if not self.segments:
+            return False
+        number = self.segments[-1].number
+        last = [each for each in segments_among(self._directory.names(), self._queue) if each[0] == number]
+        header = first_header(self._directory, last)
+        return header is not None and header.queue_id == self.queue_id
+
+    def _numbers(self) -> set[int]:
+        """Of the segments that are there. Names change: a new one is given its lasting one."""
+        return {number for number, _ in segments_among(self._directory.names(), self._queue)}
+
+    def forget_gone(self) -> None:
+        """Segments that every reader was past may have been retired since."""
+        there = self._numbers()
+        gone = [at for at, segment in enumerate(self.segments[:-1]) if segment.number not in there]
+        if gone:
+            self.segments = self.segments[gone[-1] + 1 :]
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _number(each: tuple[int, str]) -> int:
+    return each[0]

@@ -1,0 +1,45 @@
+"""How large an item the owner of a queue takes, as whoever hands items in from outside can know it: by the name of a
+file beside the queue, ``jobs.1000.limit``.
+
+Rules:
+1. Each owner leaves it when it opens the queue, before it looks into the inbox, and removes those of owners before it.
+   The name says it all, so it is never half written. It is on disk with the next sync of the folder: after a power cut
+   it may be gone, which is as if nobody had opened the queue yet.
+2. Without it nothing is known: whatever is handed in is taken by who opens the queue, or refused, which is counted.
+   Where two are there (an owner was killed between making one and removing the other) the smaller one counts.
+3. A folder in which no file can be made keeps no queue from opening.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+
+from kestrelpy._disk.interface import Directory, Disk
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal.file_names import limit_name, limits_among
+
+
+def leave_limit(folder: Directory, queue: str, names: Iterable[str], max_item_bytes: int) -> None:
+    """Let others know that this owner takes items of at most so many bytes. ``names``: what is in the folder."""
+    there = limits_among(names, queue)
+    with contextlib.suppress(OSError):
+        if max_item_bytes not in there:
+            folder.create(limit_name(queue, max_item_bytes)).close()
+        for other in there - {max_item_bytes}:
+            folder.unlink(limit_name(queue, other))
+
+
+def limit_of(directory: str | os.PathLike[str], queue: str, disk: Disk | None = None) -> int | None:
+    """The largest item that the owner takes, in bytes; ``None`` if nobody has opened the queue yet, or with a version
+    that did not say so. Raises ``OSError``.
+    """
+    try:
+        folder = (disk or RealDisk(allow_network=True)).directory(os.fspath(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return min(limits_among(folder.names(), queue), default=None)
+    finally:
+        folder.close()

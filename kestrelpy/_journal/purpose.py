@@ -1,0 +1,66 @@
+"""What a queue's journal is for: items, or the jobs of a ``kestrelpy.work.WorkQueue``. One file says so, ``NAME.work``.
+
+Rules:
+1. A journal with that file beside it is a work queue's. That it is there counts, and not what is in it: so it is never
+   half written. What a work queue keeps in it is its own business (``kestrelpy.work``).
+2. It is on disk before a work queue writes anything else, and it goes last, but for the locks: at no moment does the
+   journal of a work queue look like another one.
+3. Whoever opens, feeds or drains a queue looks for it first, and refuses the queue by ``WrongKind``. Whoever only
+   looks at records may go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+
+from kestrelpy._disk.interface import Directory, Disk, File
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal.file_names import work_name
+from kestrelpy.errors import WrongKind
+
+ITEMS, JOBS = "queue", "work queue"
+_FOR_PEOPLE = b"The journal beside this file holds the jobs of a work queue: open it with kestrelpy.work.WorkQueue.\n"
+
+
+def kind_of(names: Iterable[str], queue: str) -> str:
+    """What the queue is, by the ``names`` in its folder: ``"queue"`` or ``"work queue"``."""
+    return JOBS if work_name(queue) in names else ITEMS
+
+
+def refuse_jobs(folder: Directory, queue: str, names: Iterable[str] | None = None) -> None:
+    """Raise ``WrongKind`` if the queue is a work queue. ``names``: what is in the folder, if that is known."""
+    if kind_of(folder.names() if names is None else names, queue) == JOBS:
+        raise WrongKind(f"{folder.path}/{queue}", JOBS)
+
+
+def refuse_jobs_in(directory: str | os.PathLike[str], queue: str, disk: Disk | None = None) -> None:
+    """``refuse_jobs`` for who has not opened the folder, which may not be there. Raises ``OSError``."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        folder = (disk or RealDisk(allow_network=True)).directory(os.fspath(directory))
+        try:
+            refuse_jobs(folder, queue)
+        finally:
+            folder.close()
+
+
+def open_mark(folder: Directory, queue: str) -> File:
+    """The file that says so, for what the work queue keeps in it. Raises ``OSError``."""
+    return folder.open(work_name(queue), write=True)
+
+
+def mark_as_jobs(folder: Directory, queue: str) -> None:
+    """Make the queue a work queue, on disk when this returns. Raises ``OSError``."""
+    try:
+        file = folder.create(work_name(queue))
+    except FileExistsError:  # of a process that was killed before it could sync the folder, perhaps
+        folder.sync()
+        return
+    try:
+        with contextlib.suppress(OSError):  # no room: the name says it all
+            file.write(0, _FOR_PEOPLE)
+            file.sync()
+    finally:
+        file.close()
+    folder.sync()

@@ -1,0 +1,399 @@
+"""Opening a journal: which segments there are, where the last one ends, and what is missing.
+
+Rules:
+1. What is at or below the watermark and not intact is damage: ``CorruptJournal``, or set aside with ``quarantine``.
+   What is above it and not intact is a torn tail: it never counted (R15).
+2. Nothing is destroyed: a torn tail stays in its file behind the recorded end, or is kept aside (R19). Only an empty
+   file is removed.
+3. Every step may be cut short by a crash and is repeated by the next opening (R20).
+4. After anything but a clean close the disk is trusted and not the page cache (R10), and the old segment is closed
+   (R11).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+
+from kestrelpy._disk.interface import Directory, File
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.checkpoint import BLOCK, SparedFile, field_offset, known_queue_id, load_checkpoint
+from kestrelpy._journal.file_names import (
+    checkpoint_name,
+    is_new,
+    mark_name,
+    quarantine_name,
+    readers_among,
+    segments_among,
+)
+from kestrelpy._journal.segment import (
+    FOREIGN,
+    Listed,
+    Segment,
+    close_segment,
+    first_header,
+    is_none,
+    iterate_frames,
+    link_offset,
+    load_segment,
+    read_header,
+    read_searchable,
+    read_used,
+    settle_segment,
+    wrong_header,
+)
+from kestrelpy.errors import CorruptJournal
+
+MOST_LOST = 1 << 31
+"""So many ids may have been given out behind the last one that is there; a ``lag`` has room for twice as many."""
+
+
+class Recovered:
+    """A journal as it was found.
+
+    ``stale``: segments that every reader is past and that came back from a deletion; to be retired again. ``tail_id``:
+    the last id that was ever given out, as far as anything shows. ``counted``: number and offset of each place in a
+    segment whose damage is in ``quarantined``: a reading will meet it again.
+    """
+
+    __slots__ = ("counted", "last_number", "quarantined", "queue_id", "segments", "stale", "tail_id", "watermark")
+
+    def __init__(self, *, queue_id: bytes = b"", tail_id: int = 0) -> None:
+        self.segments: list[Segment] = []
+        self.stale: list[Segment] = []
+        self.queue_id = queue_id
+        self.tail_id = tail_id
+        self.watermark = 0
+        self.quarantined = 0
+        self.counted: set[tuple[int, int]] = set()
+        self.last_number = 0
+
+
+class Recovery:
+    """One opening of one queue's journal. ``states``: the checkpoints of its readers and its mark, those that are
+    whole.
+    """
+
+    def __init__(self, directory: Directory, queue: str, states: Sequence[fmt.Checkpoint], *, quarantine: bool) -> None:
+        self._directory = directory
+        self._queue = queue
+        self._quarantine = quarantine
+        self._states = states
+        self._heads: list[int] = []
+        self._found = Recovered()
+        self._none: list[tuple[int, str, bool]] = []
+        self._listed = Listed(directory, ())
+
+    def run(self, names: Iterable[str]) -> Recovered:
+        """``names``: what is in the directory. Raises ``CorruptJournal``, ``UnsupportedFormat`` and ``OSError``."""
+        found = self._found
+        numbered = self._within_reach(segments_among(names, self._queue))
+        found.queue_id = self._whose(numbered)
+        for state in self._states:
+            if state.queue_id == found.queue_id:
+                found.tail_id = max(found.tail_id, state.highest_id)
+                found.watermark = max(found.watermark, state.watermark)
+                if not state.flags & fmt.FLAG_MARK:
+                    self._heads.append(state.head)
+        self._listed = Listed(self._directory, numbered, found.queue_id)
+        for at, (number, _) in enumerate(numbered):
+            found.last_number = number
+            segment = self._load(at)
+            if segment is not None:
+                found.segments.append(segment)
+        self._check_chain()
+        self._check_ends()
+        found.tail_id = max(found.tail_id, found.watermark)
+        if found.segments:
+            self._check_reach(found.segments[-1])
+        elif found.tail_id:
+            self._check_reach(None)
+        self._put_away()
+        return found
+
+    def _check_reach(self, end: Segment | None) -> None:
+        """``end``: the last segment. Raises ``CorruptJournal`` also with quarantine: no record is bad but the claim."""
+        found = self._found
+        last_id = end.last_id if end is not None else 0
+        last = found.segments[-1] if found.segments else None
+        reason = out_of_reach(found.tail_id, last_id, last)
+        if reason is not None:
+            segments = [segment for segment in (last, end) if segment is not None]
+            claimed = claimed_at(self._directory, self._queue, found.queue_id, found.tail_id, segments)
+            in_frames = (end.name, end.records_end) if end is not None else (mark_name(self._queue), 0)
+            name, at = claimed or in_frames
+            raise CorruptJournal(self._path(name), at, reason, item_id=last_id + 1)
+
+    def _within_reach(self, numbered: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Those whose number can be gone on from. Numbers are times: no other was ever given to a segment."""
+        for number, name in numbered:
+            if number > fmt.LARGEST >> 1:
+                self._damage(name, 0, f"no segment has a number like {number}")
+        return [(number, name) for number, name in numbered if number <= fmt.LARGEST >> 1]
+
+    def _whose(self, numbered: list[tuple[int, str]]) -> bytes:
+        """The queue's id, as its newest segment has it, or its checkpoints if there is none; empty for a new queue."""
+        newest = first_header(self._directory, reversed(numbered))
+        return newest.queue_id if newest is not None else known_queue_id(self._states)
+
+    def _path(self, name: str) -> str:
+        return f"{self._directory.path}/{name}"
+
+    def _damage(self, name: str, offset: int, reason: str, item_id: int | None = None) -> None:
+        if not self._quarantine:
+            raise CorruptJournal(self._path(name), offset, reason, item_id=item_id)
+
+    # -- one segment -------------------------------------------------------------------------------------------------
+
+    def _load(self, at: int) -> Segment | None:
+        number, name = self._listed.numbered[at]
+        last = at + 1 == len(self._listed)
+        file = self._directory.open(name, write=last)
+        try:
+            if last:  # what was written there, a footer too, may be in the page cache alone (R10)
+                file.sync()
+                file.forget()
+            header = read_header(file, self._path(name))
+            if header is None or header.number != number:
+                header = self._without_header(file, at, header)
+                if header is None:
+                    return None
+            found = self._found
+            if header.queue_id != found.queue_id:
+                self._damage(name, *FOREIGN)
+                return None
+            segment = load_segment(file, name, header)
+            found.watermark = max(found.watermark, header.previous_last_id)
+            found.tail_id = max(found.tail_id, header.first_id - 1)
+            if not segment.closed:
+                if last:
+                    self._close_last(file, segment)
+                elif is_none(file, name, number, header, self._listed.header_from(at + 1)):
+                    self._none.append((number, name, bool(read_used(file, fmt.HEADER_BYTES, segment.size))))
+                    return None
+                else:
+                    at_footer = fmt.footer_offset(segment.size)
+                    self._damage(name, at_footer, "the footer of this closed segment is not intact")
+                    self._scan(file, segment, self._end_before(at + 1))
+                    segment.closed = True  # as far as reading goes: nothing is added to it
+            found.watermark = max(found.watermark, segment.last_id)
+            found.tail_id = max(found.tail_id, segment.last_id)
+            return segment
+        finally:
+            file.close()
+
+    def _without_header(self, file: File, at: int, found: fmt.SegmentHeader | None) -> fmt.SegmentHeader | None:
+        """A crash while a segment was made leaves a file without a valid header: it has taken no frame yet, or
+        none that is known to be on disk (R1).
+
+        What its room holds then is zeros, or whatever the disk had there, which may be a part of an old segment: that
+        is kept aside. New frames mean that a header was there: returns what it was, as far as quarantine is on and the
+        footer and the neighbours tell.
+        """
+        number, name = self._listed.numbered[at]
+        rest = read_used(file, fmt.HEADER_BYTES, file.size())
+        if not is_none(file, name, number, None, self._listed.header_from(at + 1)):
+            self._damage(name, *wrong_header(found))
+            return self._rebuilt_header(rest[-fmt.FOOTER_BYTES :], at)
+        self._none.append((number, name, bool(rest)))
+        return None
+
+    def _put_away(self) -> None:
+        """Files that have taken no frame go, and are kept aside if something is behind their headers (R19). A refused
+        opening leaves them: what their headers say is among the reasons.
+        """
+        for number, name, used in self._none:
+            if used:
+                self._directory.rename(name, quarantine_name(self._queue, number, 0))
+            else:
+                self._directory.unlink(name)
+
+    def _rebuilt_header(self, end: bytes, at: int) -> fmt.SegmentHeader | None:
+        """The header of a closed segment, by its footer (the last bytes of the file) and the segments beside it."""
+        number = self._listed.numbered[at][0]
+        marker = int.from_bytes(end[fmt.MARKER_OFFSET : fmt.FRAME_BYTES], "little")
+        frame = fmt.decode_frame(end, 0, marker)
+        if frame is None or frame.footer is None or fmt.footer_number(end) != number:
+            return None
+        first_id, queue_id = frame.footer.first_id, self._found.queue_id
+        after, ends = self._listed.header_from(at + 1), (frame.footer.last_id, frame.footer.records_end)
+        known = after is not None and after.previous_number == number
+        if after is not None and known and (after.previous_last_id, after.previous_end) != ends:
+            return None  # another file than was here
+        if self._found.segments:
+            before = self._found.segments[-1]
+            if first_id <= before.last_id or not (known or first_id == before.last_id + 1):
+                return None
+            items, size = before.header.base_items + before.items, before.header.base_bytes + before.data_bytes
+            previous = (before.number, before.last_id, before.records_end)
+            return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, *previous)
+        if first_id == 1:
+            return fmt.SegmentHeader(marker, queue_id, number, 1, 0, 0, 0, 0, 0)
+        if after is None or after.previous_number != number:
+            return None
+        items, size = after.base_items - frame.footer.items, after.base_bytes - frame.footer.data_bytes
+        return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, 0, first_id - 1, 0)
+
+    def _end_before(self, at: int) -> int | None:
+        """The last id in front of the segments from that place on, as the first whole header among them has it."""
+        header = self._listed.header_from(at)
+        return None if header is None else header.previous_last_id
+
+    def _scan(self, file: File, segment: Segment, end_id: int | None = None) -> int:
+        """Go through the frames of a segment without a footer; returns the last id seen behind them, or 0.
+
+        ``end_id``: where it must have ended, if there are later ones.
+        """
+        end, size = fmt.HEADER_BYTES, file.size()
+        left, base, beyond = b"", 0, 0
+        while True:
+            end = self._follow(file, segment, end, size)
+            if segment.closed:
+                return 0
+            if not base:  # once: it is behind all other gaps too
+                left, base = read_searchable(file, end, size, segment.header.marker), end
+                beyond, watermark = fmt.look_beyond(left, segment.header.marker, segment.last_id + 1)
+                self._found.watermark = max(self._found.watermark, watermark)  # a torn tail may be damage (R15)
+            durable_id = self._found.watermark if end_id is None else end_id
+            if segment.last_id >= durable_id:
+                segment.records_end = end
+                return beyond
+            # An item that was on disk is not intact here.
+            missing = segment.last_id + 1
+            self._damage(segment.name, end, f"item {missing} was on disk and is not intact here", missing)
+            self._found.counted.add((segment.number, end))
+            limit = fmt.LARGEST if end_id is None else end_id
+            next_frame = fmt.find_frame(left, end - base, segment.header.marker, missing, limit)
+            if next_frame is None:
+                self._found.quarantined += durable_id - segment.last_id
+                segment.last_id = durable_id
+                segment.records_end = end
+                return beyond
+            self._found.quarantined += next_frame[1].first_id - missing
+            segment.last_id = next_frame[1].first_id - 1
+            end = base + next_frame[0]
+
+    def _follow(self, file: File, segment: Segment, offset: int, size: int) -> int:
+        """Count the whole frames from ``offset`` on, in the order of their ids; returns where they end."""
+        for at, frame in iterate_frames(file, segment.header.marker, offset, size):
+            if frame.footer is not None:
+                if frame.footer.records_end == at and frame.footer.first_id == segment.first_id:
+                    segment.apply(frame.footer)
+                break
+            if frame.first_id != segment.last_id + 1:
+                break
+            segment.count(at, frame)
+            self._found.watermark = max(self._found.watermark, frame.watermark)
+            offset = at + frame.size
+        return offset
+
+    def _close_last(self, file: File, segment: Segment) -> None:
+        """The last segment was not closed: find its end and close it there."""
+        beyond = self._scan(file, segment)
+        found = self._found
+        found.tail_id = max(found.tail_id, segment.last_id, beyond)
+        self._check_reach(segment)
+        if found.tail_id > segment.last_id:  # before the footer makes the torn tail unseen: its ids stay used (R17)
+            write_mark(self._directory, self._queue, found, segment.last_id)
+        if is_new(segment.name):
+            settle_segment(self._directory, file, segment)
+        else:
+            self._directory.sync()  # a kill may have come before its name was on disk (R1); the next one will name it
+        close_segment(file, segment)
+
+    # -- all of them -------------------------------------------------------------------------------------------------
+
+    def _check_chain(self) -> None:
+        """Each segment must follow the one before. Old ones that nobody needs may have come back from a deletion
+        (R5).
+        """
+        found = self._found
+        segments = found.segments
+        for at in range(len(segments) - 1, 0, -1):
+            before, after = segments[at - 1], segments[at].header
+            if after.previous_number == before.number and after.previous_last_id == before.last_id:
+                continue
+            if self._heads and min(self._heads) >= after.previous_last_id:
+                found.stale, found.segments = segments[:at], segments[at:]
+                return
+            self._damage(
+                segments[at].name,
+                link_offset(after, before),
+                f"the segment before it, up to item {after.previous_last_id}, is not the one found",
+            )
+            found.quarantined += max(0, after.previous_last_id - before.last_id)
+            if before.first_id >= after.first_id:  # it cannot be read beside the one behind it
+                found.quarantined += before.items
+                del segments[at - 1]
+            elif before.last_id >= after.first_id:  # an older version of it, say, with what a crash has torn off since
+                before.last_id = after.first_id - 1
+
+    def _check_ends(self) -> None:
+        """No reader may need what is before the first segment, and nothing that was on disk may be behind the last
+        (R16).
+        """
+        found = self._found
+        if found.segments:
+            first, last_id = found.segments[0].header, found.segments[-1].last_id
+            lowest = min(self._heads, default=first.previous_last_id)
+            if lowest < first.previous_last_id:
+                reason = f"a reader needs item {lowest + 1}; the journal begins behind it"
+                self._damage(found.segments[0].name, link_offset(first, None), reason)
+                found.quarantined += first.previous_last_id - lowest
+        else:
+            last_id = 0
+        if found.watermark > last_id:
+            last = found.segments[-1] if found.segments else None
+            name, end = (last.name, last.records_end) if last is not None else (f"{self._queue}.*.segment", 0)
+            self._damage(
+                name, end, f"items up to {found.watermark} were on disk; the journal ends at {last_id}", last_id + 1
+            )
+            found.quarantined += found.watermark - last_id
+
+
+def out_of_reach(tail_id: int, last_id: int, last: Segment | None) -> str | None:
+    """Why a queue can't go on behind ``tail_id``, if so: no crash loses so many ids, and no queue comes so far. What
+    goes on from there could not be stored.
+
+    ``last_id``: the last item that is there. ``last``: the last segment, or the one before it.
+    """
+    counts = (last.header.base_items, last.header.base_bytes) if last is not None else ()
+    if tail_id - last_id <= MOST_LOST and max(tail_id, *counts, 0) <= fmt.LARGEST >> 1:
+        return None
+    return f"ids up to {tail_id} are said to be given out, and {last_id} is the last one here"
+
+
+def claimed_at(
+    directory: Directory, queue: str, queue_id: bytes, tail_id: int, segments: Iterable[Segment]
+) -> tuple[str, int] | None:
+    """Which file says what is out of reach, and where in it; ``None`` if it is in frames. ``segments``: the last ones.
+    Raises ``OSError``.
+    """
+    for segment in segments:
+        for field, claimed in (("base_items", 0), ("base_bytes", 0), ("first_id", 1)):
+            if getattr(segment.header, field) - claimed > fmt.LARGEST >> 1:
+                return segment.name, fmt.HEADER_OFFSET[field]
+    readers = sorted(readers_among(directory.names(), queue))
+    for name in (mark_name(queue), *(checkpoint_name(queue, reader) for reader in readers)):
+        state, _ = load_checkpoint(directory, name)
+        if state is not None and state.queue_id == queue_id and tail_id in (state.highest_id, state.watermark):
+            field = "head" if tail_id == state.highest_id else "watermark"
+            return name, field_offset(directory, name, field)
+    return None
+
+
+def write_mark(directory: Directory, queue: str, found: Recovered, durable_id: int) -> None:
+    """Save the queue's mark: the last id given out, and the last one known to be on disk."""
+    mark = fmt.Checkpoint(
+        queue_id=found.queue_id,
+        reader="",
+        head=found.tail_id,
+        watermark=durable_id,
+        released_items=0,
+        released_bytes=0,
+        flags=fmt.FLAG_MARK,
+    )
+    file = SparedFile(directory, mark_name(queue))
+    file.replace(fmt.checkpoint_prefix() + fmt.encode_checkpoint(mark), BLOCK)
+    with contextlib.suppress(OSError):
+        file.hold(BLOCK)

@@ -1,0 +1,137 @@
+"""What outlives a queue's user: forks, the end of the interpreter, and queues that nobody closed.
+
+The interpreter ends in steps: the main thread has ended; threads that are no daemons are joined; what was registered
+with ``atexit`` is called. Who waits in a queue is dismissed at the first, or would never be joined (R29). Queues are
+closed at the last: threads that are at work until then put, get what is there, and commit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from kestrelpy import _logging
+from kestrelpy.errors import QueueClosed
+
+
+class Lasting(Protocol):
+    """Something open that has to be told."""
+
+    def close(self) -> None: ...
+
+    def _dismiss(self, error: QueueClosed) -> object:
+        """Wake everybody who waits, with ``error``: nobody is to wait any more. All else goes on."""
+
+    def _abandon(self) -> None:
+        """In a forked child: let go of everything without disturbing the parent (R26)."""
+
+
+_live: weakref.WeakSet[Lasting] = weakref.WeakSet()
+_resets: list[Callable[[], object]] = []
+_guard = threading.Lock()
+_is_ending = False
+_knows_pools = False  # dismiss_all was registered after concurrent.futures.thread had registered what joins its threads
+
+
+def remember(thing: Lasting) -> None:
+    with _guard:
+        _live.add(thing)
+
+
+def forget(thing: Lasting) -> None:
+    with _guard:
+        _live.discard(thing)
+
+
+def warn_unclosed(thing: object) -> None:
+    """For ``__del__``: nothing is saved from there (R31), it is only said."""
+    warnings.warn(f"{thing!r} was never closed", ResourceWarning, stacklevel=2, source=thing)
+
+
+def why_not_wait() -> QueueClosed | None:
+    """Called by who has entered a line, before it sleeps: why it must not, as the interpreter is ending.
+
+    What was registered last is called first: if ``concurrent.futures.thread`` was imported after us, it would wait for
+    its threads before we have dismissed those of them that wait here.
+    """
+    if not _knows_pools and _pools_are_there():
+        _register()
+    return QueueClosed("the interpreter is ending: nobody may wait any more") if _is_ending else None
+
+
+def dismiss_all() -> None:
+    """The main thread has ended: who waits in a queue, or is about to, must not keep the interpreter from ending."""
+    global _is_ending
+    _is_ending = True  # who enters a line looks at it after that
+    error = why_not_wait()
+    assert error is not None
+    for thing in _things():
+        try:
+            thing._dismiss(error)
+        except Exception:
+            _logging.exception("dismissing those who wait in %r at the end of the interpreter failed", thing)
+    if _is_pool_child():
+        close_all()
+
+
+def close_all() -> None:
+    """At the end of the interpreter. What that raises nobody else would hear of."""
+    for thing in _things():
+        try:
+            thing.close()
+        except Exception:
+            _logging.exception("closing %r at the end of the interpreter failed", thing)
+
+
+def _things() -> list[Lasting]:
+    with _guard:
+        return list(_live)
+
+
+def _pools_are_there() -> bool:
+    return hasattr(sys.modules.get("concurrent.futures.thread"), "ThreadPoolExecutor")
+
+
+def _is_pool_child() -> bool:
+    """Whether this is a child of ``multiprocessing``: such a one may end without calling what ``atexit`` has."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _register() -> None:
+    global _is_ending, _knows_pools
+    _knows_pools = _pools_are_there()
+    try:
+        threading._register_atexit(dismiss_all)  # type: ignore[attr-defined]  # as concurrent.futures does
+    except RuntimeError:  # it has begun
+        _is_ending = True
+
+
+def reset_after_fork(reset: Callable[[], object]) -> None:
+    """Have ``reset`` called in every forked child, before anything open is abandoned: it makes locks again that were
+    made at import, which a thread of the parent may have held.
+    """
+    _resets.append(reset)
+
+
+def _abandon_all() -> None:
+    global _guard, _live
+    _guard = threading.Lock()
+    for reset in _resets:
+        reset()
+    things = list(_live)
+    _live = weakref.WeakSet()
+    for thing in things:
+        thing._abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
+atexit.register(close_all)
+_register()

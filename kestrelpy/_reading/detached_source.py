@@ -1,0 +1,404 @@
+"""A reader in another process than the writer: it reads segments and writes its own checkpoint, nothing else.
+
+Rules:
+1. What is seen ends at the first frame that is not whole (``kestrelpy._journal.follow``).
+2. Nobody wakes this process: while somebody waits in line, the files are looked at again, soon at first and then more
+   seldom, and the more often the less time has passed since something came.
+
+NOTE ON LOCKING: ``_looking`` guards the view while it follows the writer; a reader's lock may be held when it is
+asked for, and nothing is asked for while it is held.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, cast
+
+from kestrelpy._checks import check_seconds
+from kestrelpy._disk.interface import Directory, Disk
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal import file_names
+from kestrelpy._journal.checkpoint import known_queue_id
+from kestrelpy._journal.follow import FollowingView
+from kestrelpy._journal.format import Checkpoint
+from kestrelpy._journal.purpose import refuse_jobs
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.segment import (
+    Place,
+)
+from kestrelpy._journal.view import Block
+from kestrelpy._process import forget, remember
+from kestrelpy._reading.dispatch import Taking
+from kestrelpy._reading.reader import Reader
+from kestrelpy._reading.registry import Readership, Start, check_start
+from kestrelpy._reading.source import Served, Take
+from kestrelpy.clock import Clock, SystemClock, Timer
+from kestrelpy.config import FullPolicy, ReaderConfig, check_config
+from kestrelpy.errors import CorruptJournal, ForkedQueue, KestrelError, QueueClosed, QueueLocked, copy_of
+
+FIRST_POLL = 0.0005
+"""Seconds before the first look; no wait is shorter. A look costs 25 microseconds, 3 of its own and the rest to wake up
+for it.
+"""
+
+POLL_SHARE = 1 / 32
+"""No wait between two looks is a larger share of the time since something came (but for ``FIRST_POLL``). Of items that
+come one by one at any pace, each so waits for at most this share of the pause before it, and half of that on average.
+"""
+
+CHECKPOINT_INTERVAL = 1.0
+
+
+class Places:
+    """A queue's folder, for who saves a reader's place there and does not own the queue. Every file is looked up,
+    made and renamed under the guard, and only as long as ``check`` raises nothing: a queue that is erased meanwhile
+    and made anew, with a reader of that name, is another one.
+    """
+
+    GUARDED = ("open", "create", "rename", "exchange", "unlink")
+
+    def __init__(self, home: Home, check: Callable[[], None]) -> None:
+        self._home = home
+        self._check = check
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._home.directory, name)
+        return partial(self._guarded, call) if name in self.GUARDED else call
+
+    def _guarded(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        self._check()  # first: to ask for the guard makes its file
+        with nullcontext() if self._home.is_guarded else self._home.guard():
+            self._check()
+            return call(*arguments, **options)
+
+
+class Outside:
+    """The ``Source`` of a reader in another process."""
+
+    view_type = FollowingView
+    knows_heads = False
+    _gone = False  # guarded by self._looking: the reader is closed, and the files with it
+
+    def __init__(
+        self, directory: Directory, queue: str, clock: Clock, poll_interval: float, readership: Readership
+    ) -> None:
+        self.name = queue
+        self.clock = clock
+        self.waiting: dict[Served, None] = {}
+        self._directory = directory
+        self._poll_interval = poll_interval
+        self._first_poll = min(FIRST_POLL, poll_interval)
+        self._readership = readership
+        self._view = self.view_type(directory, queue, self._check_there)
+        self._looking = threading.Lock()
+        self._polling = False
+        self._maintenance_armed = False
+        self._next_poll: Timer | None = None
+        self._next_round: Timer | None = None
+        self._reader: Reader | None = None
+        self._pid = os.getpid()
+        readership._home.places = cast("Directory", Places(readership._home, self._check_there))
+        self._look()
+        self._moved_at = clock.monotonic()
+        remember(self)
+
+    def _look(self) -> None:
+        with self._looking:
+            self._view.follow()
+            if not self._view.segments:
+                states = self._readership._home.load_all(self._directory.names())
+                self._view.queue_id = known_queue_id(states) or self._view.queue_id
+        self._seen_id = self._view.tail_id
+
+    def look_again(self) -> None:
+        """Until there is a lock of ours, nothing tells of a queue that is erased, and perhaps made anew, after the
+        first look.
+        """
+        if not self._view.is_left_alone():
+            self._view.close()
+            self._view = self.view_type(self._directory, self.name, self._check_there)
+            self._look()
+
+    @property
+    def visible_id(self) -> int:
+        """The last whole item there is, looked up anew; once the reader is closed, the last one that was seen. Raises
+        ``QueueClosed`` if the queue was erased.
+        """
+        view = self._view
+        with self._looking:
+            seen = view.tail_id
+            if self._gone:
+                return seen
+            with self._telling():
+                view.follow()
+        if view.tail_id == seen:
+            self._check_there()
+        return view.tail_id
+
+    @property
+    def seen_id(self) -> int:
+        return self._view.tail_id
+
+    def _check_there(self) -> None:
+        if self._readership.is_robbed():
+            raise QueueClosed(f"queue {self.name!r} was erased")
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Of a queue that was erased no file is found any more, or another queue's."""
+        try:
+            yield
+        except (CorruptJournal, FileNotFoundError):
+            self._check_there()
+            raise
+
+    @property
+    def missing(self) -> int:
+        return self._view.missing
+
+    @property
+    def visible_bytes(self) -> int:
+        return self._view.total_bytes
+
+    @property
+    def first_id(self) -> int:
+        """The earliest id that is kept, looked up anew."""
+        with self._looking:
+            self._view.forget_gone()
+        return self._view.first_id
+
+    @property
+    def queue_id(self) -> bytes:
+        return self._view.queue_id
+
+    @property
+    def directory(self) -> Directory:
+        return self._directory
+
+    @property
+    def durable_id(self) -> int:
+        return self._view.durable_id
+
+    def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, Place] | None) -> Block:
+        with self._telling():
+            return self._view.read(item_id, self._view.whole_to(item_id, last_id), max_bytes, hint)
+
+    def is_gap(self, item_id: int) -> bool:
+        return self._view.is_gap(item_id)
+
+    def before(self, item_id: int) -> tuple[int, int]:
+        with self._telling():
+            return self._view.before(item_id)
+
+    def find_time(self, time_ms: int, last_id: int) -> int:
+        with self._telling():
+            with self._looking:
+                self._view.forget_gone()
+            return self._view.find_time(time_ms, last_id)
+
+    def hint(self, item_id: int) -> tuple[int, Place]:
+        return self._view.hint(item_id)
+
+    def window(self, reader: Taking) -> Take | None:  # noqa: ARG002 - there is none to share
+        return None
+
+    def attach(self, reader: Taking) -> None:
+        self._reader = cast(Reader, reader)
+
+    def detach(self, reader: Reader) -> None:
+        """Nothing is shared."""
+
+    def decode(self, data: bytes) -> Any:
+        return data
+
+    def make_durable(self, item_id: int) -> None:
+        with self._looking:
+            self._view.make_durable(item_id)
+
+    def guard(self) -> AbstractContextManager[None]:
+        return self._readership.guard()
+
+    def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
+        try:
+            self._readership.save(reader, state, durable)
+        except QueueClosed:
+            if reader._broken is None:
+                raise
+            return  # it closes, and its queue has gone before
+        with self._looking:
+            self._view.forget_gone()
+
+    # -- looking again -----------------------------------------------------------------------------------------------
+
+    def polls(self, reader: Taking) -> None:
+        self._reader = cast(Reader, reader)
+        if not self._polling:
+            self._polling = True
+            try:
+                self._poll_in(self._first_poll)
+            except BaseException:
+                self._polling = False
+                raise
+
+    def _poll_in(self, seconds: float) -> None:
+        self._next_poll = self.clock.call_later(seconds, lambda: self._poll(seconds), on_lost=self._lost)
+
+    def _poll(self, waited: float) -> None:
+        reader = self._reader
+        if reader is None or reader._broken is not None or not reader._line:
+            self._polling = False
+            if reader is not None and reader._line:  # somebody came in between
+                self.polls(reader)
+            return
+        if self._is_orphan(reader):
+            return
+        try:
+            reader._hand_off()
+        finally:  # whatever a callback raises: the others wait for the next look
+            tail_id, now = self._view.tail_id, self.clock.monotonic()
+            if tail_id != self._seen_id:  # in this look, or in one that the reader took by itself
+                self._seen_id, self._moved_at = tail_id, now
+            seconds = min(waited * 2, (now - self._moved_at) * POLL_SHARE)
+            self._poll_in(min(max(seconds, self._first_poll), self._poll_interval))
+
+    def _is_orphan(self, reader: Reader) -> bool:
+        """Whether the queue was erased: then who waits is told, and every later call."""
+        try:
+            self._check_there()
+        except QueueClosed as error:
+            self._polling = False
+            reader._orphan(copy_of(error))
+            return True
+        return False
+
+    def _lost(self, cause: BaseException) -> None:
+        if self._reader is not None:
+            self._reader._break(KestrelError(f"the maintenance thread died: {cause!r}"))
+
+    def moved(self, reader: Taking) -> None:
+        self._reader = cast(Reader, reader)
+        if not self._maintenance_armed:
+            self._maintenance_armed = True
+            try:
+                call_later = self.clock.call_later
+                self._next_round = call_later(CHECKPOINT_INTERVAL, self._maintain, on_lost=self._lost)
+            except RuntimeError:  # no thread can be started: the next commit tries again
+                self._maintenance_armed = False
+            except BaseException:
+                self._maintenance_armed = False
+                raise
+
+    def _maintain(self) -> None:
+        self._maintenance_armed = False
+        reader = self._reader
+        if reader is None or reader._broken is not None or self._is_orphan(reader):
+            return
+        reader._quiet = False
+        if reader.config.full_policy is FullPolicy.DROP_OLDEST:
+            reader._keep_limits()
+        if reader._unsaved:
+            trouble, what = self._readership.trouble, f"saving the place of {reader.full_name}"
+            try:
+                with self._readership.guard(wait=False):  # else this thread would wait, and all timers of the process
+                    pass
+                reader.checkpoint(durable=True)
+                trouble.end(what)
+            except QueueLocked:
+                self.moved(reader)
+            except (OSError, QueueClosed) as error:
+                trouble.begin(what, error)
+                self.moved(reader)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def closed_reader(self, reader: Reader) -> None:
+        """The reader has closed, and with it all that was opened for it."""
+        forget(self)
+        try:
+            self._readership.release(reader)
+        finally:
+            self._readership.leave()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for timer in (self._next_poll, self._next_round):
+            if timer is not None:  # it would keep all of this alive
+                timer.cancel()
+        with self._looking:
+            self._gone = True
+            self._view.close()
+        self._directory.close()
+
+    def _dismiss(self, error: QueueClosed) -> None:
+        if self._reader is not None:
+            self._reader._dismiss(error)
+
+    def close(self) -> None:
+        """At the end of the interpreter, or when the reader could not be made."""
+        forget(self)
+        try:
+            if self._reader is not None:
+                self._reader.close()
+        finally:
+            self._readership.leave()
+            self._let_go()
+
+    def _abandon(self) -> None:
+        self._readership.abandon(ForkedQueue(self._pid))
+        self._looking = threading.Lock()
+        self._gone = True  # figures go by what was seen
+        self._view.close()
+        self._directory.close()
+
+
+def open_reader(
+    directory: str | os.PathLike[str],
+    queue: str,
+    reader: str,
+    *,
+    config: ReaderConfig | None = None,
+    start: Start = "tail",
+    poll_interval: float = 0.05,
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+) -> Reader:
+    """Open one reader of a queue that another process writes (or nobody does).
+
+    The reader is owned by this process until its ``close()``. While somebody waits in its line, the files are looked
+    at every ``poll_interval`` seconds at the latest; while items come, whenever a thirtieth of the time since the last
+    one has passed, but at most twice a millisecond, which takes a few percent of a processor. ``start`` is for a new
+    reader: ``"tail"``, ``"earliest"`` or an item id; the first named one takes over the default reader's place, unless
+    somebody has that open: then it begins at ``start`` and stands beside the default reader. Items are bytes.
+
+    Raises ``QueueLocked`` if the reader has an owner, ``InvalidName``, ``NoDefaultReader``, ``WrongKind`` for a work
+    queue, ``CorruptJournal``, ``UnsupportedFormat``, ``ValueError``, ``TypeError``, ``OSError``
+    (``FileNotFoundError`` for a folder that is not there).
+    """
+    file_names.check_name(queue)
+    if reader:
+        file_names.check_name(reader)
+    check_start(start)
+    poll_interval = check_seconds("poll_interval", poll_interval, above_zero=True)
+    config = check_config("config", config if config is not None else ReaderConfig())
+    folder = (disk or RealDisk()).directory(os.fspath(directory))
+    outside: Outside | None = None
+    try:
+        refuse_jobs(folder, queue)
+        readership = Readership(Home(folder, queue), {}, config, _nothing)
+        outside = Outside(folder, queue, clock if clock is not None else SystemClock(), poll_interval, readership)
+        readership.feed = outside
+        return readership.reader(reader, start)
+    except BaseException:
+        if outside is None:
+            folder.close()
+        else:
+            outside.close()
+        raise
+
+
+def _nothing() -> None:
+    """A reader from outside has no puts to consider."""

@@ -1,0 +1,72 @@
+"""The readers whose limits a put has to respect."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kestrelpy._journal.format import Checkpoint
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._reading.progress import Progress
+from kestrelpy._reading.repair import done_before
+from kestrelpy._reading.source import Source
+from kestrelpy.config import ReaderConfig
+
+
+class Limited(Protocol):
+    """A reader whose limits a put has to respect: open here, or known by its checkpoint."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def full_name(self) -> str: ...
+
+    @property
+    def config(self) -> ReaderConfig: ...
+
+    @property
+    def items(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+
+def progress_of(state: Checkpoint, feed: Source) -> Progress:
+    """As it was saved; if a power cut has taken items that the reader is done with, only what is left counts."""
+    progress = Progress.load(state)
+    if feed.is_gap(progress.head):
+        progress.released_items, progress.released_bytes = done_before(feed, progress, progress.head + 1)
+    return progress
+
+
+class AbsentReader:
+    """A reader that is not open here. Its limits count by its checkpoint, read again when they would refuse a put."""
+
+    def __init__(self, home: Home, feed: Source, name: str, config: ReaderConfig) -> None:
+        self._home = home
+        self._feed = feed
+        self.name = name
+        self.full_name = f"{home.queue}+{name}" if name else home.queue
+        self.config = config
+        self._released = (0, 0)
+        self.refresh()
+
+    def refresh(self) -> None:
+        state = self._home.find(self.name, self._feed.queue_id)  # and logs nothing: the log may be this queue
+        if state is None:
+            self._released = self._feed.before(self._feed.first_id)
+        else:
+            progress = progress_of(state, self._feed)
+            self._released = (progress.released_items, progress.released_bytes)
+
+    @property
+    def items(self) -> int:
+        return self._feed.visible_id - self._feed.missing - self._released[0]
+
+    @property
+    def bytes(self) -> int:
+        return self._feed.visible_bytes - self._released[1]
+
+
+def has_limits(config: ReaderConfig) -> bool:
+    return config.max_items is not None or config.max_bytes is not None

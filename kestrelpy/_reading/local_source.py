@@ -1,0 +1,312 @@
+"""The feed: what the readers of a queue see of it in the process that writes it.
+
+Journal, shared window, and the line between what is written and what may be seen.
+
+NOTE ON LOCKING: ``lock`` is the queue's (Q in docs/locking.md). It guards ``attached``, ``pending`` and the opening
+of the window. ``visible_id`` is stored after everything it stands for is in place, and read without a lock. A method
+that takes a reader's lock as well says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from kestrelpy._disk.interface import Directory
+from kestrelpy._journal.format import Checkpoint, Entry
+from kestrelpy._journal.journal import Journal
+from kestrelpy._journal.segment import ITEM_COST, Place
+from kestrelpy._journal.view import Block
+from kestrelpy._reading.backlog import BLOCK_BYTES
+from kestrelpy._reading.dispatch import Taking
+from kestrelpy._reading.reader import Reader
+from kestrelpy._reading.source import Served, Take
+from kestrelpy._reading.window import Window
+from kestrelpy.clock import Clock
+from kestrelpy.config import Codec
+from kestrelpy.errors import CorruptJournal
+
+NO_LIMIT = 1 << 62
+
+
+class _Errand:
+    """In the line of a feed: something to do for who serves it next."""
+
+    def __init__(self, feed: Feed, what: Callable[[], object]) -> None:
+        self._feed = feed
+        self._what = what
+
+    def _hand_off(self) -> None:
+        self._feed.waiting.pop(self, None)
+        self._what()
+
+
+class Feed:
+    """The ``Source`` of a queue's own readers."""
+
+    knows_heads = True
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        journal: Journal,
+        codec: Codec | None,
+        *,
+        holds_back: bool,
+        make_durable: Callable[[int], None],
+        guard: Callable[[], AbstractContextManager[None]],
+        save: Callable[[Reader, Checkpoint, bool], None],
+        moved: Callable[[Taking | None], None],
+        closed_reader: Callable[[Reader], None],
+    ) -> None:
+        self.name = name
+        self.clock = clock
+        self.lock = threading.Lock()
+        self.journal = journal
+        self.shared = Window()
+        self.visible_id = journal.tail_id
+        self.waiting: dict[Served, None] = {}
+        self.attached: dict[Taking, None] = {}  # guarded by self.lock: who shares the window
+        self.pending: list[tuple[int, Entry]] = []  # guarded by self.lock: written, not durable, not to be seen yet
+        self.limit_id = NO_LIMIT
+        """Nothing above it is visible: a batch of the inbox is not there to its end. Guarded by self.lock, as all of
+        this.
+        """
+        self._limit_bytes = 0
+        self._holds_back = holds_back
+        self._shown_bytes = journal.total_bytes if holds_back else None  # guarded by self.lock
+        self._codec = codec
+        self._make_durable = make_durable
+        self.guard = guard
+        self._save = save
+        self._moved = moved
+        self._closed_reader = closed_reader
+
+    @property
+    def seen_id(self) -> int:
+        return self.visible_id
+
+    @property
+    def missing(self) -> int:
+        return self.journal.missing
+
+    @property
+    def visible_bytes(self) -> int:
+        return self.journal.total_bytes if self._shown_bytes is None else self._shown_bytes
+
+    @property
+    def first_id(self) -> int:
+        return self.journal.first_id
+
+    @property
+    def queue_id(self) -> bytes:
+        return self.journal.queue_id
+
+    @property
+    def directory(self) -> Directory:
+        return self.journal._directory
+
+    @property
+    def durable_id(self) -> int:
+        return self.journal.durable_id
+
+    def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, Place] | None) -> Block:
+        return self.journal.read(item_id, last_id, max_bytes, hint)
+
+    def is_gap(self, item_id: int) -> bool:
+        return self.journal.is_gap(item_id)
+
+    def before(self, item_id: int) -> tuple[int, int]:
+        return self.journal.before(item_id)
+
+    def find_time(self, time_ms: int, last_id: int) -> int:
+        return self.journal.find_time(time_ms, last_id)
+
+    def hint(self, item_id: int) -> tuple[int, Place]:
+        return self.journal.hint(item_id)
+
+    def decode(self, data: bytes) -> Any:
+        return data if self._codec is None else self._codec.decode(data)
+
+    def make_durable(self, item_id: int) -> None:
+        self._make_durable(item_id)
+
+    def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
+        self._save(reader, state, durable)
+
+    def moved(self, reader: Taking) -> None:
+        self._moved(reader)
+
+    def closed_reader(self, reader: Reader) -> None:
+        self._closed_reader(reader)
+
+    def polls(self, reader: Taking) -> None:
+        """Nothing to do: producers of this process wake the line."""
+
+    # -- the window --------------------------------------------------------------------------------------------------
+
+    def window(self, reader: Taking) -> Take | None:
+        if reader not in self.attached:
+            return None
+        next_id = reader._progress.next_id
+        if next_id in self.shared.entries:
+            return self._take()
+        batch = self.shared.batch_of(next_id)
+        if batch is None:
+            return None
+        if len(self.attached) == 1:
+            self.shared.batches.pop(batch[0], None)
+        reader._batch = batch
+        return reader._expand_locked()
+
+    def _take(self) -> Take:
+        """One reader alone takes items out; several leave them for each other, and ``trim`` clears up."""
+        entries = self.shared.entries
+        return entries.pop if len(self.attached) == 1 else entries.get
+
+    def look_again(self) -> None:
+        """Nobody else erases what is open here."""
+
+    def attach(self, reader: Taking) -> None:
+        """Takes both locks. If the reader is not more than one block behind, what it lacks is read while nothing can
+        be put.
+        """
+        with self.lock:
+            with reader._lock:
+                if reader._broken is not None or not self._catch_up_locked(reader):
+                    return
+                if not self.shared.is_open:
+                    self.attached.clear()
+                    self.shared.restart()
+                self.attached[reader] = None
+            self._resize_locked()
+            self._share_out_locked()
+
+    def _catch_up_locked(self, reader: Taking) -> bool:
+        ahead = reader._ahead
+        held_id = max(ahead, default=reader._progress.next_id - 1)
+        if held_id < self.visible_id:
+            if reader in self.attached and self.shared.is_open and self._is_kept(held_id + 1):
+                return True
+            try:
+                block = self.journal.read(held_id + 1, self.visible_id, BLOCK_BYTES, reader._hint)
+            except (CorruptJournal, OSError):
+                return False  # whoever gets that item is told; this one has got another
+            if block.next_id <= self.visible_id or len(block.entries) != self.visible_id - held_id:
+                return False  # too far behind, or with gaps: it goes on reading by itself
+            ahead.update(block.entries)
+            reader._hint = (block.number, block.place)
+        return True
+
+    def _is_kept(self, item_id: int) -> bool:
+        return item_id in self.shared.entries or self.shared.batch_of(item_id) is not None
+
+    def detach(self, reader: Reader) -> None:
+        """The reader is closed. Takes the queue's lock, and the others'."""
+        with self.lock:
+            if self.attached.pop(reader, reader) is None:
+                if not self.attached:
+                    self.shared.close()
+                    self.shared.clear()
+                self._resize_locked()
+                self._share_out_locked()
+
+    def _resize_locked(self) -> None:
+        self.shared.resize(max((reader.config.memory_bytes for reader in self.attached), default=0))
+
+    def _share_out_locked(self) -> None:
+        """How readers take from the window depends on how many they are."""
+        take = self._take()
+        for reader in self.attached:
+            with reader._lock:
+                reader._take = reader._ahead.pop if reader._ahead else take
+
+    def trim_locked(self) -> None:
+        """The window has run out of room."""
+        self.shared.trim(reader._progress.next_id for reader in self.attached)
+
+    # -- items -------------------------------------------------------------------------------------------------------
+
+    def show_locked(self, first_id: int, entries: list[Entry], size: int) -> None:
+        """Let readers see these items, which follow the last visible one and have ``size`` bytes together."""
+        count = len(entries)
+        if self.shared.is_open:
+            self._keep_locked(enumerate(entries, first_id), count, size)
+        self.visible_id = first_id + count - 1
+
+    def show_batch_locked(self, first_id: int, items: list[bytes], added_ms: int, size: int) -> None:
+        """As ``show_locked``, for items that do not expire and were put together."""
+        window = self.shared
+        if window.is_open:
+            window.batches[first_id] = (first_id, items, added_ms)
+            window.left -= size + ITEM_COST * len(items)
+            if window.left < 0:
+                self.trim_locked()
+        self.visible_id = first_id + len(items) - 1
+
+    def _keep_locked(self, entries: Iterable[tuple[int, Entry]], count: int, size: int) -> None:
+        window = self.shared
+        window.entries.update(entries)
+        window.left -= size + ITEM_COST * count
+        if window.left < 0:
+            self.trim_locked()
+
+    def hold_locked(self, first_id: int, entries: list[Entry]) -> None:
+        """These items are written but must not be seen before they are durable (``sync="always"``)."""
+        self.pending.extend(enumerate(entries, first_id))
+
+    def show_durable_locked(self, durable_id: int, total_bytes: int) -> bool:
+        """Let readers see what was held up to ``durable_id``, the bytes of all items up to which are ``total_bytes``;
+        whether that is anything.
+
+        Not by what is ``pending``: an interrupted put may have stored its item and not got that far.
+        """
+        if durable_id > self.limit_id:
+            durable_id, total_bytes = self.limit_id, self._limit_bytes
+        count = 0
+        while count < len(self.pending) and self.pending[count][0] <= durable_id:
+            count += 1
+        shown, left = self.pending[:count], self.pending[count:]
+        if self.shared.is_open and shown:
+            self._keep_locked(shown, count, sum([len(entry[0]) for _, entry in shown]))
+        self.pending = left
+        if durable_id <= self.visible_id:
+            return False
+        if self._shown_bytes is not None:
+            self._shown_bytes = total_bytes
+        self.visible_id = durable_id
+        return True
+
+    def hide_locked(self, first_id: int) -> None:
+        """Show nothing from ``first_id`` on, until ``show_hidden_locked``; all before it is visible. May be repeated.
+        Raises ``OSError``, ``CorruptJournal``.
+        """
+        if self.limit_id == NO_LIMIT:
+            self._limit_bytes = self.journal.before(first_id)[1]
+            self._shown_bytes = self._limit_bytes
+            self.limit_id = first_id - 1
+            self.visible_id = min(self.visible_id, self.limit_id)
+
+    def show_hidden_locked(self) -> None:
+        """All there is may be seen, and is on disk. The window did not take it: readers read it back."""
+        journal = self.journal
+        if journal.tail_id > self.visible_id:
+            self.shared.close()
+        self.limit_id = NO_LIMIT
+        if not self._holds_back:
+            self._shown_bytes = None
+        self.show_durable_locked(journal.tail_id, journal.total_bytes)
+
+    def leave(self, what: Callable[[], object]) -> None:
+        """See to it that the next put, or whoever else calls ``wake`` before, does ``what``: a thread that was to do it
+        could not be started.
+        """
+        self.waiting[_Errand(self, what)] = None
+
+    def wake(self) -> None:
+        """Serve whoever waits. Called with no lock held, after every put."""
+        for reader in list(self.waiting):
+            reader._hand_off()

@@ -1,0 +1,504 @@
+"""The readers of a queue, in the process that writes it: opening, taking over, saving, dropping, and what they let
+retire.
+
+NOTE ON LOCKING: ``_opening`` is held while readers are made, renamed and dropped; it comes before every other lock,
+and ``close`` of a reader does not take it. The folder's ``readers.lock`` is taken after it. ``_limiting`` is held while
+it is worked out who is limited. ``open`` is replaced as a whole, under ``_listing``, a leaf; so it can be read without
+a lock.
+
+A queue that ends says so first and looks for its readers then; who makes a reader lists it first and looks then whether
+the queue has ended (``_check_again``). So one of the two breaks it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+from kestrelpy._checks import check_whole
+from kestrelpy._disk.interface import Lock
+from kestrelpy._journal import file_names
+from kestrelpy._journal.checkpoint import CheckpointFile, take_over
+from kestrelpy._journal.format import Checkpoint
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.segment import Segment
+from kestrelpy._logging import Trouble
+from kestrelpy._reading.dispatch import Tell
+from kestrelpy._reading.limits import AbsentReader, Limited, has_limits, progress_of
+from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.progress import Progress
+from kestrelpy._reading.reader import Reader, guard_and_saving
+from kestrelpy._reading.source import Source
+from kestrelpy.clock import Timer
+from kestrelpy.config import FullPolicy, ReaderConfig
+from kestrelpy.errors import KestrelError, NoDefaultReader, QueueClosed, QueueLocked, copy_of
+
+Start = str | int
+
+
+def check_start(start: Start) -> None:
+    """Raise ``ValueError`` unless ``start`` is ``"tail"``, ``"earliest"`` or an item id."""
+    try:
+        if start not in ("tail", "earliest") and (isinstance(start, str) or check_whole("start", start) < 1):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ValueError(f"start must be 'tail', 'earliest' or an item id, not {start!r}") from None
+
+
+class Readership:
+    """All readers of one queue, open here or not."""
+
+    def __init__(
+        self,
+        home: Home,
+        configs: Mapping[str, ReaderConfig],
+        default_config: ReaderConfig,
+        changed: Callable[[], object],
+        check: Callable[[], object] = bool,
+    ) -> None:
+        self._home = home
+        self._configs = dict(configs)
+        self._default_config = default_config
+        self._changed = changed
+        self._check = check  # raises once the queue has ended
+        self._opening = threading.Lock()
+        self._listing = threading.Lock()
+        self._limiting = threading.Lock()
+        self._locks: dict[Reader, Lock] = {}
+        self._files: dict[Reader, CheckpointFile] = {}
+        self.undisposed: list[Segment] = []
+        """Retired, and not yet archived or deleted."""
+        self.timer: Timer | None = None  # the next round of checkpoints and retiring, for who closes the queue
+        self.may_limit = any(map(has_limits, (default_config, *configs.values())))
+        self.trouble = Trouble()
+        self._stopped: Exception | None = None
+        self.feed: Source
+        self.open: dict[str, Reader] = {}
+        self.alone: Reader | None = None
+        """The default reader, if it is open here: what a queue's own ``get`` and ``commit`` go to."""
+        self.limited: tuple[Limited, ...] = ()  # changed with self._limiting held, as a whole
+
+    def _set_open(self, readers: dict[str, Reader]) -> None:
+        self.open = readers
+        self.alone = readers.get("")
+
+    def config_for(self, name: str) -> ReaderConfig:
+        return self._configs.get(name, self._default_config)
+
+    def tidy(self, names: set[str]) -> None:
+        """When a queue is opened: a default reader's place that a named reader has taken over goes, if it is left over
+        (and not in use). One that nobody has taken over is its reader's, whoever else there is. ``names``: the readers
+        that have a place.
+        """
+        if "" in names and self._home.has_heir(names - {""}, self.feed.queue_id):
+            with self._home.guard():
+                if not self._home.is_owned(""):
+                    self._home.drop("")
+        self.update_limits()
+
+    def update_limits(self) -> bool:
+        """Work out whose limits puts have to respect; whether that has changed. A default reader that nobody has made
+        counts as long as there is no other.
+        """
+        with self._limiting:
+            limited = self.limited
+            try:
+                limited = tuple(self._find_limited()) if self.may_limit else ()
+            except (KestrelError, OSError):  # what can't be seen counts as it was, and who is open here counts at once
+                limited = tuple(self._known_limited())
+                raise
+            finally:
+                changed = limited != self.limited
+                self.limited = limited
+                self._changed()
+        return changed
+
+    def _known_limited(self) -> Iterator[Limited]:
+        """Who is open here; and who was counted before and is not: a closed reader by what it had when it closed."""
+        counted = {each.name: each for each in self.limited}
+        for name, reader in self.open.items():
+            is_closing = isinstance(reader._broken, QueueClosed)
+            if has_limits(self.config_for(name)) and (name in counted or not is_closing):
+                yield reader
+        for name, each in counted.items():
+            if name not in self.open:
+                yield each
+
+    def _find_limited(self) -> Iterator[Limited]:
+        known = {(each.name, id(each.config)): each for each in self.limited if isinstance(each, AbsentReader)}
+        for name in sorted(self._home.readers(self.feed.queue_id, known=self.open) | set(self.open)) or [""]:
+            config = self.config_for(name)
+            if has_limits(config):
+                reader = self.open.get(name)
+                if reader is not None and not isinstance(reader._broken, QueueClosed):
+                    yield reader
+                elif (name, id(config)) in known:
+                    absent = known[name, id(config)]
+                    absent.refresh()
+                    yield absent
+                else:
+                    yield AbsentReader(self._home, self.feed, name, config)
+
+    def refresh_limits(self) -> bool:
+        """``update_limits`` for what other processes have done. What can't be read now counts as it was."""
+        if self.may_limit:
+            with contextlib.suppress(KestrelError, OSError):
+                return self.update_limits()
+        return False
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def reader(self, name: str, start: Start) -> Reader:
+        """The reader of that name, made if need be. Raises as ``JournaledQueue.reader``."""
+        found = self.open.get(name)
+        if found is not None and not found._half_closed:
+            return found
+        if name:
+            file_names.check_name(name)
+        check_start(start)
+        with self._opening:
+            found = self.open.get(name)
+            if found is not None and not found._half_closed:
+                return found
+            try:
+                if found is not None:  # closing it was interrupted
+                    self.release(found)
+                self._release_left(name)
+                default = self.open.get("") if name else None  # which may get that name
+                guard = self._guard_open
+                with guard() if default is None else guard_and_saving(guard, default._saving):
+                    self.feed.look_again()
+                    reader = self._make(name, start)
+                with self._listing:
+                    self._set_open({**self.open, reader.name: reader})
+            except BaseException:
+                self._reopen()
+                raise
+        self._check_again(reader)
+        self.update_limits()
+        self.feed.attach(reader)
+        if reader.config.full_policy is FullPolicy.DROP_OLDEST:
+            reader._keep_limits()
+        return reader
+
+    @contextlib.contextmanager
+    def _guard_open(self) -> Iterator[None]:
+        """The guard of a queue that has not ended. One that was erased leaves nothing, this guard's file neither."""
+        with self._home.guard():
+            try:
+                self._check()
+            except Exception:
+                with contextlib.suppress(OSError):  # its folder is closed, say
+                    self._home.leave_nothing()
+                raise
+            yield
+
+    def _check_again(self, reader: Reader) -> None:
+        """A reader was made: if the queue has ended it may not know of it. With no lock held."""
+        try:
+            self._check()
+        except Exception as error:
+            try:
+                reader._break(error)
+            finally:
+                self.release(reader)
+            raise
+
+    def _reopen(self) -> None:
+        """Making a reader was interrupted: those that were made are open."""
+        with self._listing:
+            made = [reader for reader in self.owned() if not isinstance(reader._broken, QueueClosed)]
+            self._set_open({reader.name: reader for reader in made})
+
+    def _shut(self, reader: Reader) -> None:
+        with self._listing:
+            self._set_open({name: each for name, each in self.open.items() if each is not reader})
+
+    def _make(self, name: str, start: Start) -> Reader:
+        home = self._home
+        names = home.directory.names()
+        on_disk = home.reader_names(names)
+        if not name:
+            self._check_default(on_disk)
+        default = self.open.get("")
+        is_first = bool(name) and next(self._named(on_disk), None) is None
+        if is_first and default is not None:
+            return self._take_over_open(default, name)
+        known = file_names.reader_lock_name(home.queue, name) in names  # whether it was ever owned
+        lock = home.lock_reader(name)
+        try:
+            if is_first and (not known or "" in on_disk):  # known: a crash in the middle of taking over
+                inherited = self._inherit_default(name)
+                progress = inherited or self._beginning("earliest" if known else start)
+                return self._start(name, lock, progress, inherited=inherited is not None)
+            if name in on_disk:
+                file = home.checkpoint_file(name)
+                if file_names.temporary_name(file.name) not in names:
+                    file.hold()
+                state = home.load(name, self.feed.queue_id, file)
+                if state is not None:
+                    return self._go_on(name, lock, state, file)
+            # A checkpoint that is lost or damaged, and the default reader: begin with the earliest item kept, never
+            # skip.
+            lost = known or not name or (name in on_disk and home.is_there(name, self.feed.queue_id))
+            return self._start(name, lock, self._beginning("earliest" if lost else start))
+        except BaseException:
+            for reader in [reader for reader, its in list(self._locks.items()) if its is lock]:
+                self._locks.pop(reader, None)
+                self._files.pop(reader, None)
+            try:
+                if not known:
+                    home.forget_owner(name, self.feed.queue_id)
+            finally:
+                lock.release()
+            raise
+
+    def _named(self, on_disk: set[str]) -> Iterator[str]:
+        """The named readers that there are, open here or not; those open first, which costs nothing."""
+        yield from filter(None, self.open)
+        for name in sorted(on_disk - set(self.open) - {""}):
+            if self._home.is_there(name, self.feed.queue_id):
+                yield name
+
+    def _check_default(self, on_disk: set[str]) -> None:
+        """Raise ``NoDefaultReader`` if there are named readers, and no default reader's place that none of them has
+        taken over.
+        """
+        home, queue_id = self._home, self.feed.queue_id
+        named = tuple(self._named(on_disk))
+        if named and not ("" in on_disk and home.is_there("", queue_id) and not home.has_heir(named, queue_id)):
+            raise NoDefaultReader(home.queue, tuple(sorted(named)))
+
+    def _beginning(self, start: Start) -> Progress:
+        feed = self.feed
+        visible_id = feed.visible_id
+        if start == "tail":
+            return Progress(visible_id, *feed.before(visible_id + 1))
+        item_id = feed.first_id if start == "earliest" else max(feed.first_id, min(int(start), visible_id + 1))
+        return Progress(item_id - 1, *feed.before(item_id))
+
+    def _inherit_default(self, name: str) -> Progress | None:
+        """The default reader's place, for the first named reader; ``None`` if another process has that reader open."""
+        try:
+            lock = self._home.lock_reader("")
+        except QueueLocked:
+            return None
+        try:
+            state = self._home.load("", self.feed.queue_id)
+            if state is None:
+                self._home.hand_down(name)
+                return self._beginning("earliest")
+            queue = self._home.queue
+            take_over(
+                self._home.directory, file_names.checkpoint_name(queue, ""), file_names.checkpoint_name(queue, name)
+            )
+            return progress_of(state, self.feed)
+        finally:
+            lock.release()
+
+    def _take_over_open(self, reader: Reader, name: str) -> Reader:
+        """The default reader is open here: it is the same reader, under its new name (LK-F32). Not beside a checkpoint
+        of it, which would make the old file again.
+        """
+        lock, file_name = self._home.lock_reader(name), file_names.checkpoint_name(self._home.queue, name)
+        try:
+            self._files[reader].rename(file_name)
+            self._rename(reader, name, lock)
+        except BaseException:
+            if file_name in self._home.directory.names():  # it is renamed, and there is no way back
+                self._rename(reader, name, lock)
+                self._home.directory.sync()
+            else:
+                lock.release()
+            raise
+        return reader
+
+    def _rename(self, reader: Reader, name: str, lock: Lock) -> None:
+        """May be repeated after an interrupt."""
+        old, self._locks[reader] = self._locks[reader], lock
+        file = self._files[reader]
+        file.name, file.inherited = file_names.checkpoint_name(self._home.queue, name), True
+        reader._rename(name, self.config_for(name))
+        self._shut(reader)
+        if old is not lock:
+            old.release()
+
+    def _start(self, name: str, lock: Lock, progress: Progress, *, inherited: bool = False) -> Reader:
+        """Make the reader, and save its place durably: from here on it keeps what it needs (R5).
+
+        A named one makes a default reader's place void. If that was given to another name by a process that was
+        killed, the new name must be on disk before.
+        """
+        if name:
+            self._home.directory.sync()
+        reader = Reader(self.feed, name, self.config_for(name), progress)
+        self._files[reader] = file = self._home.checkpoint_file(name)
+        file.inherited = inherited
+        self._locks[reader] = lock
+        reader._save_alone(True)
+        reader._look_again()
+        return reader
+
+    def _go_on(self, name: str, lock: Lock, state: Checkpoint, file: CheckpointFile) -> Reader:
+        """Make a reader that goes on where its checkpoint says. What that says may not be durable: it is when the
+        reader saves so, and until then nothing is retired on its word."""
+        progress = progress_of(state, self.feed)
+        file.inherited = state.has_inherited(name)
+        # Quarantine has let the journal open without its beginning. Who reads elsewhere cannot know that: it is told
+        # when it reads, and may seek.
+        if progress.head + 1 < self.feed.first_id and self.feed.knows_heads:
+            return self._start(name, lock, self._beginning("earliest"), inherited=file.inherited)
+        reader = Reader(self.feed, name, self.config_for(name), progress)
+        if state.hint_number:
+            reader._hint = (state.hint_number, (state.hint_id, state.hint_offset))
+        reader._saved = reader._version()
+        self._files[reader], self._locks[reader] = file, lock
+        reader._look_again()
+        return reader
+
+    # -- saving and leaving ------------------------------------------------------------------------------------------
+
+    def guard(self, *, wait: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Held while a reader's place moves back, as while readers are made and segments retired."""
+        return self._home.guard(wait=wait)
+
+    def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
+        if self._stopped is not None:  # it is being erased: what is saved now would stay
+            raise copy_of(self._stopped)
+        file = self._files.get(reader)
+        if file is None:  # it was closed meanwhile, in another thread, which has saved its place
+            if reader._broken is None:
+                raise QueueClosed(f"reader {reader.full_name} is closed")
+            return
+        file.save(state, durable=durable)
+
+    def closed(self, reader: Reader) -> None:
+        """A reader has closed: its limits count by its checkpoint, and others may own it. May be repeated."""
+        if reader in self._locks:
+            try:
+                self.update_limits()
+            finally:
+                self.release(reader)
+
+    def is_robbed(self) -> bool:
+        """Whether a lock file of a reader that is owned here is gone: with the queue, which was erased."""
+        return not all(lock.is_current() for lock in list(self._locks.values()))
+
+    def owned(self) -> list[Reader]:
+        """The readers whose locks are held: those open here, and those whose closing was interrupted."""
+        return list(self._locks)
+
+    def leave(self) -> None:
+        """Give up whatever an interrupt has left owned."""
+        self._home.leave_guard()
+        for reader in self.owned():
+            self.release(reader)
+
+    def _release_left(self, name: str) -> None:
+        """What an interrupted closing of a reader of that name has left owned."""
+        for reader in self.owned():
+            if reader.name == name and self.open.get(name) is not reader:
+                self.release(reader)
+
+    def release(self, reader: Reader) -> None:
+        """Give up the ownership of a reader that is closed. May be repeated."""
+        lock = self._locks.get(reader)
+        try:
+            self.feed.detach(reader)
+            with reader._saving:  # not from under a checkpoint, or who gives it another name
+                self._files.pop(reader, None)
+                self._shut(reader)
+        finally:
+            if lock is not None:
+                lock.release()
+        self._locks.pop(reader, None)  # all of it is done
+
+    def drop(self, name: str) -> None:
+        """Close a reader and forget its place; nothing for one that does not exist. Raises ``QueueLocked``."""
+        while True:
+            reader = self.open.get(name)
+            if reader is not None:
+                reader.close()  # with no lock held: it completes futures
+            with self._opening:
+                if self.open.get(name) not in (None, reader):  # made anew meanwhile
+                    continue
+                self._release_left(name)
+                with self._guard_open():
+                    names = self._home.directory.names()
+                    if name in self._home.reader_names(names) | self._home.lost_names(names, set()):
+                        lock = self._home.lock_reader(name)
+                        try:
+                            self._home.drop(name)
+                        finally:
+                            lock.release()
+                self.update_limits()
+                return
+
+    def stop(self, error: Exception, tell: Tell) -> None:
+        """Let no reader open here save anything from now on. ``tell``: as ``Reader._break``."""
+        self._stopped = error  # before the look: who saves under ``_saving`` after it sees it
+        for reader in self.open.values():
+            reader._break(error, tell)
+            with reader._saving:  # a checkpoint that was under way is done
+                pass
+
+    def abandon(self, error: Exception) -> None:
+        """In a forked child."""
+        for reader in self.open.values():
+            reader._abandon(error)
+        for lock in self._locks.values():
+            lock.abandon()
+        self._opening = threading.Lock()
+        self._limiting = threading.Lock()
+        self._listing = threading.Lock()
+
+    # -- retiring ----------------------------------------------------------------------------------------------------
+
+    def retire(self, feed: Feed, *, wait: bool = True) -> None:
+        """Delete or archive the segments that every reader's durable checkpoint is past (R5). Raises ``OSError``, and
+        without ``wait`` ``QueueLocked`` while somebody makes or drops a reader, or retires.
+        """
+        journal = feed.journal
+        segments = journal.segments
+        if len(segments) < 2 and not self.undisposed:
+            return
+        first_last_id = segments[0].last_id
+        own = list(self.open.values())
+        for reader in own:
+            if reader.head < first_last_id:
+                return
+            if self._durable_head(reader) < first_last_id:
+                with contextlib.suppress(QueueClosed):  # closed meanwhile: then it is looked up by its file
+                    reader.checkpoint(durable=True)
+        with self._home.guard(wait=wait):
+            heads = [min(self._durable_head(reader), reader.head) for reader in own]
+            elsewhere = self._home.lowest_head_elsewhere({reader.name for reader in own}, first_last_id, feed.queue_id)
+            if elsewhere is not None:
+                heads.append(elsewhere)
+            if heads:
+                with feed.lock:
+                    self.undisposed += journal.take_retired(min(heads))
+            while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "with"
+                if not self.undisposed or (heads and self.undisposed[0].last_id > min(heads)):
+                    break  # the latter: it could not be disposed of, and a reader elsewhere has gone back to it
+                journal.dispose(self.undisposed[0])
+                del self.undisposed[0]
+
+    def _durable_head(self, reader: Reader) -> int:
+        file = self._files.get(reader)
+        return file.durable_head if file is not None and file.durable is not None else 0
+
+    def dispose_stale(self, segments: list[Segment]) -> None:
+        """Segments that came back from a deletion: retire them again, when the next ones are."""
+        self.undisposed += segments
+
+    def waits_for_others(self, feed: Feed) -> bool:
+        """Whether segments are kept that only readers elsewhere may still need: then somebody has to look now and
+        then.
+        """
+        if len(feed.journal.segments) < 2:
+            return False
+        names = self._home.directory.names()
+        there = self._home.readers(feed.queue_id, names, known=self.open)
+        return bool((there | self._home.lost_names(names, there)) - set(self.open))

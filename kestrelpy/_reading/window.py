@@ -1,0 +1,139 @@
+"""The shared window: the newest items in memory, for all readers of a queue that keep up.
+
+A put stores its item here once, whatever the number of readers, and a batch as one thing: an entry for each of its
+items is made by whoever reads them. A reader that falls behind the window reads the journal instead, and joins again
+when it has caught up. Losing any of it loses nothing.
+
+NOTE ON LOCKING: writers of ``entries`` and ``batches`` hold the queue's lock, except that readers take out of them
+under their own; every single operation on them is atomic. Everything else here is guarded by the queue's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from kestrelpy._journal.format import Entry
+from kestrelpy._journal.segment import ITEM_COST
+
+MOST_GONE = 64
+"""So many ids may be left in a heap of returned items that are not there, however few others there are."""
+
+Batch = tuple[int, list[bytes], int]
+"""The first id of a batch that does not expire, its items, and when they were added."""
+
+
+class Window:
+    """Items by id, batches by their first id. ``is_open``: whether puts go into it. ``left``: bytes until it has to be
+    looked after.
+    """
+
+    __slots__ = ("batches", "capacity", "entries", "is_open", "left")
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.batches: dict[int, Batch] = {}
+        self.is_open = False
+        self.capacity = 0
+        self.left = 0
+
+    def resize(self, capacity: int) -> None:
+        """Set how many bytes it may hold: the most that one of its readers allows."""
+        self.left += capacity - self.capacity
+        self.capacity = capacity
+
+    def restart(self) -> None:
+        """Empty and open: from the next put on it has every item."""
+        self.clear()
+        self.left = self.capacity
+        self.is_open = True
+
+    def close(self) -> None:
+        """Take no more items; what is in it may still be read."""
+        self.is_open = False
+
+    def clear(self) -> None:
+        """Forget all items."""
+        self.entries.clear()
+        self.batches.clear()
+
+    def batch_of(self, item_id: int) -> Batch | None:
+        """The batch that has this item. Readers mostly ask for its first one."""
+        batch = self.batches.get(item_id)
+        if batch is not None:
+            return batch
+        return next((batch for batch in list(self.batches.values()) if batch[0] < item_id <= last_of(batch)), None)
+
+    def trim(self, next_ids: Iterable[int]) -> None:
+        """``left`` has run out: drop what every reader (by its next id) is past, or what holds up the fastest.
+
+        If even the fastest reader is more than half a window behind, the window closes: the journal serves then.
+        """
+        positions = sorted(next_ids)
+        if positions:
+            self._drop_before(positions[0])
+        used = self._used()
+        if used > self.capacity // 2 and len(positions) > 1:
+            self._drop_before(positions[-1])
+            used = self._used()
+        self.left = self.capacity - used
+        if not positions or used > self.capacity // 2:
+            self.is_open = False
+
+    def _drop_before(self, item_id: int) -> None:
+        for stale in [key for key in list(self.entries) if key < item_id]:
+            self.entries.pop(stale, None)
+        for batch in list(self.batches.values()):
+            if last_of(batch) < item_id:
+                self.batches.pop(batch[0], None)
+
+    def _used(self) -> int:
+        """Bytes that it takes up."""
+        entries = list(self.entries.values())
+        used = sum(len(entry[0]) for entry in entries) + ITEM_COST * len(entries)
+        for _, items, _ in list(self.batches.values()):
+            used += sum(map(len, items)) + ITEM_COST * len(items)
+        return used
+
+
+def last_of(batch: Batch) -> int:
+    """The last id of a batch."""
+    return batch[0] + len(batch[1]) - 1
+
+
+class Returned:
+    """Items that came back to one reader; the lowest id goes out first. Guarded by that reader's lock.
+
+    ``entries`` is what counts. The heap may have ids that are gone, so that each change is one step, and an interrupt
+    falls before or after it.
+    """
+
+    __slots__ = ("_order", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self._order: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def add(self, item_id: int, entry: Entry) -> None:
+        heappush(self._order, item_id)
+        self.entries[item_id] = entry
+        if len(self._order) > 2 * len(self.entries) + MOST_GONE:
+            self._order = sorted(self.entries)  # which is a heap, too
+
+    def first(self) -> tuple[int, Entry] | None:
+        """The lowest id and its item, which stay."""
+        order, entries = self._order, self.entries
+        while True:
+            if not order:
+                return None
+            entry = entries.get(order[0])
+            if entry is not None:
+                return order[0], entry
+            heappop(order)
+
+    def clear(self) -> None:
+        self.entries = {}
+        self._order = []

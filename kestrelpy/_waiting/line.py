@@ -1,0 +1,301 @@
+"""The waiting line: consumers in order of arrival, like taxis at a rank. Nothing else here waits for items.
+
+Rules:
+1. Register, then look again: a consumer enters the line first and looks for an item after that (``Waiting._enter``).
+2. Claim by removal: waiters leave the line under its owner's lock; whoever removed one must complete it, and nobody
+   else may.
+3. Waiters are completed with no lock held: completing a future runs its callbacks.
+4. What a waiter was given and cannot use goes back to its old place (``Waiting._give_back``).
+5. A waiter may end in a finaliser: a task that is thrown away, a future that is cancelled there. No lock is waited for
+   then, which its own thread may have: ``_leave_now``, and what that can't do is left to another thread.
+
+NOTE ON LOCKING: a ``Line`` has no lock of its own. Its owner's lock guards every method except ``len``, truth and
+``waiter in line.waiters``, which are single atomic reads and may be used as a hint without it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from kestrelpy._checks import check_timeout
+from kestrelpy._waiting.deferred import leave
+from kestrelpy._waiting.waiters import FutureWaiter, Sleeper, TaskWaiter, ThreadWaiter, Waiter
+from kestrelpy.errors import KestrelError, QueueEmpty
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from kestrelpy.clock import Clock
+
+T = TypeVar("T")
+
+
+class Line:
+    """Waiters in order of arrival. An interrupt leaves each of them either in the line or with whoever removed it."""
+
+    __slots__ = ("waiters",)
+
+    def __init__(self) -> None:
+        self.waiters: OrderedDict[Waiter, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.waiters)
+
+    def add(self, waiter: Waiter) -> None:
+        self.waiters[waiter] = None
+
+    def remove(self, waiter: Waiter) -> bool:
+        """Take ``waiter`` out; false if somebody has claimed it already."""
+        try:
+            del self.waiters[waiter]  # a statement and not a call: no interrupt falls between it and the return
+        except KeyError:
+            return False
+        return True
+
+    def head(self) -> Waiter | None:
+        """The longest-waiting one, which stays in line."""
+        return next(iter(self.waiters), None)
+
+    def wanting(self) -> Waiter | None:
+        """The longest-waiting one that still wants an item, which stays in line; those before it leave."""
+        while True:
+            waiter = next(iter(self.waiters), None)
+            if waiter is None or not waiter.may_refuse or waiter.claim():
+                return waiter
+            self.remove(waiter)
+
+    def first(self) -> Waiter | None:
+        """Take out the longest-waiting one that still wants an item."""
+        while (waiter := next(iter(self.waiters), None)) is not None:
+            wanted = not waiter.may_refuse or waiter.claim()
+            try:
+                del self.waiters[waiter]
+            except KeyError:  # it left while it was asked: a finaliser may run at any time
+                continue
+            if wanted:
+                return waiter
+        return None
+
+    def drain(self) -> list[Waiter]:
+        """Take out everybody who still wants an item."""
+        gone: list[Waiter] = []
+        try:
+            while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "except"
+                waiter = self.wanting()
+                if waiter is None:
+                    break
+                gone.append(waiter)  # before it leaves: the append may fail
+                if not self.remove(waiter):
+                    gone.pop()  # it left while it was asked
+        except BaseException:
+            for waiter in reversed(gone):
+                self.waiters[waiter] = None
+                self.waiters.move_to_end(waiter, last=False)
+            raise
+        return gone
+
+
+def fail_all(waiters: list[Waiter], make_error: Callable[[], BaseException]) -> None:
+    """Complete each of ``waiters``, taken out of its line before, with an error of its own; the list is empty then."""
+    waiters.reverse()
+    _fail_from_the_end(waiters, make_error)
+
+
+def _fail_from_the_end(waiters: list[Waiter], make_error: Callable[[], BaseException]) -> None:
+    try:
+        while True:  # as in drain()
+            if not waiters:
+                break
+            waiters[-1].fail(make_error())
+            del waiters[-1]
+    except BaseException:  # an interrupt: the others must not wait for ever
+        _fail_from_the_end(waiters, make_error)
+        raise
+
+
+class Waiting(Generic[T]):
+    """What a queue and a reader share: three ways to wait for an item, one line.
+
+    The subclass has the items, the lock, ``self._line`` and ``self._clock``. It provides ``_take_now`` (an item without
+    waiting, or ``QueueEmpty``, or ``QueueClosed``), ``_enter``, ``_leave`` and ``_give_back``; and ``_leave_now``
+    or ``_forsake`` where there is a lock.
+    """
+
+    _clock: Clock
+    _line: Line
+
+    @abstractmethod
+    def _take_now(self) -> T:
+        """An item at once, if whoever came first does not have to be served first; else ``QueueEmpty``."""
+
+    @abstractmethod
+    def _enter(self, waiter: Waiter) -> None:
+        """Put ``waiter`` at the end of the line, then look again; raises ``QueueClosed``."""
+
+    @abstractmethod
+    def _leave(self, waiter: Waiter) -> bool:
+        """Take ``waiter`` out of the line; false if it was claimed and so is being completed."""
+
+    def _leave_now(self, waiter: Waiter) -> bool | None:
+        """As ``_leave``, without waiting for the lock if there is one: ``None`` if somebody has it, perhaps this very
+        thread.
+        """
+        return self._leave(waiter)
+
+    @abstractmethod
+    def _give_back(self, waiter: Waiter, item: T) -> None:
+        """Put an item that ``waiter`` was given to the place it came from."""
+
+    def _missed(self, waiter: Waiter) -> None:
+        """``waiter`` waited in vain. For counters and hooks; called with no lock held."""
+
+    def _wait(self, timeout: float | None, *, peeks: bool = False, waiter: ThreadWaiter | None = None) -> T:
+        """Wait in line on this thread. Raises ``QueueEmpty`` after ``timeout`` seconds of real time."""
+        if waiter is None:
+            waiter = ThreadWaiter(self)
+        waiter.peeks = peeks
+        waiter.entered = self._clock.monotonic()
+        try:
+            self._enter(waiter)
+            if not waiter.wait(timeout):
+                if self._leave(waiter):
+                    self._missed(waiter)
+                    raise QueueEmpty(f"nothing arrived within {timeout} s")
+                waiter.wait(None)
+            item: T = waiter.result()
+        except BaseException:  # also an interrupt: what is on its way to this thread must not be lost
+            self._quit(waiter)
+            raise
+        return item
+
+    def get_future(self, timeout: float | None = None) -> Future[T]:
+        """A future of the next item; never blocks.
+
+        It fails with ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. ``cancel()`` leaves the
+        line, and no item is lost by it. Raises ``ValueError`` for a negative timeout, and ``RuntimeError`` if a timeout
+        needs the maintenance thread, and that can't be started. Thread-safe.
+        """
+        check_timeout(timeout)
+        waiter = FutureWaiter()
+        waiter.entered = self._clock.monotonic()
+        future: Future[T] = waiter.future
+        taken: list[T] = []
+        try:
+            self._fulfil(waiter, timeout, taken)
+        except BaseException:  # nobody has this future: what it got, or is about to get, goes back to its old place
+            waiter.stop_timer()
+            if taken and not future.done():
+                future.set_result(taken[0])
+            if taken or not self._leave(waiter):
+                future.add_done_callback(lambda done: self._give_back(waiter, done.result()))
+            raise
+        return future
+
+    def _fulfil(self, waiter: FutureWaiter, timeout: float | None, taken: list[T]) -> None:
+        """Complete a new future, or put it in line. ``taken``: what was taken for it."""
+        future = waiter.future
+        try:
+            taken += [self._take_now()]
+        except QueueEmpty as error:
+            if timeout == 0:
+                future.set_exception(error)
+                return
+        else:
+            future.set_result(taken[0])
+            return
+        reference = weakref.ref(waiter)  # the line holds it; if the future did, through this, that would be a cycle
+        future.add_done_callback(lambda done: self._cancelled(reference()) if done.cancelled() else None)
+        self._enter_until(waiter, timeout)
+
+    async def aget(self, timeout: float | None = None) -> T:
+        """The next item, for asyncio, from any event loop.
+
+        Raises ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. A task that is cancelled while
+        it waits loses no item: what it was about to be given goes back to its place. Raises ``RuntimeError`` as
+        ``get_future``.
+        """
+        import asyncio  # here and not above: who does not use it must not pay for it
+
+        check_timeout(timeout)
+        entered = self._clock.monotonic()
+        try:
+            return self._take_now()
+        except QueueEmpty:
+            if timeout == 0:
+                raise
+        waiter = TaskWaiter(asyncio.get_running_loop(), self)
+        waiter.entered = entered
+        try:
+            self._enter_until(waiter, timeout)
+            await waiter.future
+            item: T = waiter.result()
+        except GeneratorExit:  # thrown away, by the collector perhaps
+            self._forsake(waiter)
+            raise
+        except BaseException:  # cancelled: what is on its way to this task must not be lost
+            self._quit(waiter)
+            raise
+        return item
+
+    def _enter_until(self, waiter: Waiter, timeout: float | None) -> None:
+        self._enter(waiter)
+        if timeout is None or waiter not in self._line.waiters:
+            return
+        try:
+            waiter.timer = self._clock.call_later(
+                timeout,
+                lambda: self._give_up(waiter, QueueEmpty(f"nothing arrived within {timeout} s")),
+                on_lost=lambda cause: self._give_up(waiter, KestrelError(f"the maintenance thread died: {cause!r}")),
+            )
+        except BaseException:
+            if self._leave(waiter):
+                raise
+        if waiter not in self._line.waiters:  # completed meanwhile, perhaps by one who did not see the timer
+            waiter.stop_timer()
+
+    def _give_up(self, waiter: Waiter, error: BaseException) -> None:
+        if self._leave(waiter) and waiter.claim():
+            try:
+                self._missed(waiter)
+            finally:
+                waiter.fail(error)
+
+    def _quit(self, waiter: Sleeper) -> None:
+        waiter.stop_timer()
+        if not self._leave(waiter):
+            waiter.abandon()
+
+    def _forsake(self, waiter: TaskWaiter) -> None:
+        """``_quit`` in a finaliser (rule 5)."""
+        waiter.forsake()
+        waiter.stop_timer()
+        left = self._leave_now(waiter)
+        if left is None or waiter.is_given:
+            leave(partial(self._quit, waiter))
+
+    def _cancelled(self, waiter: FutureWaiter | None) -> None:
+        """Its future was cancelled, in a finaliser perhaps (rule 5)."""
+        if waiter is None:
+            return
+        waiter.stop_timer()
+        left = self._leave_now(waiter)
+        if left is None:
+            leave(partial(self._leave_cancelled, waiter))
+        elif left:
+            waiter.claim()  # which tells those who wait for the future with concurrent.futures.wait
+
+    def _leave_cancelled(self, waiter: FutureWaiter) -> None:
+        if self._leave(waiter):
+            waiter.claim()
+
+
+def taken_now(acquire: Callable[[bool], bool]) -> Iterator[bool]:
+    """One step that takes a lock if nobody has it, and says so: ``for held in taken_now(lock.acquire): break``. By no
+    call of ours: an interrupt falls before the lock is taken or after that is known.
+    """
+    return map(acquire, (False,))

@@ -1,0 +1,82 @@
+"""The future of a put: a ``concurrent.futures.Future`` that costs little until somebody waits for it.
+
+Of what a future costs to make and to complete, more than half is its condition variable. Whoever puts by the thousand
+looks at few of them before they are done, so this one makes its condition when it is first asked for. It relies on the
+attributes of ``Future`` that ``asyncio`` and ``concurrent.futures`` share, which have been the same since Python 3.2.
+
+NOTE ON LOCKING: ``_making`` guards ``_is_light`` and what ``give`` stores while it is true; a leaf, and one for all,
+as it is held for a few stores. It may be taken again by a signal handler. A forked child makes a new one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar, cast
+
+from kestrelpy._process import reset_after_fork
+from kestrelpy._waiting.waiters import claim
+
+T = TypeVar("T")
+
+_PENDING, _FINISHED = "PENDING", "FINISHED"
+_making = threading.RLock()
+
+
+class Promise(Future[T]):
+    """A future that is completed by ``give`` or ``fail``, each of which may be repeated, as a ``Waiter`` is."""
+
+    def __init__(self) -> None:
+        self._state = _PENDING
+        self._result = None
+        self._exception = None
+        self._waiters = []
+        self._done_callbacks: list[Callable[[Future[T]], object]] = []
+        self._is_light = True  # nobody has asked for the condition, so nobody waits, listens or has cancelled
+
+    def __getattr__(self, name: str) -> Any:
+        """The condition, when it is not there yet."""
+        if name != "_condition":
+            raise AttributeError(name)
+        condition = threading.Condition()  # before the lock is taken: a few stores are all that it is held for
+        with _making:
+            if self._is_light:
+                self._condition = condition
+                self._is_light = False
+        return self._condition
+
+    def done(self) -> bool:
+        return self._state == _FINISHED or super().done()
+
+    def result(self, timeout: float | None = None) -> T:
+        if self._state == _FINISHED and self._exception is None:
+            return cast("T", self._result)
+        return super().result(timeout)
+
+    def claim(self) -> bool:
+        """Whether it may be completed: not if it is, or if its holder has cancelled it."""
+        return self._state == _PENDING if self._is_light else claim(self)
+
+    def give(self, result: T) -> None:
+        with _making:
+            if self._is_light:
+                if self._state == _PENDING:
+                    self._result = result
+                    self._state = _FINISHED
+                return
+        if claim(self):
+            self.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        if claim(self):
+            self.set_exception(error)
+
+
+def _reset_after_fork() -> None:
+    """In a forked child: another thread of the parent may have held the lock, and will never release it here."""
+    global _making
+    _making = threading.RLock()
+
+
+reset_after_fork(lambda: _reset_after_fork())

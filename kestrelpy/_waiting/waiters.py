@@ -1,0 +1,221 @@
+"""Those who wait in a line: a thread, a future, a task. Each is completed once, by ``give`` or by ``fail``.
+
+Rules 2 to 5 of ``line`` are about them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+    from kestrelpy.clock import Timer
+
+
+NOTHING = object()
+"""Stands for an item that is not there: None is an item like any other."""
+
+
+class Owner(Protocol):
+    """Whose line it is."""
+
+    def _give_back(self, waiter: Sleeper, item: Any) -> None:
+        """Put an item back to its old place that ``waiter`` was given and can't use."""
+
+
+def is_deep(frames: int = 60) -> bool:
+    """Whether the recursion limit is so near. What is cut short by it has no room to put things right either."""
+    try:
+        sys._getframe(max(0, sys.getrecursionlimit() - frames))
+    except ValueError:  # there are not so many
+        return False
+    return True
+
+
+class Waiter:
+    """Somebody who waits: for one item, or for room. Completed once, by ``give`` or by ``fail``.
+
+    ``claim``, ``give`` and ``fail`` may be repeated by a thread that was interrupted in one of them: the second time
+    does nothing.
+    """
+
+    peeks = False  # wants to see the item and leave it where it is
+    entered = 0.0  # monotonic seconds
+    order = 0  # of the item it was handed, among all that were; memory queues put items back by it
+    timer: Timer | None = None
+
+    may_refuse = False
+
+    def claim(self) -> bool:
+        """Called by whoever removes it from the line: does it still want an item? True unless ``may_refuse``."""
+        return True
+
+    def give(self, item: Any) -> None:
+        raise NotImplementedError
+
+    def fail(self, error: BaseException) -> None:
+        raise NotImplementedError
+
+    def stop_timer(self) -> None:
+        timer = self.timer
+        if timer is not None:
+            timer.cancel()
+
+
+class Sleeper(Waiter):
+    """One that is woken, and fetches its item after that; or is gone by then (``abandon``), and the item goes back.
+
+    ``give`` stores the item, then reads ``_abandoned``; ``abandon`` does the reverse, so that at least one side sees
+    the other. Popping ``_right`` is the right to send the item back, so that exactly one of them does.
+    """
+
+    _item: Any = NOTHING
+    _error: BaseException | None = None
+    _abandoned = False
+    _owner: Owner | None  # where the item goes back to
+    _right: list[None] | None = None
+
+    def give(self, item: Any) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        self._item = item
+        if self._abandoned:
+            self._send_back()
+        else:
+            self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        self.stop_timer()
+        self._error = error
+        self._wake()
+
+    def result(self) -> Any:
+        """What it was completed with. Call it once, after it was woken."""
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # its traceback refers to this waiter: no reference cycle
+        return self._item
+
+    def abandon(self) -> None:
+        """It will not call ``result()``: what it was given, or is about to be given, goes back to its old place."""
+        if self._right is None:
+            self._right = [None]
+        self._abandoned = True
+        if self._item is not NOTHING:
+            self._send_back()
+
+    def _send_back(self) -> None:
+        if self._right is None or self._owner is None:
+            return
+        try:
+            self._right.pop()
+        except IndexError:  # the other side was faster
+            return
+        self._owner._give_back(self, self._item)
+
+    def _wake(self) -> None:
+        raise NotImplementedError
+
+
+class ThreadWaiter(Sleeper):
+    """A thread, asleep on a lock of its own."""
+
+    def __init__(self, owner: Owner | None = None) -> None:
+        self._owner = owner
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Sleep until completed, or for ``timeout`` seconds; true if completed."""
+        return self._asleep.acquire(True, -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+
+    def give(self, item: Any) -> None:
+        self._item = item  # as in the base class, in fewer calls: this is what a thread's wake-up takes
+        if self._abandoned:
+            self._send_back()
+            return
+        try:
+            self._asleep.release()
+        except RuntimeError:
+            return
+
+    def _wake(self) -> None:
+        try:
+            self._asleep.release()
+        except RuntimeError:  # it is awake: this is a repetition
+            return
+
+
+def claim(future: Future[Any]) -> bool:
+    """Whether ``future`` may be completed; if so, it can't be cancelled any more. May be repeated until it is."""
+    try:
+        if future.done() and not future.cancelled():
+            return False  # this is a repetition, or its holder has completed it, which was not his to do
+        return future.running() or future.set_running_or_notify_cancel()
+    except RuntimeError:  # its holder has done so in this moment
+        return False
+
+
+class FutureWaiter(Waiter):
+    """A ``concurrent.futures.Future`` that somebody holds."""
+
+    may_refuse = True
+
+    def __init__(self) -> None:
+        from concurrent.futures import Future  # here and not above: who does not use it must not pay for it
+
+        self.future: Future[Any] = Future()
+
+    def claim(self) -> bool:
+        return claim(self.future)
+
+    def give(self, item: Any) -> None:
+        self.stop_timer()
+        if not self.future.done():
+            self.future.set_result(item)
+
+    def fail(self, error: BaseException) -> None:
+        self.stop_timer()
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class TaskWaiter(Sleeper):
+    """An asyncio task; woken from any thread through its loop."""
+
+    may_refuse = True
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, owner: Owner) -> None:
+        self._owner = owner
+        self._right = [None]  # now: also a closed loop sends items back
+        self._loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
+
+    def claim(self) -> bool:
+        return not self._abandoned and not self._loop.is_closed()
+
+    def forsake(self) -> None:
+        """It was thrown away: whoever hands it something from now on sends that back."""
+        self._abandoned = True
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it has something that is still to go back, if it was thrown away."""
+        return self._item is not NOTHING
+
+    def _wake(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._arrive)
+        except RuntimeError:  # the loop was closed meanwhile and will run nothing more
+            if self._item is not NOTHING:
+                self._send_back()
+
+    def _arrive(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)

@@ -1,0 +1,102 @@
+"""The options of a queue and of a put: what is out of range is refused before anything is touched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from kestrelpy._checks import check_whole
+from kestrelpy._disk.interface import Disk
+from kestrelpy._journal import file_names
+from kestrelpy._journal.format import SEGMENT_OVERHEAD
+from kestrelpy._journal.journal import MAX_BATCH_BYTES
+from kestrelpy.config import Codec, ReaderConfig, check_config
+from kestrelpy.errors import BatchTooLarge, ItemTooLarge
+
+_MIN_SEGMENT_BYTES = 4096
+_LAST_MS = (1 << 63) - 1
+
+
+def check_sync(sync: float | Literal["always", "never"]) -> float | None:
+    """Seconds between syncs: 0 for always, ``None`` for never, as for infinitely many."""
+    if sync == "always":
+        return 0.0
+    if sync == "never":
+        return None
+    if isinstance(sync, bool) or not isinstance(sync, int | float) or not sync >= 0:
+        raise ValueError(f"sync must be 'always', 'never' or seconds, not {sync!r}")
+    return float(sync) if sync < math.inf else None
+
+
+def check_sizes(segment_bytes: int, max_item_bytes: int | None) -> int:
+    check_whole("segment_bytes", segment_bytes)
+    if segment_bytes < _MIN_SEGMENT_BYTES or segment_bytes > MAX_BATCH_BYTES:
+        raise ValueError(f"segment_bytes must be {_MIN_SEGMENT_BYTES:,} to {MAX_BATCH_BYTES:,}, not {segment_bytes!r}")
+    largest = segment_bytes - SEGMENT_OVERHEAD
+    if max_item_bytes is None:
+        return largest
+    check_whole("max_item_bytes", max_item_bytes)
+    if not 0 < max_item_bytes <= largest:
+        raise ValueError(f"max_item_bytes must be 1 to {largest:,} with these segments, not {max_item_bytes!r}")
+    return max_item_bytes
+
+
+def check_configs(readers: Mapping[str, ReaderConfig], default: ReaderConfig | None) -> ReaderConfig:
+    """The default reader's. Raises ``InvalidName``, and ``TypeError`` for what is no ``ReaderConfig``."""
+    for name, config in readers.items():
+        file_names.check_name(name)
+        check_config(f"readers[{name!r}]", config)
+    return check_config("default_reader", default if default is not None else ReaderConfig())
+
+
+def check_codec(codec: Codec | None) -> Codec | None:
+    if codec is not None and not (
+        callable(getattr(codec, "encode", None)) and callable(getattr(codec, "decode", None))
+    ):
+        raise TypeError(f"a codec has encode() and decode(), which {codec!r} has not")
+    return codec
+
+
+def encode_items(values: list[Any], codec: Codec | None, max_item_bytes: int) -> list[bytes]:
+    """The items of a put as bytes. Raises ``TypeError``, ``ItemTooLarge``, ``BatchTooLarge``."""
+    items = values if codec is None else [codec.encode(value) for value in values]
+    if set(map(type, items)) != {bytes}:
+        items = [_as_bytes(data, codec) for data in items]
+    sizes = list(map(len, items))
+    if max(sizes) > max_item_bytes:
+        raise ItemTooLarge(next(size for size in sizes if size > max_item_bytes), max_item_bytes)
+    if len(items) > 1 and (size := sum(sizes) + 4 * len(items)) > MAX_BATCH_BYTES:
+        raise BatchTooLarge(size, MAX_BATCH_BYTES)
+    return items
+
+
+def _as_bytes(data: Any, codec: Codec | None) -> bytes:
+    if not isinstance(data, bytes | bytearray | memoryview):
+        which = f"what {codec!r} encodes to" if codec is not None else "an item of a queue without a codec"
+        hint = "" if codec is not None else ": for other values open the queue with codec= (see kestrelpy.codecs)"
+        raise TypeError(f"{which} must be bytes, bytearray or memoryview, not {type(data).__name__}{hint}")
+    return bytes(data)
+
+
+def expiry(added_ms: int, expires_in: float | None, expires_at_ms: int | None) -> int | None:
+    if expires_in is None and expires_at_ms is None:
+        return None
+    if expires_in is not None:
+        if expires_at_ms is not None:
+            raise ValueError("an item expires expires_in seconds from now or at expires_at_ms, not both")
+        if not 0 <= expires_in < _LAST_MS // 1000:
+            raise ValueError(f"expires_in must be seconds from now and not negative, not {expires_in!r}")
+        expires_at_ms = added_ms + int(expires_in * 1000)
+    if not isinstance(expires_at_ms, int):
+        raise TypeError(f"expires_at_ms must be an int, not {type(expires_at_ms).__name__}")
+    if not 0 <= expires_at_ms <= _LAST_MS:
+        raise ValueError(f"expires_at_ms must be milliseconds since 1970, not {expires_at_ms!r}")
+    return expires_at_ms
+
+
+def memory_disk() -> Disk:
+    """The disk of a queue that is in memory only: nobody else has it."""
+    from kestrelpy._disk.memory import MemoryDisk  # here and not above: few need it
+
+    return MemoryDisk()

@@ -1,0 +1,556 @@
+"""Putting: the writing half of a ``JournaledQueue``, from a put to the journal.
+
+NOTE ON LOCKING: ``_lock`` (Q in docs/locking.md) guards the journal's appends and the feed. Readers' locks come after
+it. ``backpressure`` has its own rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+from kestrelpy._checks import check_timeout
+from kestrelpy._journal.format import FRAME_BYTES, Entry, pack_crc, pack_frame
+from kestrelpy._journal.segment import ITEM_COST
+from kestrelpy._process import why_not_wait
+from kestrelpy._reading.limits import Limited
+from kestrelpy._reading.reader import Reader
+from kestrelpy._writing.backpressure import Producer, ProducerTask, ProducerThread
+from kestrelpy._writing.options import encode_items, expiry
+from kestrelpy._writing.syncer import Durability
+from kestrelpy.config import Codec, FullPolicy
+from kestrelpy.errors import DurabilityUnknown, ItemTooLarge, KestrelError, QueueFull
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from kestrelpy._waiting.put_future import Promise
+    from kestrelpy.inbox.host import Inflow
+    from kestrelpy.inbox.watcher import Watch
+
+_NO_LIMIT = 1 << 62
+LARGE_BATCH = 16
+"""A batch of so many items stays together in the window: a reader makes the entries of a smaller one no cheaper."""
+
+
+LOOK_SECONDS = 0.05
+"""A producer waits for a reader in another process, of whose commits nobody tells it: how often it looks."""
+HOOK_SECONDS = 1.0
+"""It waits for a reader whose ``on_expired`` hook has raised: how often that has another go."""
+
+
+class Parcel(NamedTuple):
+    """What one put is to store."""
+
+    items: list[bytes]
+    expires_in: float | None
+    expires_at_ms: int | None
+
+
+def never_fits(reader: Limited, parcel: Parcel) -> bool:
+    """Whether the reader would refuse it even if it were empty. Of bytes an empty one takes a batch of any size."""
+    config = reader.config
+    return (config.max_items is not None and len(parcel.items) > config.max_items) or config.max_bytes == 0
+
+
+def is_open_here(reader: Limited) -> bool:
+    """Whether what it has done is known without a look at the folder."""
+    return isinstance(reader, Reader) and reader._broken is None
+
+
+class Writing(Durability):
+    """What puts need; ``JournaledQueue`` sets it up."""
+
+    max_item_bytes: int
+    _codec: Codec | None
+    _time_ns: Callable[[], int]
+    _append: Callable[[bytes, int], int]
+    _promise: type[Promise[int]] | None = None
+    _inflow: Inflow | None = None
+    _watch: Watch | None = None
+    _unfinished = False  # a batch of the inbox is not taken in to its end
+
+    def _choose_path(self) -> None:
+        """Whether a put may take the short way: nothing but journal and window to see to."""
+        self._plain = (
+            self._state is None
+            and self._codec is None
+            and self._sync_seconds != 0
+            and not self._readership.limited
+            and not self._unfinished
+        )
+
+    def put(
+        self,
+        data: Any,
+        *,
+        expires_in: float | None = None,
+        expires_at_ms: int | None = None,
+        timeout: float | None = 0,
+    ) -> int:
+        """Add one item for every reader; returns its id.
+
+        When it returns, the item survives the death of the process; with ``sync="always"`` a power cut too. ``data``:
+        ``bytes``, ``bytearray`` or ``memoryview``, or any value with a codec. It expires ``expires_in`` seconds from
+        now or at ``expires_at_ms``. Where a reader's policy is ``BLOCK``, waits for room up to ``timeout`` seconds (0:
+        not at all; ``None``: for ever), in line with other producers.
+
+        Raises ``QueueFull`` if a reader has no room (at once if it never will), ``ItemTooLarge``, ``QueueDiskFull`` (in
+        each case nothing was stored), ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``, ``TypeError``,
+        ``ValueError``.
+        """
+        if (
+            not self._plain
+            or type(data) is not bytes
+            or expires_in is not None
+            or expires_at_ms is not None
+            or timeout  # not only to be waited for: it may be no timeout at all
+        ):
+            return self._put_slowly([data], expires_in, expires_at_ms, timeout)[0]
+        size = len(data)
+        if size > self.max_item_bytes:
+            raise ItemTooLarge(size, self.max_item_bytes)
+        feed, journal, time_ns = self._feed, self._journal, self._time_ns
+        try:
+            with self._lock:
+                added_ms = time_ns() // 1_000_000
+                # Journal.append, written out: on the hottest path of all, a call less is a seventh.
+                offset, item_id, total_bytes = journal._at
+                end = offset + FRAME_BYTES + size
+                if end > journal._room or added_ms != journal._last_ms:
+                    item_id = self._append(data, added_ms)
+                else:
+                    item_id += 1
+                    frame = pack_frame(size, item_id, added_ms, item_id - journal.durable_id, journal._marker) + data
+                    try:
+                        journal._buffer[offset:end] = pack_crc(crc32(frame)) + frame  # type: ignore[index]  # as there
+                        journal._at = (end, item_id, total_bytes + size)
+                    except BaseException as error:
+                        journal._undo(error)
+                        raise
+                window = feed.shared
+                if window.is_open:
+                    window.entries[item_id] = (data, added_ms, None)
+                    window.left -= size + ITEM_COST
+                    if window.left < 0:
+                        feed.trim_locked()
+                feed.visible_id = item_id
+                if not self._sync_armed:
+                    self._arm_sync()
+            if feed.waiting:
+                feed.wake()
+        except DurabilityUnknown as error:
+            self._fail(error, told=True)
+            raise
+        except BaseException:
+            self._after_interrupt()
+            raise
+        return item_id
+
+    def put_many(
+        self,
+        items: Iterable[Any],
+        *,
+        expires_in: float | None = None,
+        expires_at_ms: int | None = None,
+        timeout: float | None = 0,
+    ) -> range:
+        """Add several items as one record: all or nothing, also across a crash. Returns their ids; of nothing, an
+        empty range.
+
+        One write, one sync. Guarantees and errors as ``put``; ``BatchTooLarge`` for items of more than 2 GiB together.
+        More items than a reader's ``max_items`` never fit.
+        """
+        values = list(items)
+        if not values:
+            self._check_usable()
+            return range(0)
+        ids = self._put_slowly(values, expires_in, expires_at_ms, timeout)
+        return range(ids[0], ids[-1] + 1)
+
+    def _put_slowly(
+        self,
+        values: list[Any],
+        expires_in: float | None,
+        expires_at_ms: int | None,
+        timeout: float | None,
+        patient: Callable[[], object] | None = None,
+    ) -> range:
+        try:
+            ids = self._store(values, expires_in, expires_at_ms, timeout, patient=patient)
+            if self._sync_seconds == 0:
+                self._wait_durable(ids[-1])
+        except BaseException:
+            self._after_interrupt()
+            raise
+        return ids
+
+    def _after_interrupt(self) -> None:
+        """A put was cut short, perhaps after it stored its item (R13): then that is there, for readers too."""
+        feed = self._feed
+        with self._lock:
+            if self._sync_seconds != 0:
+                feed.visible_id = min(self._journal.tail_id, feed.limit_id)
+            hidden = not self._unfinished and self._state is None and feed.visible_id < self._journal.tail_id
+        if hidden:
+            self._sync_soon()
+        if feed.waiting:
+            feed.wake()
+
+    def _put_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> int:
+        """``put`` that waits for room whatever the reader's policy, as long as ``check`` does not raise: for the
+        blocking-queue face.
+        """
+        return self._put_slowly([value], None, None, timeout, check)[0]
+
+    def _store(
+        self,
+        values: list[Any],
+        expires_in: float | None,
+        expires_at_ms: int | None,
+        timeout: float | None,
+        *,
+        patient: Callable[[], object] | None = None,
+    ) -> range:
+        """Everything of a put but waiting for the disk. ``patient``: wait for room whatever the policy, until it
+        raises.
+        """
+        if self._unfinished and self._inflow is not None:
+            self._inflow.finish()
+        plain = self._codec is None and not self._readership.limited and expires_in is None and expires_at_ms is None
+        if plain and timeout == 0 and len(values) == 1 and type(values[0]) is bytes:
+            return self._store_plain(values[0])
+        check_timeout(timeout)
+        parcel = Parcel(encode_items(values, self._codec, self.max_item_bytes), expires_in, expires_at_ms)
+        answer = self._offer(parcel, timeout, patient)
+        return answer if isinstance(answer, range) else self._wait_for_room(parcel, ProducerThread(timeout, patient))
+
+    def _store_plain(self, data: bytes) -> range:
+        """``_store`` where there is nothing but journal and feed to see to. ``_append_locked`` is written out for one
+        item: with it ``put_future`` would take a third longer.
+        """
+        if len(data) > self.max_item_bytes:
+            raise ItemTooLarge(len(data), self.max_item_bytes)
+        feed = self._feed
+        try:
+            with self._lock:
+                self._check_usable()
+                added_ms = self._clock.time_ns() // 1_000_000
+                item_id = self._append(data, added_ms)
+                if self._sync_seconds == 0:
+                    feed.pending.append((item_id, (data, added_ms, None)))
+                else:
+                    feed.show_locked(item_id, [(data, added_ms, None)], len(data))
+                if not self._sync_armed:
+                    self._arm_sync()
+        except DurabilityUnknown as error:
+            self._fail(error, told=True)
+            raise
+        if feed.waiting:
+            feed.wake()
+        return range(item_id, item_id + 1)
+
+    # -- room --------------------------------------------------------------------------------------------------------
+
+    def _offer(self, parcel: Parcel, timeout: float | None, patient: Callable[[], object] | None) -> range | None:
+        """Store it, if there is room and nobody waits who came before; ``None`` if it is to wait. Raises ``QueueFull``.
+
+        Who does not wait stands behind nobody: it takes what room there is.
+        """
+        may_wait = timeout != 0 and bool(self._room)
+        answer = self._admit(parcel, in_turn=not (may_wait and self._may_wait(patient)))
+        if isinstance(answer, range):
+            return answer
+        if answer is not None:
+            self._check_worth_waiting(answer, parcel, timeout == 0, patient)
+        return None
+
+    def _may_wait(self, patient: Callable[[], object] | None) -> bool:
+        return patient is not None or any(
+            reader.config.full_policy is FullPolicy.BLOCK for reader in self._readership.limited
+        )
+
+    def _check_worth_waiting(
+        self, refusing: Limited, parcel: Parcel, is_late: bool, patient: Callable[[], object] | None
+    ) -> None:
+        """Raise ``QueueFull`` for what does not wait, or would wait for ever."""
+        name = refusing.full_name
+        if never_fits(refusing, parcel):
+            raise QueueFull(f"{len(parcel.items)} items at once are above the limits of reader {name!r}", reader=name)
+        if is_late or (patient is None and refusing.config.full_policy is not FullPolicy.BLOCK):
+            raise QueueFull(f"reader {name!r} is full", reader=name)
+
+    def _wait_for_room(self, parcel: Parcel, producer: ProducerThread) -> range:
+        """Wait in line on this thread, and store it."""
+        room = self._room
+        try:
+            try:
+                while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "finally"
+                    ids = self._look_for_room(parcel, producer)
+                    if isinstance(ids, range):
+                        break
+                    producer.sleep(ids)
+            finally:
+                room.leave(producer)
+        except BaseException:  # as in Exchange: an interrupt as that began
+            room.leave(producer)
+            raise
+        return ids
+
+    def _look_for_room(self, parcel: Parcel, producer: Producer) -> range | float | None:
+        """Store it if it is this one's turn and there is room; else in how many seconds it is to look again (``None``:
+        when it is rung). Raises ``QueueFull``.
+        """
+        producer.stop_timer()
+        producer.overdue = False
+        self._check_usable()
+        if producer.check is not None:
+            producer.check()
+        self._room.enter(producer)
+        ending = why_not_wait()
+        if ending is not None:
+            raise ending
+        is_late = producer.is_late()
+        if not (is_late or self._room.is_first(producer)):
+            return None
+        while True:
+            watched = producer.watched
+            if isinstance(watched, Reader):
+                watched._quiet = False  # its next commit rings
+            answer = self._admit(parcel, in_turn=True, producer=producer)
+            if answer is None or isinstance(answer, range):
+                return answer
+            self._check_worth_waiting(answer, parcel, is_late, producer.check)
+            if answer is watched:
+                return self._rings_for(answer, producer)
+            producer.watched = answer
+
+    def _rings_for(self, refusing: Limited, producer: Producer) -> float | None:
+        """When ``producer`` looks again if nobody rings: where nobody does."""
+        pending = bool(self._feed.pending)  # first: what is not pending then is seen by the next line
+        if not isinstance(refusing, Reader) or not is_open_here(refusing):
+            return LOOK_SECONDS  # nobody tells us when it moves
+        seconds = refusing._expires_in()
+        if seconds is not None:
+            try:
+                producer.timer = self._clock.call_later(seconds, producer.ring, on_lost=self._maintenance_lost)
+            except RuntimeError:  # no thread can be started
+                return LOOK_SECONDS
+        elif pending:
+            return LOOK_SECONDS
+        return HOOK_SECONDS if refusing._failed else None
+
+    def _admit(self, parcel: Parcel, *, in_turn: bool, producer: Producer | None = None) -> range | Limited | None:
+        """Store it if there is room for it and it is its turn: its ids. ``None`` if only the latter is missing; else
+        the reader that refuses. ``producer``: whose place in line it is, if any.
+        """
+        if self._unfinished and self._inflow is not None:
+            self._inflow.finish()
+        answer = self._append_if_room(parcel, in_turn)
+        if not isinstance(answer, range) and answer is not None:
+            self._discard_expired(parcel)
+            answer = self._append_if_room(parcel, in_turn)
+        if not (isinstance(answer, range) or answer is None or is_open_here(answer)):
+            self._readership.refresh_limits()  # what another process has is looked at before it refuses anything
+            answer = self._append_if_room(parcel, in_turn)
+        if isinstance(answer, range):
+            if producer is not None:
+                self._room.leave(producer)  # before anybody is called back who may put, and stand behind it
+            self._keep_limits()
+            if self._feed.waiting:
+                self._feed.wake()
+        return answer
+
+    def _append_if_room(self, parcel: Parcel, in_turn: bool) -> range | Limited | None:
+        try:
+            with self._lock:
+                self._check_usable()
+                refusing = self._who_refuses(parcel)
+                if refusing is None and in_turn:
+                    return self._append_locked(*parcel)
+        except DurabilityUnknown as error:
+            self._fail(error, told=True)
+            raise
+        return refusing
+
+    def _who_refuses(self, parcel: Parcel) -> Limited | None:
+        """A reader without room; one that refuses at once, if there is one."""
+        refusing: Limited | None = None
+        for reader in self._readership.limited:
+            if self._is_refused(reader, parcel):
+                if reader.config.full_policy is not FullPolicy.BLOCK:
+                    return reader
+                refusing = refusing or reader
+        return refusing
+
+    def _discard_expired(self, parcel: Parcel) -> None:
+        """Expired items do not count where these would be refused; their hooks run outside the lock. If that can't be
+        done they do count.
+        """
+        for reader in self._readership.limited:
+            if isinstance(reader, Reader) and self._is_refused(reader, parcel):
+                with contextlib.suppress(KestrelError, OSError):
+                    reader.discard_expired(_NO_LIMIT)
+
+    def _is_refused(self, reader: Limited, parcel: Parcel) -> bool:
+        if reader.config.full_policy is FullPolicy.DROP_OLDEST:
+            return False
+        items = parcel.items
+        count = len(items)
+        if count == 1 or reader.config.max_bytes is None:
+            return not self._fits(reader, count)
+        return not self._fits(reader, count, sum(map(len, items)) - len(items[-1]))
+
+    def _fits(self, reader: Limited, count: int, before_last: int = 0) -> bool:
+        """Items are limited to the last one. Bytes may be overshot by one item, as anything else would keep a large
+        item out: ``before_last`` are those of all items but the last. Nor is a large batch kept out of a reader that
+        has none.
+        """
+        config, feed = reader.config, self._feed
+        if config.max_items is not None and reader.items + len(feed.pending) + count > config.max_items:
+            return False
+        if config.max_bytes is None:
+            return True
+        size = reader.bytes + self._journal.total_bytes - feed.visible_bytes
+        return size + before_last < config.max_bytes or size <= 0 < config.max_bytes
+
+    def _append_locked(self, items: list[bytes], expires_in: float | None, expires_at_ms: int | None) -> range:
+        added_ms = self._time_ns() // 1_000_000
+        expires_ms = expiry(added_ms, expires_in, expires_at_ms)
+        journal = self._journal
+        before = journal.total_bytes
+        if len(items) == 1 and expires_ms is None:
+            first_id = self._append(items[0], added_ms)
+            ids = range(first_id, first_id + 1)
+        else:
+            ids = journal.append_frame(items, added_ms, expires_ms)
+        if self._sync_seconds != 0 and expires_ms is None and len(items) >= LARGE_BATCH:
+            self._feed.show_batch_locked(ids[0], items, added_ms, journal.total_bytes - before)
+        else:
+            entries: list[Entry] = [(data, added_ms, expires_ms) for data in items]
+            if self._sync_seconds == 0:
+                self._feed.hold_locked(ids[0], entries)
+            else:
+                self._feed.show_locked(ids[0], entries, journal.total_bytes - before)
+        if not self._sync_armed:
+            self._arm_sync()
+        return ids
+
+    def put_future(
+        self,
+        data: Any,
+        *,
+        expires_in: float | None = None,
+        expires_at_ms: int | None = None,
+        timeout: float | None = 0,
+    ) -> Future[int]:
+        """As ``put``, without waiting for the disk: the future completes with the id when the item is there under the
+        sync policy.
+
+        With ``sync="never"`` it is complete at once. Raises what ``put`` raises before anything is stored; the future
+        fails with ``DurabilityUnknown``.
+        """
+        promise = (self._promise or self._import_promise())()
+        try:
+            item_id = self._store([data], expires_in, expires_at_ms, timeout)[0]
+            if self._sync_seconds is None:
+                promise.give(item_id)
+            else:
+                self._commit.add(item_id, promise, soon=self._sync_seconds == 0)
+        except BaseException:
+            self._after_interrupt()
+            raise
+        return promise
+
+    def _promise_of(self, item_id: int) -> Promise[int]:
+        """The future of an item that is stored."""
+        promise = (self._promise or self._import_promise())()
+        try:
+            if self._sync_seconds is None:
+                promise.give(item_id)
+            else:
+                self._commit.add(item_id, promise, soon=self._sync_seconds == 0)
+        except BaseException:
+            self._after_interrupt()
+            raise
+        return promise
+
+    def _import_promise(self) -> type[Promise[int]]:
+        from kestrelpy._waiting.put_future import Promise  # here and not above: who does not use it must not pay for it
+
+        Writing._promise = Promise
+        return Promise
+
+    async def aput(
+        self,
+        data: Any,
+        *,
+        expires_in: float | None = None,
+        expires_at_ms: int | None = None,
+        timeout: float | None = 0,
+    ) -> int:
+        """``put`` for asyncio: waits for room and for the disk without blocking the loop, and without a thread.
+
+        A task that is cancelled while it waits for room has put nothing. One that is cancelled while it waits for the
+        disk has: the item stays, and is on disk as soon as it would have been. ``timeout`` is for the room, by the
+        queue's clock. Raises as ``put``.
+        """
+        import asyncio  # here and not above: who does not use it must not pay for it
+
+        if timeout == 0:
+            return await asyncio.wrap_future(self.put_future(data, expires_in=expires_in, expires_at_ms=expires_at_ms))
+        item_id = await self._store_in_task(data, expires_in, expires_at_ms, timeout)
+        return await asyncio.wrap_future(self._promise_of(item_id))
+
+    async def _aput_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> None:
+        """``_put_waiting`` for asyncio."""
+        import asyncio
+
+        item_id = await self._store_in_task(value, None, None, timeout, check)
+        if self._sync_seconds == 0:
+            await asyncio.wrap_future(self._promise_of(item_id))
+
+    async def _store_in_task(
+        self,
+        value: Any,
+        expires_in: float | None,
+        expires_at_ms: int | None,
+        timeout: float | None,
+        patient: Callable[[], object] | None = None,
+    ) -> int:
+        """``_store`` for asyncio."""
+        import asyncio
+
+        check_timeout(timeout)
+        try:
+            if not self._readership.limited:  # then there is nothing to wait for
+                return self._store([value], expires_in, expires_at_ms, 0)[0]
+            parcel = Parcel(encode_items([value], self._codec, self.max_item_bytes), expires_in, expires_at_ms)
+            ids = self._offer(parcel, timeout, patient)
+        except BaseException:
+            self._after_interrupt()
+            raise
+        if ids is None:
+            producer = ProducerTask(asyncio.get_running_loop(), self._clock, timeout, patient)
+            ids = await self._wait_in_task(parcel, producer)
+        return ids[0]
+
+    async def _wait_in_task(self, parcel: Parcel, producer: ProducerTask) -> range:
+        """As ``_wait_for_room``. What is raised from outside strikes while it sleeps, and nothing is stored then: so
+        who throws it away takes no lock.
+        """
+        try:
+            producer.start(self._maintenance_lost)
+            while True:
+                try:
+                    ids = self._look_for_room(parcel, producer)
+                except BaseException:
+                    self._after_interrupt()
+                    raise
+                if isinstance(ids, range):
+                    return ids
+                await producer.sleep(ids)
+        finally:
+            self._room.leave(producer)

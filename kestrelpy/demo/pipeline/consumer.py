@@ -1,0 +1,37 @@
+"""The consumer of alerts: ``python -m kestrelpy.demo.pipeline.consumer FOLDER``. Owns their queue and notes each.
+
+It takes in what the query publishes in the inbox, reads it like any other item, and writes a line of its ledger for
+each: the id that the line had in the first queue, and its text.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from kestrelpy import JournaledQueue, QueueEmpty
+from kestrelpy.codecs import JSON
+from kestrelpy.demo.pipeline._plan import ALERTS, Plan
+
+
+def consume(plan: Plan) -> None:
+    """Until the query is through and nothing is left."""
+    with (
+        JournaledQueue(plan.queues, ALERTS, codec=JSON, inbox_interval=0.2) as queue,
+        open(plan.root / "alerts.ledger", "a", encoding="utf-8") as ledger,
+    ):
+        while True:
+            over = (plan.root / "read.done").exists()
+            if over:
+                queue.take_in()
+            try:
+                with queue.get(timeout=0 if over else 0.2) as item:
+                    ledger.write(json.dumps(item.value) + "\n")
+            except QueueEmpty:
+                ledger.flush()
+                if over:
+                    return
+
+
+if __name__ == "__main__":
+    consume(Plan.load(sys.argv[1]))

@@ -1,0 +1,102 @@
+"""The proof: what came out of the pipeline, against the input counted by plain Python.
+
+Three accounts are kept apart from each other: words per file in Parquet, alerts in the consumer's ledger, and every
+item in the lake and the segments that are left. Each function gives complaints, of which there should be none.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kestrelpy.codecs import JSON
+from kestrelpy.demo.pipeline._plan import LINES, Plan, is_alert, words_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SHOWN = 3
+
+
+@dataclass
+class Account:
+    """What the input amounts to."""
+
+    lines: Counter[str] = field(default_factory=Counter)
+    words: Counter[str] = field(default_factory=Counter)
+    alerts: dict[int, str] = field(default_factory=dict)
+    checksums: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.lines.values())
+
+
+def account(items: Iterable[dict[str, Any]]) -> Account:
+    """Count the input. The sum of the items' CRC-32s tells whether any byte differs."""
+    mine = Account()
+    for item_id, item in enumerate(items, 1):
+        mine.lines[item["file"]] += 1
+        mine.words[item["file"]] += words_in(item["text"])
+        mine.checksums += zlib.crc32(JSON.encode(item))
+        if is_alert(item["text"]):
+            mine.alerts[item_id] = item["text"]
+    return mine
+
+
+def check_words(rows: Iterable[tuple[str, int, int]], wanted: Account) -> list[str]:
+    """``rows``: file, lines, words, as the query has added them up."""
+    complaints = []
+    lines: Counter[str] = Counter()
+    words: Counter[str] = Counter()
+    for name, count, sum_of_words in rows:
+        lines[name] += count
+        words[name] += sum_of_words
+    for what, got, due in (("lines", lines, wanted.lines), ("words", words, wanted.words)):
+        wrong = sorted(name for name in got.keys() | due.keys() if got[name] != due[name])
+        complaints += [f"{name}: {got[name]:,} {what}, not {due[name]:,}" for name in wrong[:_SHOWN]]
+        if len(wrong) > _SHOWN:
+            complaints.append(f"and the {what} of {len(wrong) - _SHOWN} more files")
+    return complaints
+
+
+def check_alerts(ledger: Iterable[str], wanted: Account) -> list[str]:
+    """``ledger``: the consumer's lines."""
+    seen = [json.loads(line) for line in ledger]
+    times = Counter(each["id"] for each in seen)
+    complaints = [f"alert {item_id} came {count} times" for item_id, count in times.items() if count > 1][:_SHOWN]
+    missing, extra = wanted.alerts.keys() - times.keys(), times.keys() - wanted.alerts.keys()
+    complaints += [f"alert {item_id} is missing" for item_id in sorted(missing)[:_SHOWN]]
+    complaints += [f"alert {item_id} is none" for item_id in sorted(extra)[:_SHOWN]]
+    complaints += [
+        f"alert {each['id']} says something else" for each in seen if wanted.alerts.get(each["id"]) != each["text"]
+    ][:_SHOWN]
+    return complaints
+
+
+def check_lake(count: int, ids: int, checksums: int, wanted: Account) -> list[str]:
+    """Of all items in the lake and in the segments left: how many, how many different ids, the sum of their CRC-32s."""
+    complaints = []
+    if (count, ids) != (wanted.total, wanted.total):
+        complaints.append(f"{count:,} items with {ids:,} ids, not {wanted.total:,}")
+    if checksums != wanted.checksums:
+        complaints.append("the bytes of the items are not those of the input")
+    return complaints
+
+
+def lake_figures(spark: SparkSession, plan: Plan, lake: str) -> tuple[int, int, int]:
+    """Count, ids and checksums of what is archived, by the lake, and of the rest, by the queue."""
+    from pyspark.sql import functions as f
+
+    archived = spark.read.parquet(lake).where(f.col("queue") == LINES).select("id", "data")
+    last_id = archived.agg(f.max("id")).first()
+    after = last_id[0] if last_id is not None and last_id[0] is not None else 0
+    rest = spark.read.format("kestrel").option("queue", LINES).load(plan.queues).where(f.col("id") > after)
+    every = archived.union(rest.select("id", "data"))
+    row = every.agg(f.count("*"), f.count_distinct("id"), f.sum(f.crc32("data"))).first()
+    assert row is not None
+    return int(row[0]), int(row[1]), int(row[2] or 0)

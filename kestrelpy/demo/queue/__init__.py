@@ -1,0 +1,1 @@
+"""One queue, its writer and its readers, which get killed; and the proof that nothing was lost: ``kestrelpy demo``."""

@@ -1,0 +1,233 @@
+"""The inbox of a queue that is open here: when it is looked at, and what that means to puts and readers.
+
+Rules:
+1. When it is looked at is the business of ``watcher``.
+2. Nothing of this is on the way of a put or a get. While a batch is not taken in to its end, the journal refuses puts,
+   and the queue's slow path goes on with it first.
+
+NOTE ON LOCKING: ``Inflow._lock`` (I in docs/locking.md) is held while the inbox is looked at and taken in; it comes
+before the queue's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from kestrelpy import _logging
+from kestrelpy._disk.interface import Disk
+from kestrelpy._reading.reader import Reader
+from kestrelpy.config import FullPolicy
+from kestrelpy.errors import DurabilityUnknown, ForkedQueue, KestrelError, QueueClosed
+from kestrelpy.inbox.format import Batch
+from kestrelpy.inbox.ingest import Intake, erase_inbox
+from kestrelpy.inbox.parts import open_inbox
+
+if TYPE_CHECKING:
+    from kestrelpy._disk.interface import Directory
+    from kestrelpy._reading.limits import Limited
+    from kestrelpy.queue import JournaledQueue
+
+
+class Inflow:
+    """The inbox of one queue, and its ``Host``."""
+
+    def __init__(self, queue: JournaledQueue, disk: Disk | None, *, quarantine: bool) -> None:
+        self.journal = queue._journal
+        self.max_item_bytes: int | None = queue.max_item_bytes
+        self._queue = queue
+        self._disk = disk
+        self._quarantine = quarantine
+        self._lock = threading.Lock()
+        self._folder: Directory | None = None  # guarded by self._lock, as all below
+        self._intake: Intake | None = None
+        self._stopped = False
+        self._told = False  # whether it was logged that it does not go on
+
+    # -- the host ----------------------------------------------------------------------------------------------------
+
+    def lock(self) -> AbstractContextManager[object]:
+        return self._queue._lock
+
+    def now_ms(self) -> int:
+        return self._queue._time_ns() // 1_000_000
+
+    def has_room_locked(self, batch: Batch) -> bool:
+        """A batch that is larger than a reader's limit waits until that reader is empty."""
+        return not any(self._is_refused(reader, batch) for reader in self._queue._readership.limited)
+
+    def _is_refused(self, reader: Limited, batch: Batch) -> bool:
+        if reader.config.full_policy is FullPolicy.DROP_OLDEST:
+            return False
+        return not self._queue._fits(reader, batch.items, max(0, batch.data_bytes - 1)) and reader.items > 0
+
+    def sync_locked(self) -> None:
+        queue, journal = self._queue, self.journal
+        file, tail_id = journal.sync_target()
+        if file is not None and journal.durable_id < tail_id:
+            with queue._syncing:
+                journal.is_active(file)  # it is, and this raises if a sync of it has failed meanwhile (R9)
+                try:
+                    journal.sync(file)
+                except OSError as cause:
+                    raise journal.fail(cause) from cause
+        journal.durable_id = max(journal.durable_id, tail_id)
+        queue._feed.show_durable_locked(tail_id, journal.total_bytes)
+
+    def hide_locked(self, first_id: int) -> None:
+        queue = self._queue
+        queue._unfinished, queue._plain = True, False
+        queue._feed.hide_locked(first_id)
+        self.journal.allow()
+
+    def show_locked(self) -> None:
+        queue = self._queue
+        self.journal.allow()
+        queue._feed.show_hidden_locked()
+        queue._unfinished = False
+        queue._choose_path()
+
+    def refuse_locked(self, error: Exception) -> None:
+        if not isinstance(error, DurabilityUnknown):
+            self.journal.refuse(error)
+
+    @property
+    def refused(self) -> int:
+        """How many published batches are kept aside because they can never be taken in. May be read at any time."""
+        intake = self._intake
+        return 0 if intake is None else intake.refused
+
+    # -- the owner's calls -------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """When the queue is opened: go on with what an earlier owner has begun, and take in what there is.
+
+        Raises ``CorruptJournal``, ``UnsupportedFormat``, ``DurabilityUnknown``, and ``OSError`` if it can't be known
+        whether something was begun. What can't be taken in now is later.
+        """
+        with self._lock:
+            if self._look() is None:
+                return
+        try:
+            self.take_in(opening=True)
+        except (KestrelError, OSError) as error:
+            if isinstance(error, DurabilityUnknown):
+                raise
+            self._say()
+        self._note()
+
+    def _look(self) -> Intake | None:
+        """The inbox, if there is one. Under the lock."""
+        if self._intake is None:
+            try:
+                folder = open_inbox(self._queue._home.directory.path, self._disk, create=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            try:
+                intake = Intake(folder, self._queue.name, self)
+                intake.open(quarantine=self._quarantine)
+            except BaseException:
+                folder.close()
+                raise
+            self._folder, self._intake = folder, intake
+        return self._intake
+
+    def take_in(self, *, opening: bool = False, told: bool = True) -> int:
+        """Take in what is published; how many items. Raises as ``JournaledQueue.take_in``. ``told``: to who uses the
+        queue.
+        """
+        queue = self._queue
+        taken = 0
+        try:
+            with self._lock:
+                if not opening:
+                    queue._check_usable()
+                intake = None if self._stopped else self._look()
+                if intake is not None:
+                    self._queue._readership.refresh_limits()
+                    self._discard_expired()
+                    taken = intake.run()
+                    self._told = False
+        except DurabilityUnknown as error:
+            queue._fail(error, told=told)
+            raise
+        finally:
+            self._tell()
+        return taken
+
+    def finish(self) -> None:
+        """Before a put: go on with what is not taken in to its end. Raises as ``take_in``."""
+        try:
+            with self._lock:
+                if self._intake is not None and not self._stopped:
+                    self._intake.finish()
+        except DurabilityUnknown as error:
+            self._queue._fail(error, told=True)
+            raise
+        finally:
+            self._tell()
+
+    def _discard_expired(self) -> None:
+        """Expired items do not count where a batch would be refused. Not those that have a hook: none is run here."""
+        for reader in self._queue._readership.limited:
+            if isinstance(reader, Reader) and reader.config.on_expired is None:
+                with contextlib.suppress(OSError, KestrelError):
+                    reader.discard_expired()
+
+    def _note(self) -> None:
+        """Whoever waits for what is on disk is told of what is visible, too: a rotation may have synced more."""
+        self._queue._commit.note(min(self.journal.durable_id, self._queue._feed.visible_id))
+
+    def _tell(self) -> None:
+        """Something may be on disk, and visible: serve who waits for it. With no lock held."""
+        queue = self._queue
+        if queue._state is None:
+            self._note()
+            queue._keep_limits()
+            if queue._feed.waiting:
+                queue._feed.wake()
+
+    def look(self) -> None:
+        """As ``take_in``, for the watch: what goes wrong is logged, once."""
+        try:
+            self.take_in(told=False)
+        except (QueueClosed, ForkedQueue, DurabilityUnknown):
+            return  # the next call says so
+        except (KestrelError, OSError):
+            self._say()
+
+    def _say(self) -> None:
+        if not self._told:
+            self._told = True
+            _logging.warning("the inbox of %s can't be taken in now; it is tried again", self._queue.name, error=True)
+
+    def stop(self) -> None:
+        """The queue is about to close: nothing is taken in from here on. Waits for what is under way."""
+        with self._lock:
+            self._stopped = True
+        watch = self._queue._watch
+        if watch is not None:
+            watch.leave(self._queue)
+        self.leave()
+
+    def leave(self) -> None:
+        """Let go of the folder. May be repeated."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close()
+
+    def abandon(self) -> None:
+        """In a forked child: another thread of the parent may have held the lock, in the middle of a batch."""
+        self._lock = threading.Lock()
+        self.leave()
+
+    def erase(self) -> None:
+        """Delete the queue's files in the inbox. After ``stop``. Raises ``OSError``."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            folder = open_inbox(self._queue._home.directory.path, self._disk, create=False)
+            try:
+                erase_inbox(folder, self._queue.name)
+            finally:
+                folder.close()

@@ -1,0 +1,345 @@
+"""Publishing batches of sealed parts, and what can be known and done of a queue's inbox from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+
+from kestrelpy._disk.interface import Directory, Disk, StrPath
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal import file_names
+from kestrelpy._journal.checkpoint import replace_file
+from kestrelpy._journal.format import LARGEST
+from kestrelpy._journal.item_limit import limit_of
+from kestrelpy._journal.journal import Journal
+from kestrelpy._journal.purpose import refuse_jobs, refuse_jobs_in
+from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.recovery import Recovered, Recovery, write_mark
+from kestrelpy.clock import Clock, SystemClock
+from kestrelpy.errors import ItemTooLarge
+from kestrelpy.inbox.format import MAX_APP_ID_BYTES, Batch, BatchPart, Part, encode_batch_file
+from kestrelpy.inbox.ingest import Intake
+from kestrelpy.inbox.ledger import read_batch, read_memory
+from kestrelpy.inbox.parts import PartFile, as_batch_part, open_inbox
+
+MOST_PARTS = 500_000
+VISITOR_SEGMENT_BYTES = 16 << 20
+
+
+def publish(
+    directory: StrPath,
+    queue: str,
+    parts: Iterable[Part],
+    *,
+    app_id: str | None = None,
+    version: int = 0,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+) -> bool:
+    """Publish sealed parts as one batch, all of them or none; whether that was new.
+
+    When it returns, the batch is published, now or before, and on disk: it will be taken in once, as a whole, in the
+    order of the parts. ``False``: ``version``, or a later one, of ``app_id`` is published or was taken in already;
+    these parts are dropped, unless that batch is made of them. Versions of an ``app_id`` (up to 500 bytes in UTF-8)
+    rise. The last ones of the 10,000 app_ids used last are remembered. Without an ``app_id`` a batch is known by its
+    parts alone, and nothing is remembered of it when it is taken in. A batch has at most 500,000 parts, and a part
+    belongs to one batch, once.
+
+    Of no items, it is remembered all the same if it has an ``app_id``. May be called by any number of processes at
+    once, and again after any kill or error. Raises ``CorruptJournal`` for a part that is not sealed, ``ItemTooLarge``
+    for one with an item that is larger than the queue's owner takes, or than its last one took; ``ValueError``
+    for one of another queue, one that is named twice or that another published batch names, and for a ``version``
+    without an ``app_id``; ``WrongKind`` for a work queue; ``InvalidName``, ``OSError`` (``FileNotFoundError`` for a
+    part that is gone, which one is that was taken in), ``UnsupportedFormat`` if a newer version has published or taken
+    in here. With any of them nothing is published.
+
+    What an owner takes is not known before the queue was opened once, and the next owner may take less: a batch with an
+    item that is too large then is kept aside as ``.refused``, and counted (``JournaledQueue.stats``, ``verify``).
+    """
+    file_names.check_name(queue)
+    _check_version(app_id, version)
+    if version and app_id is None:
+        raise ValueError(f"version={version} is of an app_id, and there is none: give both, or neither")
+    parts = list(parts)
+    named = tuple(as_batch_part(part, queue) for part in parts if part.items)
+    if len(named) > MOST_PARTS:
+        raise ValueError(f"a batch has at most {MOST_PARTS:,} parts, not {len(named):,}")
+    _check_named_once(queue, named)
+    sizes = [part.largest_bytes for part in parts if part.items]
+    refuse_jobs_in(directory, queue, disk)
+    if not named and app_id is None:
+        return True
+    with _publishing(directory, queue, disk) as folder:
+        names = folder.names()
+        batch_id = _id_of(named, app_id or "", version)
+        there = _published(folder, queue, names)
+        last = None if app_id is None else _last_version(folder, queue, app_id, there)
+        is_there = any(batch.batch_id == batch_id for batch in there)
+        if is_there or (last is not None and version <= last):
+            folder.sync()  # whoever has published it may have been killed before that
+            _remove(folder, queue, named, there)
+            return False
+        _check_free(queue, named, there)
+        limit = limit_of(directory, queue, disk)
+        for part, largest in zip(named, sizes, strict=True):
+            _check_part(folder, queue, part, largest, limit)
+        folder.sync()  # the parts are there for good before anything names them
+        clock = clock if clock is not None else SystemClock()
+        number = max(clock.time_ns() // 1_000_000, _last_number(names, queue) + 1)
+        batch = Batch(batch_id, number, app_id or "", version, named)
+        replace_file(folder, file_names.batch_name(queue, number), encode_batch_file(batch))
+    return True
+
+
+def discard(directory: StrPath, queue: str, parts: Iterable[Part], *, disk: Disk | None = None) -> None:
+    """Remove parts that are not to be published. Those of a published batch stay. No error for what is gone.
+
+    Raises ``OSError``, ``InvalidName``, ``UnsupportedFormat``, ``ValueError`` for a part of another queue. What is not
+    discarded is removed by the queue's owner, a day later.
+    """
+    file_names.check_name(queue)
+    named = tuple(as_batch_part(part, queue) for part in parts if part.items)
+    if named:
+        with _publishing(directory, queue, disk) as folder:
+            _remove(folder, queue, named, _published(folder, queue, folder.names()))
+
+
+def last_version(directory: StrPath, queue: str, app_id: str, *, disk: Disk | None = None) -> int | None:
+    """The last version of ``app_id`` that is published or was taken in, which is on disk; ``None`` if none is known.
+
+    Raises ``InvalidName``, ``ValueError``, ``UnsupportedFormat``, ``OSError``. Cost: O(published batches).
+    """
+    file_names.check_name(queue)
+    _check_version(app_id, 0)
+    with _looking(directory, disk) as folder:
+        if folder is None:
+            return None
+        found = _last_version(folder, queue, app_id, _published(folder, queue, folder.names()))
+        if found is not None:
+            folder.sync()
+        return found
+
+
+def pending(directory: StrPath, queue: str, *, disk: Disk | None = None) -> int:
+    """How many batches are published and not taken in. Raises ``InvalidName``, ``OSError``."""
+    file_names.check_name(queue)
+    with _looking(directory, disk) as folder:
+        return 0 if folder is None else len(file_names.batches_among(folder.names(), queue))
+
+
+def take_in(directory: StrPath, queue: str, *, disk: Disk | None = None, clock: Clock | None = None) -> int:
+    """Take in what is published for a queue that nobody has open; how many items. The queue is made if need be.
+
+    As ``JournaledQueue.take_in``; but whoever calls this knows nothing of the owner's options. So no limit of a reader
+    or of the size of an item keeps a batch out, and no segment is retired, archived or deleted; readers' places are not
+    touched. While it lasts, opening the queue raises ``QueueLocked``. Where nothing is published, and no queue is,
+    nothing is made.
+
+    Raises ``QueueLocked`` if somebody has the queue open, who looks by itself; ``WrongKind`` for a work queue,
+    ``InvalidName``, ``CorruptJournal``, ``UnsupportedFormat``, ``OSError`` (``QueueDiskFull``, ``DurabilityUnknown``).
+    """
+    file_names.check_name(queue)
+    if not _may_have_work(directory, queue, disk):
+        return 0
+    folder = (disk or RealDisk()).directory(os.fspath(directory), create=True)
+    try:
+        refuse_jobs(folder, queue)
+        home = Home(folder, queue)
+        lock, names = home.lock()
+        try:
+            refuse_jobs(folder, queue, names)
+            with _looking(directory, disk) as inbox:
+                if inbox is None or not _has_work(inbox, queue):
+                    return 0
+                return _Visit(home, names, clock if clock is not None else SystemClock()).take_in(inbox)
+        finally:
+            lock.release()
+    finally:
+        folder.close()
+
+
+class _Visit:
+    """A queue opened for nothing else: its journal without readers. A ``Host``."""
+
+    max_item_bytes: int | None = None
+
+    def __init__(self, home: Home, names: list[str], clock: Clock) -> None:
+        home.remove_leftovers(names)
+        self._home = home
+        self._clock = clock
+        self._found = Recovery(home.directory, home.queue, home.load_all(names), quarantine=False).run(names)
+        self.journal = Journal(
+            home.directory,
+            home.queue,
+            self._found,
+            segment_bytes=VISITOR_SEGMENT_BYTES,
+            randomness=os.urandom,
+        )
+
+    def take_in(self, inbox: Directory) -> int:
+        try:
+            intake = Intake(inbox, self._home.queue, self)
+            intake.open(quarantine=False)
+            taken = intake.run()
+            self.journal.rotate()
+        finally:
+            self.journal.abandon()
+        if self.journal.tail_id != self._found.tail_id:
+            mark = Recovered(queue_id=self.journal.queue_id, tail_id=self.journal.tail_id)
+            write_mark(self._home.directory, self._home.queue, mark, self.journal.durable_id)
+        return taken
+
+    def lock(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def now_ms(self) -> int:
+        return self._clock.time_ns() // 1_000_000
+
+    def has_room_locked(self, batch: Batch) -> bool:  # noqa: ARG002 - limits are the owner's
+        return True
+
+    def sync_locked(self) -> None:
+        file, tail_id = self.journal.sync_target()
+        if file is not None and self.journal.durable_id < tail_id:
+            try:
+                self.journal.sync(file)
+            except OSError as cause:
+                raise self.journal.fail(cause) from cause
+        self.journal.durable_id = max(self.journal.durable_id, tail_id)
+
+    def hide_locked(self, first_id: int) -> None:
+        """There is nobody to hide it from."""
+
+    def show_locked(self) -> None:
+        """There is nobody to show it to."""
+
+    def refuse_locked(self, error: Exception) -> None:
+        """There are no puts."""
+
+
+def _check_version(app_id: str | None, version: int) -> None:
+    if app_id is not None and not (isinstance(app_id, str) and 0 < len(app_id.encode()) <= MAX_APP_ID_BYTES):
+        raise ValueError(f"app_id must be a str of 1 to {MAX_APP_ID_BYTES} bytes, not {app_id!r}")
+    if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= LARGEST:
+        raise ValueError(f"version must be an int and not negative, not {version!r}")
+
+
+def _check_part(folder: Directory, queue: str, part: BatchPart, largest: int | None, limit: int | None) -> None:
+    """Raise if the part is not sealed, or has an item that is larger than ``limit``. ``largest``: as its writer says;
+    one that does not say so is read.
+    """
+    file = PartFile(folder, queue, part)
+    try:
+        file.check_sealed()
+        if limit is not None and part.data_bytes > limit:
+            largest = file.largest() if largest is None else largest
+            if largest > limit:
+                raise ItemTooLarge(largest, limit)
+    finally:
+        file.close()
+
+
+def _check_named_once(queue: str, named: tuple[BatchPart, ...]) -> None:
+    """A part that is named twice would be taken in twice."""
+    seen: set[bytes] = set()
+    for part in named:
+        if part.part_id in seen:
+            raise ValueError(f"part {file_names.part_name(queue, part.part_id)} is named twice")
+        seen.add(part.part_id)
+
+
+def _check_free(queue: str, named: tuple[BatchPart, ...], there: list[Batch]) -> None:
+    """A part goes with the batch that names it, and another one could never be taken in."""
+    owners = {part.part_id: batch.number for batch in there for part in batch.parts}
+    for part in named:
+        if part.part_id in owners:
+            name, other = file_names.part_name(queue, part.part_id), file_names.batch_name(queue, owners[part.part_id])
+            raise ValueError(f"part {name} belongs to {other}, which is published: a part is published once")
+
+
+@contextlib.contextmanager
+def _publishing(directory: StrPath, queue: str, disk: Disk | None) -> Iterator[Directory]:
+    """The inbox, made if it is missing, while nobody else publishes for this queue."""
+    folder = open_inbox(os.fspath(directory), disk, create=True)
+    try:
+        lock = folder.lock(file_names.lock_name(queue), wait=True)
+        try:
+            yield folder
+        finally:
+            lock.release()
+    finally:
+        folder.close()
+
+
+@contextlib.contextmanager
+def _looking(directory: StrPath, disk: Disk | None) -> Iterator[Directory | None]:
+    """The inbox, if there is one."""
+    try:
+        folder = open_inbox(os.fspath(directory), disk, create=False)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        folder.close()
+
+
+def _may_have_work(directory: StrPath, queue: str, disk: Disk | None) -> bool:
+    """Whether there is a queue to ask, or anything to make one for; by a look without a lock, which would make one."""
+    with _looking(directory, disk) as inbox:
+        if inbox is not None and _has_work(inbox, queue):
+            return True
+    try:
+        folder = (disk or RealDisk()).directory(os.fspath(directory))
+    except FileNotFoundError:
+        return False
+    try:
+        return bool(file_names.of_queue(folder.names(), queue))
+    finally:
+        folder.close()
+
+
+def _has_work(inbox: Directory, queue: str) -> bool:
+    """Whether a batch is published, or one was begun."""
+    return bool(file_names.batches_among(inbox.names(), queue)) or read_memory(inbox, queue)[0].intent is not None
+
+
+def _published(folder: Directory, queue: str, names: list[str]) -> list[Batch]:
+    """The published batches that are whole and not taken in. Raises ``UnsupportedFormat``, ``OSError``."""
+    found = (read_batch(folder, name) for _, name in file_names.batches_among(names, queue))
+    return [batch for batch in found if batch is not None]
+
+
+def _last_version(folder: Directory, queue: str, app_id: str, there: list[Batch]) -> int | None:
+    """``there`` was read before: a batch goes only after it is remembered."""
+    known = read_memory(folder, queue)[0].versions.get(app_id)
+    found = [batch.version for batch in there if batch.app_id == app_id]
+    return max([*found, *([] if known is None else [known])], default=None)
+
+
+def _last_number(names: list[str], queue: str) -> int:
+    about = (file_names.parse_inbox(name) for name in names if name.startswith(f"{queue}."))
+    return max((each.number for each in about if each is not None and each.number is not None), default=0)
+
+
+def _id_of(parts: tuple[BatchPart, ...], app_id: str, version: int) -> bytes:
+    """A batch is known by what it is: published again, it is the same one."""
+    from hashlib import blake2b  # here and not above: who only reads must not pay for it
+
+    whole = blake2b(digest_size=16)
+    for part in parts:
+        whole.update(part.part_id)
+    whole.update(f"{version} {app_id}".encode())
+    return whole.digest()
+
+
+def _remove(folder: Directory, queue: str, parts: tuple[BatchPart, ...], there: list[Batch]) -> None:
+    """Remove those that no published batch names."""
+    named = {part.part_id for batch in there for part in batch.parts}
+    for part in parts:
+        if part.part_id not in named:
+            with contextlib.suppress(FileNotFoundError):
+                folder.unlink(file_names.part_name(queue, part.part_id))

@@ -1,0 +1,162 @@
+"""One look per folder and process at the inbox, every so many seconds, for all queues that are open there.
+
+It costs a call of the system where there is no inbox, and a listing where there is one. What a look finds is taken in
+on a thread of its own: it may take long, and syncs of other queues must not wait.
+
+NOTE ON LOCKING: ``Watch._guard`` guards the table of watches and their members; only the timers' lock comes after it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from typing import TYPE_CHECKING, ClassVar
+
+from kestrelpy import _logging
+from kestrelpy._disk.interface import Disk
+from kestrelpy._journal.file_names import publishing_queues
+from kestrelpy._process import reset_after_fork
+from kestrelpy.clock import Clock, SystemClock, Timer
+from kestrelpy.inbox.parts import open_inbox
+
+if TYPE_CHECKING:
+    from kestrelpy.queue import JournaledQueue
+
+
+class Watch:
+    """Looks at the inbox of one folder for all queues that this process has open there."""
+
+    _guard = threading.Lock()
+    # One table for the process. A watch lives as long as one of its queues does, or its timer.
+    _shared: ClassVar[weakref.WeakValueDictionary[tuple[object, ...], Watch]] = weakref.WeakValueDictionary()
+
+    def __init__(self, key: tuple[object, ...], path: str, disk: Disk | None, clock: Clock) -> None:
+        self._key = key
+        self._path = path
+        self._disk = disk
+        self._clock = clock
+        self._members: weakref.WeakValueDictionary[str, JournaledQueue] = weakref.WeakValueDictionary()
+        self._timer: Timer | None = None  # guarded by self._guard, as the next one
+        self._due = 0.0  # when it is
+        self._trouble = _logging.Trouble()
+
+    @classmethod
+    def join(cls, queue: JournaledQueue, disk: Disk | None, clock: Clock) -> None:
+        """Look for ``queue`` too, as often as it asks for (``inbox_interval``), for as long as it is open."""
+        path = queue._home.directory.path
+        key = (path, id(disk), None if type(clock) is SystemClock else id(clock))
+        with cls._guard:
+            watch = cls._shared.get(key)
+            starts = watch is None
+            if watch is None:
+                watch = cls._shared[key] = Watch(key, path, disk, clock)
+            watch._members[queue.name] = queue
+        queue._watch = watch
+        if starts or watch._is_late():
+            watch._arm()
+
+    def leave(self, queue: JournaledQueue) -> None:
+        """``queue`` is closed. May be repeated."""
+        with self._guard:
+            if self._members.get(queue.name) is queue:
+                del self._members[queue.name]
+            self._give_up_locked()
+
+    def _give_up_locked(self) -> bool:
+        """Whether there is nobody left to look for."""
+        if self._members:
+            return False
+        if self._shared.get(self._key) is self:
+            del self._shared[self._key]
+        if self._timer is not None:
+            self._timer.cancel()
+        return True
+
+    def _arm(self) -> None:
+        """See to the next look, if there is anybody to look for. If no thread can be started for it, the next put of
+        each of them tries again.
+        """
+        try:
+            with self._guard:
+                if not self._give_up_locked():
+                    if self._timer is not None:
+                        self._timer.cancel()
+                    seconds = self._seconds()
+                    self._due = self._clock.monotonic() + seconds
+                    self._timer = self._clock.call_later(seconds, self._look, on_lost=self._lost)
+        except RuntimeError:
+            for queue in list(self._members.values()):
+                queue._feed.leave(self._arm)
+
+    def _seconds(self) -> float:
+        """How often the one asks that asks most often."""
+        return min((queue._inbox_interval or math.inf for queue in list(self._members.values())), default=math.inf)
+
+    def _is_late(self) -> bool:
+        """Whether a look is set that comes later than somebody who has joined since asks for. A look that is under way
+        sets the next one by itself.
+        """
+        with self._guard:
+            return self._timer is not None and self._due > self._clock.monotonic() + self._seconds()
+
+    def _lost(self, _cause: BaseException) -> None:
+        """The maintenance thread died: another one goes on."""
+        self._arm()
+
+    def _look(self) -> None:
+        """On the maintenance thread: see whether there is anything to take in, and for whom."""
+        with self._guard:
+            if self._timer is not None:
+                self._timer.cancel()  # it is this one; or one that was set meanwhile, and this look sets the next
+                self._timer = None
+        found: list[JournaledQueue] = []
+        what = f"looking at the inbox of {self._path}"
+        try:
+            folder = open_inbox(self._path, self._disk, create=False)
+            try:
+                names = publishing_queues(folder.names())
+            finally:
+                folder.close()
+            self._trouble.end(what)
+            queues = [self._members.get(name) for name in names]
+            found = [queue for queue in queues if queue is not None and queue._state is None]
+        except FileNotFoundError:
+            found = []
+        except OSError as error:
+            self._trouble.begin(what, error)
+        finally:
+            if not found:
+                self._arm()
+        if found:
+            self._start(found)
+
+    def _start(self, found: list[JournaledQueue]) -> None:
+        thread = threading.Thread(target=self._take_in, args=(found,), name="kestrelpy-inbox", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread to be had, or the interpreter is shutting down
+            self._arm()
+
+    def _take_in(self, found: list[JournaledQueue]) -> None:
+        try:
+            _look_for(found)
+        finally:
+            self._arm()
+
+
+def _look_for(found: list[JournaledQueue]) -> None:
+    """By itself: at the jump backwards of this loop CPython 3.13 would not see a "finally"."""
+    while found:
+        inflow = found.pop()._inflow
+        assert inflow is not None  # who is in a watch has one
+        inflow.look()
+
+
+def _forget_watches() -> None:
+    """In a forked child: the timers were the parent's."""
+    Watch._guard = threading.Lock()
+    Watch._shared = weakref.WeakValueDictionary()
+
+
+reset_after_fork(_forget_watches)

@@ -1,0 +1,1 @@
+"""Looking at queues without a lock: ``scan`` their items, ``verify`` their files, ``inspect`` what they hold."""

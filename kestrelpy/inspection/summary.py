@@ -1,0 +1,225 @@
+"""What the files of a queue say, without opening it: segments, and readers by their last checkpoints.
+
+Read-only and without a lock; it may be called beside a live writer.
+"""
+
+from __future__ import annotations
+
+import os
+
+from kestrelpy._disk.interface import Directory, Disk, StrPath
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal import file_names
+from kestrelpy._journal.catalog import Chain
+from kestrelpy._journal.checkpoint import load_checkpoint
+from kestrelpy._journal.format import Checkpoint
+from kestrelpy._journal.purpose import ITEMS, kind_of
+from kestrelpy._journal.segment import (
+    Segment,
+    frames_of,
+    load_segment,
+    open_segment,
+    read_header,
+    wrong_header,
+)
+from kestrelpy._value import Value
+from kestrelpy.errors import CorruptJournal
+from kestrelpy.inbox.parts import refused_batches
+
+__all__ = ["QueueInspection", "SavedReader", "SegmentInfo", "inspect"]
+
+_TRIES = 20  # a live writer may retire all that was listed, before the newest segment of the list is opened
+
+
+class SegmentInfo(Value):
+    """One segment. ``file_bytes``: its apparent size. Of one that is not closed, ``items`` counts what is whole."""
+
+    name: str
+    number: int
+    first_id: int
+    last_id: int
+    items: int
+    data_bytes: int
+    file_bytes: int
+    closed: bool
+
+
+class SavedReader(Value):
+    """A reader as of its last checkpoint. ``items`` and ``bytes``: what was not done by then, open reads included.
+
+    ``done``: spans of ids done above ``head``. ``error_counts``: id and how often it was aborted.
+    """
+
+    name: str
+    head: int
+    items: int
+    bytes: int
+    done: tuple[tuple[int, int], ...]
+    error_counts: tuple[tuple[int, int], ...]
+
+
+class QueueInspection(Value):
+    """A queue by its files. ``put_items``, ``put_bytes``: what was ever put; ``file_bytes``: their apparent size.
+    ``kind``: ``"queue"``, or ``"work queue"``: then the items are records of jobs. ``refused_batches``: published
+    batches that the owner could not take in, and keeps aside in the inbox.
+    """
+
+    name: str
+    segments: tuple[SegmentInfo, ...]
+    readers: tuple[SavedReader, ...]
+    tail_id: int
+    put_items: int
+    put_bytes: int
+    file_bytes: int
+    kind: str = ITEMS
+    refused_batches: int = 0
+
+
+def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None = None) -> QueueInspection:
+    """What the files of ``queue`` in ``directory`` say now; of a queue that is not there, nothing in every field.
+
+    Raises ``CorruptJournal`` for a segment without its header or an open one that is damaged, ``UnsupportedFormat``,
+    ``InvalidName``, ``OSError``.
+    Cost: O(segments), and the frames of a segment that is not closed.
+    """
+    file_names.check_name(queue)
+    disk = disk or RealDisk(allow_network=True)
+    folder = disk.directory(os.fspath(directory))
+    try:
+        refused = refused_batches(os.fspath(directory), queue, disk)
+        for _ in range(_TRIES - 1):
+            found = _look(folder, queue, refused, is_last_try=False)
+            if found is not None:
+                return found
+        found = _look(folder, queue, refused, is_last_try=True)
+        assert found is not None
+        return found
+    finally:
+        folder.close()
+
+
+def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> QueueInspection | None:
+    """``None`` if the writer has moved on so far that what was listed says nothing of it any more."""
+    chain = Chain([folder], queue)  # before the listing: the segments listed go at least as far
+    names = [name for name in folder.names() if (owner := file_names.parse_owner(name)) and owner[0] == queue]
+    # Checkpoints before segments: what they name must then still be there or further on.
+    states = [
+        state
+        for name in names
+        if file_names.parse_checkpoint(name, queue) is not None
+        and (state := load_checkpoint(folder, name)[0]) is not None
+    ]
+    numbered = file_names.segments_among(names, queue)
+    segments, is_gone = _segments(folder, chain, numbered)
+    last_id = segments[-1].last_id if segments else 0
+    if numbered and not (segments and segments[-1].number == numbered[-1][0]):
+        if is_gone and not is_last_try:
+            return None
+        if chain.watermark > last_id and not is_gone:
+            path, reason = f"{folder.path}/{numbered[-1][1]}", "this segment has no valid header, and items are missing"
+            raise CorruptJournal(path, 0, reason)
+    put_items = segments[-1].header.base_items + segments[-1].items if segments else 0
+    put_bytes = segments[-1].header.base_bytes + segments[-1].data_bytes if segments else 0
+    return QueueInspection(
+        name=queue,
+        segments=tuple(_info(segment) for segment in segments),
+        readers=tuple(sorted(_readers(states, segments, put_items, put_bytes), key=lambda reader: reader.name)),
+        tail_id=max((segment.last_id for segment in segments), default=0),
+        put_items=put_items,
+        put_bytes=put_bytes,
+        file_bytes=sum(_size(folder, name) for name in names),
+        kind=kind_of(names, queue),
+        refused_batches=refused,
+    )
+
+
+def _segments(folder: Directory, chain: Chain, numbered: list[tuple[int, str]]) -> tuple[list[Segment], bool]:
+    """The segments, in order, and whether one that was listed is gone: retired in this moment.
+
+    From the newest on: it is the last to be retired.
+    """
+    segments: list[Segment] = []
+    is_gone = False
+    for number, name in reversed(numbered):
+        try:
+            segment = _segment(folder, chain, number, name, last=name == numbered[-1][1])
+        except FileNotFoundError:
+            is_gone = True
+            continue
+        if segment is not None:
+            segments.append(segment)
+    return segments[::-1], is_gone
+
+
+def _readers(states: list[Checkpoint], segments: list[Segment], put_items: int, put_bytes: int) -> list[SavedReader]:
+    if not states and segments:  # nobody has saved a place yet: the default reader, at the beginning
+        kept = sum(segment.items for segment in segments), sum(segment.data_bytes for segment in segments)
+        return [SavedReader("", segments[0].first_id - 1, *kept, (), ())]
+    return [
+        SavedReader(
+            state.reader,
+            state.head,
+            max(0, put_items - state.released_items),
+            max(0, put_bytes - state.released_bytes),
+            state.done,
+            state.error_counts,
+        )
+        for state in states
+    ]
+
+
+def _segment(folder: Directory, chain: Chain, number: int, name: str, *, last: bool) -> Segment | None:
+    """A segment, counted if it is not closed; ``None`` for one that is being made, or never was one."""
+    file = open_segment(folder, name)
+    path = f"{folder.path}/{name}"
+    try:
+        header = read_header(file, path)
+        if header is None or header.number != number:
+            if chain.is_none(file, name, number, None):
+                return None
+            raise wrong_header(header).error(path)
+        segment = load_segment(file, name, header)
+        if not segment.closed:
+            if not last and chain.is_none(file, name, number, header):
+                return None
+            for offset, frame in frames_of(file, segment, path):
+                segment.count(offset, frame)
+        return segment
+    finally:
+        file.close()
+
+
+def _info(segment: Segment) -> SegmentInfo:
+    return SegmentInfo(
+        segment.name,
+        segment.number,
+        segment.first_id,
+        segment.last_id,
+        segment.items,
+        segment.data_bytes,
+        segment.size,
+        segment.closed,
+    )
+
+
+def _size(folder: Directory, name: str) -> int:
+    """Of a file that is gone in this moment, nothing; of a new segment that is called otherwise by now, its size."""
+    try:
+        file = open_segment(folder, name)
+    except FileNotFoundError:
+        return 0
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def queue_names(directory: StrPath, *, disk: Disk | None = None) -> list[str]:
+    """The names of the queues in ``directory``, sorted. Raises ``OSError``. Cost: O(files)."""
+    folder = (disk or RealDisk()).directory(os.fspath(directory))
+    try:
+        names = folder.names()
+    finally:
+        folder.close()
+    owners = (file_names.parse_owner(name) for name in names)
+    return sorted({owner[0] for owner in owners if owner is not None and not owner[1]})

@@ -1,0 +1,229 @@
+"""Checking a queue's files from outside: every byte is read, and what an opening would object to is reported.
+
+Nothing is written and no lock is taken.
+"""
+
+from __future__ import annotations
+
+import os
+
+from kestrelpy._disk.interface import Directory, Disk, File, StrPath
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal import file_names
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.catalog import Chain
+from kestrelpy._journal.checkpoint import field_offset, load_checkpoint
+from kestrelpy._journal.purpose import ITEMS, kind_of
+from kestrelpy._journal.queue_files import Home, is_place_of
+from kestrelpy._journal.recovery import claimed_at, out_of_reach
+from kestrelpy._journal.segment import (
+    FOREIGN,
+    Segment,
+    frames_of,
+    load_segment,
+    open_segment,
+    read_header,
+    read_used,
+    wrong_header,
+)
+from kestrelpy._value import Value
+from kestrelpy.errors import CorruptJournal
+from kestrelpy.inbox.parts import refused_batches
+
+_TRIES = 20  # a live writer may retire all that was listed, before the newest segment of the list is opened
+
+
+class Damage(Value):
+    """One place that is not as it should be."""
+
+    path: str
+    offset: int
+    reason: str
+
+
+class VerifyReport(Value, kw_only=True):
+    """What ``verify`` found. ``torn_bytes``: left behind by crashes above what was durable; no damage.
+    ``kind``: ``"queue"`` or ``"work queue"``. ``refused_batches``: published batches that the owner could not take in,
+    and keeps aside in the inbox; no damage either.
+    """
+
+    queue: str
+    segments: int = 0
+    items: int = 0
+    bytes: int = 0
+    first_id: int = 0
+    last_id: int = 0
+    torn_bytes: int = 0
+    readers: tuple[str, ...] = ()
+    damage: tuple[Damage, ...] = ()
+    unknown_files: tuple[str, ...] = ()
+    kind: str = ITEMS
+    refused_batches: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.damage
+
+
+class Verification:
+    """One check."""
+
+    def __init__(self, folder: Directory, queue: str) -> None:
+        self._folder = folder
+        self._queue = queue
+        self._damage: list[Damage] = []
+        self._items = self._bytes = self._torn = 0
+        self._chain = Chain([folder], queue)
+        self._watermark = self._chain.watermark
+        self._tail_id = max((state.highest_id for state in self._chain.states), default=0)
+
+    def _report(self, name: str, offset: int, reason: str) -> None:
+        self._damage.append(Damage(f"{self._folder.path}/{name}", offset, reason))
+
+    def run(self, refused: int) -> VerifyReport:
+        """``refused``: how many batches are kept aside in the inbox."""
+        readers = tuple(sorted(Home(self._folder, self._queue).reader_names()))
+        self._check_states(readers)
+        segments: list[Segment] = []
+        behind, tries = -1, _TRIES
+        while tries and (behind := self._check_behind(behind, segments)) >= 0:
+            tries -= 1
+        if tries:
+            self._check_end(segments)
+        return VerifyReport(
+            queue=self._queue,
+            segments=len(segments),
+            items=self._items,
+            bytes=self._bytes,
+            first_id=segments[0].first_id if segments else 0,
+            last_id=segments[-1].last_id if segments else 0,
+            torn_bytes=self._torn,
+            readers=readers,
+            damage=tuple(self._damage),
+            refused_batches=refused,
+            kind=kind_of(self._folder.names(), self._queue),
+            unknown_files=tuple(
+                sorted(
+                    name
+                    for name in file_names.of_queue(self._folder.names(), self._queue)
+                    if file_names.parse_owner(name) is None and not file_names.is_plan(name, self._queue)
+                )
+            ),
+        )
+
+    def _check_behind(self, number: int, segments: list[Segment]) -> int:
+        """Check what is listed behind the segment of that number. Returns -1, or the last number of the list if that
+        segment is gone by now: then there are others behind it.
+        """
+        numbered = [each for each in file_names.segments_among(self._folder.names(), self._queue) if each[0] > number]
+        is_last_gone = False
+        for number, name in numbered:
+            segment, is_last_gone = self._check_segment(number, name, last=name == numbered[-1][1])
+            if segment is not None:
+                objection = self._chain.objection(segments[-1] if segments else None, segment)
+                if objection is not None:
+                    self._report(name, *objection)
+                segments.append(segment)
+        return numbered[-1][0] if is_last_gone else -1
+
+    def _check_states(self, readers: tuple[str, ...]) -> None:
+        names = {file_names.checkpoint_name(self._queue, reader): reader for reader in readers}
+        queue_id = self._chain.queue_id
+        for name in [*names, file_names.mark_name(self._queue)]:
+            state, exists = load_checkpoint(self._folder, name)
+            if state is not None and not queue_id:  # nothing was there at the first look: it has been made since
+                queue_id = state.queue_id
+            if state is None:
+                if exists:
+                    self._report(name, 0, "no whole state in this checkpoint")
+            elif not (is_place_of(state, names[name], queue_id) if name in names else state.queue_id == queue_id):
+                is_other, reason = state.queue_id != queue_id, "this checkpoint belongs to another queue"
+                field, reason = ("queue_id", reason) if is_other else ("reader", "this checkpoint is another reader's")
+                self._report(name, field_offset(self._folder, name, field), reason)
+
+    def _check_end(self, segments: list[Segment]) -> None:
+        """What a reader needs, and what was on disk, must not be behind the end; nor may the end be out of reach."""
+        last = segments[-1] if segments else None
+        name, end, last_id = (last.name, last.records_end, last.last_id) if last is not None else ("", 0, 0)
+        if self._watermark > last_id:
+            self._report(name, end, f"items {last_id + 1} to {self._watermark} are missing")
+        tail_id = max(self._tail_id, self._watermark, last_id)
+        reason = out_of_reach(tail_id, last_id, last)
+        if reason is not None:
+            found = claimed_at(self._folder, self._queue, self._chain.queue_id, tail_id, segments[-1:])
+            self._report(*(found or (name or file_names.mark_name(self._queue), end)), reason)
+
+    def _check_segment(self, number: int, name: str, *, last: bool) -> tuple[Segment | None, bool]:
+        """The segment, if it is one, and whether it is gone: retired in this moment. If it was not, the next one
+        objects.
+        """
+        try:
+            file = open_segment(self._folder, name)
+        except FileNotFoundError:
+            self._chain.note_gone()
+            return None, True
+        try:
+            return self._check_file(file, number, name, last), False
+        finally:
+            file.close()
+
+    def _check_file(self, file: File, number: int, name: str, last: bool) -> Segment | None:
+        path = f"{self._folder.path}/{name}"
+        segment = None
+        try:
+            if number > fmt.LARGEST >> 1:
+                self._report(name, 0, f"no segment has a number like {number}")
+                return None
+            header = read_header(file, path)
+            if header is None or header.number != number:
+                if not self._chain.is_none(file, name, number, None):
+                    self._report(name, *wrong_header(header))
+                return None
+            if self._chain.queue_id not in (b"", header.queue_id):
+                self._report(name, *FOREIGN)
+                return None
+            segment = load_segment(file, name, header)
+            self._watermark = max(self._watermark, header.previous_last_id)
+            if not segment.closed and not last:
+                if self._chain.is_none(file, name, number, header):
+                    return None
+                self._report(name, fmt.footer_offset(segment.size), "no valid footer")
+            self._count(file, segment, path)
+            return segment
+        except CorruptJournal as damage:
+            self._report(name, damage.offset, damage.reason)
+            return segment
+
+    def _count(self, file: File, segment: Segment, path: str) -> None:
+        items = size = 0
+        end = fmt.HEADER_BYTES
+        last_id = segment.first_id - 1
+        for offset, frame in frames_of(file, segment, path):
+            items += len(frame.entries)
+            size += sum(len(entry[0]) for entry in frame.entries)
+            self._watermark = max(self._watermark, frame.watermark)
+            end, last_id = offset + frame.size, frame.last_id
+        self._items += items
+        self._bytes += size
+        if not segment.closed:
+            segment.last_id, segment.data_bytes, segment.records_end = last_id, size, end
+        elif (items, size) != (segment.items, segment.data_bytes):
+            self._report(segment.name, fmt.footer_offset(segment.size), "the footer does not match the frames")
+        behind = segment.size - (fmt.FOOTER_BYTES if segment.closed else 0)
+        self._torn += len(read_used(file, segment.records_end, behind))
+
+
+def verify(directory: StrPath, queue: str, *, disk: Disk | None = None) -> VerifyReport:
+    """Read every byte of a queue and check it: checksums, order of ids, footers, the chain of segments, checkpoints.
+
+    Read-only and without a lock, also while the writer is at work; of a queue that is erased meanwhile, items may be
+    reported as missing. Damage is reported, not raised; raises ``OSError``, ``InvalidName`` and ``UnsupportedFormat``.
+    """
+    file_names.check_name(queue)
+    disk = disk or RealDisk()
+    folder = disk.directory(os.fspath(directory))
+    try:
+        return Verification(folder, queue).run(refused_batches(os.fspath(directory), queue, disk))
+    finally:
+        folder.close()

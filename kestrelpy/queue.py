@@ -23,12 +23,12 @@ from kestrelpy._journal import file_names
 from kestrelpy._journal.item_limit import leave_limit
 from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.purpose import kind_of, mark_as_jobs, open_mark, refuse_jobs
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery
 from kestrelpy._process import forget, remember
-from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.reader import Reader
-from kestrelpy._reading.registry import Readership, Start
+from kestrelpy._reading.registry import ReaderRegistry, Start
 from kestrelpy._reading.window import last_of
 from kestrelpy._value import ReadOnlyDict
 from kestrelpy._writing.backpressure import Room
@@ -120,9 +120,9 @@ class JournaledQueue(Ending):
         self._sync_armed = self._maintenance_armed = False
         if not journaled:  # said here and nowhere else: what is in memory has nothing on another disk
             disk, archive_dir, inbox_interval = memory_disk(), None, None
-        home = Home((disk or RealDisk()).directory(self.directory, create=True), name)
+        home = QueueFiles((disk or RealDisk()).directory(self.directory, create=True), name)
         try:
-            self._readership = Readership(home, readers, default_config, self._choose_path, self._check_usable)
+            self._readership = ReaderRegistry(home, readers, default_config, self._choose_path, self._check_usable)
         except BaseException:
             home.directory.close()
             raise
@@ -132,8 +132,8 @@ class JournaledQueue(Ending):
     def _open(
         self, segment_bytes: int, archive_dir: str | os.PathLike[str] | None, disk: Disk | None, *, quarantine: bool
     ) -> None:
-        from kestrelpy.inbox.host import Inflow
-        from kestrelpy.inbox.watcher import Watch
+        from kestrelpy.inbox.host import InboxHost
+        from kestrelpy.inbox.watcher import InboxWatcher
 
         home = self._home = self._readership._home
         archive = None
@@ -163,7 +163,7 @@ class JournaledQueue(Ending):
             self._writer_lock, self._archive = writer_lock, archive
             if not self._holds_jobs:
                 leave_limit(home.directory, self.name, names, self.max_item_bytes)
-                self._inflow = inflow = Inflow(self, disk, quarantine=quarantine)
+                self._inflow = inflow = InboxHost(self, disk, quarantine=quarantine)
                 inflow.open()
             self._state = None
             self._readership.tidy(home.reader_names(names))
@@ -172,7 +172,7 @@ class JournaledQueue(Ending):
             if self._readership.may_limit:
                 self._look_for_limits()
             if self._inbox_interval is not None:
-                Watch.join(self, disk, self._clock)
+                InboxWatcher.join(self, disk, self._clock)
         except BaseException as error:
             self._state = error if isinstance(error, Exception) else QueueClosed("opening was interrupted")
             if journal is not None:
@@ -205,7 +205,7 @@ class JournaledQueue(Ending):
         self._opened_at = (journal.tail_id, journal.total_bytes)
         self._commit = GroupCommit(self._sync_once, lambda: self._sync_in(0), self._serve, self._tell_later)
         self._commit.durable_id = journal.durable_id
-        self._feed = self._readership.feed = Feed(
+        self._feed = self._readership.feed = LocalSource(
             self.name,
             self._clock,
             journal,
@@ -442,7 +442,7 @@ class JournaledQueue(Ending):
             return
         again, trouble = False, self._readership.trouble
         for reader in list(self._readership.open.values()):
-            reader._quiet = False  # from here on its next commit arms the next round
+            reader._may_skip_notify = False  # from here on its next commit arms the next round
             if reader._unsaved:
                 what = f"saving the place of {reader.full_name}"
                 try:

@@ -16,7 +16,7 @@ import pytest
 from conftest import until
 
 from kestrelpy import JournaledQueue, QueueClosed, QueueEmpty, QueueFull, ReaderConfig
-from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.local_source import LocalSource
 from kestrelpy.blocking import JournaledBlockingQueue
 from kestrelpy.codecs import JSON
 from kestrelpy.testing import ManualClock
@@ -159,7 +159,7 @@ def test_who_waits_gets_what_was_put_before_a_shutdown(open_queue: Open) -> None
     """Found by the scheduler: a put had returned, and who led its sync had not come to serve those who wait."""
     face = open_queue().as_blocking_queue()
     waiting = [face.get_future(), face.get_future()]
-    with patch.object(Feed, "wake", lambda self: None):
+    with patch.object(LocalSource, "wake", lambda self: None):
         face.put(b"1")
     face.shutdown()
     assert waiting[0].result(0) == b"1"

@@ -36,9 +36,9 @@ from kestrelpy import (
     verify,
 )
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal.queue_files import Home
-from kestrelpy._reading.detached_source import Outside
-from kestrelpy._reading.registry import Readership
+from kestrelpy._journal.queue_files import QueueFiles
+from kestrelpy._reading.detached_source import DetachedSource
+from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 
 Open = Callable[..., JournaledQueue]
@@ -138,11 +138,11 @@ def looks(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> list[float]:
     """When the files were looked at for who waits."""
     moments: list[float] = []
 
-    def poll(self: Outside, waited: float, real: Any = Outside._poll) -> None:
+    def poll(self: DetachedSource, waited: float, real: Any = DetachedSource._poll) -> None:
         moments.append(clock.monotonic())
         real(self, waited)
 
-    monkeypatch.setattr(Outside, "_poll", poll)
+    monkeypatch.setattr(DetachedSource, "_poll", poll)
     return moments
 
 
@@ -575,16 +575,16 @@ def test_a_reader_that_is_opened_while_its_queue_is_erased_is_of_what_is_there_t
 ) -> None:
     queue = open_queue()
     queue.put(b"old")
-    real = Readership.reader
+    real = ReaderRegistry.reader
 
-    def reader(self: Readership, *arguments: Any) -> Reader:
+    def reader(self: ReaderRegistry, *arguments: Any) -> Reader:
         queue.erase()
         if made_anew:
             open_queue().put(b"new")
         return real(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Readership, "reader", reader)
+        patch.setattr(ReaderRegistry, "reader", reader)
         far = open_reader(folder, "jobs", "far", start="earliest", clock=clock)
     assert drain(far) == [b"new"] * made_anew
     far.close()
@@ -671,7 +671,7 @@ def test_a_checkpoint_in_the_background_waits_for_nobody(open_queue: Open, outsi
     queue.put(b"1")
     far = outside(start="earliest")
     far.get_nowait().commit()
-    with Home(far._source.directory, "jobs").guard():  # a process that is stopped, say
+    with QueueFiles(far._source.directory, "jobs").guard():  # a process that is stopped, say
         clock.advance(1.0)
         assert far._unsaved
     clock.advance(1.0)

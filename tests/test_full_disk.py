@@ -13,7 +13,7 @@ import pytest
 from small_disk import SmallDirectory, SmallDisk, SmallFile
 
 from kestrelpy import JournaledQueue, QueueDiskFull, QueueEmpty, open_reader
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._process import forget
 from kestrelpy.testing import ManualClock, MemoryDisk
 
@@ -88,7 +88,7 @@ def make() -> Iterator[Make]:
 
 
 @pytest.fixture(autouse=True)
-def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+def _may_skip_notify(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("ERROR", "kestrelpy")
 
 
@@ -188,8 +188,8 @@ def test_the_spare_file_is_not_made_beside_a_reader_that_is_being_made() -> None
     """What an opening queue holds back for the first reader would be written over that reader's place."""
     disk = MemoryDisk()
     with contextlib.closing(disk.directory("/queues", create=True)) as directory:
-        home = Home(directory, "jobs")
-        with Home(directory, "jobs").guard():
+        home = QueueFiles(directory, "jobs")
+        with QueueFiles(directory, "jobs").guard():
             home.hold_back([])
         assert "jobs+.checkpoint.tmp" not in directory.names()
         with contextlib.closing(open_reader("/queues", "jobs", "a", disk=disk)):

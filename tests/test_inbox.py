@@ -42,10 +42,10 @@ from kestrelpy.clock import SystemClock
 from kestrelpy.config import FullPolicy
 from kestrelpy.inbox import Part, PartWriter, discard, last_version, pending, publish, take_in
 from kestrelpy.inbox import format as inbox_format
-from kestrelpy.inbox.format import Batch, BatchPart, Intent, Remembered
-from kestrelpy.inbox.ingest import OLD_SECONDS, Intake
-from kestrelpy.inbox.ledger import MemoryFile, read_batch
-from kestrelpy.inbox.watcher import Watch, _forget_watches
+from kestrelpy.inbox.format import BatchPart, Intent, LedgerState, PublishedBatch
+from kestrelpy.inbox.ingest import OLD_SECONDS, Ingest
+from kestrelpy.inbox.ledger import IngestLedger, read_batch
+from kestrelpy.inbox.watcher import InboxWatcher, _forget_watches
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 
 Open = Callable[..., JournaledQueue]
@@ -392,11 +392,11 @@ def test_a_failing_look_is_logged_and_tried_again(
     raised: list[int] = []
     with monkeypatch.context() as patched:
 
-        def run(self: Intake) -> int:
+        def run(self: Ingest) -> int:
             raised.append(1)
             raise OSError(errno.EIO, "no")
 
-        patched.setattr(Intake, "run", run)
+        patched.setattr(Ingest, "run", run)
         until(lambda: clock.advance(0.5) or len(raised) > 2)
     assert caplog.text.count("can't be taken in now") == 1
     until(lambda: clock.advance(0.5) or queue.stats().tail_id == 1)
@@ -444,11 +444,11 @@ def test_a_queue_in_memory_leaves_the_inbox_to_its_owner(folder: Path, open_queu
 def test_a_forked_child_watches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = threading.Lock()
     guard.acquire()
-    monkeypatch.setattr(Watch, "_guard", guard)
-    monkeypatch.setattr(Watch, "_shared", {1: 2})
+    monkeypatch.setattr(InboxWatcher, "_guard", guard)
+    monkeypatch.setattr(InboxWatcher, "_shared", {1: 2})
     _forget_watches()
-    assert not Watch._shared
-    assert not Watch._guard.locked()
+    assert not InboxWatcher._shared
+    assert not InboxWatcher._guard.locked()
 
 
 @pytest.mark.parametrize("sync", ["always", 0.1, "never"])
@@ -886,7 +886,7 @@ def test_what_was_left_over_goes_after_a_day(folder: Path, open_queue: Open, clo
 
 def test_app_ids_are_forgotten_by_their_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_format, "MOST_APP_IDS", 3)
-    state = Remembered()
+    state = LedgerState()
     for at in range(3):
         state.note_version(f"app{at}", at)
     state.note_version("app0", 9)
@@ -1028,7 +1028,7 @@ def test_an_intent_whose_batch_is_gone(folder: Path, open_queue: Open, first_id:
     queue.close()
     inbox = RealDisk().directory(str(folder / "inbox"), create=True)
     intent = Intent(bytes(16), queue._journal.queue_id, 1, first_id, first_id - 1, 2, 4, "app")
-    MemoryFile(inbox, NAME, START_MS).begin(intent)
+    IngestLedger(inbox, NAME, START_MS).begin(intent)
     inbox.close()
     queue = open_queue(inbox_interval=None)
     assert last_version(folder, NAME, "app") == known
@@ -1043,7 +1043,7 @@ def test_an_intent_of_another_queue_is_none(folder: Path, open_queue: Open) -> N
     inbox = RealDisk().directory(str(folder / "inbox"))
     batch = read_batch(inbox, name)
     assert batch is not None
-    MemoryFile(inbox, NAME, START_MS).begin(
+    IngestLedger(inbox, NAME, START_MS).begin(
         Intent(batch.batch_id, b"other" + bytes(11), batch.number, 1, 0, 1, 1, "app")
     )
     inbox.close()
@@ -1103,7 +1103,7 @@ def test_a_sync_that_fails_at_opening(folder: Path) -> None:
 
 # -- in bytes --------------------------------------------------------------------------------------------------------
 
-BATCH = Batch(b"i" * 16, 17, "app", 3, (BatchPart(b"p" * 16, 2, 9, 5), BatchPart(b"q" * 16, 1, 0, 6)))
+BATCH = PublishedBatch(b"i" * 16, 17, "app", 3, (BatchPart(b"p" * 16, 2, 9, 5), BatchPart(b"q" * 16, 1, 0, 6)))
 
 
 def test_a_published_batch_in_bytes() -> None:
@@ -1125,7 +1125,7 @@ def test_a_published_batch_in_bytes() -> None:
         BATCH._replace(parts=(BatchPart(b"p" * 16, 0, 0, 0),)),
     ],
 )
-def test_what_is_no_batch(batch: Batch) -> None:
+def test_what_is_no_batch(batch: PublishedBatch) -> None:
     assert inbox_format.decode_batch_file(inbox_format.encode_batch_file(batch)) is None
 
 

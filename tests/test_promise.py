@@ -10,13 +10,13 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidS
 
 import pytest
 
-from kestrelpy._waiting.put_future import Promise
+from kestrelpy._waiting.put_future import PutFuture
 
 
 @pytest.fixture(params=["light", "looked at"])
-def promise(request: pytest.FixtureRequest) -> Promise[int]:
+def promise(request: pytest.FixtureRequest) -> PutFuture[int]:
     """One that nobody has asked for its condition, and one that somebody has."""
-    made: Promise[int] = Promise()
+    made: PutFuture[int] = PutFuture()
     if request.param == "looked at":
         assert made._condition
     return made
@@ -30,7 +30,7 @@ def quick_switches() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-def test_it_is_pending_then_done(promise: Promise[int]) -> None:
+def test_it_is_pending_then_done(promise: PutFuture[int]) -> None:
     assert isinstance(promise, Future)
     assert not promise.done()
     assert not promise.running()
@@ -47,7 +47,7 @@ def test_it_is_pending_then_done(promise: Promise[int]) -> None:
     assert "finished returned int" in repr(promise)
 
 
-def test_it_fails(promise: Promise[int]) -> None:
+def test_it_fails(promise: PutFuture[int]) -> None:
     promise.fail(OSError("no disk"))
     assert promise.done()
     with pytest.raises(OSError, match="no disk"):
@@ -55,7 +55,7 @@ def test_it_fails(promise: Promise[int]) -> None:
     assert isinstance(promise.exception(), OSError)
 
 
-def test_giving_and_failing_may_be_repeated(promise: Promise[int]) -> None:
+def test_giving_and_failing_may_be_repeated(promise: PutFuture[int]) -> None:
     promise.give(1)
     promise.give(2)
     promise.fail(OSError())
@@ -64,7 +64,7 @@ def test_giving_and_failing_may_be_repeated(promise: Promise[int]) -> None:
     assert not promise.claim()
 
 
-def test_a_cancelled_one_is_not_completed(promise: Promise[int]) -> None:
+def test_a_cancelled_one_is_not_completed(promise: PutFuture[int]) -> None:
     assert promise.cancel()
     promise.claim()
     promise.give(1)
@@ -75,21 +75,21 @@ def test_a_cancelled_one_is_not_completed(promise: Promise[int]) -> None:
         promise.result()
 
 
-def test_a_done_one_cannot_be_cancelled(promise: Promise[int]) -> None:
+def test_a_done_one_cannot_be_cancelled(promise: PutFuture[int]) -> None:
     promise.give(1)
     assert not promise.cancel()
     with pytest.raises(InvalidStateError):
         promise.set_result(2)
 
 
-def test_what_its_holder_has_completed_stays(promise: Promise[int]) -> None:
+def test_what_its_holder_has_completed_stays(promise: PutFuture[int]) -> None:
     promise.set_result(5)
     promise.give(1)
     promise.fail(OSError())
     assert promise.result() == 5
 
 
-def test_callbacks_before_and_after(promise: Promise[int]) -> None:
+def test_callbacks_before_and_after(promise: PutFuture[int]) -> None:
     called: list[int] = []
     promise.add_done_callback(lambda done: called.append(done.result()))
     promise.give(3)
@@ -97,15 +97,15 @@ def test_callbacks_before_and_after(promise: Promise[int]) -> None:
     assert called == [3, 4]
 
 
-def test_the_standard_ways_to_wait(promise: Promise[int]) -> None:
-    other: Promise[int] = Promise()
+def test_the_standard_ways_to_wait(promise: PutFuture[int]) -> None:
+    other: PutFuture[int] = PutFuture()
     other.give(2)
     assert wait([promise, other], return_when=FIRST_COMPLETED).done == {other}
     promise.give(1)
     assert {each.result() for each in as_completed([promise, other], timeout=5)} == {1, 2}
 
 
-def test_asyncio_awaits_it(promise: Promise[int]) -> None:
+def test_asyncio_awaits_it(promise: PutFuture[int]) -> None:
     async def use() -> int:
         threading.Timer(0.01, promise.give, [9]).start()
         return await asyncio.wait_for(asyncio.wrap_future(promise), 5)
@@ -113,7 +113,7 @@ def test_asyncio_awaits_it(promise: Promise[int]) -> None:
     assert asyncio.run(use()) == 9
 
 
-def test_an_unknown_attribute_is_an_error(promise: Promise[int]) -> None:
+def test_an_unknown_attribute_is_an_error(promise: PutFuture[int]) -> None:
     with pytest.raises(AttributeError, match="colour"):
         promise.colour  # noqa: B018 - the access is what is tested
 
@@ -128,10 +128,10 @@ def test_an_unknown_attribute_is_an_error(promise: Promise[int]) -> None:
     ids=["result", "wait", "as_completed"],
 )
 @pytest.mark.usefixtures("quick_switches")
-def test_whoever_begins_to_wait_as_it_is_given_gets_it(use: Callable[[Promise[int]], int]) -> None:
+def test_whoever_begins_to_wait_as_it_is_given_gets_it(use: Callable[[PutFuture[int]], int]) -> None:
     """A looker that comes between the giver's look and its store would sleep for ever."""
     rounds = 3000
-    promises: list[Promise[int]] = [Promise() for _ in range(rounds)]
+    promises: list[PutFuture[int]] = [PutFuture() for _ in range(rounds)]
     gate = threading.Barrier(2)
 
     def give() -> None:
@@ -151,7 +151,7 @@ def test_whoever_begins_to_wait_as_it_is_given_gets_it(use: Callable[[Promise[in
 def test_a_cancel_and_a_give_agree() -> None:
     """Exactly one of them wins, and all see the same winner."""
     rounds = 3000
-    promises: list[Promise[int]] = [Promise() for _ in range(rounds)]
+    promises: list[PutFuture[int]] = [PutFuture() for _ in range(rounds)]
     gate = threading.Barrier(2)
 
     def give() -> None:

@@ -42,8 +42,8 @@ from kestrelpy import (
 )
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal.journal import Journal
-from kestrelpy._journal.queue_files import Home
-from kestrelpy._reading.registry import Readership
+from kestrelpy._journal.queue_files import QueueFiles
+from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy.inbox import PartWriter
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk, PowerModel
 
@@ -1226,15 +1226,15 @@ class NoticingDisk(MemoryDisk):
 
 def retiring_at(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
     """``call`` when a retirement has read the place of every reader here, and has not taken anything yet."""
-    real = Home.lowest_head_elsewhere
+    real = QueueFiles.lowest_head_elsewhere
 
-    def lowest(self: Home, own: set[str], wanted: int, queue_id: bytes) -> int | None:
+    def lowest(self: QueueFiles, own: set[str], wanted: int, queue_id: bytes) -> int | None:
         found = real(self, own, wanted, queue_id)
         if wanted > 1:
             call()
         return found
 
-    monkeypatch.setattr(Home, "lowest_head_elsewhere", lowest)
+    monkeypatch.setattr(QueueFiles, "lowest_head_elsewhere", lowest)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -1551,9 +1551,9 @@ def made_at_the_end(queue: JournaledQueue, monkeypatch: pytest.MonkeyPatch) -> l
     """What becomes of a reader that another thread makes when who ends the queue has looked for its readers: that one
     found the queue open.
     """
-    real, said = Readership.owned, list[Exception]()
+    real, said = ReaderRegistry.owned, list[Exception]()
 
-    def owned(self: Readership) -> list[Reader]:
+    def owned(self: ReaderRegistry) -> list[Reader]:
         known = real(self)
         monkeypatch.undo()
         with pytest.raises(Exception) as raised:  # noqa: PT011 - who asks says what it must be
@@ -1561,7 +1561,7 @@ def made_at_the_end(queue: JournaledQueue, monkeypatch: pytest.MonkeyPatch) -> l
         said.append(raised.value)
         return known
 
-    monkeypatch.setattr(Readership, "owned", owned)
+    monkeypatch.setattr(ReaderRegistry, "owned", owned)
     return said
 
 
@@ -1641,13 +1641,13 @@ def test_a_reader_that_can_not_be_made_beside_one_that_closes(
 def test_a_place_is_not_saved_any_more_when_its_reader_was_released(
     open_queue: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, opened = Readership.save, list[JournaledQueue]()
+    real, opened = ReaderRegistry.save, list[JournaledQueue]()
 
-    def save(self: Readership, *arguments: Any) -> None:
+    def save(self: ReaderRegistry, *arguments: Any) -> None:
         opened[0].close()  # in another thread
         real(self, *arguments)
 
-    monkeypatch.setattr(Readership, "save", save)
+    monkeypatch.setattr(ReaderRegistry, "save", save)
     opened.append(open_queue())
     with pytest.raises(QueueClosed):
         opened[0].reader("new")
@@ -1658,15 +1658,15 @@ def test_a_reader_that_is_closed_while_another_is_made_is_not_listed(
 ) -> None:
     queue = open_queue()
     closing = threading.Thread(target=queue.reader("a").close)
-    real = Readership._set_open
+    real = ReaderRegistry._set_open
 
-    def set_open(self: Readership, readers: dict[str, Reader]) -> None:
+    def set_open(self: ReaderRegistry, readers: dict[str, Reader]) -> None:
         monkeypatch.undo()
         closing.start()
         closing.join(0.2)  # as far as it comes
         real(self, readers)
 
-    monkeypatch.setattr(Readership, "_set_open", set_open)
+    monkeypatch.setattr(ReaderRegistry, "_set_open", set_open)
     queue.reader("b")
     closing.join()
     assert list(queue.readers) == ["b"]
@@ -1715,13 +1715,13 @@ def test_who_waits_for_the_guard_keeps_nobody_from_saving(
     queue, reader = filled(open_queue, 2)
     guard = RealDisk().directory(str(folder)).lock("jobs.readers.lock")
     asked = threading.Event()
-    real = Home.guard
+    real = QueueFiles.guard
 
-    def asks(self: Home, **options: Any) -> Any:
+    def asks(self: QueueFiles, **options: Any) -> Any:
         asked.set()
         return real(self, **options)
 
-    with patch.object(Home, "guard", asks):
+    with patch.object(QueueFiles, "guard", asks):
         thread = threading.Thread(target=waits, args=(queue,))
         thread.start()
         assert asked.wait(PATIENCE)
@@ -1738,13 +1738,13 @@ def test_who_waits_for_the_guard_keeps_nobody_from_saving(
 
 def test_a_seek_of_a_queue_that_is_closed_meanwhile_says_so(open_queue: Open) -> None:
     queue, reader = filled(open_queue, 2)
-    real = Home.guard
+    real = QueueFiles.guard
 
-    def guard(self: Home, **options: Any) -> Any:
+    def guard(self: QueueFiles, **options: Any) -> Any:
         queue.close()
         return real(self, **options)
 
-    with patch.object(Home, "guard", guard), pytest.raises(QueueClosed):
+    with patch.object(QueueFiles, "guard", guard), pytest.raises(QueueClosed):
         reader.seek(1)
 
 

@@ -143,7 +143,7 @@ def check(files: Files, killed: bool, *, quarantine: bool, expected_loss: set[in
 
 
 @pytest.fixture(autouse=True)
-def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+def _may_skip_notify(caplog: pytest.LogCaptureFixture) -> None:
     """Thousands of damaged queues are opened here; what they log would take more time than they do."""
     caplog.set_level("CRITICAL", "kestrelpy")
 

@@ -20,7 +20,7 @@ Files = dict[str, bytes]
 
 
 @pytest.fixture(autouse=True)
-def _quiet(quiet: None) -> None:
+def _may_skip_notify(quiet: None) -> None:
     """What is damaged on purpose need not be logged."""
 
 

@@ -25,7 +25,7 @@ from kestrelpy import (
     ReaderConfig,
     open_reader,
 )
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._writing import backpressure
 from kestrelpy._writing import put as put_module
 from kestrelpy.inbox import PartWriter, publish
@@ -664,7 +664,7 @@ def test_a_reader_counts_whose_making_has_raised_when_it_was_there(open_queue: O
     queue = open_queue(readers={"t": ReaderConfig(max_items=1)})
     queue.reader()
     with (
-        patch.object(Home, "readers", side_effect=OSError(errno.EIO, "no listing")),
+        patch.object(QueueFiles, "readers", side_effect=OSError(errno.EIO, "no listing")),
         pytest.raises(OSError, match="no l"),
     ):
         queue.reader("t")

@@ -15,7 +15,7 @@ from kestrelpy._journal.segment import (
     close_segment,
     create_segment,
     frames_of,
-    is_none,
+    is_abandoned,
     iterate_frames,
     load_segment,
     open_segment,
@@ -24,8 +24,8 @@ from kestrelpy._journal.segment import (
     read_header,
     read_searchable,
     read_used,
-    settle_segment,
     stored_header,
+    sync_and_name,
 )
 from kestrelpy.testing import FailingDisk, MemoryDisk
 
@@ -80,7 +80,7 @@ def test_r1_a_segment_is_new_until_it_is_on_disk_by_content_and_by_name() -> Non
     with pytest.raises(FileExistsError):
         create_segment(directory, NEW, HEADER, 4096)
     for synced in ((1, 1), (2, 1)):
-        settle_segment(directory, file, segment)
+        sync_and_name(directory, file, segment)
         counts = disk.counts - before
         assert (counts["sync"], counts["sync_directory"], counts["rename"]) == (*synced, 1)
         assert (segment.name, directory.names()) == (NAME, [NAME])
@@ -101,9 +101,9 @@ def test_a_segment_may_be_given_its_name_once_more(at: int) -> None:
     segment = load_segment(file, NEW, HEADER)
     disk.arm(errno.EINTR, at=at)
     with pytest.raises(InterruptedError):
-        settle_segment(directory, file, segment)
+        sync_and_name(directory, file, segment)
     assert segment.name == NEW
-    settle_segment(directory, file, segment)
+    sync_and_name(directory, file, segment)
     assert (segment.name, directory.names()) == (NAME, [NAME])
 
 
@@ -384,16 +384,16 @@ def test_a_footer_or_nonsense_where_an_item_is_due() -> None:
 
 def test_what_is_left_of_a_making_is_no_segment_unless_a_later_one_names_it() -> None:
     empty, full = made([])[0], made(FRAMES)[0]
-    assert is_none(empty, NAME, 7, HEADER, None)
-    assert is_none(empty, NEW, 7, None, None)
-    assert not is_none(full, NAME, 7, HEADER, None)
-    assert not is_none(full, NEW, 7, HEADER, None)
-    assert not is_none(full, NAME, 7, None, None)
-    assert not is_none(empty, NAME, 7, None, None), "its header was on disk before it had this name"
-    assert is_none(full, NEW, 7, None, None), "a power cut may have kept its frames without the header"
-    assert not is_none(empty, NAME, 7, HEADER, HEADER._replace(number=8, previous_number=7))
-    assert not is_none(empty, NEW, 7, None, HEADER._replace(number=8, previous_number=7))
-    assert is_none(empty, NAME, 7, HEADER, HEADER._replace(number=8))
+    assert is_abandoned(empty, NAME, 7, HEADER, None)
+    assert is_abandoned(empty, NEW, 7, None, None)
+    assert not is_abandoned(full, NAME, 7, HEADER, None)
+    assert not is_abandoned(full, NEW, 7, HEADER, None)
+    assert not is_abandoned(full, NAME, 7, None, None)
+    assert not is_abandoned(empty, NAME, 7, None, None), "its header was on disk before it had this name"
+    assert is_abandoned(full, NEW, 7, None, None), "a power cut may have kept its frames without the header"
+    assert not is_abandoned(empty, NAME, 7, HEADER, HEADER._replace(number=8, previous_number=7))
+    assert not is_abandoned(empty, NEW, 7, None, HEADER._replace(number=8, previous_number=7))
+    assert is_abandoned(empty, NAME, 7, HEADER, HEADER._replace(number=8))
 
 
 def test_the_header_of_a_segment_by_its_name() -> None:

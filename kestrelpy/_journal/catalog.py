@@ -14,8 +14,8 @@ from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import file_names
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.checkpoint import known_queue_id
-from kestrelpy._journal.queue_files import Home
-from kestrelpy._journal.segment import HeadersBehind, Objection, Segment, is_none, link_offset, stored_header
+from kestrelpy._journal.queue_files import QueueFiles
+from kestrelpy._journal.segment import HeadersBehind, Objection, Segment, is_abandoned, link_offset, stored_header
 from kestrelpy.errors import CorruptJournal
 
 
@@ -33,7 +33,7 @@ def missing_items(folder: str, queue: str, last: Segment | None, watermark: int)
     return CorruptJournal(f"{folder}/{name}", end, reason, item_id=last_id + 1)
 
 
-class Chain:
+class SegmentCatalog:
     """The segments of a queue in ``folders``, the live one first and perhaps an archive, and its checkpoints.
 
     The folders are listed once, when the segments are asked for first, and again by ``look_again``: for who finds a
@@ -58,7 +58,7 @@ class Chain:
         self._may_have_moved = True  # whether readers may be further by now than ``_heads`` has them
 
     def _load(self) -> list[fmt.Checkpoint]:
-        return Home(self._folders[0], self.queue).load_all(self._folders[0].names())
+        return QueueFiles(self._folders[0], self.queue).load_all(self._folders[0].names())
 
     def numbered(self) -> dict[int, list[tuple[Directory, str]]]:
         """Where the segments are, by number, in order; the live one before its archived twin."""
@@ -84,7 +84,7 @@ class Chain:
         """A segment of the list is gone. Raise ``FileNotFoundError`` if it is not that alone, but the queue: nothing of
         an erased one was retired.
         """
-        if self.queue_id not in (b"", Chain(self._folders, self.queue).queue_id):
+        if self.queue_id not in (b"", SegmentCatalog(self._folders, self.queue).queue_id):
             reason = f"queue {self.queue!r} is gone, or another one is in its place"
             raise FileNotFoundError(errno.ENOENT, reason, self._folders[0].path)
 
@@ -92,9 +92,9 @@ class Chain:
         """A file of the list is gone, and was retired if readers are past it: they may have moved."""
         self._may_have_moved = True
 
-    def is_none(self, file: File, name: str, number: int, header: fmt.SegmentHeader | None) -> bool:
-        """As ``_segment.is_none``."""
-        return is_none(file, name, number, header, self.header_behind(number))
+    def is_abandoned(self, file: File, name: str, number: int, header: fmt.SegmentHeader | None) -> bool:
+        """As ``_segment.is_abandoned``."""
+        return is_abandoned(file, name, number, header, self.header_behind(number))
 
     def header_behind(self, number: int) -> fmt.SegmentHeader | None:
         """The first whole header of the queue after that number. In an archive there may be others' behind its last."""

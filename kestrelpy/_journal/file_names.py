@@ -224,7 +224,7 @@ def refused_name(queue: str, number: int) -> str:
     return f"{batch_name(queue, number)}.refused"
 
 
-def memory_name(queue: str) -> str:
+def ledger_name(queue: str) -> str:
     return f"{queue}.batches"
 
 

@@ -17,7 +17,7 @@ from kestrelpy._journal.segment import (
     Listed,
     Segment,
     first_header,
-    is_none,
+    is_abandoned,
     iterate_frames,
     load_segment,
     open_segment,
@@ -163,7 +163,7 @@ class FollowingView(JournalView):
         path = f"{self._directory.path}/{name}"
         header = read_header(file, path)
         if header is None or header.number != number:
-            if is_none(file, name, number, None, later.header_from(at + 1)):
+            if is_abandoned(file, name, number, None, later.header_from(at + 1)):
                 return None
             header = read_header(file, path)  # it may have been made meanwhile
             if header is None or header.number != number:
@@ -172,7 +172,7 @@ class FollowingView(JournalView):
             raise FOREIGN.error(path)
         segment = load_segment(file, name, header)
         after = later.header_from(at + 1) if not segment.closed else None
-        return None if after is not None and is_none(file, name, number, header, after) else segment
+        return None if after is not None and is_abandoned(file, name, number, header, after) else segment
 
     def _add(self, added: list[Segment]) -> None:
         segment = added[-1]

@@ -31,7 +31,7 @@ from kestrelpy._journal.segment import (
     Segment,
     close_segment,
     create_segment,
-    settle_segment,
+    sync_and_name,
 )
 from kestrelpy._journal.view import JournalView
 from kestrelpy.errors import DurabilityUnknown, KestrelError, QueueDiskFull, copy_of
@@ -358,7 +358,7 @@ class Journal(JournalView):
         with self._exclusive:
             try:
                 if self.durable_id < tail_id or is_new(segment.name):
-                    settle_segment(self._directory, file, segment)  # the footer says that all before it is on disk
+                    sync_and_name(self._directory, file, segment)  # the footer says that all before it is on disk
                     self.durable_id = tail_id
                 if is_new(segment.name):
                     raise QueueDiskFull(self._directory.path)
@@ -393,7 +393,7 @@ class Journal(JournalView):
     def sync(self, file: File) -> None:
         """Sync the active file. Under ``exclusive``; raises ``OSError``."""
         assert self._segment is not None
-        settle_segment(self._directory, file, self._segment)
+        sync_and_name(self._directory, file, self._segment)
 
     def keep_name(self) -> None:
         """The files are about to go: let no sync look for the active one, to rename it. Under ``exclusive``."""

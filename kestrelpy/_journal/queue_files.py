@@ -18,7 +18,7 @@ from kestrelpy._journal.format import Checkpoint
 from kestrelpy.errors import InvalidName, QueueLocked
 
 
-class Home:
+class QueueFiles:
     """The files of one queue in one directory."""
 
     def __init__(self, directory: Directory, queue: str) -> None:

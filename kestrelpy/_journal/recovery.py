@@ -32,14 +32,14 @@ from kestrelpy._journal.segment import (
     Segment,
     close_segment,
     first_header,
-    is_none,
+    is_abandoned,
     iterate_frames,
     link_offset,
     load_segment,
     read_header,
     read_searchable,
     read_used,
-    settle_segment,
+    sync_and_name,
     wrong_header,
 )
 from kestrelpy.errors import CorruptJournal
@@ -168,7 +168,7 @@ class Recovery:
             if not segment.closed:
                 if last:
                     self._close_last(file, segment)
-                elif is_none(file, name, number, header, self._listed.header_from(at + 1)):
+                elif is_abandoned(file, name, number, header, self._listed.header_from(at + 1)):
                     self._none.append((number, name, bool(read_used(file, fmt.HEADER_BYTES, segment.size))))
                     return None
                 else:
@@ -192,7 +192,7 @@ class Recovery:
         """
         number, name = self._listed.numbered[at]
         rest = read_used(file, fmt.HEADER_BYTES, file.size())
-        if not is_none(file, name, number, None, self._listed.header_from(at + 1)):
+        if not is_abandoned(file, name, number, None, self._listed.header_from(at + 1)):
             self._damage(name, *wrong_header(found))
             return self._rebuilt_header(rest[-fmt.FOOTER_BYTES :], at)
         self._none.append((number, name, bool(rest)))
@@ -296,7 +296,7 @@ class Recovery:
         if found.tail_id > segment.last_id:  # before the footer makes the torn tail unseen: its ids stay used (R17)
             write_mark(self._directory, self._queue, found, segment.last_id)
         if is_new(segment.name):
-            settle_segment(self._directory, file, segment)
+            sync_and_name(self._directory, file, segment)
         else:
             self._directory.sync()  # a kill may have come before its name was on disk (R1); the next one will name it
         close_segment(file, segment)

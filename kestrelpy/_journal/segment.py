@@ -24,7 +24,7 @@ from kestrelpy.errors import CorruptJournal, UnsupportedFormat
 
 FIRST_GROWTH = 64 << 10
 """A new segment's size: a queue of a few items stays small on disk."""
-Place: TypeAlias = tuple[int, int]
+FramePosition: TypeAlias = tuple[int, int]
 """An id, and the offset of the frame that it is the first id of."""
 
 MARK_EVERY = 1 << 20
@@ -152,7 +152,7 @@ def create_segment(directory: Directory, name: str, header: fmt.SegmentHeader, s
     return file, buffer
 
 
-def settle_segment(directory: Directory, file: File, segment: Segment) -> None:
+def sync_and_name(directory: Directory, file: File, segment: Segment) -> None:
     """Sync a segment; a new one by its name too, which it keeps from then on (R1). May be repeated after an interrupt.
 
     Where a full disk has no room for another name (XFS, now and then) it is on disk as well, and called new until the
@@ -405,7 +405,7 @@ def _was_on_disk(file: File, segment: Segment, offset: int, item_id: int) -> boo
     return there is None or there[1].first_id != item_id  # its writer may have stored it meanwhile
 
 
-def is_none(
+def is_abandoned(
     file: File, name: str, number: int, header: fmt.SegmentHeader | None, after: fmt.SegmentHeader | None
 ) -> bool:
     """Whether a file without a footer is what is left of a making that failed, or that a crash has ended, and has never
@@ -423,8 +423,8 @@ def is_none(
 
 
 def read_entries(
-    file: File, marker: int, path: str, place: Place, end: int, first_id: int, last_id: int, max_bytes: int
-) -> tuple[dict[int, fmt.Entry], Place]:
+    file: File, marker: int, path: str, place: FramePosition, end: int, first_id: int, last_id: int, max_bytes: int
+) -> tuple[dict[int, fmt.Entry], FramePosition]:
     """Items ``first_id`` to at most ``last_id``, those of one block and at least one, and the place behind them.
 
     ``place`` is an id and the offset of its frame, at or before ``first_id``; ``end`` is where the frames end. They
@@ -479,7 +479,7 @@ def read_entries(
     return entries, (item_id, offset)
 
 
-def _read_large(file: File, head: bytes, marker: int, path: str, place: Place) -> fmt.Entry:
+def _read_large(file: File, head: bytes, marker: int, path: str, place: FramePosition) -> fmt.Entry:
     """The plain item whose frame is at ``place`` and begins with ``head``. What is read is its data, and is not copied.
 
     One at a time: with several in memory, each would be in pages that are new to the process, which cost as much as

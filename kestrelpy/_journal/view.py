@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.file_names import quarantine_name
-from kestrelpy._journal.segment import MARK_EVERY, Place, Segment, open_segment, read_entries
+from kestrelpy._journal.segment import MARK_EVERY, FramePosition, Segment, open_segment, read_entries
 from kestrelpy.errors import CorruptJournal
 
 SEARCH_BYTES = 64 << 10
@@ -30,7 +30,7 @@ class Block(NamedTuple):
     entries: dict[int, fmt.Entry]
     next_id: int
     number: int
-    place: Place
+    place: FramePosition
 
 
 class JournalView:
@@ -74,12 +74,12 @@ class JournalView:
         segments = self.segments
         return segments[0].first_id if segments else self.tail_id + 1
 
-    def hint(self, item_id: int) -> tuple[int, Place]:
+    def hint(self, item_id: int) -> tuple[int, FramePosition]:
         """The number of a segment and a place in it at or before ``item_id``. May be called at any time."""
         segment = self._holding(item_id, self.segments)
         return (segment.number, segment.place_before(item_id)) if segment else (0, (0, 0))
 
-    def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, Place] | None = None) -> Block:
+    def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, FramePosition] | None = None) -> Block:
         """Items from ``item_id`` to at most ``last_id``, which must have been put before the call.
 
         About ``max_bytes``, from one segment. May be called beside appends, from any thread. Raises
@@ -106,7 +106,7 @@ class JournalView:
             file.close()
 
     def _read_block(
-        self, file: File, segment: Segment, places: list[Place], item_id: int, last_id: int, max_bytes: int
+        self, file: File, segment: Segment, places: list[FramePosition], item_id: int, last_id: int, max_bytes: int
     ) -> Block:
         """Items from the last of ``places`` on; if no frame of its id is there after all, from the one before."""
         end = segment.records_end if segment.closed else file.size()
@@ -135,7 +135,7 @@ class JournalView:
 
     def _place_behind(
         self, file: File, segment: Segment, damage: CorruptJournal, bad_id: int, end: int
-    ) -> Place | None:
+    ) -> FramePosition | None:
         """Where the first whole frame behind the damage is; the one that is due may have been moved."""
         want, left = SEARCH_BYTES, end - damage.offset
         most = segment.last_id if segment.closed else self.tail_id

@@ -16,11 +16,11 @@ from itertools import repeat
 from typing import TYPE_CHECKING, cast
 
 from kestrelpy._journal.format import Entry
-from kestrelpy._journal.segment import Place
+from kestrelpy._journal.segment import FramePosition
 from kestrelpy._reading.progress import Progress
 from kestrelpy._reading.repair import mend_locked
 from kestrelpy._reading.source import Source, Take
-from kestrelpy._reading.window import Batch, Returned
+from kestrelpy._reading.window import Requeued, WindowBatch
 from kestrelpy._waiting.line import Line, Waiting
 from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import KestrelError, copy_of
@@ -50,19 +50,19 @@ class Unread(Waiting[Item]):
         self._line = Line()
         self._progress = progress
         self._open: dict[int, Item] = {}
-        self._returned = Returned()
+        self._returned = Requeued()
         self._settling: dict[int, Item] = {}  # a hook has them, or has failed on them
         self._ahead: dict[int, Entry] = {}  # read back from the journal for this reader alone
-        self._batch: Batch | None = None  # at hand for this reader: what comes behind _ahead, or is done
-        self._hint: tuple[int, Place] | None = None  # where in the journal to go on reading
+        self._batch: WindowBatch | None = None  # at hand for this reader: what comes behind _ahead, or is done
+        self._hint: tuple[int, FramePosition] | None = None  # where in the journal to go on reading
         self._take: Take = self._ahead.pop
-        self._plain = False  # whether get() may take the short way; see _look_again_locked
+        self._fast = False  # whether get() may take the short way; see _update_fast_path_locked
         self._wants_window = False
         self._special_through = progress.special_through
         self._disturbed = False  # an exception from outside struck: see _mend_locked
         self._broken: Exception | None = None  # why it can't be used any more
         self._ending = self._unfinished = False  # a thread is closing it; it has begun to and is not done
-        self._quiet = False  # whether a commit has nobody to tell
+        self._may_skip_notify = False  # whether a commit has nobody to tell
         self._saved: tuple[int, ...] = ()
         self._busy_at = self._clock.monotonic()
         self._opened = self._misses = self._committed = self._aborted = 0
@@ -99,7 +99,7 @@ class Unread(Waiting[Item]):
             return self._next_unread_locked()
         del self._returned.entries[found[0]]
         if not self._returned:
-            self._look_again_locked()
+            self._update_fast_path_locked()
         return found
 
     def _next_unread_locked(self) -> tuple[int, Entry] | None:
@@ -111,8 +111,8 @@ class Unread(Waiting[Item]):
             entry = self._ahead.pop(item_id, None) or self._take(item_id, None)
             if entry is not None:
                 progress.next_id = item_id + 1
-                if not self._plain:
-                    self._look_again_locked()
+                if not self._fast:
+                    self._update_fast_path_locked()
                 return item_id, entry
             if not self._refill_locked():
                 return None
@@ -180,14 +180,14 @@ class Unread(Waiting[Item]):
         if found is not None:
             self._progress.next_id = found[0]
             self._ahead[found[0]] = found[1]
-            self._look_again_locked()
+            self._update_fast_path_locked()
         return found
 
     def _take_more_locked(self, items: list[Item], expired: list[Item], max_items: int, max_bytes: int | None) -> None:
         """Open reads of what is there, up to the limits. ``items`` has each before anything can interrupt."""
         left = (_NO_LIMIT if max_bytes is None else max_bytes) - len(items[0].data)
         while True:
-            if self._plain:
+            if self._fast:
                 left = self._take_run_locked(items, max_items - len(items), left)
             if len(items) >= max_items or left < 0 or self._line:
                 break
@@ -200,7 +200,7 @@ class Unread(Waiting[Item]):
             left -= len(found[1][0])
             if left < 0:
                 self._returned.add(*found)
-                self._look_again_locked()
+                self._update_fast_path_locked()
                 break
             item = self._item(*found)
             items.append(item)
@@ -276,16 +276,16 @@ class Unread(Waiting[Item]):
             self._ahead.pop(item_id, None)
             self._progress.next_id = item_id + 1
         self._count_expired_locked(item_id, entry, expired)
-        self._look_again_locked()
+        self._update_fast_path_locked()
 
     def _return_locked(self, item_id: int, entry: Entry) -> None:
         self._returned.add(item_id, entry)
-        self._quiet = False
-        self._look_again_locked()
+        self._may_skip_notify = False
+        self._update_fast_path_locked()
 
     def _release_locked(self, item_id: int, data: bytes) -> None:
         self._progress.release(item_id, len(data))
-        self._quiet = False
+        self._may_skip_notify = False
 
     def _open_locked(self, item_id: int, entry: Entry) -> Item:
         item = self._open[item_id] = self._item(item_id, entry)
@@ -297,10 +297,10 @@ class Unread(Waiting[Item]):
         error_count = errors.get(item_id, 0) if errors else 0
         return Item(item_id, entry[0], entry[1], entry[2], error_count, cast("Reader", self))
 
-    def _look_again_locked(self) -> None:
+    def _update_fast_path_locked(self) -> None:
         """Whether ``get`` may take the short way: nothing but the next unread item can be meant."""
         config = self.config
-        self._plain = (
+        self._fast = (
             self._broken is None
             and not self._disturbed
             and not self._returned
@@ -312,11 +312,11 @@ class Unread(Waiting[Item]):
 
     def _look_again(self) -> None:
         with self._lock:
-            self._look_again_locked()
+            self._update_fast_path_locked()
 
     def _move_locked(self, progress: Progress, *, drop: bool = False) -> None:
         """Go on with ``progress``, without what was returned and read ahead; with ``drop``, without open reads too."""
-        returned, ahead = Returned(), {}  # type: ignore[var-annotated]
+        returned, ahead = Requeued(), {}  # type: ignore[var-annotated]
         opened, settling = ({}, {}) if drop else (self._open, self._settling)
         take: Take = ahead.pop
         # No call from here on until it is done, and nothing that needs memory.
@@ -335,7 +335,7 @@ class Unread(Waiting[Item]):
         except (KestrelError, OSError):  # whoever takes next tries again, and is told
             return
         self._disturbed = False
-        self._look_again_locked()
+        self._update_fast_path_locked()
 
     def _expiry_ms(self, entry: Entry) -> int | None:
         expires_ms, max_age = entry[2], self.config.max_age

@@ -26,15 +26,15 @@ from kestrelpy._journal.checkpoint import known_queue_id
 from kestrelpy._journal.follow import FollowingView
 from kestrelpy._journal.format import Checkpoint
 from kestrelpy._journal.purpose import refuse_jobs
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import (
-    Place,
+    FramePosition,
 )
 from kestrelpy._journal.view import Block
 from kestrelpy._process import forget, remember
 from kestrelpy._reading.dispatch import Taking
 from kestrelpy._reading.reader import Reader
-from kestrelpy._reading.registry import Readership, Start, check_start
+from kestrelpy._reading.registry import ReaderRegistry, Start, check_start
 from kestrelpy._reading.source import Served, Take
 from kestrelpy.clock import Clock, SystemClock, Timer
 from kestrelpy.config import FullPolicy, ReaderConfig, check_config
@@ -61,7 +61,7 @@ class Places:
 
     GUARDED = ("open", "create", "rename", "exchange", "unlink")
 
-    def __init__(self, home: Home, check: Callable[[], None]) -> None:
+    def __init__(self, home: QueueFiles, check: Callable[[], None]) -> None:
         self._home = home
         self._check = check
 
@@ -76,7 +76,7 @@ class Places:
             return call(*arguments, **options)
 
 
-class Outside:
+class DetachedSource:
     """The ``Source`` of a reader in another process."""
 
     view_type = FollowingView
@@ -84,7 +84,7 @@ class Outside:
     _gone = False  # guarded by self._looking: the reader is closed, and the files with it
 
     def __init__(
-        self, directory: Directory, queue: str, clock: Clock, poll_interval: float, readership: Readership
+        self, directory: Directory, queue: str, clock: Clock, poll_interval: float, readership: ReaderRegistry
     ) -> None:
         self.name = queue
         self.clock = clock
@@ -183,7 +183,7 @@ class Outside:
     def durable_id(self) -> int:
         return self._view.durable_id
 
-    def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, Place] | None) -> Block:
+    def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, FramePosition] | None) -> Block:
         with self._telling():
             return self._view.read(item_id, self._view.whole_to(item_id, last_id), max_bytes, hint)
 
@@ -200,7 +200,7 @@ class Outside:
                 self._view.forget_gone()
             return self._view.find_time(time_ms, last_id)
 
-    def hint(self, item_id: int) -> tuple[int, Place]:
+    def hint(self, item_id: int) -> tuple[int, FramePosition]:
         return self._view.hint(item_id)
 
     def window(self, reader: Taking) -> Take | None:  # noqa: ARG002 - there is none to share
@@ -297,7 +297,7 @@ class Outside:
         reader = self._reader
         if reader is None or reader._broken is not None or self._is_orphan(reader):
             return
-        reader._quiet = False
+        reader._may_skip_notify = False
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
             reader._keep_limits()
         if reader._unsaved:
@@ -385,11 +385,13 @@ def open_reader(
     poll_interval = check_seconds("poll_interval", poll_interval, above_zero=True)
     config = check_config("config", config if config is not None else ReaderConfig())
     folder = (disk or RealDisk()).directory(os.fspath(directory))
-    outside: Outside | None = None
+    outside: DetachedSource | None = None
     try:
         refuse_jobs(folder, queue)
-        readership = Readership(Home(folder, queue), {}, config, _nothing)
-        outside = Outside(folder, queue, clock if clock is not None else SystemClock(), poll_interval, readership)
+        readership = ReaderRegistry(QueueFiles(folder, queue), {}, config, _nothing)
+        outside = DetachedSource(
+            folder, queue, clock if clock is not None else SystemClock(), poll_interval, readership
+        )
         readership.feed = outside
         return readership.reader(reader, start)
     except BaseException:

@@ -23,7 +23,7 @@ from kestrelpy import _logging
 from kestrelpy._journal.format import Entry
 from kestrelpy._process import why_not_wait
 from kestrelpy._reading.backlog import Unread
-from kestrelpy._reading.window import Returned
+from kestrelpy._reading.window import Requeued
 from kestrelpy._waiting.line import Line, taken_now
 from kestrelpy._waiting.waiters import Waiter, is_deep
 from kestrelpy.errors import KestrelError, QueueClosed, QueueEmpty, copy_of
@@ -91,17 +91,17 @@ class Taking(Unread):
             now_ms = self._clock.time_ns() // 1_000_000
             for item in items:
                 self._call(self.config.on_delivery, cast("Reader", self), (now_ms - item.added_ms) / 1000)
-        if not self._quiet:
+        if not self._may_skip_notify:
             self._tell()
 
     def _tell(self) -> None:
         try:
             with self._lock:
-                self._quiet = self._wants_quiet
+                self._may_skip_notify = self._wants_quiet
                 self._busy_at = self._clock.monotonic()
             self._source.moved(self)
         except BaseException:
-            self._quiet = False  # nobody may have been told
+            self._may_skip_notify = False  # nobody may have been told
             raise
 
     # -- the line --------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Taking(Unread):
         with self._lock:
             self._check_usable()
             self._line.add(waiter)
-            self._plain = False
+            self._fast = False
             self._source.waiting[self] = None
         self._source.polls(self)
         self._hand_off()
@@ -140,7 +140,7 @@ class Taking(Unread):
     def _after_line_locked(self) -> None:
         if not self._line:
             self._source.waiting.pop(self, None)
-            self._look_again_locked()
+            self._update_fast_path_locked()
 
     def _hand_off(self) -> None:
         """Serve the line, as far as there are items. Called by whoever brings an item or enters the line.
@@ -241,7 +241,7 @@ class Taking(Unread):
                 del self._open[item.id]
                 self._opened -= 1
                 self._returned.add(item.id, (item.data, item.added_ms, item.expires_ms))
-                self._look_again_locked()
+                self._update_fast_path_locked()
             self._hand_off()
         except BaseException as error:
             self._let_fall(error)
@@ -260,7 +260,7 @@ class Taking(Unread):
             if self._broken is not None:
                 return
             self._drop_locked(item_ids, expired)
-            self._disturbed, self._plain = True, False
+            self._disturbed, self._fast = True, False
             self._mend_locked()
             self._after_line_locked()
         self._hand_off()
@@ -386,7 +386,7 @@ class Taking(Unread):
                         del self._failed[item_id]
                 if item is not None and self._settling.get(item.id) is item:  # else the reader was moved
                     self._settle_expired(item)
-                    if not self._quiet and self._settling.get(item.id) is not item:
+                    if not self._may_skip_notify and self._settling.get(item.id) is not item:
                         self._tell()
             except BaseException as error:
                 self._let_fall(error, (), [] if item is None else [item])
@@ -431,7 +431,7 @@ class Taking(Unread):
                         break
                     self._release_locked(found[0], found[1][0])
                     self._discarded += 1
-                self._look_again_locked()
+                self._update_fast_path_locked()
             self._after_taking([], [])
         except BaseException as error:
             self._let_fall(error)
@@ -453,10 +453,10 @@ class Taking(Unread):
         those who wait, where they can't be told here.
         """
         gone: list[Waiter] = []
-        returned, ahead = Returned(), {}  # type: ignore[var-annotated]
+        returned, ahead = Requeued(), {}  # type: ignore[var-annotated]
         try:
             with self._lock:
-                self._broken, self._plain, self._open, self._settling = error, False, {}, {}
+                self._broken, self._fast, self._open, self._settling = error, False, {}, {}
                 self._returned, self._ahead, self._batch, self._take = returned, ahead, None, ahead.pop
                 gone = self._line.drain()  # at once: else the next item would be given to one of them
                 self._after_line_locked()
@@ -470,7 +470,7 @@ class Taking(Unread):
         self._lock = threading.Lock()
         self._saving = threading.Lock()
         self._line = Line()
-        self._broken, self._plain = error, False
+        self._broken, self._fast = error, False
         self._open = {}
 
 

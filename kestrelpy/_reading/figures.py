@@ -128,5 +128,5 @@ class Figures(Taking):
             assert progress.head < item_id < progress.next_id
             assert item_id not in progress.done
         assert self.items >= sum(map(len, places))
-        assert not (self._plain and (self._returned or self._line))
+        assert not (self._fast and (self._returned or self._line))
         assert (self in self._source.waiting) == bool(self._line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from kestrelpy._journal.format import Checkpoint
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._reading.progress import Progress
 from kestrelpy._reading.repair import done_before
 from kestrelpy._reading.source import Source
@@ -39,10 +39,10 @@ def progress_of(state: Checkpoint, feed: Source) -> Progress:
     return progress
 
 
-class AbsentReader:
+class OfflineReader:
     """A reader that is not open here. Its limits count by its checkpoint, read again when they would refuse a put."""
 
-    def __init__(self, home: Home, feed: Source, name: str, config: ReaderConfig) -> None:
+    def __init__(self, home: QueueFiles, feed: Source, name: str, config: ReaderConfig) -> None:
         self._home = home
         self._feed = feed
         self.name = name

@@ -17,7 +17,7 @@ from typing import Any
 from kestrelpy._disk.interface import Directory
 from kestrelpy._journal.format import Checkpoint, Entry
 from kestrelpy._journal.journal import Journal
-from kestrelpy._journal.segment import ITEM_COST, Place
+from kestrelpy._journal.segment import ITEM_COST, FramePosition
 from kestrelpy._journal.view import Block
 from kestrelpy._reading.backlog import BLOCK_BYTES
 from kestrelpy._reading.dispatch import Taking
@@ -34,7 +34,7 @@ NO_LIMIT = 1 << 62
 class _Errand:
     """In the line of a feed: something to do for who serves it next."""
 
-    def __init__(self, feed: Feed, what: Callable[[], object]) -> None:
+    def __init__(self, feed: LocalSource, what: Callable[[], object]) -> None:
         self._feed = feed
         self._what = what
 
@@ -43,7 +43,7 @@ class _Errand:
         self._what()
 
 
-class Feed:
+class LocalSource:
     """The ``Source`` of a queue's own readers."""
 
     knows_heads = True
@@ -113,7 +113,7 @@ class Feed:
     def durable_id(self) -> int:
         return self.journal.durable_id
 
-    def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, Place] | None) -> Block:
+    def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, FramePosition] | None) -> Block:
         return self.journal.read(item_id, last_id, max_bytes, hint)
 
     def is_gap(self, item_id: int) -> bool:
@@ -125,7 +125,7 @@ class Feed:
     def find_time(self, time_ms: int, last_id: int) -> int:
         return self.journal.find_time(time_ms, last_id)
 
-    def hint(self, item_id: int) -> tuple[int, Place]:
+    def hint(self, item_id: int) -> tuple[int, FramePosition]:
         return self.journal.hint(item_id)
 
     def decode(self, data: bytes) -> Any:

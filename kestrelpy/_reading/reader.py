@@ -72,7 +72,7 @@ class Reader(Figures):
         item = None
         try:
             with self._lock:
-                if self._plain and (timeout is None or timeout >= 0 or not block):
+                if self._fast and (timeout is None or timeout >= 0 or not block):
                     progress, take = self._progress, self._take
                     item_id = progress.next_id
                     entry = take(item_id, None)
@@ -144,7 +144,7 @@ class Reader(Figures):
                 found = None if self._line else self._find_locked(expired)
                 if found is not None:
                     self._returned.add(*found)
-                    self._look_again_locked()
+                    self._update_fast_path_locked()
             self._after_taking([], expired)
         except BaseException as error:
             self._let_fall(error, (), expired)
@@ -161,8 +161,8 @@ class Reader(Figures):
         with self._lock:
             self.name, self.config = name, config
             self._wants_quiet = config.full_policy is not FullPolicy.BLOCK and config.max_idle is None
-            self._quiet = False
-            self._look_again_locked()
+            self._may_skip_notify = False
+            self._update_fast_path_locked()
 
     def evict_waiters(self) -> int:
         """Every waiter gets ``QueueEmpty`` now; returns how many there were."""
@@ -209,7 +209,7 @@ class Reader(Figures):
             if progress.error_counts:
                 progress.error_counts.pop(item_id, None)
             self._committed += 1
-        if not self._quiet:
+        if not self._may_skip_notify:
             self._tell()
 
     def commit_many(self, items: Iterable[Item | int]) -> None:
@@ -223,7 +223,7 @@ class Reader(Figures):
         except BaseException as error:
             self._let_fall(error)
             raise
-        if not self._quiet:
+        if not self._may_skip_notify:
             self._tell()
 
     def _chosen_locked(self, named: list[Item | int]) -> dict[int, Item]:
@@ -290,7 +290,7 @@ class Reader(Figures):
         except BaseException as error:
             self._let_fall(error, (), settling)
             raise
-        if not self._quiet:
+        if not self._may_skip_notify:
             self._tell()
 
     def _unsettled(self, item: Item) -> None:
@@ -325,7 +325,7 @@ class Reader(Figures):
             moved.released_bytes += size
             self._move_locked(moved)
             self._flushes += 1
-            self._look_again_locked()
+            self._update_fast_path_locked()
         try:
             self.checkpoint()
         finally:
@@ -394,7 +394,7 @@ class Reader(Figures):
             self._check_usable()
             self._move_locked(self._progress.moved_to(*place), drop=True)
             self._special_through = self._progress.special_through
-            self._look_again_locked()
+            self._update_fast_path_locked()
         self._saved = version if failure is None else ()
         return failure
 

@@ -21,12 +21,12 @@ from kestrelpy._disk.interface import Lock
 from kestrelpy._journal import file_names
 from kestrelpy._journal.checkpoint import CheckpointFile, take_over
 from kestrelpy._journal.format import Checkpoint
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import Segment
 from kestrelpy._logging import Trouble
 from kestrelpy._reading.dispatch import Tell
-from kestrelpy._reading.limits import AbsentReader, Limited, has_limits, progress_of
-from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.limits import Limited, OfflineReader, has_limits, progress_of
+from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.progress import Progress
 from kestrelpy._reading.reader import Reader, guard_and_saving
 from kestrelpy._reading.source import Source
@@ -46,12 +46,12 @@ def check_start(start: Start) -> None:
         raise ValueError(f"start must be 'tail', 'earliest' or an item id, not {start!r}") from None
 
 
-class Readership:
+class ReaderRegistry:
     """All readers of one queue, open here or not."""
 
     def __init__(
         self,
-        home: Home,
+        home: QueueFiles,
         configs: Mapping[str, ReaderConfig],
         default_config: ReaderConfig,
         changed: Callable[[], object],
@@ -126,7 +126,7 @@ class Readership:
                 yield each
 
     def _find_limited(self) -> Iterator[Limited]:
-        known = {(each.name, id(each.config)): each for each in self.limited if isinstance(each, AbsentReader)}
+        known = {(each.name, id(each.config)): each for each in self.limited if isinstance(each, OfflineReader)}
         for name in sorted(self._home.readers(self.feed.queue_id, known=self.open) | set(self.open)) or [""]:
             config = self.config_for(name)
             if has_limits(config):
@@ -138,7 +138,7 @@ class Readership:
                     absent.refresh()
                     yield absent
                 else:
-                    yield AbsentReader(self._home, self.feed, name, config)
+                    yield OfflineReader(self._home, self.feed, name, config)
 
     def refresh_limits(self) -> bool:
         """``update_limits`` for what other processes have done. What can't be read now counts as it was."""
@@ -455,7 +455,7 @@ class Readership:
 
     # -- retiring ----------------------------------------------------------------------------------------------------
 
-    def retire(self, feed: Feed, *, wait: bool = True) -> None:
+    def retire(self, feed: LocalSource, *, wait: bool = True) -> None:
         """Delete or archive the segments that every reader's durable checkpoint is past (R5). Raises ``OSError``, and
         without ``wait`` ``QueueLocked`` while somebody makes or drops a reader, or retires.
         """
@@ -493,7 +493,7 @@ class Readership:
         """Segments that came back from a deletion: retire them again, when the next ones are."""
         self.undisposed += segments
 
-    def waits_for_others(self, feed: Feed) -> bool:
+    def waits_for_others(self, feed: LocalSource) -> bool:
         """Whether segments are kept that only readers elsewhere may still need: then somebody has to look now and
         then.
         """

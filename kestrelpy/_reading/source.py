@@ -1,6 +1,6 @@
 """What a reader needs of where its items come from: the interface between readers and the two kinds of source.
 
-``_feed.Feed`` is the source in the process that writes the queue, ``_detached.Outside`` the one in any other.
+``LocalSource`` is the source in the process that writes the queue, ``DetachedSource`` the one in any other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kestrelpy._disk.interface import Directory
 from kestrelpy._journal.format import Checkpoint, Entry
-from kestrelpy._journal.segment import Place
+from kestrelpy._journal.segment import FramePosition
 from kestrelpy._journal.view import Block
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Source(Protocol):
     @property
     def durable_id(self) -> int: ...
 
-    def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, Place] | None) -> Block: ...
+    def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, FramePosition] | None) -> Block: ...
 
     def is_gap(self, item_id: int) -> bool: ...
 
@@ -78,7 +78,7 @@ class Source(Protocol):
 
     def find_time(self, time_ms: int, last_id: int) -> int: ...
 
-    def hint(self, item_id: int) -> tuple[int, Place]: ...
+    def hint(self, item_id: int) -> tuple[int, FramePosition]: ...
 
     def window(self, reader: Taking) -> Take | None:
         """How to take from the shared window, if the reader's next item is or will be in it. Called under its lock."""

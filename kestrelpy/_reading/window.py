@@ -19,7 +19,7 @@ from kestrelpy._journal.segment import ITEM_COST
 MOST_GONE = 64
 """So many ids may be left in a heap of returned items that are not there, however few others there are."""
 
-Batch = tuple[int, list[bytes], int]
+WindowBatch = tuple[int, list[bytes], int]
 """The first id of a batch that does not expire, its items, and when they were added."""
 
 
@@ -32,7 +32,7 @@ class Window:
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
-        self.batches: dict[int, Batch] = {}
+        self.batches: dict[int, WindowBatch] = {}
         self.is_open = False
         self.capacity = 0
         self.left = 0
@@ -57,7 +57,7 @@ class Window:
         self.entries.clear()
         self.batches.clear()
 
-    def batch_of(self, item_id: int) -> Batch | None:
+    def batch_of(self, item_id: int) -> WindowBatch | None:
         """The batch that has this item. Readers mostly ask for its first one."""
         batch = self.batches.get(item_id)
         if batch is not None:
@@ -96,12 +96,12 @@ class Window:
         return used
 
 
-def last_of(batch: Batch) -> int:
+def last_of(batch: WindowBatch) -> int:
     """The last id of a batch."""
     return batch[0] + len(batch[1]) - 1
 
 
-class Returned:
+class Requeued:
     """Items that came back to one reader; the lowest id goes out first. Guarded by that reader's lock.
 
     ``entries`` is what counts. The heap may have ids that are gone, so that each change is one step, and an interrupt

@@ -24,7 +24,7 @@ _PENDING, _FINISHED = "PENDING", "FINISHED"
 _making = threading.RLock()
 
 
-class Promise(Future[T]):
+class PutFuture(Future[T]):
     """A future that is completed by ``give`` or ``fail``, each of which may be repeated, as a ``Waiter`` is."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from kestrelpy import _logging
 from kestrelpy._disk.interface import NO_ROOM, Directory, Lock
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, write_mark
 from kestrelpy._process import forget, warn_unclosed
 from kestrelpy._reading.dispatch import Tell, fail_all
@@ -32,7 +32,7 @@ class Ending(Writing):
     """What the end needs; ``JournaledQueue`` sets it up."""
 
     _pid: int
-    _home: Home
+    _home: QueueFiles
     _archive: Directory | None
     _writer_lock: Lock
     _marked_id: int
@@ -92,7 +92,7 @@ class Ending(Writing):
                 self._ending = mine = True
                 if is_open:
                     self._erases = erase
-                    self._state, self._plain = closed, False
+                    self._state, self._fast = closed, False
                     self._journal.refuse(closed)
             self._dismiss_producers()
             forget(self)
@@ -165,7 +165,7 @@ class Ending(Writing):
     def _let_go(self, closed: QueueClosed) -> None:
         """Wake everybody and release everything, whatever raises on the way. May be repeated."""
         if self._state is None:  # an allocation failed where ``_end`` was to say so
-            self._state, self._plain = closed, False
+            self._state, self._fast = closed, False
         with contextlib.ExitStack() as rest:
             rest.callback(self._home.directory.close)
             rest.callback(self._writer_lock.release)
@@ -195,7 +195,7 @@ class Ending(Writing):
     def _abandon(self) -> None:
         """In a forked child: everything here is the parent's (R26)."""
         foreign = ForkedQueue(self._pid)
-        self._state, self._plain, self._unfinished = foreign, False, False
+        self._state, self._fast, self._unfinished = foreign, False, False
         self._lock = self._feed.lock = threading.Lock()
         self._journal.refuse(foreign)
         self._readership.abandon(foreign)

@@ -31,11 +31,11 @@ from kestrelpy._waiting.waiters import ThreadWaiter, Waiter, is_deep
 from kestrelpy.errors import KestrelError, copy_of
 
 if TYPE_CHECKING:
-    from kestrelpy._waiting.put_future import Promise
+    from kestrelpy._waiting.put_future import PutFuture
     from kestrelpy.clock import Timer
 
-    Ticket: TypeAlias = ThreadWaiter | Promise[Any]
-    Debt: TypeAlias = tuple[Waiter | Promise[Any], Any, BaseException | None]
+    Ticket: TypeAlias = ThreadWaiter | PutFuture[Any]
+    Debt: TypeAlias = tuple[Waiter | PutFuture[Any], Any, BaseException | None]
 
 _DONE, _LEAD = "done", "lead"
 SYNC_FRAMES = 30
@@ -124,7 +124,7 @@ class GroupCommit:
             self._tell(holding or deep)
             raise
 
-    def add(self, item_id: int, ticket: Promise[int], *, soon: bool) -> None:
+    def add(self, item_id: int, ticket: PutFuture[int], *, soon: bool) -> None:
         """Complete ``ticket`` with ``item_id`` once that is on disk; with ``soon``, see to it that a sync comes."""
         with self._lock:
             error, done, leader = self._error, self.durable_id >= item_id, self._leader

@@ -26,9 +26,9 @@ from kestrelpy.errors import DurabilityUnknown, ItemTooLarge, KestrelError, Queu
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from kestrelpy._waiting.put_future import Promise
-    from kestrelpy.inbox.host import Inflow
-    from kestrelpy.inbox.watcher import Watch
+    from kestrelpy._waiting.put_future import PutFuture
+    from kestrelpy.inbox.host import InboxHost
+    from kestrelpy.inbox.watcher import InboxWatcher
 
 _NO_LIMIT = 1 << 62
 LARGE_BATCH = 16
@@ -67,14 +67,14 @@ class Writing(Durability):
     _codec: Codec | None
     _time_ns: Callable[[], int]
     _append: Callable[[bytes, int], int]
-    _promise: type[Promise[int]] | None = None
-    _inflow: Inflow | None = None
-    _watch: Watch | None = None
+    _promise: type[PutFuture[int]] | None = None
+    _inflow: InboxHost | None = None
+    _watch: InboxWatcher | None = None
     _unfinished = False  # a batch of the inbox is not taken in to its end
 
     def _choose_path(self) -> None:
         """Whether a put may take the short way: nothing but journal and window to see to."""
-        self._plain = (
+        self._fast = (
             self._state is None
             and self._codec is None
             and self._sync_seconds != 0
@@ -102,7 +102,7 @@ class Writing(Durability):
         ``ValueError``.
         """
         if (
-            not self._plain
+            not self._fast
             or type(data) is not bytes
             or expires_in is not None
             or expires_at_ms is not None
@@ -318,7 +318,7 @@ class Writing(Durability):
         while True:
             watched = producer.watched
             if isinstance(watched, Reader):
-                watched._quiet = False  # its next commit rings
+                watched._may_skip_notify = False  # its next commit rings
             answer = self._admit(parcel, in_turn=True, producer=producer)
             if answer is None or isinstance(answer, range):
                 return answer
@@ -464,7 +464,7 @@ class Writing(Durability):
             raise
         return promise
 
-    def _promise_of(self, item_id: int) -> Promise[int]:
+    def _promise_of(self, item_id: int) -> PutFuture[int]:
         """The future of an item that is stored."""
         promise = (self._promise or self._import_promise())()
         try:
@@ -477,11 +477,13 @@ class Writing(Durability):
             raise
         return promise
 
-    def _import_promise(self) -> type[Promise[int]]:
-        from kestrelpy._waiting.put_future import Promise  # here and not above: who does not use it must not pay for it
+    def _import_promise(self) -> type[PutFuture[int]]:
+        from kestrelpy._waiting.put_future import (
+            PutFuture,  # here and not above: who does not use it must not pay for it
+        )
 
-        Writing._promise = Promise
-        return Promise
+        Writing._promise = PutFuture
+        return PutFuture
 
     async def aput(
         self,

@@ -12,9 +12,9 @@ import threading
 
 from kestrelpy import _logging
 from kestrelpy._journal.journal import Journal
-from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.reader import Reader
-from kestrelpy._reading.registry import Readership
+from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.backpressure import Room
 from kestrelpy._writing.group_commit import GroupCommit
 from kestrelpy.clock import Clock, Timer, sync_later
@@ -28,7 +28,7 @@ class Durability:
     name: str
     directory: str
     _state: Exception | None
-    _plain: bool
+    _fast: bool
     _clock: Clock
     _sync_seconds: float | None
     _sync_armed: bool
@@ -36,9 +36,9 @@ class Durability:
     _syncing: threading.Lock
     _room: Room
     _journal: Journal
-    _feed: Feed
+    _feed: LocalSource
     _commit: GroupCommit
-    _readership: Readership
+    _readership: ReaderRegistry
     _is_unattended = False  # it was logged that no thread could be started
     _told = False  # a call of the queue's own has raised what it has failed of
 
@@ -168,7 +168,7 @@ class Durability:
             if self._state is not None:
                 return
             self._state = kept
-            self._plain = False
+            self._fast = False
             self._journal.refuse(kept)
         self._room.ring_all()
         self._commit.fail(kept)

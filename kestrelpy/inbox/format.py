@@ -55,7 +55,7 @@ class BatchPart(NamedTuple):
     digest: int
 
 
-class Batch(NamedTuple):
+class PublishedBatch(NamedTuple):
     """A published batch. ``app_id`` is empty if it has none."""
 
     batch_id: bytes
@@ -89,7 +89,7 @@ class Intent(NamedTuple):
     app_id: str
 
 
-class Remembered:
+class LedgerState:
     """What a queue remembers of its inbox.
 
     ``versions``: the last version of each app_id, in the order of their use. ``finished``: batches taken in whose
@@ -103,7 +103,7 @@ class Remembered:
         self.finished: dict[bytes, int] = {}
         self.intent: Intent | None = None
 
-    def knows(self, batch: Batch) -> bool:
+    def knows(self, batch: PublishedBatch) -> bool:
         """Whether a batch is one that was taken in, or comes too late for its app_id."""
         last = self.versions.get(batch.app_id) if batch.app_id else None
         return batch.batch_id in self.finished or (last is not None and batch.version <= last)
@@ -123,7 +123,7 @@ class Remembered:
 # -- a published batch -----------------------------------------------------------------------------------------------
 
 
-def encode_batch_file(batch: Batch) -> bytes:
+def encode_batch_file(batch: PublishedBatch) -> bytes:
     app_id = batch.app_id.encode()
     body = b"".join(
         (
@@ -150,7 +150,7 @@ def file_version(data: bytes, magic: bytes) -> int | None:
     return int(_PREFIX.unpack_from(data)[1])
 
 
-def decode_batch_file(data: bytes) -> Batch | None:
+def decode_batch_file(data: bytes) -> PublishedBatch | None:
     """The batch that ``data`` is, to the byte."""
     if file_version(data, BATCH_MAGIC) != FORMAT_VERSION:
         return None
@@ -165,7 +165,7 @@ def decode_batch_file(data: bytes) -> Batch | None:
     parts = tuple(BatchPart(*each) for each in _PART.iter_unpack(body[parts_at:]))
     if app_id is None or not all(part.items for part in parts):
         return None
-    batch = Batch(batch_id, number, app_id, version, parts)
+    batch = PublishedBatch(batch_id, number, app_id, version, parts)
     return batch if (batch.items, batch.data_bytes) == (items, size) else None
 
 
@@ -192,7 +192,7 @@ def _text(data: bytes) -> str | None:
 # -- what a queue remembers ------------------------------------------------------------------------------------------
 
 
-def encode_memory(state: Remembered, intent: Intent | None) -> bytes:
+def encode_memory(state: LedgerState, intent: Intent | None) -> bytes:
     """A whole file: what ``state`` has, but for its intent, which is ``intent``."""
     records = [_record(_VERSION.pack(_IS_VERSION, version) + key.encode()) for key, version in state.versions.items()]
     records += [encode_done(batch_id, number, "", 0) for batch_id, number in state.finished.items()]
@@ -210,9 +210,9 @@ def encode_done(batch_id: bytes, number: int, app_id: str, version: int) -> byte
     return _record(_DONE.pack(_IS_DONE, batch_id, number, version) + app_id.encode())
 
 
-def decode_memory(data: bytes) -> tuple[Remembered, int]:
+def decode_memory(data: bytes) -> tuple[LedgerState, int]:
     """What a file says, and where its last whole record ends; 0 if it does not begin as it should."""
-    state = Remembered()
+    state = LedgerState()
     if file_version(data, MEMORY_MAGIC) != FORMAT_VERSION:
         return state, 0
     at = _PREFIX.size
@@ -227,12 +227,12 @@ def whole_record_behind(data: bytes, at: int) -> bool:
         if _RECORD.unpack_from(data, start)[1] > _INTENT.size + MAX_APP_ID_BYTES:
             continue
         body = _body_at(data, start)
-        if body and _apply(Remembered(), body):
+        if body and _apply(LedgerState(), body):
             return True
     return False
 
 
-def _apply(state: Remembered, body: bytes) -> bool:
+def _apply(state: LedgerState, body: bytes) -> bool:
     """Whether ``body`` is valid; then it counts."""
     kind = body[0] if body else 0
     layout = {_IS_VERSION: _VERSION, _IS_INTENT: _INTENT, _IS_DONE: _DONE}.get(kind)

@@ -5,7 +5,7 @@ Rules:
 2. Nothing of this is on the way of a put or a get. While a batch is not taken in to its end, the journal refuses puts,
    and the queue's slow path goes on with it first.
 
-NOTE ON LOCKING: ``Inflow._lock`` (I in docs/locking.md) is held while the inbox is looked at and taken in; it comes
+NOTE ON LOCKING: ``InboxHost._lock`` (I in docs/locking.md) is held while the inbox is looked at and taken in; it comes
 before the queue's.
 """
 
@@ -21,8 +21,8 @@ from kestrelpy._disk.interface import Disk
 from kestrelpy._reading.reader import Reader
 from kestrelpy.config import FullPolicy
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, KestrelError, QueueClosed
-from kestrelpy.inbox.format import Batch
-from kestrelpy.inbox.ingest import Intake, erase_inbox
+from kestrelpy.inbox.format import PublishedBatch
+from kestrelpy.inbox.ingest import Ingest, erase_inbox
 from kestrelpy.inbox.parts import open_inbox
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kestrelpy.queue import JournaledQueue
 
 
-class Inflow:
+class InboxHost:
     """The inbox of one queue, and its ``Host``."""
 
     def __init__(self, queue: JournaledQueue, disk: Disk | None, *, quarantine: bool) -> None:
@@ -42,7 +42,7 @@ class Inflow:
         self._quarantine = quarantine
         self._lock = threading.Lock()
         self._folder: Directory | None = None  # guarded by self._lock, as all below
-        self._intake: Intake | None = None
+        self._intake: Ingest | None = None
         self._stopped = False
         self._told = False  # whether it was logged that it does not go on
 
@@ -54,11 +54,11 @@ class Inflow:
     def now_ms(self) -> int:
         return self._queue._time_ns() // 1_000_000
 
-    def has_room_locked(self, batch: Batch) -> bool:
+    def has_room_locked(self, batch: PublishedBatch) -> bool:
         """A batch that is larger than a reader's limit waits until that reader is empty."""
         return not any(self._is_refused(reader, batch) for reader in self._queue._readership.limited)
 
-    def _is_refused(self, reader: Limited, batch: Batch) -> bool:
+    def _is_refused(self, reader: Limited, batch: PublishedBatch) -> bool:
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
             return False
         return not self._queue._fits(reader, batch.items, max(0, batch.data_bytes - 1)) and reader.items > 0
@@ -78,7 +78,7 @@ class Inflow:
 
     def hide_locked(self, first_id: int) -> None:
         queue = self._queue
-        queue._unfinished, queue._plain = True, False
+        queue._unfinished, queue._fast = True, False
         queue._feed.hide_locked(first_id)
         self.journal.allow()
 
@@ -118,7 +118,7 @@ class Inflow:
             self._say()
         self._note()
 
-    def _look(self) -> Intake | None:
+    def _look(self) -> Ingest | None:
         """The inbox, if there is one. Under the lock."""
         if self._intake is None:
             try:
@@ -126,7 +126,7 @@ class Inflow:
             except (FileNotFoundError, NotADirectoryError):
                 return None
             try:
-                intake = Intake(folder, self._queue.name, self)
+                intake = Ingest(folder, self._queue.name, self)
                 intake.open(quarantine=self._quarantine)
             except BaseException:
                 folder.close()

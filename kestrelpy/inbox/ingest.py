@@ -27,8 +27,8 @@ from kestrelpy._disk.interface import NO_ROOM, Directory
 from kestrelpy._journal import file_names
 from kestrelpy._journal.journal import Journal
 from kestrelpy.errors import CorruptJournal, KestrelError, QueueDiskFull, QueueFull, QueueLocked, UnsupportedFormat
-from kestrelpy.inbox.format import Batch, Intent
-from kestrelpy.inbox.ledger import FOREIGN, MemoryFile, read_batch
+from kestrelpy.inbox.format import Intent, PublishedBatch
+from kestrelpy.inbox.ledger import FOREIGN, IngestLedger, read_batch
 from kestrelpy.inbox.parts import PartFile, is_old
 
 OLD_SECONDS = 24 * 3600.0
@@ -46,7 +46,7 @@ class Host(Protocol):
 
     def now_ms(self) -> int: ...
 
-    def has_room_locked(self, batch: Batch) -> bool:
+    def has_room_locked(self, batch: PublishedBatch) -> bool:
         """Whether the readers' limits allow it now."""
 
     def sync_locked(self) -> None:
@@ -62,7 +62,7 @@ class Host(Protocol):
         """Let puts raise ``error``, until ``hide_locked`` or ``show_locked`` is called again."""
 
 
-class Intake:
+class Ingest:
     """The inbox of one queue, for who has the queue open. ``unfinished``: a batch of which not all is taken in.
     ``refused``: how many were kept aside, before and since.
     """
@@ -71,10 +71,10 @@ class Intake:
         self._folder = folder
         self._queue = queue
         self._host = host
-        self._memory = MemoryFile(folder, queue, host.now_ms())
+        self._memory = IngestLedger(folder, queue, host.now_ms())
         self._intent: Intent | None = None
         self._sound: set[bytes] = set()  # batches that were checked, and wait for room
-        self.unfinished: Batch | None = None
+        self.unfinished: PublishedBatch | None = None
         self.refused = len(file_names.refused_among(folder.names(), queue))
 
     # -- opening -----------------------------------------------------------------------------------------------------
@@ -102,14 +102,14 @@ class Intake:
                     path = f"{self._folder.path}/{file_names.batch_name(self._queue, intent.number)}"
                     raise CorruptJournal(path, 0, f"{there} of its {intent.items} items are taken in; but {reason}")
                 _logging.warning("%d of %d items of batch %d stay: %s", there, intent.items, intent.number, reason)
-            batch = batch or Batch(intent.batch_id, intent.number, intent.app_id, intent.version, ())
+            batch = batch or PublishedBatch(intent.batch_id, intent.number, intent.app_id, intent.version, ())
             self._memory.finish(batch)
             return
         self.unfinished, self._intent = batch, intent
         with self._host.lock():
             self._host.hide_locked(intent.first_id)
 
-    def _published(self, intent: Intent) -> Batch | None:
+    def _published(self, intent: Intent) -> PublishedBatch | None:
         batch = read_batch(self._folder, file_names.batch_name(self._queue, intent.number))
         return batch if batch is not None and batch.batch_id == intent.batch_id else None
 
@@ -211,7 +211,7 @@ class Intake:
         self._clear(batch)
         return batch.items
 
-    def _objection(self, batch: Batch | None) -> str | None:
+    def _objection(self, batch: PublishedBatch | None) -> str | None:
         """Why a batch can never be taken in, if so. Raises ``OSError`` for what may be otherwise the next time."""
         if batch is None:
             return "it is not there"
@@ -240,7 +240,7 @@ class Intake:
             self._folder.rename(name, file_names.refused_name(self._queue, number))
             self.refused += 1
 
-    def _begin(self, batch: Batch) -> bool:
+    def _begin(self, batch: PublishedBatch) -> bool:
         """Take in a batch that was checked; whether there was room for it."""
         names = self._folder.names()
         self._folder.sync()  # the batch and its parts are there for good, and what is not listed never comes back
@@ -258,7 +258,7 @@ class Intake:
         self._clear(batch)
         return True
 
-    def _go_on_locked(self, batch: Batch, intent: Intent) -> None:
+    def _go_on_locked(self, batch: PublishedBatch, intent: Intent) -> None:
         """Append what is not there of the batch, and see to it that all of it, and the word of it, is on disk."""
         host, memory = self._host, self._memory
         try:
@@ -280,7 +280,7 @@ class Intake:
         self.unfinished = self._intent = None
         host.show_locked()
 
-    def _append_rest(self, batch: Batch, there: int) -> None:
+    def _append_rest(self, batch: PublishedBatch, there: int) -> None:
         journal, added_ms = self._host.journal, self._host.now_ms()
         for part in batch.parts:
             if there < part.items:
@@ -292,7 +292,7 @@ class Intake:
                     file.close()
             there -= part.items
 
-    def _clear(self, batch: Batch) -> None:
+    def _clear(self, batch: PublishedBatch) -> None:
         """The files of a batch that is done go. Failing that they are looked at again, and known."""
         for part in batch.parts:
             self._unlink(file_names.part_name(self._queue, part.part_id))
@@ -305,7 +305,7 @@ def erase_inbox(folder: Directory, queue: str) -> None:
     """
     there = [(name, file_names.parse_inbox(name)) for name in folder.names()]
     mine = [name for name, about in there if about is not None and about.queue == queue]
-    memory = file_names.memory_name(queue)
+    memory = file_names.ledger_name(queue)
     for name in sorted(mine, key=lambda name: (name != memory, name.endswith(".lock"), name.endswith(".part"), name)):
         with contextlib.suppress(FileNotFoundError):
             folder.unlink(name)

@@ -20,9 +20,9 @@ from kestrelpy.errors import UnsupportedFormat
 from kestrelpy.inbox.format import (
     BATCH_MAGIC,
     MEMORY_MAGIC,
-    Batch,
     Intent,
-    Remembered,
+    LedgerState,
+    PublishedBatch,
     decode_batch_file,
     decode_memory,
     encode_done,
@@ -51,7 +51,7 @@ def read_file(folder: Directory, name: str) -> bytes | None:
         file.close()
 
 
-def read_batch(folder: Directory, name: str) -> Batch | None:
+def read_batch(folder: Directory, name: str) -> PublishedBatch | None:
     """A published batch; ``None`` if the file is not there, or is none. Raises ``UnsupportedFormat``, ``OSError``."""
     data = read_file(folder, name)
     if data is None:
@@ -62,9 +62,9 @@ def read_batch(folder: Directory, name: str) -> Batch | None:
     return decode_batch_file(data)
 
 
-def read_memory(folder: Directory, queue: str) -> tuple[Remembered, int, bytes]:
+def read_memory(folder: Directory, queue: str) -> tuple[LedgerState, int, bytes]:
     """What the queue remembers, where its last whole record ends, and the file. Raises ``UnsupportedFormat``."""
-    name = file_names.memory_name(queue)
+    name = file_names.ledger_name(queue)
     data = read_file(folder, name) or b""
     version = file_version(data, MEMORY_MAGIC)
     if version is not None and version > FORMAT_VERSION:
@@ -72,7 +72,7 @@ def read_memory(folder: Directory, queue: str) -> tuple[Remembered, int, bytes]:
     return *decode_memory(data), data
 
 
-class MemoryFile:
+class IngestLedger:
     """What the owner of a queue remembers of its inbox, in a file: records appended, and the whole file replaced when
     it has grown, or is not known to be whole and on disk.
 
@@ -81,12 +81,12 @@ class MemoryFile:
 
     def __init__(self, folder: Directory, queue: str, now_ms: int) -> None:
         self._folder = folder
-        self._name = file_names.memory_name(queue)
+        self._name = file_names.ledger_name(queue)
         self._size = 0  # where the next record goes; 0: the next save replaces the file
         self._least = 0
         self.is_durable = False
         self.is_unsure = False
-        self.state = Remembered()
+        self.state = LedgerState()
         try:
             self.state, end, data = read_memory(folder, queue)
             is_damaged = bool(data) and (not end or whole_record_behind(data, end))
@@ -104,7 +104,7 @@ class MemoryFile:
         if self.state.intent != intent or not self.is_durable:
             self._save(encode_intent(intent), intent)
 
-    def finish(self, batch: Batch) -> None:
+    def finish(self, batch: PublishedBatch) -> None:
         """Remember, on disk, that it was taken in, all of it. Raises ``OSError``."""
         self._save(encode_done(batch.batch_id, batch.number, batch.app_id, batch.version), None, batch)
 
@@ -125,7 +125,7 @@ class MemoryFile:
         finished = self.state.finished
         self.state.finished = {key: number for key, number in finished.items() if number in numbers}
 
-    def _save(self, record: bytes, intent: Intent | None, done: Batch | None = None) -> None:
+    def _save(self, record: bytes, intent: Intent | None, done: PublishedBatch | None = None) -> None:
         """Add ``record``, or write all anew, with ``intent``, and ``record`` if that is another one. What is in memory
         follows; where an interrupt falls in between, it is unsure.
         """

@@ -15,12 +15,12 @@ from kestrelpy._journal.format import LARGEST
 from kestrelpy._journal.item_limit import limit_of
 from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.purpose import refuse_jobs, refuse_jobs_in
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery, write_mark
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.errors import ItemTooLarge
-from kestrelpy.inbox.format import MAX_APP_ID_BYTES, Batch, BatchPart, Part, encode_batch_file
-from kestrelpy.inbox.ingest import Intake
+from kestrelpy.inbox.format import MAX_APP_ID_BYTES, BatchPart, Part, PublishedBatch, encode_batch_file
+from kestrelpy.inbox.ingest import Ingest
 from kestrelpy.inbox.ledger import read_batch, read_memory
 from kestrelpy.inbox.parts import PartFile, as_batch_part, open_inbox
 
@@ -88,7 +88,7 @@ def publish(
         folder.sync()  # the parts are there for good before anything names them
         clock = clock if clock is not None else SystemClock()
         number = max(clock.time_ns() // 1_000_000, _last_number(names, queue) + 1)
-        batch = Batch(batch_id, number, app_id or "", version, named)
+        batch = PublishedBatch(batch_id, number, app_id or "", version, named)
         replace_file(folder, file_names.batch_name(queue, number), encode_batch_file(batch))
     return True
 
@@ -146,7 +146,7 @@ def take_in(directory: StrPath, queue: str, *, disk: Disk | None = None, clock: 
     folder = (disk or RealDisk()).directory(os.fspath(directory), create=True)
     try:
         refuse_jobs(folder, queue)
-        home = Home(folder, queue)
+        home = QueueFiles(folder, queue)
         lock, names = home.lock()
         try:
             refuse_jobs(folder, queue, names)
@@ -165,7 +165,7 @@ class _Visit:
 
     max_item_bytes: int | None = None
 
-    def __init__(self, home: Home, names: list[str], clock: Clock) -> None:
+    def __init__(self, home: QueueFiles, names: list[str], clock: Clock) -> None:
         home.remove_leftovers(names)
         self._home = home
         self._clock = clock
@@ -180,7 +180,7 @@ class _Visit:
 
     def take_in(self, inbox: Directory) -> int:
         try:
-            intake = Intake(inbox, self._home.queue, self)
+            intake = Ingest(inbox, self._home.queue, self)
             intake.open(quarantine=False)
             taken = intake.run()
             self.journal.rotate()
@@ -197,7 +197,7 @@ class _Visit:
     def now_ms(self) -> int:
         return self._clock.time_ns() // 1_000_000
 
-    def has_room_locked(self, batch: Batch) -> bool:  # noqa: ARG002 - limits are the owner's
+    def has_room_locked(self, batch: PublishedBatch) -> bool:  # noqa: ARG002 - limits are the owner's
         return True
 
     def sync_locked(self) -> None:
@@ -250,7 +250,7 @@ def _check_named_once(queue: str, named: tuple[BatchPart, ...]) -> None:
         seen.add(part.part_id)
 
 
-def _check_free(queue: str, named: tuple[BatchPart, ...], there: list[Batch]) -> None:
+def _check_free(queue: str, named: tuple[BatchPart, ...], there: list[PublishedBatch]) -> None:
     """A part goes with the batch that names it, and another one could never be taken in."""
     owners = {part.part_id: batch.number for batch in there for part in batch.parts}
     for part in named:
@@ -307,13 +307,13 @@ def _has_work(inbox: Directory, queue: str) -> bool:
     return bool(file_names.batches_among(inbox.names(), queue)) or read_memory(inbox, queue)[0].intent is not None
 
 
-def _published(folder: Directory, queue: str, names: list[str]) -> list[Batch]:
+def _published(folder: Directory, queue: str, names: list[str]) -> list[PublishedBatch]:
     """The published batches that are whole and not taken in. Raises ``UnsupportedFormat``, ``OSError``."""
     found = (read_batch(folder, name) for _, name in file_names.batches_among(names, queue))
     return [batch for batch in found if batch is not None]
 
 
-def _last_version(folder: Directory, queue: str, app_id: str, there: list[Batch]) -> int | None:
+def _last_version(folder: Directory, queue: str, app_id: str, there: list[PublishedBatch]) -> int | None:
     """``there`` was read before: a batch goes only after it is remembered."""
     known = read_memory(folder, queue)[0].versions.get(app_id)
     found = [batch.version for batch in there if batch.app_id == app_id]
@@ -336,7 +336,7 @@ def _id_of(parts: tuple[BatchPart, ...], app_id: str, version: int) -> bytes:
     return whole.digest()
 
 
-def _remove(folder: Directory, queue: str, parts: tuple[BatchPart, ...], there: list[Batch]) -> None:
+def _remove(folder: Directory, queue: str, parts: tuple[BatchPart, ...], there: list[PublishedBatch]) -> None:
     """Remove those that no published batch names."""
     named = {part.part_id for batch in there for part in batch.parts}
     for part in parts:

@@ -3,7 +3,8 @@
 It costs a call of the system where there is no inbox, and a listing where there is one. What a look finds is taken in
 on a thread of its own: it may take long, and syncs of other queues must not wait.
 
-NOTE ON LOCKING: ``Watch._guard`` guards the table of watches and their members; only the timers' lock comes after it.
+NOTE ON LOCKING: ``InboxWatcher._guard`` guards the table of watches and their members; only the timers' lock comes
+after it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from kestrelpy.queue import JournaledQueue
 
 
-class Watch:
+class InboxWatcher:
     """Looks at the inbox of one folder for all queues that this process has open there."""
 
     _guard = threading.Lock()
     # One table for the process. A watch lives as long as one of its queues does, or its timer.
-    _shared: ClassVar[weakref.WeakValueDictionary[tuple[object, ...], Watch]] = weakref.WeakValueDictionary()
+    _shared: ClassVar[weakref.WeakValueDictionary[tuple[object, ...], InboxWatcher]] = weakref.WeakValueDictionary()
 
     def __init__(self, key: tuple[object, ...], path: str, disk: Disk | None, clock: Clock) -> None:
         self._key = key
@@ -50,7 +51,7 @@ class Watch:
             watch = cls._shared.get(key)
             starts = watch is None
             if watch is None:
-                watch = cls._shared[key] = Watch(key, path, disk, clock)
+                watch = cls._shared[key] = InboxWatcher(key, path, disk, clock)
             watch._members[queue.name] = queue
         queue._watch = watch
         if starts or watch._is_late():
@@ -155,8 +156,8 @@ def _look_for(found: list[JournaledQueue]) -> None:
 
 def _forget_watches() -> None:
     """In a forked child: the timers were the parent's."""
-    Watch._guard = threading.Lock()
-    Watch._shared = weakref.WeakValueDictionary()
+    InboxWatcher._guard = threading.Lock()
+    InboxWatcher._shared = weakref.WeakValueDictionary()
 
 
 reset_after_fork(_forget_watches)

@@ -13,7 +13,7 @@ from kestrelpy._disk.interface import Directory, Disk, File, StrPath
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal.catalog import Chain, missing_items
+from kestrelpy._journal.catalog import SegmentCatalog, missing_items
 from kestrelpy._journal.segment import (
     FOREIGN,
     Segment,
@@ -79,7 +79,7 @@ class _Scan:
         self._stop_id = stop_id
         self._start_ms = start_ms
         self._stop_ms = stop_ms
-        self._chain = Chain(folders, queue)  # before the listing: the segments listed go at least as far
+        self._chain = SegmentCatalog(folders, queue)  # before the listing: the segments listed go at least as far
         self._counts: dict[int, int] = {}
         for state in self._chain.states:
             for item_id, count in state.error_counts:
@@ -138,12 +138,12 @@ class _Scan:
             try:
                 header = read_header(file, path)
                 if header is None or header.number != number:
-                    if not chain.is_none(file, name, number, None):
+                    if not chain.is_abandoned(file, name, number, None):
                         objection = objection or wrong_header(header).error(path)
                 elif chain.queue_id not in (b"", header.queue_id):
                     if folder is self._folders[0]:
                         objection = FOREIGN.error(path)
-                elif last or read_footer(file, header) or not chain.is_none(file, name, number, header):
+                elif last or read_footer(file, header) or not chain.is_abandoned(file, name, number, header):
                     return (file, path, name, header), None, False
             except BaseException:
                 file.close()

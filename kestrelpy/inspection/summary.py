@@ -10,7 +10,7 @@ import os
 from kestrelpy._disk.interface import Directory, Disk, StrPath
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
-from kestrelpy._journal.catalog import Chain
+from kestrelpy._journal.catalog import SegmentCatalog
 from kestrelpy._journal.checkpoint import load_checkpoint
 from kestrelpy._journal.format import Checkpoint
 from kestrelpy._journal.purpose import ITEMS, kind_of
@@ -100,7 +100,7 @@ def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None 
 
 def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> QueueInspection | None:
     """``None`` if the writer has moved on so far that what was listed says nothing of it any more."""
-    chain = Chain([folder], queue)  # before the listing: the segments listed go at least as far
+    chain = SegmentCatalog([folder], queue)  # before the listing: the segments listed go at least as far
     names = [name for name in folder.names() if (owner := file_names.parse_owner(name)) and owner[0] == queue]
     # Checkpoints before segments: what they name must then still be there or further on.
     states = [
@@ -133,7 +133,7 @@ def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> 
     )
 
 
-def _segments(folder: Directory, chain: Chain, numbered: list[tuple[int, str]]) -> tuple[list[Segment], bool]:
+def _segments(folder: Directory, chain: SegmentCatalog, numbered: list[tuple[int, str]]) -> tuple[list[Segment], bool]:
     """The segments, in order, and whether one that was listed is gone: retired in this moment.
 
     From the newest on: it is the last to be retired.
@@ -168,19 +168,19 @@ def _readers(states: list[Checkpoint], segments: list[Segment], put_items: int, 
     ]
 
 
-def _segment(folder: Directory, chain: Chain, number: int, name: str, *, last: bool) -> Segment | None:
+def _segment(folder: Directory, chain: SegmentCatalog, number: int, name: str, *, last: bool) -> Segment | None:
     """A segment, counted if it is not closed; ``None`` for one that is being made, or never was one."""
     file = open_segment(folder, name)
     path = f"{folder.path}/{name}"
     try:
         header = read_header(file, path)
         if header is None or header.number != number:
-            if chain.is_none(file, name, number, None):
+            if chain.is_abandoned(file, name, number, None):
                 return None
             raise wrong_header(header).error(path)
         segment = load_segment(file, name, header)
         if not segment.closed:
-            if not last and chain.is_none(file, name, number, header):
+            if not last and chain.is_abandoned(file, name, number, header):
                 return None
             for offset, frame in frames_of(file, segment, path):
                 segment.count(offset, frame)

@@ -11,10 +11,10 @@ from kestrelpy._disk.interface import Directory, Disk, File, StrPath
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal.catalog import Chain
+from kestrelpy._journal.catalog import SegmentCatalog
 from kestrelpy._journal.checkpoint import field_offset, load_checkpoint
 from kestrelpy._journal.purpose import ITEMS, kind_of
-from kestrelpy._journal.queue_files import Home, is_place_of
+from kestrelpy._journal.queue_files import QueueFiles, is_place_of
 from kestrelpy._journal.recovery import claimed_at, out_of_reach
 from kestrelpy._journal.segment import (
     FOREIGN,
@@ -74,7 +74,7 @@ class Verification:
         self._queue = queue
         self._damage: list[Damage] = []
         self._items = self._bytes = self._torn = 0
-        self._chain = Chain([folder], queue)
+        self._chain = SegmentCatalog([folder], queue)
         self._watermark = self._chain.watermark
         self._tail_id = max((state.highest_id for state in self._chain.states), default=0)
 
@@ -83,7 +83,7 @@ class Verification:
 
     def run(self, refused: int) -> VerifyReport:
         """``refused``: how many batches are kept aside in the inbox."""
-        readers = tuple(sorted(Home(self._folder, self._queue).reader_names()))
+        readers = tuple(sorted(QueueFiles(self._folder, self._queue).reader_names()))
         self._check_states(readers)
         segments: list[Segment] = []
         behind, tries = -1, _TRIES
@@ -177,7 +177,7 @@ class Verification:
                 return None
             header = read_header(file, path)
             if header is None or header.number != number:
-                if not self._chain.is_none(file, name, number, None):
+                if not self._chain.is_abandoned(file, name, number, None):
                     self._report(name, *wrong_header(header))
                 return None
             if self._chain.queue_id not in (b"", header.queue_id):
@@ -186,7 +186,7 @@ class Verification:
             segment = load_segment(file, name, header)
             self._watermark = max(self._watermark, header.previous_last_id)
             if not segment.closed and not last:
-                if self._chain.is_none(file, name, number, header):
+                if self._chain.is_abandoned(file, name, number, header):
                     return None
                 self._report(name, fmt.footer_offset(segment.size), "no valid footer")
             self._count(file, segment, path)

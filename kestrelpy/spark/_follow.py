@@ -12,7 +12,7 @@ from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.follow import FollowingView
 from kestrelpy._journal.segment import MARK_EVERY, Segment, open_segment, read_footer
-from kestrelpy._reading.detached_source import Outside
+from kestrelpy._reading.detached_source import DetachedSource
 from kestrelpy.errors import CorruptJournal
 from kestrelpy.spark._decode import Run, decode
 
@@ -105,8 +105,8 @@ class StreamView(FollowingView):
             file.close()
 
 
-class StreamSource(Outside):
-    """As ``Outside``, by a ``StreamView``."""
+class StreamSource(DetachedSource):
+    """As ``DetachedSource``, by a ``StreamView``."""
 
     view_type = StreamView
     _view: StreamView

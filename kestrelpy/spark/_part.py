@@ -26,7 +26,7 @@ from pyspark.sql.datasource import InputPartition
 from kestrelpy._disk.interface import Directory, Disk, File
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal.catalog import Chain
+from kestrelpy._journal.catalog import SegmentCatalog
 from kestrelpy._journal.file_names import lasting_name
 from kestrelpy._journal.segment import Segment, _was_on_disk, load_segment, open_segment, read_header
 from kestrelpy.errors import CorruptJournal, KestrelError
@@ -195,7 +195,7 @@ def _open(folders: list[Directory], piece: Piece) -> tuple[File, str] | None:
     found = _open_at(folders[piece.folder], piece.name, piece.header)
     if found is not None:
         return found
-    chain = Chain(folders, piece.queue)
+    chain = SegmentCatalog(folders, piece.queue)
     for folder, name in chain.numbered().get(piece.header.number, []):
         found = _open_at(folder, name, piece.header)
         if found is not None:
@@ -204,7 +204,7 @@ def _open(folders: list[Directory], piece: Piece) -> tuple[File, str] | None:
     return None
 
 
-def check_retired(chain: Chain, piece: Piece, folders: tuple[str, ...]) -> None:
+def check_retired(chain: SegmentCatalog, piece: Piece, folders: tuple[str, ...]) -> None:
     """Raise unless it is known that this segment, which is nowhere in the folders, was retired."""
     path, doubt = f"{folders[piece.folder]}/{piece.name}", chain.doubt(piece.header.number, piece.header.queue_id)
     if doubt is not None and doubt.item_id is not None:

@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 
 from kestrelpy._disk.interface import File
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal.segment import Place, Segment
+from kestrelpy._journal.segment import FramePosition, Segment
 from kestrelpy.spark._wanted import Wanted
 
 SMALL_BYTES = 256 << 10
@@ -61,7 +61,7 @@ class Counted:
 class Stretch(NamedTuple):
     """Frames from ``place``, an id and its offset, to before the offset ``end``."""
 
-    place: Place
+    place: FramePosition
     end: int
 
 
@@ -105,7 +105,7 @@ def seek(counted: Counted, segment: Segment, wanted: Wanted, end: int, durable_i
     return stretch
 
 
-def _frame_at(file: File, marker: int, place: Place, end: int) -> _Seen | None:
+def _frame_at(file: File, marker: int, place: FramePosition, end: int) -> _Seen | None:
     """The frame that stands at a known place, by its head."""
     head = file.read(place[1], fmt.FRAME_BYTES)
     if len(head) < fmt.FRAME_BYTES:
@@ -132,7 +132,7 @@ def _frame_behind(file: File, marker: int, offset: int, end: int, want: int = LO
 
 def _average(file: File, segment: Segment, end: int) -> int:
     """The size of a frame, going by the first ones."""
-    place: Place = (segment.first_id, fmt.HEADER_BYTES)
+    place: FramePosition = (segment.first_id, fmt.HEADER_BYTES)
     for _ in range(_SOME):
         seen = _frame_at(file, segment.header.marker, place, end)
         if seen is None:
@@ -147,7 +147,7 @@ def _average(file: File, segment: Segment, end: int) -> int:
 def _heads(file: File, segment: Segment, end: int) -> list[_Seen] | None:
     """All frames, by their heads; ``None`` if they are not as they should be."""
     heads: list[_Seen] = []
-    place: Place = (segment.first_id, fmt.HEADER_BYTES)
+    place: FramePosition = (segment.first_id, fmt.HEADER_BYTES)
     while place[1] < end:
         seen = _frame_at(file, segment.header.marker, place, end)
         if seen is None:
@@ -182,7 +182,7 @@ def _by_ids(file: File, segment: Segment, wanted: Wanted, whole: Stretch, durabl
     return Stretch(place, end)
 
 
-def _around(file: File, marker: int, within: Stretch, item_id: int, known_id: int) -> tuple[Place, int]:
+def _around(file: File, marker: int, within: Stretch, item_id: int, known_id: int) -> tuple[FramePosition, int]:
     """The place of a frame at or before ``item_id``, near it, and the offset of one behind it.
 
     ``known_id``: up to there ids are known to be on disk. Of what is behind, a crash may have left some frames without

@@ -34,10 +34,10 @@ from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.purpose import refuse_jobs
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import Segment
 from kestrelpy._reading.reader import Reader
-from kestrelpy._reading.registry import Readership, Start
+from kestrelpy._reading.registry import ReaderRegistry, Start
 from kestrelpy.clock import SystemClock
 from kestrelpy.config import ReaderConfig
 from kestrelpy.errors import KestrelError, NoDefaultReader, QueueLocked
@@ -303,7 +303,7 @@ def open_source(directory: str, queue: str, name: str, start: Start) -> tuple[Re
     source: StreamSource | None = None
     try:
         refuse_jobs(folder, queue)
-        readership = Readership(Home(folder, queue), {}, ReaderConfig(), _nothing)
+        readership = ReaderRegistry(QueueFiles(folder, queue), {}, ReaderConfig(), _nothing)
         source = StreamSource(folder, queue, SystemClock(), 0.05, readership)
         readership.feed = source
         return readership.reader(name, start), source

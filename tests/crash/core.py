@@ -15,7 +15,7 @@ from recovered import Seen, check_reader
 from kestrelpy import KestrelError
 from kestrelpy._journal.format import Checkpoint, Entry
 from kestrelpy._journal.journal import Journal
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovery
 from kestrelpy._reading.backlog import BLOCK_BYTES
 from kestrelpy._reading.limits import progress_of
@@ -68,15 +68,15 @@ def contents(disk: CrashingDisk, names: tuple[str, ...], now_ms: int) -> tuple[d
     return unread, journal.tail_id
 
 
-def _recover(disk: CrashingDisk) -> tuple[Home, Journal]:
+def _recover(disk: CrashingDisk) -> tuple[QueueFiles, Journal]:
     directory = disk.directory("/data", create=True)
-    home, names = Home(directory, "jobs"), directory.names()
+    home, names = QueueFiles(directory, "jobs"), directory.names()
     home.remove_leftovers(names)
     found = Recovery(directory, "jobs", home.load_all(names), quarantine=False).run(names)
     return home, Journal(directory, "jobs", found, segment_bytes=1 << 20, randomness=os.urandom)
 
 
-def _load(home: Home, journal: Journal, names: list[str], name: str) -> Checkpoint | None:
+def _load(home: QueueFiles, journal: Journal, names: list[str], name: str) -> Checkpoint | None:
     """A reader's saved state. The first named one inherits the default reader's."""
     readers = home.reader_names(names)
     if readers == {""} and name == READERS[0]:

@@ -16,12 +16,12 @@ from planted import _Deaf, in_place_of
 from kestrelpy import inbox
 from kestrelpy._journal import checkpoint
 from kestrelpy._journal.journal import Journal
-from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.local_source import LocalSource
 from kestrelpy.inbox import parts as parts_module
-from kestrelpy.inbox.format import Remembered
-from kestrelpy.inbox.host import Inflow
-from kestrelpy.inbox.ingest import Intake
-from kestrelpy.inbox.ledger import MemoryFile
+from kestrelpy.inbox.format import LedgerState
+from kestrelpy.inbox.host import InboxHost
+from kestrelpy.inbox.ingest import Ingest
+from kestrelpy.inbox.ledger import IngestLedger
 from kestrelpy.inbox.parts import PartWriter
 from kestrelpy.inbox.publishing import _Visit
 
@@ -76,26 +76,26 @@ class _DeafFolder(_Deaf):
 
 @fault("(a) (b)")
 def intent_not_on_disk() -> Iterator[None]:
-    with _deaf_while(MemoryFile, "begin"):
+    with _deaf_while(IngestLedger, "begin"):
         yield
 
 
 @fault("(a) (b)")
 def no_intent() -> Iterator[None]:
-    with patch.object(MemoryFile, "begin", lambda self, intent: None):
+    with patch.object(IngestLedger, "begin", lambda self, intent: None):
         yield
 
 
 @fault("(b)", seed=6, nested=0.8)
 def intent_of_a_dead_owner_believed() -> Iterator[None]:
     """It may be in the page cache alone."""
-    real = MemoryFile.begin
+    real = IngestLedger.begin
 
-    def begin(self: MemoryFile, intent: Any) -> None:
+    def begin(self: IngestLedger, intent: Any) -> None:
         if self.state.intent != intent:
             real(self, intent)
 
-    with patch.object(MemoryFile, "begin", begin):
+    with patch.object(IngestLedger, "begin", begin):
         yield
 
 
@@ -103,7 +103,7 @@ def intent_of_a_dead_owner_believed() -> Iterator[None]:
 def done_before_its_items_are_on_disk() -> Iterator[None]:
     with (
         patch.object(
-            Inflow, "sync_locked", lambda self: self._queue._feed.show_durable_locked(self.journal.tail_id, 0)
+            InboxHost, "sync_locked", lambda self: self._queue._feed.show_durable_locked(self.journal.tail_id, 0)
         ),
         patch.object(_Visit, "sync_locked", lambda self: None),
     ):
@@ -113,25 +113,25 @@ def done_before_its_items_are_on_disk() -> Iterator[None]:
 @fault("(a) (b) (g)")
 def done_not_on_disk() -> Iterator[None]:
     """And then the files go."""
-    with _deaf_while(MemoryFile, "finish"):
+    with _deaf_while(IngestLedger, "finish"):
         yield
 
 
 @fault("(a) (b) (f)")
 def files_deleted_before_it_is_done() -> Iterator[None]:
-    real = Intake._append_rest
+    real = Ingest._append_rest
 
-    def append(self: Intake, batch: Any, there: int) -> None:
+    def append(self: Ingest, batch: Any, there: int) -> None:
         real(self, batch, there)
         self._clear(batch)
 
-    with patch.object(Intake, "_append_rest", append):
+    with patch.object(Ingest, "_append_rest", append):
         yield
 
 
 @fault("(b)")
 def not_asked_whether_it_is_known() -> Iterator[None]:
-    with patch.object(Remembered, "knows", lambda self, batch: False):
+    with patch.object(LedgerState, "knows", lambda self, batch: False):
         yield
 
 
@@ -139,33 +139,33 @@ def not_asked_whether_it_is_known() -> Iterator[None]:
 def known_by_its_version_alone() -> Iterator[None]:
     """What has no app_id comes back when a power cut undoes its deletion."""
 
-    def note_done(self: Remembered, batch_id: bytes, number: int, app_id: str, version: int) -> None:
+    def note_done(self: LedgerState, batch_id: bytes, number: int, app_id: str, version: int) -> None:
         self.note_version(app_id, version)
         self.intent = None
 
-    with patch.object(Remembered, "note_done", note_done):
+    with patch.object(LedgerState, "note_done", note_done):
         yield
 
 
 @fault("(b)")
 def gone_on_with_from_its_first_item() -> Iterator[None]:
-    with patch.object(Intake, "_count_there", lambda self, intent: 0):
+    with patch.object(Ingest, "_count_there", lambda self, intent: 0):
         yield
 
 
 @fault("(a) (b)", nested=0.9, samples=0, style=TAKING)
 def counted_by_ids() -> Iterator[None]:
     """A power cut leaves ids behind that no item has."""
-    with patch.object(Intake, "_count_there", lambda self, intent: self._host.journal.tail_id + 1 - intent.first_id):
+    with patch.object(Ingest, "_count_there", lambda self, intent: self._host.journal.tail_id + 1 - intent.first_id):
         yield
 
 
 @fault("(a) (f)", exhaust=120)
 def names_not_on_disk_before_the_intent() -> Iterator[None]:
     """Of a batch whose publisher was killed before it could see to that."""
-    real = Intake._begin
+    real = Ingest._begin
 
-    def begin(self: Intake, batch: Any) -> bool:
+    def begin(self: Ingest, batch: Any) -> bool:
         folder = self._folder
         self._folder = _Deaf(folder)
         try:
@@ -173,7 +173,7 @@ def names_not_on_disk_before_the_intent() -> Iterator[None]:
         finally:
             self._folder = folder
 
-    with patch.object(Intake, "_begin", begin):
+    with patch.object(Ingest, "_begin", begin):
         yield
 
 
@@ -220,7 +220,7 @@ def said_to_be_published_on_a_dead_ones_word() -> Iterator[None]:
 def published_without_a_look_at_what_is_pending() -> Iterator[None]:
     with (
         patch.object(inbox, "_published", lambda *_: []),
-        patch.object(Remembered, "knows", lambda self, batch: batch.batch_id in self.finished),
+        patch.object(LedgerState, "knows", lambda self, batch: batch.batch_id in self.finished),
     ):
         yield
 
@@ -244,15 +244,15 @@ def replaced_without_a_sync() -> Iterator[None]:
 
 @fault("(h)", seed=150, failing=1.0, style=FAILING, samples=0, nested=0.0, points=2)
 def shown_before_it_is_whole() -> Iterator[None]:
-    with patch.object(Feed, "hide_locked", lambda self, first_id: None):
+    with patch.object(LocalSource, "hide_locked", lambda self, first_id: None):
         yield
 
 
 @fault("(b) (c) (h)", seed=32, failing=1.0)
 def puts_in_the_middle_of_a_batch() -> Iterator[None]:
     with (
-        patch.object(Inflow, "refuse_locked", lambda self, error: None),
-        patch.object(Inflow, "finish", lambda self: None),
+        patch.object(InboxHost, "refuse_locked", lambda self, error: None),
+        patch.object(InboxHost, "finish", lambda self: None),
     ):
         yield
 
@@ -261,10 +261,10 @@ def puts_in_the_middle_of_a_batch() -> Iterator[None]:
 def an_intent_that_may_be_on_disk_is_let_be() -> Iterator[None]:
     """Its sync has failed, and what is put then is taken for its items."""
 
-    def never(self: MemoryFile, to: bool) -> None:
+    def never(self: IngestLedger, to: bool) -> None:
         """The fault."""
 
-    with patch.object(MemoryFile, "is_unsure", property(lambda self: False, never), create=True):
+    with patch.object(IngestLedger, "is_unsure", property(lambda self: False, never), create=True):
         yield
 
 

@@ -24,13 +24,13 @@ from kestrelpy._journal import format as format_module
 from kestrelpy._journal import segment as segment_module
 from kestrelpy._journal.checkpoint import CheckpointFile, SparedFile
 from kestrelpy._journal.journal import Journal
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery
 from kestrelpy._journal.segment import Segment
-from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.progress import Progress
 from kestrelpy._reading.reader import Reader
-from kestrelpy._reading.registry import Readership
+from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.group_commit import GroupCommit
 from kestrelpy.testing import CrashingDisk
 
@@ -193,7 +193,7 @@ def footer_before_the_frames_are_on_disk() -> Iterator[None]:
 @fault("R1", "(1) (8) (10)")
 def no_directory_sync_for_a_new_segment() -> Iterator[None]:
     """R1: the file is on disk, its name is not."""
-    real = segment_module.settle_segment
+    real = segment_module.sync_and_name
     with in_place_of(real, lambda directory, *rest: real(_Deaf(directory), *rest)):
         yield
 
@@ -201,7 +201,7 @@ def no_directory_sync_for_a_new_segment() -> Iterator[None]:
 @fault("R1", "(1) (8) (10)")
 def named_before_its_content_is_synced() -> Iterator[None]:
     """R1: what a power cut has taken the header of is called as if that had been on disk."""
-    real = segment_module.settle_segment
+    real = segment_module.sync_and_name
 
     def settle(directory: Any, file: Any, segment: Segment) -> None:
         real(directory, _Deaf(file), segment)
@@ -214,7 +214,7 @@ def named_before_its_content_is_synced() -> Iterator[None]:
 @fault("R1", "(1) (8) (10)", **UNSYNCED, samples=8)
 def a_new_segment_without_a_header_taken_for_damage() -> Iterator[None]:
     """R1: a power cut may keep frames of it alone."""
-    real = segment_module.is_none
+    real = segment_module.is_abandoned
     with in_place_of(real, lambda file, name, *rest: real(file, file_names.lasting_name(name), *rest)):
         yield
 
@@ -414,15 +414,15 @@ def checkpoint_ahead_of_the_journal_and_ids_used_again() -> Iterator[None]:
         found.tail_id = found.segments[-1].last_id if found.segments else 0
         return found
 
-    with patch.object(Recovery, "run", run), patch.object(Feed, "make_durable", lambda *_: None):
+    with patch.object(Recovery, "run", run), patch.object(LocalSource, "make_durable", lambda *_: None):
         yield
 
 
 @fault("R5", "(1)")
 def reader_restarted_at_the_tail() -> Iterator[None]:
     """LK-B2: a reader whose checkpoint cannot be read begins behind everything."""
-    real = Readership._beginning
-    with patch.object(Readership, "_beginning", lambda self, _: real(self, "tail")):
+    real = ReaderRegistry._beginning
+    with patch.object(ReaderRegistry, "_beginning", lambda self, _: real(self, "tail")):
         yield
 
 
@@ -455,7 +455,7 @@ def error_counts_forgotten() -> Iterator[None]:
 
 @fault("R3", "(2) (8)", style=Style(commits=14, checkpoints=6))
 def every_checkpoint_lost() -> Iterator[None]:
-    with patch.object(Home, "load", lambda *_: None):
+    with patch.object(QueueFiles, "load", lambda *_: None):
         yield
 
 
@@ -471,7 +471,7 @@ def expired_items_delivered() -> Iterator[None]:
 @fault("R5", "(1) (8) (10)", **UNSYNCED, style=RETIRING, samples=6)
 def retired_on_a_checkpoint_that_is_not_durable() -> Iterator[None]:
     """R5: segments go when the head in memory is past them."""
-    with patch.object(Readership, "_durable_head", lambda _, reader: reader.head):
+    with patch.object(ReaderRegistry, "_durable_head", lambda _, reader: reader.head):
         yield
 
 
@@ -493,7 +493,7 @@ def retired_one_segment_too_many() -> Iterator[None]:
 @fault("R5", "(1) (8) (10)", style=replace(RETIRING, detached=1.0, starts_with_default=0))
 def retired_past_a_reader_elsewhere() -> Iterator[None]:
     """R5: only the readers open here are asked."""
-    with patch.object(Home, "lowest_head_elsewhere", lambda *_: None):
+    with patch.object(QueueFiles, "lowest_head_elsewhere", lambda *_: None):
         yield
 
 
@@ -662,15 +662,15 @@ def renamed_checkpoint_not_synced() -> Iterator[None]:
 @fault("R8", "(9)")
 def leftovers_by_their_beginning() -> Iterator[None]:
     """Whatever begins with the queue's name and is no file of its own now is taken for a left-over."""
-    real = Home.remove_leftovers
+    real = QueueFiles.remove_leftovers
 
-    def remove(self: Home, names: list[str]) -> None:
+    def remove(self: QueueFiles, names: list[str]) -> None:
         for name in names:
             if name.startswith(self.queue) and file_names.parse_owner(name) is None:
                 self.directory.unlink(name)
         real(self, names)
 
-    with patch.object(Home, "remove_leftovers", remove):
+    with patch.object(QueueFiles, "remove_leftovers", remove):
         yield
 
 
@@ -689,8 +689,8 @@ def leftovers_in_the_way() -> Iterator[None]:
         return size
 
     with (
-        patch.object(Home, "remove_leftovers", lambda *_: None),
-        patch.object(Home, "hold_back", lambda *_: None),
+        patch.object(QueueFiles, "remove_leftovers", lambda *_: None),
+        patch.object(QueueFiles, "hold_back", lambda *_: None),
         patch.object(SparedFile, "hold", lambda *_: None),
         patch.object(SparedFile, "replace", replace),
     ):
@@ -731,7 +731,7 @@ def segment_deleted_instead_of_archived() -> Iterator[None]:
 @fault("R5", "(1) (8) (10)", style=replace(RETIRING, archive=1.0))
 def archived_before_it_is_committed() -> Iterator[None]:
     """A segment goes as soon as it is read."""
-    with patch.object(Readership, "_durable_head", lambda _, reader: reader._progress.next_id - 1):
+    with patch.object(ReaderRegistry, "_durable_head", lambda _, reader: reader._progress.next_id - 1):
         yield
 
 
@@ -851,7 +851,7 @@ def place_in_the_page_cache_believed_durable() -> Iterator[None]:
 
 @fault("", "(2) (8) (15)", style=Style(starts_with_default=1.0, commits=14))
 def place_of_the_default_reader_lost() -> Iterator[None]:
-    with patch.object(Readership, "_inherit_default", lambda *_: None):
+    with patch.object(ReaderRegistry, "_inherit_default", lambda *_: None):
         yield
 
 

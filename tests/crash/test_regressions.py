@@ -22,7 +22,7 @@ from kestrelpy import (
     verify,
 )
 from kestrelpy._journal.format import FRAME_BYTES, HEADER_BYTES
-from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.local_source import LocalSource
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner, Leaning
 
@@ -360,7 +360,7 @@ def test_counts_are_of_what_a_power_cut_has_left() -> None:
     reader = queue.reader("r", start="earliest")
     queue.put_many([b"one", b"two"])
     reader.commit_many(read_all(reader))
-    with patch.object(Feed, "make_durable", lambda *_: None):  # as if a sync had lied
+    with patch.object(LocalSource, "make_durable", lambda *_: None):  # as if a sync had lied
         reader.checkpoint(durable=True)
     vanish(queue, disk)
     cut = all_lost(disk)

@@ -31,14 +31,14 @@ from kestrelpy._journal import checkpoint, file_names, journal, recovery, view
 from kestrelpy._journal import format as format_module
 from kestrelpy._journal import segment as segment_module
 from kestrelpy._journal.journal import Journal
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery
-from kestrelpy._reading.local_source import Feed
-from kestrelpy._reading.registry import Readership
+from kestrelpy._reading.local_source import LocalSource
+from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing import put as put_module
 from kestrelpy._writing.group_commit import GroupCommit
-from kestrelpy.inbox.ingest import Intake
-from kestrelpy.inbox.ledger import MemoryFile as IntakeMemory
+from kestrelpy.inbox.ingest import Ingest
+from kestrelpy.inbox.ledger import IngestLedger
 from kestrelpy.queue import JournaledQueue
 
 ROOT = Path(__file__).parents[2]
@@ -150,12 +150,12 @@ def nothing(*_: object, **__: object) -> None:
 
 @rule("R1", "test_r1_a_segment_is_new_until_it_is_on_disk_by_content_and_by_name")
 def names_of_segments_not_synced() -> None:
-    real = segment_module.settle_segment
+    real = segment_module.sync_and_name
 
     def settle(directory: Any, *rest: Any) -> Any:
         return real(Deaf(directory), *rest)
 
-    segment_module.settle_segment = journal.settle_segment = recovery.settle_segment = settle
+    segment_module.sync_and_name = journal.sync_and_name = recovery.sync_and_name = settle
 
 
 @rule("R2", "test_a_directory_that_is_made_is_synced_into_its_parent")
@@ -177,7 +177,7 @@ def replaced_without_a_sync() -> None:
 
 @rule("R4", "test_r4_a_checkpoint_on_disk_names_nothing_that_is_not")
 def saved_ahead_of_the_journal() -> None:
-    Feed.make_durable = nothing  # type: ignore[method-assign]
+    LocalSource.make_durable = nothing  # type: ignore[method-assign]
 
 
 @rule(
@@ -187,8 +187,8 @@ def saved_ahead_of_the_journal() -> None:
     "test_r5_segments_wait_for_a_durable_checkpoint",
 )
 def retired_by_what_is_in_memory() -> None:
-    Home.lowest_head_elsewhere = nothing  # type: ignore[method-assign]
-    Readership._durable_head = lambda _, reader: reader.head  # type: ignore[method-assign]
+    QueueFiles.lowest_head_elsewhere = nothing  # type: ignore[method-assign]
+    ReaderRegistry._durable_head = lambda _, reader: reader.head  # type: ignore[method-assign]
 
 
 @rule("R6", "test_an_archive_never_overwrites", "test_an_archive_is_never_overwritten")
@@ -217,7 +217,7 @@ def rotated_without_a_sync() -> None:
 
 @rule("R8", "test_r8_temporary_files_go_and_foreign_ones_stay", "test_nsq_938_thousands_of_empty_temporaries")
 def leftovers_left() -> None:
-    Home.remove_leftovers = nothing  # type: ignore[method-assign]
+    QueueFiles.remove_leftovers = nothing  # type: ignore[method-assign]
 
 
 # -- syncs that failed, crashes --------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def used_ids_forgotten() -> None:
 
 @rule("R18", "test_history_libkestrel_4_an_unfinished_last_segment")
 def an_unfinished_segment_is_damage() -> None:
-    recovery.is_none = lambda *_: False
+    recovery.is_abandoned = lambda *_: False
 
 
 @rule("R19", "test_leftover_bytes_are_kept_and_not_read", "test_lk_f83_a_torn_tail_never_counted")
@@ -441,22 +441,22 @@ def numbers_by_the_clock() -> None:
 
 @rule("R35", "test_a_batch_that_can_never_be_taken_is_kept_aside")
 def taken_in_unchecked() -> None:
-    Intake._objection = lambda self, batch: None  # type: ignore[method-assign]
+    Ingest._objection = lambda self, batch: None  # type: ignore[method-assign]
 
 
 @rule("R36", "test_half_a_batch_survives_a_close")
 def no_intent() -> None:
-    IntakeMemory.begin = lambda self, intent: None  # type: ignore[method-assign]
+    IngestLedger.begin = lambda self, intent: None  # type: ignore[method-assign]
 
 
 @rule("R37", "test_half_a_batch_is_not_seen_and_the_rest_follows")
 def half_a_batch_is_seen() -> None:
-    Feed.hide_locked = lambda self, first_id: None  # type: ignore[method-assign]
+    LocalSource.hide_locked = lambda self, first_id: None  # type: ignore[method-assign]
 
 
 @rule("R38", "test_the_memory_does_not_grow_for_ever")
 def nothing_is_forgotten() -> None:
-    IntakeMemory.forget_cleared = lambda self, numbers: None  # type: ignore[method-assign]
+    IngestLedger.forget_cleared = lambda self, numbers: None  # type: ignore[method-assign]
 
 
 @rule("R39", "test_a_version_is_published_once")

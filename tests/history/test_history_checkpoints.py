@@ -32,7 +32,7 @@ from kestrelpy._journal import checkpoint as checkpoint_module
 from kestrelpy._journal import queue_files
 from kestrelpy._journal.checkpoint import CheckpointFile, SparedFile
 from kestrelpy._journal.recovery import Recovered
-from kestrelpy._reading.registry import Readership
+from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk, PowerModel
 
 
@@ -49,8 +49,8 @@ def garbage(good: bytes) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def begins_at_the_tail() -> Iterator[None]:
-    real = Readership._beginning
-    with patch.object(Readership, "_beginning", lambda self, _: real(self, "tail")):
+    real = ReaderRegistry._beginning
+    with patch.object(ReaderRegistry, "_beginning", lambda self, _: real(self, "tail")):
         yield
 
 

@@ -17,7 +17,7 @@ from kestrelpy._journal import format as fmt
 from kestrelpy._journal import view
 from kestrelpy._journal.checkpoint import load_checkpoint
 from kestrelpy._journal.recovery import Recovered, Recovery
-from kestrelpy._journal.segment import Place, iterate_frames
+from kestrelpy._journal.segment import FramePosition, iterate_frames
 from kestrelpy.testing import CrashingDisk, MemoryDisk
 
 
@@ -105,7 +105,9 @@ def test_history_go_diskqueue_31_the_place_to_write_inside_the_file(tmp_path: Pa
 def places_believed() -> Iterator[None]:
     """Reading begins at the place that the checkpoint has, whatever stands there."""
 
-    def read_block(self: Any, file: Any, segment: Any, places: list[Place], first: int, last: int, size: int) -> Any:
+    def read_block(
+        self: Any, file: Any, segment: Any, places: list[FramePosition], first: int, last: int, size: int
+    ) -> Any:
         end = segment.records_end if segment.closed else file.size()
         marker, path = segment.header.marker, segment.name
         entries, behind = view.read_entries(file, marker, path, places[-1], end, first, last, size)

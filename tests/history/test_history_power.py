@@ -59,8 +59,8 @@ def clones_of(disk: CrashingDisk, limit: int, *, kills: bool = False) -> tuple[l
 
 def names_not_synced() -> Any:
     """A new segment's content is on disk, its name need not be."""
-    real = journal.settle_segment
-    return patch.object(journal, "settle_segment", lambda directory, *rest: real(Deaf(directory), *rest))
+    real = journal.sync_and_name
+    return patch.object(journal, "sync_and_name", lambda directory, *rest: real(Deaf(directory), *rest))
 
 
 @history(names_not_synced, raises=(CorruptJournal,))

@@ -12,12 +12,12 @@ from planted_races import NOT_WOKEN, race
 
 from kestrelpy import JournaledQueue, QueueClosed
 from kestrelpy._journal.journal import Journal
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.view import JournalView
 from kestrelpy._reading.dispatch import Taking, Tell, fail_all
-from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.reader import Reader
-from kestrelpy._reading.registry import Readership
+from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.backpressure import Producer, ProducerTask, Room
 from kestrelpy._writing.ending import Ending
 from kestrelpy._writing.put import Parcel, Writing
@@ -29,34 +29,34 @@ from kestrelpy.clock import _Timers
 
 @race("order of locks|deadlock", "flow", "readers_come_and_go")
 def the_queue_is_asked_for_under_the_reader() -> Iterator[None]:
-    real = Feed.attach
+    real = LocalSource.attach
 
-    def attach(self: Feed, reader: Taking) -> None:
+    def attach(self: LocalSource, reader: Taking) -> None:
         with reader._lock, self.lock:
             pass
         real(self, reader)
 
-    with patch.object(Feed, "attach", attach):
+    with patch.object(LocalSource, "attach", attach):
         yield
 
 
 @race("it began at|IndexError|FileNotFoundError|not the first|skipped|CorruptJournal", "made_while_retiring")
 def retires_without_the_guard() -> Iterator[None]:
     """A reader that is being made finds its first segment gone."""
-    real, real_guard = Readership.retire, Home.guard
+    real, real_guard = ReaderRegistry.retire, QueueFiles.guard
     retiring: set[int] = set()
 
-    def retire(self: Readership, feed: Feed, *, wait: bool = True) -> None:
+    def retire(self: ReaderRegistry, feed: LocalSource, *, wait: bool = True) -> None:
         retiring.add(get_ident())
         try:
             real(self, feed, wait=wait)
         finally:
             retiring.discard(get_ident())
 
-    def guard(self: Home, *, wait: bool = True) -> AbstractContextManager[None]:
+    def guard(self: QueueFiles, *, wait: bool = True) -> AbstractContextManager[None]:
         return nullcontext() if get_ident() in retiring else real_guard(self, wait=wait)
 
-    with patch.object(Readership, "retire", retire), patch.object(Home, "guard", guard):
+    with patch.object(ReaderRegistry, "retire", retire), patch.object(QueueFiles, "guard", guard):
         yield
 
 
@@ -156,7 +156,7 @@ def a_reader_falls_quiet_after_it_has_rung() -> Iterator[None]:
 
     def tell(self: Taking) -> None:
         self._source.moved(self)
-        self._quiet = self._wants_quiet
+        self._may_skip_notify = self._wants_quiet
 
     with patch.object(Taking, "_tell", tell):
         yield
@@ -205,7 +205,7 @@ def a_dying_maintenance_thread_tells_nobody() -> Iterator[None]:
 def readers_are_not_told_of_the_end() -> Iterator[None]:
     def break_(self: Taking, error: Exception, tell: Tell = fail_all) -> None:
         with self._lock:
-            self._broken, self._plain = error, False
+            self._broken, self._fast = error, False
 
     with patch.object(Taking, "_break", break_):
         yield
@@ -248,7 +248,7 @@ def breaks_and_empties_its_line_in_two_steps() -> Iterator[None]:
 
     def break_(self: Taking, error: Exception, tell: Tell = fail_all) -> None:
         with self._lock:
-            self._broken, self._plain, self._open = error, False, {}
+            self._broken, self._fast, self._open = error, False, {}
         self._dismiss(error)
 
     with patch.object(Taking, "_break", break_):
@@ -257,16 +257,16 @@ def breaks_and_empties_its_line_in_two_steps() -> Iterator[None]:
 
 @race("completed with .* held", "readers_come_and_go")
 def drops_a_reader_under_the_lock() -> Iterator[None]:
-    real = Readership.drop
+    real = ReaderRegistry.drop
 
-    def drop(self: Readership, name: str) -> None:
+    def drop(self: ReaderRegistry, name: str) -> None:
         with self._opening:
             reader = self.open.get(name)
             if reader is not None:
                 reader.close()
         real(self, name)
 
-    with patch.object(Readership, "drop", drop):
+    with patch.object(ReaderRegistry, "drop", drop):
         yield
 
 
@@ -281,19 +281,19 @@ def one_reader_that_closes_stops_the_checkpoint_of_all() -> Iterator[None]:
 
 @race("is left|FileNotFoundError|KeyError", "erased")
 def a_checkpoint_comes_back_after_an_erase() -> Iterator[None]:
-    with patch.object(Readership, "stop", lambda self, error, tell=None: None):
+    with patch.object(ReaderRegistry, "stop", lambda self, error, tell=None: None):
         yield
 
 
 @race("bytes of nothing", "counted")
 def bytes_are_counted_later_than_items() -> Iterator[None]:
-    with patch.object(Feed, "before", lambda self, item_id: (item_id - 1 - self.missing, self.visible_bytes)):
+    with patch.object(LocalSource, "before", lambda self, item_id: (item_id - 1 - self.missing, self.visible_bytes)):
         yield
 
 
 @race("were told nothing|QueueLocked", "parting")
 def who_makes_a_reader_does_not_look_again() -> Iterator[None]:
-    with patch.object(Readership, "_check_again", lambda self, reader: None):
+    with patch.object(ReaderRegistry, "_check_again", lambda self, reader: None):
         yield
 
 

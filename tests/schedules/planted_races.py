@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from kestrelpy._journal.journal import Journal
 from kestrelpy._reading.dispatch import Taking, Tell, fail_all
-from kestrelpy._reading.local_source import Feed
+from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._waiting.waiters import ThreadWaiter, Waiter
 from kestrelpy._writing.group_commit import GroupCommit, _Link
 from kestrelpy._writing.put import Writing
@@ -57,7 +57,7 @@ def looks_and_then_registers() -> Iterator[None]:
         with self._lock:
             self._check_usable()
             self._line.add(waiter)
-            self._plain = False
+            self._fast = False
             self._source.waiting[self] = None
         self._source.polls(self)
 
@@ -86,7 +86,7 @@ def claims_without_removing() -> Iterator[None]:
 @race(NOT_WOKEN, "flow", "detached")
 def wakes_before_it_stores() -> Iterator[None]:
     """A put serves the line and stores its item after that."""
-    real, real_wake = Writing._store, Feed.wake
+    real, real_wake = Writing._store, LocalSource.wake
     storing: set[int] = set()
 
     def store(self: Writing, *arguments: Any, **options: Any) -> range:
@@ -97,15 +97,15 @@ def wakes_before_it_stores() -> Iterator[None]:
         finally:
             storing.discard(get_ident())
 
-    def wake(self: Feed) -> None:
+    def wake(self: LocalSource) -> None:
         if get_ident() not in storing:
             real_wake(self)
 
     never = property(lambda _: False, lambda *_: None)
     with (
         patch.object(Writing, "_store", store),
-        patch.object(Feed, "wake", wake),
-        patch.object(Writing, "_plain", never, create=True),
+        patch.object(LocalSource, "wake", wake),
+        patch.object(Writing, "_fast", never, create=True),
     ):
         yield
 
@@ -154,7 +154,7 @@ def completes_under_the_lock() -> Iterator[None]:
 
     def break_(self: Taking, error: Exception, tell: Tell = fail_all) -> None:
         with self._lock:
-            self._broken, self._plain, self._open = error, False, {}
+            self._broken, self._fast, self._open = error, False, {}
             for waiter in self._line.drain():
                 waiter.fail(error)
             self._after_line_locked()

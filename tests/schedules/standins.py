@@ -33,7 +33,7 @@ import kestrelpy.blocking
 import kestrelpy.inbox.watcher
 import kestrelpy.inspection.scan
 from kestrelpy import _process, clock
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._reading import dispatch
 from kestrelpy._waiting import deferred, put_future
 from kestrelpy._writing.group_commit import GroupCommit
@@ -43,19 +43,19 @@ START_MS = 1_700_000_000_000
 LEAF = 9
 SLEEPER = "a waiter's sleep"
 LEVELS = {
-    "O (Readership._opening)": 0,
+    "O (ReaderRegistry._opening)": 0,
     "C (Reader._saving)": 1,
     "G (readers.lock)": 2,
-    "I (Inflow._lock)": 3,
-    "Q (Feed.lock)": 4,
+    "I (InboxHost._lock)": 3,
+    "Q (LocalSource.lock)": 4,
     "R (Reader._lock)": 5,
     "S (JournaledQueue._syncing)": 5,
     "M (Exchange._lock)": 5,
-    "the watches (Watch._guard)": 7,
-    "N (Readership._limiting)": 8,
-    "J (Readership._listing)": 8,
+    "the watches (InboxWatcher._guard)": 7,
+    "N (ReaderRegistry._limiting)": 8,
+    "J (ReaderRegistry._listing)": 8,
     "T (GroupCommit._lock)": 8,
-    "L (Outside._looking)": 8,
+    "L (DetachedSource._looking)": 8,
     "the timers (_Timers._lock)": 8,
     "a future's": LEAF,
     "the disk's": LEAF,
@@ -67,21 +67,21 @@ NOT_WHILE_ASLEEP = {"Q", "R", "S", "T", "L", "M", "the timers"}
 """What nobody may hold while they wait in line. A checkpoint, and the making of a reader, may wait for a sync."""
 
 _NAMED = {
-    ("Readership", "_opening"): "O (Readership._opening)",
-    ("Readership", "_limiting"): "N (Readership._limiting)",
-    ("Readership", "_listing"): "J (Readership._listing)",
+    ("ReaderRegistry", "_opening"): "O (ReaderRegistry._opening)",
+    ("ReaderRegistry", "_limiting"): "N (ReaderRegistry._limiting)",
+    ("ReaderRegistry", "_listing"): "J (ReaderRegistry._listing)",
     ("Reader", "_saving"): "C (Reader._saving)",
-    ("Inflow", "_lock"): "I (Inflow._lock)",
-    ("Feed", "lock"): "Q (Feed.lock)",
+    ("InboxHost", "_lock"): "I (InboxHost._lock)",
+    ("LocalSource", "lock"): "Q (LocalSource.lock)",
     ("Reader", "_lock"): "R (Reader._lock)",
     ("JournaledQueue", "_syncing"): "S (JournaledQueue._syncing)",
     ("Exchange", "_lock"): "M (Exchange._lock)",
     ("GroupCommit", "_lock"): "T (GroupCommit._lock)",
-    ("Outside", "_looking"): "L (Outside._looking)",
+    ("DetachedSource", "_looking"): "L (DetachedSource._looking)",
     ("_Timers", "_lock"): "the timers (_Timers._lock)",
     ("_Timers", "_wake"): SLEEPER,
     ("Future", "_condition"): "a future's",
-    ("Promise", "condition"): "a future's",
+    ("PutFuture", "condition"): "a future's",
     ("ThreadWaiter", "_asleep"): SLEEPER,
 }
 _kinds: dict[tuple[CodeType, int, type], str] = {}
@@ -324,11 +324,11 @@ _places = [
 
 
 def _noting_guard(scheduler: Scheduler) -> Callable[..., contextlib.AbstractContextManager[None]]:
-    """``Home.guard``, whose lock is a file's, as a lock with its place in the order."""
-    real = Home.guard
+    """``QueueFiles.guard``, whose lock is a file's, as a lock with its place in the order."""
+    real = QueueFiles.guard
 
     @contextlib.contextmanager
-    def guard(self: Home, *, wait: bool = True) -> Iterator[None]:
+    def guard(self: QueueFiles, *, wait: bool = True) -> Iterator[None]:
         with real(self, wait=wait):
             me = scheduler.here()
             if me is None:
@@ -374,8 +374,8 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         for owner, name, value in (
             (kestrelpy._disk.memory, "_guard", disk_guard),
             (kestrelpy._disk.memory, "_released", Condition(scheduler, disk_guard)),
-            (kestrelpy.inbox.watcher.Watch, "_guard", Mutex(scheduler, "the watches (Watch._guard)")),
-            (kestrelpy.inbox.watcher.Watch, "_shared", weakref.WeakValueDictionary()),
+            (kestrelpy.inbox.watcher.InboxWatcher, "_guard", Mutex(scheduler, "the watches (InboxWatcher._guard)")),
+            (kestrelpy.inbox.watcher.InboxWatcher, "_shared", weakref.WeakValueDictionary()),
             (_process, "_guard", Mutex(scheduler, "_lifetime's")),
             (put_future, "_making", Mutex(scheduler, "_promise's", reentrant=True)),
             (_process, "_live", weakref.WeakSet()),
@@ -385,11 +385,11 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             (deferred, "_left", deque()),
             (deferred, "_working", False),
             (dispatch, "_turns", dispatch._Turns()),  # made anew for a thread, which plays many tasks in its life
-            (Writing, "_promise", put_future.Promise),  # as if looked up before
+            (Writing, "_promise", put_future.PutFuture),  # as if looked up before
             (clock, "time", time),
             (clock.SystemClock, "monotonic", staticmethod(time.monotonic)),
             (clock.SystemClock, "time_ns", staticmethod(time.time_ns)),
-            (Home, "guard", _noting_guard(scheduler)),
+            (QueueFiles, "guard", _noting_guard(scheduler)),
             (GroupCommit, "_lead", _noting_lead(scheduler)),
             (
                 os,

@@ -25,7 +25,7 @@ from sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401 
 from kestrelpy import InvalidName, JournaledQueue, KestrelError, NoDefaultReader, QueueLocked, open_reader
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal.follow import FollowingView
-from kestrelpy._reading.registry import Readership
+from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy.spark import _stream
 from kestrelpy.spark._columns import ARROW_SCHEMA
 from kestrelpy.spark._follow import StreamView
@@ -94,14 +94,14 @@ def test_a_query_that_is_started_while_its_queue_is_erased_is_of_what_is_there_t
 ) -> None:
     queue = open_queue()
     queue.put(b"old")
-    real = Readership.reader
+    real = ReaderRegistry.reader
 
-    def reader(self: Readership, *arguments: Any) -> Any:
+    def reader(self: ReaderRegistry, *arguments: Any) -> Any:
         queue.erase()
         return real(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Readership, "reader", reader)
+        patch.setattr(ReaderRegistry, "reader", reader)
         place, _ = _stream.open_source(str(folder), "jobs", "q", "earliest")
     with closing(place):
         assert place.items == 0

@@ -96,7 +96,7 @@ class Home:
             "timers of syncs": clock._syncs._lock,
             "queues alive": _process._guard,
             "promises": put_future_module._making,
-            "watches": watcher.Watch._guard,
+            "watches": watcher.InboxWatcher._guard,
             "folders": real_module._Descriptor.guard,
         }
 

@@ -24,13 +24,13 @@ import kestrelpy._writing.put
 import kestrelpy._writing.syncer
 from kestrelpy import _logging, _process, clock
 from kestrelpy._reading.dispatch import Taking
-from kestrelpy._reading.local_source import Feed
-from kestrelpy._reading.registry import Readership
+from kestrelpy._reading.local_source import LocalSource
+from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._waiting import put_future
 from kestrelpy._writing.ending import Ending
 from kestrelpy._writing.group_commit import GroupCommit
 from kestrelpy.clock import Clock, Timer, TimerHeap
-from kestrelpy.inbox.watcher import Watch
+from kestrelpy.inbox.watcher import InboxWatcher
 
 
 @defect(
@@ -164,12 +164,12 @@ def one_thread_for_syncs_and_callbacks() -> Iterator[None]:
     test="tests/test_durability.py::test_a_held_guard_does_not_hold_up_other_queues_nor_a_close",
 )
 def retiring_waits_for_the_guard() -> Iterator[None]:
-    real = Readership.retire
+    real = ReaderRegistry.retire
 
-    def retire(self: Readership, feed: Feed, *, wait: bool = True) -> None:
+    def retire(self: ReaderRegistry, feed: LocalSource, *, wait: bool = True) -> None:
         real(self, feed)
 
-    with patch.object(Readership, "retire", retire):
+    with patch.object(ReaderRegistry, "retire", retire):
         yield
 
 
@@ -179,7 +179,7 @@ def retiring_waits_for_the_guard() -> Iterator[None]:
     test="tests/test_inbox.py::test_a_queue_that_looks_more_often_is_not_kept_waiting_by_another",
 )
 def a_look_that_is_set_stays() -> Iterator[None]:
-    with patch.object(Watch, "_is_late", lambda self: False):
+    with patch.object(InboxWatcher, "_is_late", lambda self: False):
         yield
 
 

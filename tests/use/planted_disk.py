@@ -10,7 +10,7 @@ from planting import defect
 
 from kestrelpy._disk import real as real_module
 from kestrelpy._journal.checkpoint import SparedFile
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._logging import Trouble, warning
 from kestrelpy.work._held_room import HeldRoom
 
@@ -39,7 +39,7 @@ def deletes_without_room_are_said_nowhere() -> Iterator[None]:
 @contextmanager
 def no_spare_files() -> Iterator[None]:
     """A checkpoint file is made anew when it is replaced, for which there must be room."""
-    with patch.object(SparedFile, "hold", lambda *_: None), patch.object(Home, "hold_back", lambda *_: None):
+    with patch.object(SparedFile, "hold", lambda *_: None), patch.object(QueueFiles, "hold_back", lambda *_: None):
         yield
 
 
@@ -75,5 +75,5 @@ def each_failure_is_said() -> Iterator[None]:
     unreachable="only on a disk that stays full over a restart",
 )
 def nothing_is_held_back_for_the_first_reader() -> Iterator[None]:
-    with patch.object(Home, "hold_back", lambda *_: None):
+    with patch.object(QueueFiles, "hold_back", lambda *_: None):
         yield

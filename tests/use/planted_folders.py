@@ -19,13 +19,13 @@ from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import catalog, file_names, recovery
 from kestrelpy._journal import format as format_module
 from kestrelpy._journal import segment as segment_module
-from kestrelpy._journal.catalog import Chain
+from kestrelpy._journal.catalog import SegmentCatalog
 from kestrelpy._journal.follow import FollowingView
 from kestrelpy._reading import detached_source
 from kestrelpy._writing import options
 from kestrelpy.errors import ItemTooLarge
 from kestrelpy.inbox import publishing
-from kestrelpy.inbox.host import Inflow
+from kestrelpy.inbox.host import InboxHost
 from kestrelpy.inspection import scan, summary, verify
 
 
@@ -37,8 +37,8 @@ from kestrelpy.inspection import scan, summary, verify
 def a_queue_in_memory_takes_batches() -> Iterator[None]:
     real = queue.memory_disk
 
-    def inflow(owner: Any, disk: Any, *, quarantine: bool) -> Inflow:
-        return Inflow(owner, RealDisk() if disk in mine else disk, quarantine=quarantine)
+    def inflow(owner: Any, disk: Any, *, quarantine: bool) -> InboxHost:
+        return InboxHost(owner, RealDisk() if disk in mine else disk, quarantine=quarantine)
 
     mine: list[Any] = []
 
@@ -46,7 +46,7 @@ def a_queue_in_memory_takes_batches() -> Iterator[None]:
         mine.append(real())
         return mine[-1]
 
-    with patch.object(queue, "memory_disk", memory_disk), patch("kestrelpy.inbox.host.Inflow", inflow):
+    with patch.object(queue, "memory_disk", memory_disk), patch("kestrelpy.inbox.host.InboxHost", inflow):
         yield
 
 
@@ -90,11 +90,11 @@ NO_TIME = "the explorer compares what calls return, and not how long they take; 
     unreachable=NO_TIME,
 )
 def a_listing_for_each_segment() -> Iterator[None]:
-    def numbered(self: Chain) -> Any:
+    def numbered(self: SegmentCatalog) -> Any:
         self.look_again()
         return self._numbered
 
-    with patch.object(Chain, "numbered", numbered):
+    with patch.object(SegmentCatalog, "numbered", numbered):
         yield
 
 
@@ -120,7 +120,7 @@ def a_listing_for_each_segment_followed() -> Iterator[None]:
     test="tests/test_chain.py::test_inspect_beside_a_busy_writer",
 )
 def inspect_opens_what_was_listed() -> Iterator[None]:
-    def segments(folder: Any, chain: Chain, numbered: list[tuple[int, str]]) -> Any:
+    def segments(folder: Any, chain: SegmentCatalog, numbered: list[tuple[int, str]]) -> Any:
         found = [summary._segment(folder, chain, *each, last=each == numbered[-1]) for each in numbered]
         return [segment for segment in found if segment is not None], False
 

@@ -13,7 +13,7 @@ from kestrelpy import FullPolicy, JournaledQueue, Reader
 from kestrelpy._reading.backlog import Unread
 from kestrelpy._reading.dispatch import Taking
 from kestrelpy._reading.limits import Limited
-from kestrelpy._reading.registry import Readership
+from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing import put as put_module
 from kestrelpy._writing.backpressure import Room
 from kestrelpy._writing.put import Writing
@@ -127,7 +127,7 @@ for _name, _symptom, _test in (
     test="tests/test_room.py::test_a_default_reader_that_another_process_took_over_refuses_nothing",
 )
 def limits_are_worked_out_when_readers_change_here() -> Iterator[None]:
-    with patch.object(Readership, "refresh_limits", lambda self: False):
+    with patch.object(ReaderRegistry, "refresh_limits", lambda self: False):
         yield
 
 

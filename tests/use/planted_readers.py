@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 from planting import defect
 
-from kestrelpy._journal.queue_files import Home
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._reading import reader as reader_module
-from kestrelpy._reading.detached_source import Outside
+from kestrelpy._reading.detached_source import DetachedSource
 from kestrelpy._reading.dispatch import Taking
 from kestrelpy._reading.progress import Progress
 from kestrelpy._reading.reader import Reader
@@ -30,10 +30,10 @@ from kestrelpy.memory._exchange import Exchange
     test="tests/test_detached.py::test_a_default_reader_that_nobody_took_over_keeps_its_place_beside_named_ones",
 )
 def a_named_reader_beside_the_default_one_counts_as_its_heir() -> Iterator[None]:
-    def has_heir(self: Home, readers: Iterable[str], queue_id: bytes) -> bool:
+    def has_heir(self: QueueFiles, readers: Iterable[str], queue_id: bytes) -> bool:
         return any(self.is_there(reader, queue_id) for reader in readers)
 
-    with patch.object(Home, "has_heir", has_heir):
+    with patch.object(QueueFiles, "has_heir", has_heir):
         yield
 
 
@@ -48,7 +48,7 @@ def a_seek_does_not_keep_retirements_out() -> Iterator[None]:
 
     @functools.wraps(real)
     def seek(self: Reader, item_id: int | None = None, *, time_ms: int | None = None) -> None:
-        with patch.object(Home, "guard", lambda self, **_: nullcontext()):
+        with patch.object(QueueFiles, "guard", lambda self, **_: nullcontext()):
             real(self, item_id, time_ms=time_ms)
 
     with patch.object(Reader, "seek", seek):
@@ -73,7 +73,7 @@ def a_task_that_is_thrown_away_waits_for_the_lock() -> Iterator[None]:
 )
 def an_old_reader_elsewhere_does_not_ask_whether_its_queue_was_erased() -> Iterator[None]:
     with (
-        patch.object(Outside, "_check_there", lambda self: None),
+        patch.object(DetachedSource, "_check_there", lambda self: None),
         patch("kestrelpy._journal.queue_files.is_place_of", lambda state, reader, queue_id: True),
     ):
         yield
@@ -121,7 +121,7 @@ def a_bool_is_an_id() -> Iterator[None]:
     test="tests/test_detached.py::test_a_reader_that_is_opened_while_its_queue_is_erased_is_of_what_is_there_then",
 )
 def a_reader_elsewhere_is_made_by_what_was_seen_without_the_guard() -> Iterator[None]:
-    with patch.object(Outside, "look_again", lambda self: None):
+    with patch.object(DetachedSource, "look_again", lambda self: None):
         yield
 
 

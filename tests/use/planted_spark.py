@@ -72,13 +72,13 @@ def _nobody_knows_what_the_owner_takes() -> Iterator[None]:
 def _refused_batches_are_not_counted() -> Iterator[None]:
     from kestrelpy._journal import file_names
 
-    put_aside = intake.Intake._put_aside
+    put_aside = intake.Ingest._put_aside
 
-    def silently(self: intake.Intake, name: str, objection: str) -> None:
+    def silently(self: intake.Ingest, name: str, objection: str) -> None:
         put_aside(self, name, objection)
         self.refused = 0
 
-    with patch.object(intake.Intake, "_put_aside", silently), patch.object(file_names, "refused_among", lambda *_: []):
+    with patch.object(intake.Ingest, "_put_aside", silently), patch.object(file_names, "refused_among", lambda *_: []):
         yield
 
 
@@ -182,7 +182,7 @@ def _a_session_has_a_context() -> Iterator[None]:
 def _a_queue_that_is_gone_was_retired() -> Iterator[None]:
     from kestrelpy._journal import catalog
 
-    with patch.object(catalog.Chain, "check_there", lambda self: None):
+    with patch.object(catalog.SegmentCatalog, "check_there", lambda self: None):
         yield
 
 

@@ -54,7 +54,7 @@ from use_world import Hang, Process, World
 
 from kestrelpy.inbox import watcher
 
-assert watcher.Watch  # it is imported when a queue is first opened, and must be there before
+assert watcher.InboxWatcher  # it is imported when a queue is first opened, and must be there before
 MODULES = (
     use_ending,
     use_job_tasks,

@@ -13,11 +13,11 @@ from unittest.mock import patch
 from inbox_world import Habit
 from planted import _Deaf, in_place_of
 
-from kestrelpy import inbox
 from kestrelpy._journal import checkpoint
 from kestrelpy._journal.journal import Journal
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy.inbox import parts as parts_module
+from kestrelpy.inbox import publishing
 from kestrelpy.inbox.format import LedgerState
 from kestrelpy.inbox.host import InboxHost
 from kestrelpy.inbox.ingest import Ingest
@@ -194,17 +194,17 @@ def part_not_synced() -> Iterator[None]:
 
 @fault("(a) (f)")
 def published_without_a_sync() -> Iterator[None]:
-    real = inbox.replace_file
-    with patch.object(inbox, "replace_file", lambda folder, *rest: real(_DeafFolder(folder), *rest)):
+    real = publishing.replace_file
+    with patch.object(publishing, "replace_file", lambda folder, *rest: real(_DeafFolder(folder), *rest)):
         yield
 
 
 @fault("(a)")
 def said_to_be_published_on_a_dead_ones_word() -> Iterator[None]:
     """Who published it was killed before its name was on disk."""
-    real_publishing = inbox._publishing
+    real_publishing = publishing._publishing
 
-    def publishing(*arguments: Any) -> Any:
+    def deaf_publishing(*arguments: Any) -> Any:
         @contextmanager
         def deaf() -> Iterator[Any]:
             with real_publishing(*arguments) as folder:
@@ -212,14 +212,14 @@ def said_to_be_published_on_a_dead_ones_word() -> Iterator[None]:
 
         return deaf()
 
-    with patch.object(inbox, "_publishing", publishing):
+    with patch.object(publishing, "_publishing", deaf_publishing):
         yield
 
 
 @fault("(b) (g)")
 def published_without_a_look_at_what_is_pending() -> Iterator[None]:
     with (
-        patch.object(inbox, "_published", lambda *_: []),
+        patch.object(publishing, "_published", lambda *_: []),
         patch.object(LedgerState, "knows", lambda self, batch: batch.batch_id in self.finished),
     ):
         yield
@@ -231,7 +231,7 @@ def published_without_a_look_at_what_is_remembered() -> Iterator[None]:
         found = [batch.version for batch in there if batch.app_id == app_id]
         return max(found, default=None)
 
-    with patch.object(inbox, "_last_version", last):
+    with patch.object(publishing, "_last_version", last):
         yield
 
 

@@ -29,7 +29,9 @@ from unittest.mock import patch
 from scheduler import Scheduler, Stopped, Task
 
 import kestrelpy._disk.memory
+import kestrelpy._reading.detached_source
 import kestrelpy.blocking
+import kestrelpy.inbox.host
 import kestrelpy.inbox.watcher
 import kestrelpy.inspection.scan
 from kestrelpy import _process, clock

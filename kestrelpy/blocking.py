@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy._checks import check_timeout
+from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy._waiting.line import Line, Waiting
 from kestrelpy._waiting.waiters import Waiter
 from kestrelpy.errors import QueueClosed, QueueEmpty
@@ -29,6 +30,7 @@ class JournaledBlockingQueue:
     def __init__(self, queue: JournaledQueue) -> None:
         self._queue = queue
         self._reader: Reader = queue.reader()
+        self._dispatcher = checkpointer_of(self._reader).dispatcher
         self._gets = _Gets(self)
         self._shut = False
 
@@ -82,7 +84,7 @@ class JournaledBlockingQueue:
         item = None
         try:
             try:
-                item = self._reader.get(None if waits else False)  # type: ignore[arg-type]  # None: it is no miss yet
+                item = self._dispatcher.get(False, None, counts=not waits)
             except QueueEmpty:
                 if self._shut:
                     item = self._gets._take_now()
@@ -93,7 +95,7 @@ class JournaledBlockingQueue:
             return self._done(item)
         except BaseException:  # an interrupt, perhaps: nobody has got it
             if item is not None:
-                self._reader._unget(item)
+                self._dispatcher.unget(item)
             raise
 
     def get_nowait(self) -> Any:
@@ -123,7 +125,7 @@ class JournaledBlockingQueue:
             error = done.exception()
             if not outer.set_running_or_notify_cancel():
                 if error is None:
-                    self._reader._unget(done.result())
+                    self._dispatcher.unget(done.result())
             elif error is not None:
                 outer.set_exception(error)
             else:
@@ -131,7 +133,7 @@ class JournaledBlockingQueue:
                 try:
                     value = self._done(item)
                 except BaseException as trouble:  # closed meanwhile, or an interrupt: the item comes again
-                    self._reader._unget(item)
+                    self._dispatcher.unget(item)
                     outer.set_exception(trouble)
                     if not isinstance(trouble, Exception):
                         raise
@@ -150,7 +152,7 @@ class JournaledBlockingQueue:
             return self._done(item)
         except BaseException:  # as in get
             if item is not None:
-                self._reader._unget(item)
+                self._dispatcher.unget(item)
             raise
 
     def peek(self) -> Any:
@@ -206,7 +208,7 @@ class JournaledBlockingQueue:
         if immediate:
             self._queue.close()
         else:
-            self._reader._dismiss_empty_handed(_shut_down())
+            self._dispatcher.dismiss_empty_handed(_shut_down())
             self._queue._room.ring_all()  # producers that wait for room look again, and see it
 
     def close(self) -> None:
@@ -222,43 +224,43 @@ class _Gets(Waiting[Item]):
 
     def __init__(self, face: JournaledBlockingQueue) -> None:
         self._face = face
-        self._reader = face._reader
-        self._clock = self._reader._clock
+        self._dispatcher = face._dispatcher
+        self._clock = self._dispatcher._clock
 
     @property
     def _line(self) -> Line:  # type: ignore[override]  # whichever the reader has
-        return self._reader._line
+        return self._dispatcher._line
 
     def _take_now(self) -> Item:
         try:
-            return self._reader._take_now()
+            return self._dispatcher._take_now()
         except QueueEmpty:
             if not self._face._shut:
                 raise
-        self._reader._hand_off()  # known to be shut, then looked again: what was put before that is there
+        self._dispatcher.hand_off()  # known to be shut, then looked again: what was put before that is there
         try:
-            return self._reader._take_now()
+            return self._dispatcher._take_now()
         except QueueEmpty:
             raise _shut_down() from None
 
     def _enter(self, waiter: Waiter) -> None:
-        self._reader._enter(waiter)
+        self._dispatcher._enter(waiter)
         if self._face._shut:  # entered, then looked again; and for an item, too
-            self._reader._hand_off()
-            if self._reader._leave(waiter):
+            self._dispatcher.hand_off()
+            if self._dispatcher._leave(waiter):
                 raise _shut_down()
 
     def _leave(self, waiter: Waiter) -> bool:
-        return self._reader._leave(waiter)
+        return self._dispatcher._leave(waiter)
 
     def _leave_now(self, waiter: Waiter) -> bool | None:
-        return self._reader._leave_now(waiter)
+        return self._dispatcher._leave_now(waiter)
 
     def _give_back(self, waiter: Waiter, item: Item) -> None:
-        self._reader._give_back(waiter, item)
+        self._dispatcher._give_back(waiter, item)
 
     def _missed(self, waiter: Waiter) -> None:
-        self._reader._missed(waiter)
+        self._dispatcher._missed(waiter)
 
 
 def _shut_down() -> QueueClosed:

@@ -10,7 +10,6 @@ from kestrelpy._checks import check_seconds, check_whole
 from kestrelpy._value import ReadOnlyDict, Value
 
 if TYPE_CHECKING:
-    from kestrelpy._reading.reader import Reader
     from kestrelpy.item import Item
 
 __all__ = ["Codec", "FullPolicy", "QueueStats", "ReaderConfig", "ReaderStats"]
@@ -56,7 +55,7 @@ class ReaderConfig(Value, kw_only=True):
     hook that puts it again may find no room, and must not wait for it. ``on_expired`` does not call itself: other
     expired items that it comes upon are shown to it afterwards. An item that it raised for is shown to it again by
     ``discard_expired()``, or by a put that finds no room. ``on_delivery(reader, seconds)`` and ``on_timeout(reader,
-    seconds)`` are told the age of a delivered item and how long a get waited in vain.
+    seconds)`` are told the age of a delivered item and how long a get waited in vain; ``reader`` is the ``Reader``.
 
     Seconds may be infinite, which means never. Raises ``ValueError`` for a limit below zero or not a number, and
     ``TypeError`` for limits that are no whole numbers, and a policy that is none.
@@ -71,8 +70,8 @@ class ReaderConfig(Value, kw_only=True):
     max_expire_sweep: int | None = None
     max_idle: float | None = None
     memory_bytes: int = DEFAULT_MEMORY_BYTES
-    on_delivery: Callable[[Reader, float], object] | None = None
-    on_timeout: Callable[[Reader, float], object] | None = None
+    on_delivery: Callable[[Any, float], object] | None = None
+    on_timeout: Callable[[Any, float], object] | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_items", "max_bytes", "max_expire_sweep", "memory_bytes"):

@@ -27,7 +27,7 @@ from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery
 from kestrelpy._process import forget, remember
 from kestrelpy._reading.local_source import LocalSource
-from kestrelpy._reading.reader import Reader
+from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry, Start
 from kestrelpy._reading.window import last_of
 from kestrelpy._value import ReadOnlyDict
@@ -251,7 +251,7 @@ class JournaledQueue(Ending):
         """
         self._check_usable()
         found = self._readership.open.get(name)
-        if found is not None and not found._half_closed:
+        if found is not None and not checkpointer_of(found).is_half_closed:
             return found
         with self._while_open():
             reader = self._readership.reader(name, start)
@@ -275,7 +275,7 @@ class JournaledQueue(Ending):
         self._check_usable()
         with self._while_open():
             self._readership.drop(name)
-        self._moved(None)
+        self._moved()
 
     @contextmanager
     def _while_open(self) -> Iterator[None]:
@@ -390,7 +390,7 @@ class JournaledQueue(Ending):
         self._check_usable()
         return 0 if self._inflow is None else self._inflow.take_in()
 
-    def _moved(self, _reader: object) -> None:
+    def _moved(self) -> None:
         """Something was released: checkpoint before long, and let producers look for room again."""
         if self._room:
             self._room.ring_first()
@@ -442,8 +442,9 @@ class JournaledQueue(Ending):
             return
         again, trouble = False, self._readership.trouble
         for reader in list(self._readership.open.values()):
-            reader._may_skip_notify = False  # from here on its next commit arms the next round
-            if reader._unsaved:
+            saver = checkpointer_of(reader)
+            saver.backlog.may_skip_notify = False  # from here on its next commit arms the next round
+            if saver.is_unsaved:
                 what = f"saving the place of {reader.full_name}"
                 try:
                     reader.checkpoint(durable=self._sync_seconds is not None)
@@ -461,7 +462,7 @@ class JournaledQueue(Ending):
             again = True
             trouble.begin(what, error)
         if again or self._others_wait():
-            self._moved(None)
+            self._moved()
 
     def _others_wait(self) -> bool:
         """Whether readers elsewhere hold a segment back; if that can't be seen, it is looked for again."""

@@ -552,8 +552,8 @@ def test_what_a_reader_of_an_erased_queue_keeps_holds_no_frames(
     far.get_nowait().commit()
     queue.erase()
     clock.advance(5)
-    assert isinstance(far._broken, QueueClosed)
-    assert far._broken.__traceback__ is None
+    assert isinstance(far._backlog.broken, QueueClosed)
+    assert far._backlog.broken.__traceback__ is None
 
 
 def test_a_reader_of_an_erased_queue_is_told_in_the_background(
@@ -673,9 +673,9 @@ def test_a_checkpoint_in_the_background_waits_for_nobody(open_queue: Open, outsi
     far.get_nowait().commit()
     with QueueFiles(far._source.directory, "jobs").guard():  # a process that is stopped, say
         clock.advance(1.0)
-        assert far._unsaved
+        assert far._checkpointer.is_unsaved
     clock.advance(1.0)
-    assert not far._unsaved
+    assert not far._checkpointer.is_unsaved
 
 
 # -- moving beside a writer that retires -----------------------------------------------------------------------------

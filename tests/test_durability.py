@@ -104,8 +104,8 @@ def test_nothing_is_called_back_under_the_locks_of_a_checkpoint(open_queue: Open
 
     ends(start, store)
     assert with_item.wait(20)
-    reader._progress.head = 1  # so that the checkpoint has to sync
-    reader._progress.head = 0
+    reader._backlog.progress.head = 1  # so that the checkpoint has to sync
+    reader._backlog.progress.head = 0
     ends(start, reader._source.make_durable, 1)
     assert told.wait(20)
 
@@ -129,7 +129,7 @@ def test_a_failed_sync_of_a_checkpoint_calls_nobody_back_under_its_locks(folder:
     disk.arm(errno.EIO, kinds={"sync"})
 
     def save() -> None:
-        with reader._saving, pytest.raises(DurabilityUnknown):  # as a checkpoint does
+        with reader._checkpointer.lock, pytest.raises(DurabilityUnknown):  # as a checkpoint does
             reader._source.make_durable(1)
 
     ends(start, save)
@@ -271,7 +271,7 @@ def test_the_rounds_of_maintenance_and_the_looks_at_the_inbox_begin_when_threads
     time.has_threads = True
     queue.put(b"y")
     time.advance(2)
-    assert queue.reader()._saved == queue.reader()._version()
+    assert queue.reader()._checkpointer._saved == queue.reader()._checkpointer._version()
     until(lambda: queue.stats().tail_id == 3)
     queue.close()
 
@@ -350,7 +350,7 @@ def test_an_error_that_is_kept_keeps_no_arguments(how: str, folder: Path) -> Non
             raised.append(caught.value)
         assert len(set(map(id, raised))) == 3
         assert len({frames(each) for each in raised}) == 1
-    kept = [queue._state, reader._broken, queue._journal._refusal, queue._commit._error]
+    kept = [queue._state, reader._backlog.broken, queue._journal._refusal, queue._commit._error]
     assert [frames(each) for each in kept] == [0] * 4
     queue.close()
 

@@ -495,12 +495,12 @@ class Case(NamedTuple):
 def journaled() -> Iterator[Case]:
     with JournaledQueue("/q", "jobs", sync="never", clock=ManualClock(), disk=MemoryDisk()) as queue:
         reader = queue.reader()
-        yield Case(reader, reader._lock, lambda: queue.put(b"x"))
+        yield Case(reader._dispatcher, reader._backlog.lock, lambda: queue.put(b"x"))
 
 
 def face() -> Iterator[Case]:
     with JournaledQueue("/q", "jobs", sync="never", clock=ManualClock(), disk=MemoryDisk()) as queue:
-        yield Case(queue.as_blocking_queue()._gets, queue.reader()._lock, lambda: queue.put(b"x"))  # type: ignore[attr-defined]
+        yield Case(queue.as_blocking_queue()._gets, queue.reader()._backlog.lock, lambda: queue.put(b"x"))  # type: ignore[attr-defined]
 
 
 def simple() -> Iterator[Case]:

@@ -43,6 +43,8 @@ from kestrelpy import (
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.queue_files import QueueFiles
+from kestrelpy._reading.checkpointer import Checkpointer
+from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy.inbox import PartWriter
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk, PowerModel
@@ -657,7 +659,7 @@ def test_a_hook_that_raised_has_another_go_and_nobody_is_told_in_vain(
         queue.put(b"x", expires_in=0.0)
     assert reader.discard_expired() == 0, "none was dropped"
     moved: list[Any] = []
-    with patch.object(queue._feed, "_moved", moved.append):
+    with patch.object(queue._feed, "_moved", lambda: moved.append(None)):
         reader.discard_expired()
         assert (calls, moved) == (6, [])
         fails = False
@@ -671,7 +673,7 @@ def test_a_hook_error_elsewhere_is_not_taken_for_this_ones(open_queue: Open, clo
 
     def show(item: Any) -> None:
         seen.append(item.id)
-        reader._hook_errors += 1  # what another thread's hook does meanwhile
+        reader._dispatcher.hooks.errors += 1  # what another thread's hook does meanwhile
 
     queue = open_queue(default_reader=ReaderConfig(on_expired=show))
     reader = queue.reader()
@@ -1615,20 +1617,16 @@ def test_a_reader_that_can_not_be_made_beside_one_that_closes(
             stands.set()
             assert goes_on.wait(PATIENCE)
 
-        class Looked(Reader):
+        class Looked(Checkpointer):
             @property
-            def _broken(self) -> Exception | None:  # type: ignore[override]
+            def is_closed(self) -> bool:
                 if stands.is_set() and not goes_on.is_set():
                     goes_on.set()
                     closer.join(PATIENCE)
-                return self.__dict__["_broken"]
-
-            @_broken.setter
-            def _broken(self, error: Exception | None) -> None:
-                self.__dict__["_broken"] = error
+                return super().is_closed
 
         monkeypatch.setattr(lock, "release", stand)
-        first.__class__ = Looked
+        first._checkpointer.__class__ = Looked
         closer = threading.Thread(target=second.close)
         closer.start()
         assert stands.wait(PATIENCE)
@@ -1676,14 +1674,14 @@ def test_a_reader_that_is_closed_while_another_is_made_is_not_listed(
 def test_a_close_beside_that_of_the_queue_loses_no_commit(open_queue: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, reader = filled(open_queue, 3)
     reader.commit_many(reader.get_many(3))
-    real = Reader._break
+    real = Dispatcher.break_off
 
-    def breaks(self: Reader, *arguments: Any) -> None:
+    def breaks(self: Dispatcher, *arguments: Any) -> None:
         monkeypatch.undo()
         real(self, *arguments)
         queue.close()  # in another thread, before the reader's own close saves its place
 
-    monkeypatch.setattr(Reader, "_break", breaks)
+    monkeypatch.setattr(Dispatcher, "break_off", breaks)
     reader.close()
     with open_queue() as again:
         assert again.reader().items == 0
@@ -1694,14 +1692,14 @@ def test_a_close_that_comes_after_the_reader_has_parted_is_no_trouble(
 ) -> None:
     queue, reader = filled(open_queue, 3)
     reader.commit_many(reader.get_many(3))
-    real = Reader._save_last
+    real = Checkpointer.save_last
 
-    def save_last(self: Reader, *arguments: Any) -> None:
+    def save_last(self: Checkpointer, *arguments: Any) -> None:
         monkeypatch.undo()
         reader.close()  # in another thread, when the queue has seen that it is open
         real(self, *arguments)
 
-    monkeypatch.setattr(Reader, "_save_last", save_last)
+    monkeypatch.setattr(Checkpointer, "save_last", save_last)
     queue.close()
     with open_queue() as again:
         assert again.reader().items == 0
@@ -1800,10 +1798,13 @@ def test_a_flush_whose_place_could_not_be_saved_has_made_room(clock: ManualClock
         queue.sync()
         rung: list[object] = []
         disk.arm(errno.EIO, kinds={"open", "write", "create", "rename"}, sticky=True)
-        with patch.object(queue._feed, "_moved", rung.append), pytest.raises(OSError, match="Input/output error"):
+        with (
+            patch.object(queue._feed, "_moved", lambda: rung.append(None)),
+            pytest.raises(OSError, match="Input/output error"),
+        ):
             reader.flush()
         disk.disarm()
-        assert rung == [reader]
+        assert rung == [None]
         assert reader.items == 0
 
 

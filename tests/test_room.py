@@ -179,7 +179,7 @@ def test_a_task_that_is_thrown_away_leaves_the_line_under_any_lock(open_queue: O
         task.get_loop().close()
 
     def collect() -> None:
-        with queue._lock, reader._lock:
+        with queue._lock, reader._backlog.lock:
             gc.collect()
 
     abandoned()
@@ -358,7 +358,7 @@ def test_a_producer_waits_for_a_reader_that_closes_in_this_moment(open_queue: Op
     real = backpressure.ProducerThread.sleep
 
     def sleep(self: Any, seconds: float | None) -> None:
-        if reader._broken is None:
+        if reader._backlog.broken is None:
             reader.close()
             queue.drop_reader("w")
         real(self, seconds)

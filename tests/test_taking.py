@@ -188,5 +188,5 @@ def test_peeks_and_aborts_leave_nothing_behind(open_queue: Open) -> None:
         assert [item.data for item in items] == [b"1", b"2", b"3"]
         for item in items:
             item.abort()
-    assert len(reader._returned._order) < 100
+    assert len(reader._backlog.requeued._order) < 100
     reader._check()

@@ -175,11 +175,11 @@ def test_a_batch_in_hand_is_let_go_when_it_is_read(open_queue: Open) -> None:
     reader.get_many(600)
     with pytest.raises(QueueEmpty):
         reader.get_nowait()
-    assert reader._batch is None
+    assert reader._backlog.batch is None
     queue.put_many(batch(600, 602))
     reader.get()
     reader.close()
-    assert reader._batch is None
+    assert reader._backlog.batch is None
 
 
 def test_nothing_of_a_batch_is_seen_before_it_is_on_disk(open_queue: Open) -> None:

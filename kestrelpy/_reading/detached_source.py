@@ -32,10 +32,10 @@ from kestrelpy._journal.segment import (
 )
 from kestrelpy._journal.view import Block
 from kestrelpy._process import forget, remember
-from kestrelpy._reading.dispatch import Taking
-from kestrelpy._reading.reader import Reader
+from kestrelpy._reading.checkpointer import Checkpointer
+from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry, Start, check_start
-from kestrelpy._reading.source import Served, Take
+from kestrelpy._reading.source import Cursor, Served, Take
 from kestrelpy.clock import Clock, SystemClock, Timer
 from kestrelpy.config import FullPolicy, ReaderConfig, check_config
 from kestrelpy.errors import CorruptJournal, ForkedQueue, KestrelError, QueueClosed, QueueLocked, copy_of
@@ -99,7 +99,6 @@ class DetachedSource:
         self._maintenance_armed = False
         self._next_poll: Timer | None = None
         self._next_round: Timer | None = None
-        self._reader: Reader | None = None
         self._pid = os.getpid()
         readership._home.places = cast("Directory", Places(readership._home, self._check_there))
         self._look()
@@ -203,14 +202,19 @@ class DetachedSource:
     def hint(self, item_id: int) -> tuple[int, FramePosition]:
         return self._view.hint(item_id)
 
-    def window(self, reader: Taking) -> Take | None:  # noqa: ARG002 - there is none to share
+    def window(self, cursor: Cursor) -> Take | None:  # noqa: ARG002 - there is none to share
         return None
 
-    def attach(self, reader: Taking) -> None:
-        self._reader = cast(Reader, reader)
-
-    def detach(self, reader: Reader) -> None:
+    def attach(self, cursor: Cursor) -> None:
         """Nothing is shared."""
+
+    def detach(self, cursor: Cursor) -> None:
+        """Nothing is shared."""
+
+    @property
+    def _reader(self) -> Checkpointer | None:
+        """The one reader that this source is for, from when it is made until it is closed."""
+        return next((checkpointer_of(reader) for reader in self._readership.open.values()), None)
 
     def decode(self, data: bytes) -> Any:
         return data
@@ -226,7 +230,7 @@ class DetachedSource:
         try:
             self._readership.save(reader, state, durable)
         except QueueClosed:
-            if reader._broken is None:
+            if checkpointer_of(reader).backlog.broken is None:
                 raise
             return  # it closes, and its queue has gone before
         with self._looking:
@@ -234,8 +238,7 @@ class DetachedSource:
 
     # -- looking again -----------------------------------------------------------------------------------------------
 
-    def polls(self, reader: Taking) -> None:
-        self._reader = cast(Reader, reader)
+    def polls(self) -> None:
         if not self._polling:
             self._polling = True
             try:
@@ -249,15 +252,15 @@ class DetachedSource:
 
     def _poll(self, waited: float) -> None:
         reader = self._reader
-        if reader is None or reader._broken is not None or not reader._line:
+        if reader is None or reader.backlog.broken is not None or not reader.backlog.line:
             self._polling = False
-            if reader is not None and reader._line:  # somebody came in between
-                self.polls(reader)
+            if reader is not None and reader.backlog.line:  # somebody came in between
+                self.polls()
             return
         if self._is_orphan(reader):
             return
         try:
-            reader._hand_off()
+            reader.dispatcher.hand_off()
         finally:  # whatever a callback raises: the others wait for the next look
             tail_id, now = self._view.tail_id, self.clock.monotonic()
             if tail_id != self._seen_id:  # in this look, or in one that the reader took by itself
@@ -265,22 +268,22 @@ class DetachedSource:
             seconds = min(waited * 2, (now - self._moved_at) * POLL_SHARE)
             self._poll_in(min(max(seconds, self._first_poll), self._poll_interval))
 
-    def _is_orphan(self, reader: Reader) -> bool:
+    def _is_orphan(self, reader: Checkpointer) -> bool:
         """Whether the queue was erased: then who waits is told, and every later call."""
         try:
             self._check_there()
         except QueueClosed as error:
             self._polling = False
-            reader._orphan(copy_of(error))
+            reader.orphan(copy_of(error))
             return True
         return False
 
     def _lost(self, cause: BaseException) -> None:
-        if self._reader is not None:
-            self._reader._break(KestrelError(f"the maintenance thread died: {cause!r}"))
+        reader = self._reader
+        if reader is not None:
+            reader.dispatcher.break_off(KestrelError(f"the maintenance thread died: {cause!r}"))
 
-    def moved(self, reader: Taking) -> None:
-        self._reader = cast(Reader, reader)
+    def moved(self) -> None:
         if not self._maintenance_armed:
             self._maintenance_armed = True
             try:
@@ -295,23 +298,24 @@ class DetachedSource:
     def _maintain(self) -> None:
         self._maintenance_armed = False
         reader = self._reader
-        if reader is None or reader._broken is not None or self._is_orphan(reader):
+        if reader is None or reader.backlog.broken is not None or self._is_orphan(reader):
             return
-        reader._may_skip_notify = False
-        if reader.config.full_policy is FullPolicy.DROP_OLDEST:
-            reader._keep_limits()
-        if reader._unsaved:
-            trouble, what = self._readership.trouble, f"saving the place of {reader.full_name}"
+        backlog = reader.backlog
+        backlog.may_skip_notify = False
+        if backlog.config.full_policy is FullPolicy.DROP_OLDEST:
+            reader.dispatcher.keep_limits()
+        if reader.is_unsaved:
+            trouble, what = self._readership.trouble, f"saving the place of {backlog.full_name}"
             try:
                 with self._readership.guard(wait=False):  # else this thread would wait, and all timers of the process
                     pass
-                reader.checkpoint(durable=True)
+                reader.save(True)
                 trouble.end(what)
             except QueueLocked:
-                self.moved(reader)
+                self.moved()
             except (OSError, QueueClosed) as error:
                 trouble.begin(what, error)
-                self.moved(reader)
+                self.moved()
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -334,15 +338,17 @@ class DetachedSource:
         self._directory.close()
 
     def _dismiss(self, error: QueueClosed) -> None:
-        if self._reader is not None:
-            self._reader._dismiss(error)
+        reader = self._reader
+        if reader is not None:
+            reader.dispatcher.dismiss(error)
 
     def close(self) -> None:
         """At the end of the interpreter, or when the reader could not be made."""
         forget(self)
         try:
-            if self._reader is not None:
-                self._reader.close()
+            reader = self._reader
+            if reader is not None:
+                reader.close()
         finally:
             self._readership.leave()
             self._let_go()

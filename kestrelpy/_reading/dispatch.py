@@ -1,13 +1,11 @@
-"""Taking: the next item for whoever asked first. The line, the hooks and the end of a reader.
+"""``Dispatcher``: the next item of a backlog for whoever asked first. The line, limits, and the end of a reader.
 
-Rules:
-1. Hooks run outside every lock; one that raises is logged and counted, and its item stays where it was.
-2. Whoever is interrupted while it moves items says so (``_let_fall``): they find their place again before it is told
-   (R13). What an interrupted get had in its hands comes again.
+Whoever is interrupted while it moves items calls ``recover``: the items find their place again before the exception is
+raised (R13). What an interrupted get had in its hands comes again.
 
-NOTE ON LOCKING: ``_lock`` (R in docs/locking.md) guards everything here that is not said to be otherwise. It is held
-for memory work and for the read of one block of the journal; never while a hook runs, a waiter is completed or the
-queue's lock is asked for.
+NOTE ON LOCKING: ``backlog.lock`` (R in docs/locking.md) guards the line, the backlog and everything here that is not
+said to be otherwise. It is held for memory work and for the read of one block of the journal; never while a hook runs,
+a waiter is completed or the queue's lock is asked for.
 """
 
 from __future__ import annotations
@@ -17,29 +15,26 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, cast
 
 from kestrelpy import _logging
+from kestrelpy._checks import check_timeout
 from kestrelpy._journal.format import Entry
 from kestrelpy._process import why_not_wait
-from kestrelpy._reading.backlog import Unread
+from kestrelpy._reading.backlog import Backlog
+from kestrelpy._reading.hooks import Hooks
+from kestrelpy._reading.progress import Progress
+from kestrelpy._reading.source import Source
 from kestrelpy._reading.window import Requeued
-from kestrelpy._waiting.line import Line, taken_now
+from kestrelpy._waiting.line import Line, Waiting, taken_now
 from kestrelpy._waiting.waiters import Waiter, is_deep
+from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import KestrelError, QueueClosed, QueueEmpty, copy_of
-from kestrelpy.item import Item
-
-if TYPE_CHECKING:
-    from kestrelpy._reading.reader import Reader
+from kestrelpy.item import Item, ItemOwner
 
 Tell = Callable[[list[Waiter], Exception], object]
 """Who sees to it that these waiters hear of an error."""
 DEEPEST = 8
 """So many hand-offs of one thread may be under way, each called back by the one before."""
-_RAISED: list[None] = []
-"""Stands for what a hook that raised has returned."""
-_in_hook: dict[tuple[int, Taking], list[Item]] = {}
-"""By thread and reader: expired items whose hook runs, or comes next. Here as few readers have such a hook."""
 
 
 def fail_all(waiters: list[Waiter], error: Exception) -> None:
@@ -56,70 +51,180 @@ def fail_all(waiters: list[Waiter], error: Exception) -> None:
         raise raised
 
 
-class Taking(Unread):
-    """What is unread, returned or open, and the line of those who wait for it."""
+class Dispatcher(Waiting[Item]):
+    """One reader's backlog, and the line of those who wait for an item of it. ``owner``: the reader."""
 
-    _overfull = False  # it was logged that the oldest items can't be dropped; set on the reader while that is so
-    _failed: dict[int, Item] | None = None  # expired, and their hook raised; these are being settled, too
+    def __init__(self, owner: ItemOwner, source: Source, name: str, config: ReaderConfig, progress: Progress) -> None:
+        self.source = source
+        self._clock = source.clock
+        self._line = Line()
+        self.backlog = Backlog(owner, source, name, config, progress, self._line)
+        self.hooks = Hooks(self)
+        self.busy_at = self._clock.monotonic()
+        self.misses = self.discarded = 0
+        self._overfull = False  # it was logged that the oldest items can't be dropped
+        self._set_wants_quiet()
+
+    def _set_wants_quiet(self) -> None:
+        config = self.backlog.config
+        self._wants_quiet = config.full_policy is not FullPolicy.BLOCK and config.max_idle is None
+
+    def rename(self, name: str, config: ReaderConfig) -> None:
+        """The default reader becomes the first named one."""
+        backlog = self.backlog
+        with backlog.lock:
+            backlog.name, backlog.config = name, config
+            self._set_wants_quiet()
+            backlog.may_skip_notify = False
+            backlog.update_fast_path()
+
+    @property
+    def name(self) -> str:
+        """The reader's name; empty for the default reader."""
+        return self.backlog.name
+
+    @property
+    def full_name(self) -> str:
+        """``queue`` for the default reader, else ``queue+reader``."""
+        return self.backlog.full_name
+
+    @property
+    def config(self) -> ReaderConfig:
+        """The reader's limits and hooks."""
+        return self.backlog.config
+
+    @property
+    def items(self) -> int:
+        """Items not done."""
+        return self.backlog.items
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the items not done."""
+        return self.backlog.bytes
+
+    @property
+    def broken(self) -> Exception | None:
+        """Why the reader can't be used any more."""
+        return self.backlog.broken
+
+    @property
+    def waiter_count(self) -> int:
+        """How many wait in line."""
+        return len(self._line)
+
+    def look_again(self) -> None:
+        """The reader was made, or was given something to go on with: see which way a get takes."""
+        with self.backlog.lock:
+            self.backlog.update_fast_path()
+
+    def expires_in(self) -> float | None:
+        """Seconds until the next unread item expires; ``None`` if it does not, or can't be read."""
+        with self.backlog.lock:
+            return self.backlog.expires_in()
 
     # -- taking one item --------------------------------------------------------------------------------------------
 
+    def get(self, block: bool, timeout: float | None, *, counts: bool = True) -> Item:
+        """``Reader.get`` where the short way has found nothing. Not ``counts``: nothing is a miss yet, as whoever asks
+        goes on to wait by himself.
+        """
+        if block:
+            check_timeout(timeout)
+        entered = self._clock.monotonic() if self.backlog.config.on_timeout else 0.0
+        try:
+            return self._take_now()
+        except QueueEmpty:
+            if not block or timeout == 0:
+                if counts:
+                    self._count_miss(entered)
+                raise
+        return self._wait(timeout)
+
+    def peek(self, timeout: float | None) -> Item:
+        """``Reader.peek``."""
+        check_timeout(timeout)
+        backlog = self.backlog
+        expired: list[Item] = []
+        try:
+            with backlog.lock:
+                backlog.check_usable()
+                found = None if self._line else backlog.find(expired)
+                if found is not None:
+                    backlog.requeued.add(*found)
+                    backlog.update_fast_path()
+            self.after_taking([], expired)
+        except BaseException as error:
+            self.recover(error, (), expired)
+            raise
+        if found is not None:
+            return backlog.make_item(*found)
+        if timeout == 0:
+            self.misses += 1
+            raise QueueEmpty("nothing is there")
+        return self._wait(timeout, peeks=True)
+
     def _take_now(self) -> Item:
+        backlog = self.backlog
         expired: list[Item] = []
         found: tuple[int, Entry] | None = None
         try:
-            with self._lock:
-                self._check_usable()
-                found = None if self._line else self._find_locked(expired)
-                item = None if found is None else self._open_locked(*found)
-            self._after_taking([] if item is None else [item], expired)
+            with backlog.lock:
+                backlog.check_usable()
+                found = None if self._line else backlog.find(expired)
+                item = None if found is None else backlog.open_read(*found)
+            self.after_taking([] if item is None else [item], expired)
         except BaseException as error:
-            self._let_fall(error, [] if found is None else [found[0]], expired)
+            self.recover(error, [] if found is None else [found[0]], expired)
             raise
         if item is None:
             raise QueueEmpty("nothing is there")
         return item
 
-    def _after_taking(self, items: list[Item], expired: list[Item]) -> None:
+    def after_taking(self, items: list[Item], expired: list[Item]) -> None:
         """What must be done with no lock held: hooks, joining the window, telling the queue what was released."""
-        if self._wants_window:
-            self._wants_window = False
-            self._source.attach(self)
+        backlog = self.backlog
+        if backlog.wants_window:
+            backlog.wants_window = False
+            self.source.attach(backlog)
         for item in expired:
-            self._settle_expired(item)
-        if self.config.on_delivery is not None:
+            self.hooks.show_expired(item)
+        if backlog.config.on_delivery is not None:
             now_ms = self._clock.time_ns() // 1_000_000
             for item in items:
-                self._call(self.config.on_delivery, cast("Reader", self), (now_ms - item.added_ms) / 1000)
-        if not self._may_skip_notify:
-            self._tell()
+                self.hooks.call(backlog.config.on_delivery, backlog.owner, (now_ms - item.added_ms) / 1000)
+        if not backlog.may_skip_notify:
+            self.notify()
 
-    def _tell(self) -> None:
+    def notify(self) -> None:
+        """Something was released: let the queue see to a checkpoint, and to producers who wait for room."""
+        backlog = self.backlog
         try:
-            with self._lock:
-                self._may_skip_notify = self._wants_quiet
-                self._busy_at = self._clock.monotonic()
-            self._source.moved(self)
+            with backlog.lock:
+                backlog.may_skip_notify = self._wants_quiet
+                self.busy_at = self._clock.monotonic()
+            self.source.moved()
         except BaseException:
-            self._may_skip_notify = False  # nobody may have been told
+            backlog.may_skip_notify = False  # nobody may have been told
             raise
 
     # -- the line --------------------------------------------------------------------------------------------------
 
     def _enter(self, waiter: Waiter) -> None:
-        with self._lock:
-            self._check_usable()
+        backlog = self.backlog
+        with backlog.lock:
+            backlog.check_usable()
             self._line.add(waiter)
-            self._fast = False
-            self._source.waiting[self] = None
-        self._source.polls(self)
-        self._hand_off()
+            backlog.fast = False
+            self.source.waiting[self] = None
+        self.source.polls()
+        self.hand_off()
         ending = why_not_wait()
         if ending is not None:
-            self._dismiss(ending)
+            self.dismiss(ending)
 
     def _leave(self, waiter: Waiter) -> bool:
-        with self._lock:
+        with self.backlog.lock:
             left = self._line.remove(waiter)
             self._after_line_locked()
         return left
@@ -127,22 +232,22 @@ class Taking(Unread):
     def _leave_now(self, waiter: Waiter) -> bool | None:
         held = left = False
         try:
-            for held in taken_now(self._lock.acquire):  # noqa: B007 - one step
+            for held in taken_now(self.backlog.lock.acquire):  # noqa: B007 - one step
                 break
             if held:
                 left = self._line.remove(waiter)
                 self._after_line_locked()
         finally:
             if held:
-                self._lock.release()
+                self.backlog.lock.release()
         return left if held else None
 
     def _after_line_locked(self) -> None:
         if not self._line:
-            self._source.waiting.pop(self, None)
-            self._update_fast_path_locked()
+            self.source.waiting.pop(self, None)
+            self.backlog.update_fast_path()
 
-    def _hand_off(self) -> None:
+    def hand_off(self) -> None:
         """Serve the line, as far as there are items. Called by whoever brings an item or enters the line.
 
         What is called back here may put, which comes here again, and so on. Such a chain is served in a loop by the
@@ -150,7 +255,7 @@ class Taking(Unread):
         """
         if self._line and is_deep():
             with contextlib.suppress(RuntimeError):  # no thread can be started
-                self._clock.call_later(0, self._hand_off)
+                self._clock.call_later(0, self.hand_off)
                 return
         if _turns.depth >= DEEPEST and _is_nested():
             _turns.left[self] = None
@@ -174,16 +279,16 @@ class Taking(Unread):
         expired: list[Item] = []
         failed: list[tuple[Waiter, Exception]] = []
         try:
-            with self._lock:
+            with self.backlog.lock:
                 self._serve_locked(given, failed, expired)
             _complete(given, failed)
-            self._after_taking(_opened(given), expired)
+            self.after_taking(_opened(given), expired)
             return bool(self._line) and bool(given or expired)
         except BaseException as error:
-            with self._lock:
+            with self.backlog.lock:
                 left, missed = self._still_in_line_locked(given)
             _complete(left, [each for each in failed if each[0] not in self._line.waiters])
-            self._let_fall(error, missed, expired)
+            self.recover(error, missed, expired)
             raise
 
     def _still_in_line_locked(self, given: list[tuple[Waiter, Item]]) -> tuple[list[tuple[Waiter, Item]], list[int]]:
@@ -212,78 +317,84 @@ class Taking(Unread):
         """Until nobody waits or nothing is there. One that is noted and still in line has not got its item: between the
         opening of the read and the leaving of the line there is no call, and so no interrupt. Raises as ``read``.
         """
+        backlog = self.backlog
         while True:
-            found = self._find_locked(expired) if self._line else None
+            found = backlog.find(expired) if self._line else None
             if found is None:
                 break
             waiter = self._line.wanting()
             if waiter is None or waiter.peeks:
-                self._returned.add(*found)
+                backlog.requeued.add(*found)
             if waiter is None:
                 break
-            item = self._item(*found)
+            item = backlog.make_item(*found)
             given.append((waiter, item))
             if not waiter.peeks:
-                self._open[item.id] = item
-                self._opened += 1
+                backlog.opened[item.id] = item
+                backlog.opened_count += 1
             del self._line.waiters[waiter]
 
     def _give_back(self, waiter: Waiter, item: Item) -> None:
         if not waiter.peeks:
-            self._unget(item)
+            self.unget(item)
 
-    def _unget(self, item: Item) -> None:
+    def unget(self, item: Item) -> None:
         """An open read that nobody got to see: back to its place, as if it had not been opened."""
+        backlog = self.backlog
         try:
-            with self._lock:
-                if self._open.get(item.id) is not item:
+            with backlog.lock:
+                if backlog.opened.get(item.id) is not item:
                     return
-                del self._open[item.id]
-                self._opened -= 1
-                self._returned.add(item.id, (item.data, item.added_ms, item.expires_ms))
-                self._update_fast_path_locked()
-            self._hand_off()
+                del backlog.opened[item.id]
+                backlog.opened_count -= 1
+                backlog.requeued.add(item.id, (item.data, item.added_ms, item.expires_ms))
+                backlog.update_fast_path()
+            self.hand_off()
         except BaseException as error:
-            self._let_fall(error)
+            self.recover(error)
             raise
 
-    def _let_fall(self, error: BaseException, item_ids: Iterable[int] = (), expired: Iterable[Item] = ()) -> None:
+    def recover(self, error: BaseException, item_ids: Iterable[int] = (), expired: Iterable[Item] = ()) -> None:
         """``error`` struck while items were being moved: all find their place again. Nobody got those of ``item_ids``,
         and the hooks of those that are ``expired`` may not have been called.
 
         Errors of our own are raised where nothing is on its way, but for items that had expired before one that can't
         be read.
         """
+        backlog = self.backlog
         if isinstance(error, KestrelError | OSError) and not item_ids and not expired:
             return
-        with self._lock:
-            if self._broken is not None:
+        with backlog.lock:
+            if backlog.broken is not None:
                 return
             self._drop_locked(item_ids, expired)
-            self._disturbed, self._fast = True, False
-            self._mend_locked()
+            backlog.disturbed, backlog.fast = True, False
+            backlog.repair()
             self._after_line_locked()
-        self._hand_off()
+        self.hand_off()
 
     def _drop_locked(self, item_ids: Iterable[int], expired: Iterable[Item]) -> None:
+        backlog = self.backlog
         for item_id in item_ids:
-            if self._open.pop(item_id, None) is not None:
-                self._opened -= 1
+            if backlog.opened.pop(item_id, None) is not None:
+                backlog.opened_count -= 1
         for item in expired:
-            self._settling.pop(item.id, None)
+            backlog.with_hook.pop(item.id, None)
 
     def _missed(self, waiter: Waiter) -> None:
         self._count_miss(waiter.entered)
 
     def _count_miss(self, entered: float) -> None:
-        self._misses += 1
-        if self.config.on_timeout is not None:
-            self._call(self.config.on_timeout, cast("Reader", self), self._clock.monotonic() - entered)
+        backlog = self.backlog
+        self.misses += 1
+        if backlog.config.on_timeout is not None:
+            self.hooks.call(backlog.config.on_timeout, backlog.owner, self._clock.monotonic() - entered)
 
-    def _dismiss(self, error: Exception) -> int:
+    def dismiss(self, error: Exception) -> int:
+        """Everybody in line gets ``error`` now; returns how many there were."""
         gone: list[Waiter] = []
         try:
-            with self._lock:
+            with self.backlog.lock:
                 gone = self._line.drain()
                 self._after_line_locked()
             fail_all(gone, error)
@@ -292,14 +403,14 @@ class Taking(Unread):
             raise
         return len(gone)
 
-    def _dismiss_empty_handed(self, error: Exception) -> None:
-        """``_dismiss`` those in line for whom there is no item. Who enters it later must look for ``error`` himself."""
-        with self._lock:
+    def dismiss_empty_handed(self, error: Exception) -> None:
+        """``dismiss`` those in line for whom there is no item. Who enters it later must look for ``error`` himself."""
+        with self.backlog.lock:
             waiting = list(self._line.waiters)
-        self._hand_off()
+        self.hand_off()
         gone: list[Waiter] = []
         try:
-            with self._lock:
+            with self.backlog.lock:
                 for waiter in waiting:
                     gone.append(waiter)  # before it leaves: the append may fail
                     if not self._line.remove(waiter) or not waiter.claim():
@@ -317,93 +428,29 @@ class Taking(Unread):
 
         Only the front is looked at: an expired item behind one that is not waits until that is gone.
         """
-        limit = self.config.max_expire_sweep if limit is None else limit
-        if self._failed:
-            self._try_failed_again()
+        backlog = self.backlog
+        limit = backlog.config.max_expire_sweep if limit is None else limit
+        if self.hooks.failed:
+            self.hooks.try_failed_again()
         tried = count = 0
         while limit is None or tried < limit:
             expired: list[Item] = []
             try:
-                with self._lock:
-                    self._check_usable()
-                    found = self._peek_locked()
-                    if found is None or not self._is_expired(found[1]):
+                with backlog.lock:
+                    backlog.check_usable()
+                    found = backlog.peek()
+                    if found is None or not backlog.is_expired(found[1]):
                         break
-                    self._expire_locked(*found, expired)
+                    backlog.expire(*found, expired)
                 tried += 1
-                self._after_taking([], expired)
-                count += not any(self._settling.get(item.id) is item for item in expired)
+                self.after_taking([], expired)
+                count += not any(backlog.with_hook.get(item.id) is item for item in expired)
             except BaseException as error:
-                self._let_fall(error, (), expired)
+                self.recover(error, (), expired)
                 raise
         return count  # nothing is told where nothing was dropped: two producers without room would wake each other
 
-    # -- hooks -------------------------------------------------------------------------------------------------------
-
-    def _settle_expired(self, item: Item) -> None:
-        """Show an expired item to its hook, once. An item that the hook itself comes upon has its turn when the hook
-        has returned: the hook never calls itself.
-        """
-        key = (threading.get_ident(), self)
-        following = _in_hook.get(key)
-        if following is not None:
-            following.append(item)
-            return
-        items = _in_hook[key] = [item]
-        try:
-            while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "except"
-                if not items:
-                    break
-                self._show_expired(items[0])
-                del items[0]
-        except BaseException as error:
-            self._let_fall(error, (), items)
-            raise
-        finally:
-            _in_hook.pop(key, None)
-
-    def _show_expired(self, item: Item) -> None:
-        hook = self.config.on_expired  # None: the reader has another name and configuration since it expired
-        if hook is None or self._call(hook, item) is not _RAISED:
-            self._settled(item)
-            return
-        with self._lock:  # it stays with us, undelivered and not done
-            if self._settling.get(item.id) is item:
-                if self._failed is None:
-                    self._failed = {}
-                self._failed[item.id] = item
-
-    def _try_failed_again(self) -> None:
-        """Show the items whose hook raised to it again, each by one thread. Nothing is told where the hook took
-        nothing: two producers without room would wake each other.
-        """
-        for _ in range(len(self._failed or ())):
-            item = None
-            try:
-                with self._lock:
-                    item_id, item = next(iter((self._failed or {}).items()), (0, None))
-                    if item is not None and self._failed is not None:
-                        del self._failed[item_id]
-                if item is not None and self._settling.get(item.id) is item:  # else the reader was moved
-                    self._settle_expired(item)
-                    if not self._may_skip_notify and self._settling.get(item.id) is not item:
-                        self._tell()
-            except BaseException as error:
-                self._let_fall(error, (), [] if item is None else [item])
-                raise
-
-    def _settled(self, item: Item) -> None:
-        """A hook has taken the item: it is done, unless the reader was closed or moved meanwhile."""
-        try:
-            with self._lock:
-                if self._settling.get(item.id) is item:
-                    self._release_locked(item.id, item.data)
-                    del self._settling[item.id]
-        except BaseException as error:
-            self._let_fall(error, (), [item])
-            raise
-
-    def _keep_limits(self) -> None:
+    def keep_limits(self) -> None:
         """For ``FullPolicy.DROP_OLDEST``: ``_drop_oldest`` as housekeeping. It raises nothing: the put that called it
         has stored its items. What can't be dropped now, as the journal can't be read, is dropped after a later put.
         """
@@ -415,7 +462,7 @@ class Taking(Unread):
             if not self._overfull:
                 self._overfull = True
                 _logging.warning(
-                    "reader %s can't drop its oldest items now; it is tried again", self.full_name, error=True
+                    "reader %s can't drop its oldest items now; it is tried again", self.backlog.full_name, error=True
                 )
         else:
             if self._overfull:
@@ -423,41 +470,32 @@ class Taking(Unread):
 
     def _drop_oldest(self) -> None:
         """Drop unread items from the front until the limits are kept."""
+        backlog = self.backlog
         try:
-            with self._lock:
+            with backlog.lock:
                 while True:
-                    found = self._next_locked() if self._is_over_limit() else None
+                    found = backlog.take_next() if backlog.is_over_limit() else None
                     if found is None:  # or the rest is open
                         break
-                    self._release_locked(found[0], found[1][0])
-                    self._discarded += 1
-                self._update_fast_path_locked()
-            self._after_taking([], [])
+                    backlog.release(found[0], found[1][0])
+                    self.discarded += 1
+                backlog.update_fast_path()
+            self.after_taking([], [])
         except BaseException as error:
-            self._let_fall(error)
+            self.recover(error)
             raise
-
-    def _call(self, hook: Callable[..., object], *arguments: object) -> object:
-        """What the hook returns; ``_RAISED``, which is false, if it raised."""
-        try:
-            return hook(*arguments)
-        except (Exception, SystemExit):
-            self._hook_errors += 1
-            _logging.exception("a hook of reader %s raised", self.full_name)
-            return _RAISED
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def _break(self, error: Exception, tell: Tell = fail_all) -> None:
+    def break_off(self, error: Exception, tell: Tell = fail_all) -> None:
         """Make every later call raise ``error``, and wake whoever waits with it. May be repeated. ``tell`` is given
         those who wait, where they can't be told here.
         """
         gone: list[Waiter] = []
-        returned, ahead = Requeued(), {}  # type: ignore[var-annotated]
+        requeued, ahead = Requeued(), {}  # type: ignore[var-annotated]
         try:
-            with self._lock:
-                self._broken, self._fast, self._open, self._settling = error, False, {}, {}
-                self._returned, self._ahead, self._batch, self._take = returned, ahead, None, ahead.pop
+            with self.backlog.lock:
+                self.backlog.break_off(error, requeued, ahead)
                 gone = self._line.drain()  # at once: else the next item would be given to one of them
                 self._after_line_locked()
             tell(gone, error)
@@ -465,13 +503,10 @@ class Taking(Unread):
             tell(gone, error)
             raise
 
-    def _abandon(self, error: Exception) -> None:
-        """In a forked child: break without touching any lock that another thread may have held."""
-        self._lock = threading.Lock()
-        self._saving = threading.Lock()
+    def abandon(self, error: Exception) -> None:
+        """In a forked child: break off without touching any lock that another thread may have held."""
         self._line = Line()
-        self._broken, self._fast = error, False
-        self._open = {}
+        self.backlog.abandon(error, self._line)
 
 
 class _Turns(threading.local):
@@ -482,7 +517,7 @@ class _Turns(threading.local):
     depth = 0
 
     def __init__(self) -> None:
-        self.left: dict[Taking, None] = {}
+        self.left: dict[Dispatcher, None] = {}
 
 
 _turns = _Turns()
@@ -494,7 +529,7 @@ def _is_nested() -> bool:
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code is Taking._hand_off.__code__:
+        if frame.f_code is Dispatcher.hand_off.__code__:
             return True
         frame = frame.f_back
     _turns.depth = 0

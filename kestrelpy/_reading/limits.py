@@ -6,8 +6,8 @@ from typing import Protocol
 
 from kestrelpy._journal.format import Checkpoint
 from kestrelpy._journal.queue_files import QueueFiles
+from kestrelpy._reading.backlog import done_before
 from kestrelpy._reading.progress import Progress
-from kestrelpy._reading.repair import done_before
 from kestrelpy._reading.source import Source
 from kestrelpy.config import ReaderConfig
 

@@ -20,9 +20,8 @@ from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.segment import ITEM_COST, FramePosition
 from kestrelpy._journal.view import Block
 from kestrelpy._reading.backlog import BLOCK_BYTES
-from kestrelpy._reading.dispatch import Taking
 from kestrelpy._reading.reader import Reader
-from kestrelpy._reading.source import Served, Take
+from kestrelpy._reading.source import Cursor, Served, Take
 from kestrelpy._reading.window import Window
 from kestrelpy.clock import Clock
 from kestrelpy.config import Codec
@@ -38,7 +37,7 @@ class _Errand:
         self._feed = feed
         self._what = what
 
-    def _hand_off(self) -> None:
+    def hand_off(self) -> None:
         self._feed.waiting.pop(self, None)
         self._what()
 
@@ -59,7 +58,7 @@ class LocalSource:
         make_durable: Callable[[int], None],
         guard: Callable[[], AbstractContextManager[None]],
         save: Callable[[Reader, Checkpoint, bool], None],
-        moved: Callable[[Taking | None], None],
+        moved: Callable[[], None],
         closed_reader: Callable[[Reader], None],
     ) -> None:
         self.name = name
@@ -69,7 +68,7 @@ class LocalSource:
         self.shared = Window()
         self.visible_id = journal.tail_id
         self.waiting: dict[Served, None] = {}
-        self.attached: dict[Taking, None] = {}  # guarded by self.lock: who shares the window
+        self.attached: dict[Cursor, None] = {}  # guarded by self.lock: who shares the window
         self.pending: list[tuple[int, Entry]] = []  # guarded by self.lock: written, not durable, not to be seen yet
         self.limit_id = NO_LIMIT
         """Nothing above it is visible: a batch of the inbox is not there to its end. Guarded by self.lock, as all of
@@ -137,21 +136,21 @@ class LocalSource:
     def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
         self._save(reader, state, durable)
 
-    def moved(self, reader: Taking) -> None:
-        self._moved(reader)
+    def moved(self) -> None:
+        self._moved()
 
     def closed_reader(self, reader: Reader) -> None:
         self._closed_reader(reader)
 
-    def polls(self, reader: Taking) -> None:
+    def polls(self) -> None:
         """Nothing to do: producers of this process wake the line."""
 
     # -- the window --------------------------------------------------------------------------------------------------
 
-    def window(self, reader: Taking) -> Take | None:
-        if reader not in self.attached:
+    def window(self, cursor: Cursor) -> Take | None:
+        if cursor not in self.attached:
             return None
-        next_id = reader._progress.next_id
+        next_id = cursor.progress.next_id
         if next_id in self.shared.entries:
             return self._take()
         batch = self.shared.batch_of(next_id)
@@ -159,8 +158,8 @@ class LocalSource:
             return None
         if len(self.attached) == 1:
             self.shared.batches.pop(batch[0], None)
-        reader._batch = batch
-        return reader._expand_locked()
+        cursor.batch = batch
+        return cursor.expand()
 
     def _take(self) -> Take:
         """One reader alone takes items out; several leave them for each other, and ``trim`` clears up."""
@@ -170,44 +169,44 @@ class LocalSource:
     def look_again(self) -> None:
         """Nobody else erases what is open here."""
 
-    def attach(self, reader: Taking) -> None:
+    def attach(self, cursor: Cursor) -> None:
         """Takes both locks. If the reader is not more than one block behind, what it lacks is read while nothing can
         be put.
         """
         with self.lock:
-            with reader._lock:
-                if reader._broken is not None or not self._catch_up_locked(reader):
+            with cursor.lock:
+                if cursor.broken is not None or not self._catch_up_locked(cursor):
                     return
                 if not self.shared.is_open:
                     self.attached.clear()
                     self.shared.restart()
-                self.attached[reader] = None
+                self.attached[cursor] = None
             self._resize_locked()
             self._share_out_locked()
 
-    def _catch_up_locked(self, reader: Taking) -> bool:
-        ahead = reader._ahead
-        held_id = max(ahead, default=reader._progress.next_id - 1)
+    def _catch_up_locked(self, cursor: Cursor) -> bool:
+        ahead = cursor.ahead
+        held_id = max(ahead, default=cursor.progress.next_id - 1)
         if held_id < self.visible_id:
-            if reader in self.attached and self.shared.is_open and self._is_kept(held_id + 1):
+            if cursor in self.attached and self.shared.is_open and self._is_kept(held_id + 1):
                 return True
             try:
-                block = self.journal.read(held_id + 1, self.visible_id, BLOCK_BYTES, reader._hint)
+                block = self.journal.read(held_id + 1, self.visible_id, BLOCK_BYTES, cursor.hint)
             except (CorruptJournal, OSError):
                 return False  # whoever gets that item is told; this one has got another
             if block.next_id <= self.visible_id or len(block.entries) != self.visible_id - held_id:
                 return False  # too far behind, or with gaps: it goes on reading by itself
             ahead.update(block.entries)
-            reader._hint = (block.number, block.place)
+            cursor.hint = (block.number, block.place)
         return True
 
     def _is_kept(self, item_id: int) -> bool:
         return item_id in self.shared.entries or self.shared.batch_of(item_id) is not None
 
-    def detach(self, reader: Reader) -> None:
+    def detach(self, cursor: Cursor) -> None:
         """The reader is closed. Takes the queue's lock, and the others'."""
         with self.lock:
-            if self.attached.pop(reader, reader) is None:
+            if self.attached.pop(cursor, cursor) is None:
                 if not self.attached:
                     self.shared.close()
                     self.shared.clear()
@@ -215,18 +214,18 @@ class LocalSource:
                 self._share_out_locked()
 
     def _resize_locked(self) -> None:
-        self.shared.resize(max((reader.config.memory_bytes for reader in self.attached), default=0))
+        self.shared.resize(max((cursor.config.memory_bytes for cursor in self.attached), default=0))
 
     def _share_out_locked(self) -> None:
         """How readers take from the window depends on how many they are."""
         take = self._take()
-        for reader in self.attached:
-            with reader._lock:
-                reader._take = reader._ahead.pop if reader._ahead else take
+        for cursor in self.attached:
+            with cursor.lock:
+                cursor.take = cursor.ahead.pop if cursor.ahead else take
 
     def trim_locked(self) -> None:
         """The window has run out of room."""
-        self.shared.trim(reader._progress.next_id for reader in self.attached)
+        self.shared.trim(cursor.progress.next_id for cursor in self.attached)
 
     # -- items -------------------------------------------------------------------------------------------------------
 
@@ -309,4 +308,4 @@ class LocalSource:
     def wake(self) -> None:
         """Serve whoever waits. Called with no lock held, after every put."""
         for reader in list(self.waiting):
-            reader._hand_off()
+            reader.hand_off()

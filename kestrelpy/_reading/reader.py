@@ -1,64 +1,62 @@
-"""``Reader``: open reads, commit, abort, a place that is saved.
+"""``Reader``: what users call of one reader. Open reads, commit, abort, seek, its figures.
 
-Its items come out of ``dispatch``; this half is what users call.
+Its items are in a ``Backlog``, which a ``Dispatcher`` hands out of; a ``Checkpointer`` saves where it is.
 
-NOTE ON LOCKING: ``_lock`` (R) is the one of ``dispatch``. ``_saving`` is held while a checkpoint is taken and written,
-so that an older one never replaces a newer; it comes before ``_lock``. A ``seek`` holds the guard of the queue's
-readers (G) as well: what it needs must not be retired before its new place is saved. See ``guard_and_saving``.
+NOTE ON LOCKING: the lock is the backlog's (R in docs/locking.md). What is one number is read without it.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable
 from math import isnan
 from operator import is_
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
-from kestrelpy._checks import check_timeout
-from kestrelpy._journal.format import Checkpoint
-from kestrelpy._reading.dispatch import Tell, fail_all
-from kestrelpy._reading.figures import Figures
-from kestrelpy._reading.progress import Progress
-from kestrelpy._waiting.line import taken_now
-from kestrelpy._waiting.waiters import Waiter
-from kestrelpy.config import FullPolicy, ReaderConfig
-from kestrelpy.errors import ForkedQueue, QueueClosed, QueueEmpty, UnknownItem, copy_of
+from kestrelpy._journal.segment import ITEM_COST
+from kestrelpy._reading.checkpointer import Checkpointer
+from kestrelpy._reading.dispatch import Dispatcher
+from kestrelpy.config import ReaderConfig, ReaderStats
+from kestrelpy.errors import CorruptJournal, KestrelError, QueueEmpty, UnknownItem, copy_of
 from kestrelpy.item import Item, id_of, new_item
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from kestrelpy._reading.progress import Progress
+    from kestrelpy._reading.source import Source
 
 __all__ = ["Reader"]
 
 
-@contextmanager
-def guard_and_saving(guard: Callable[[], AbstractContextManager[None]], saving: threading.Lock) -> Iterator[None]:
-    """The guard and a reader's ``_saving``, neither of them waited for with the other in hand. The guard may be another
-    process's for long, and nobody may save the place meanwhile; and a reader in another process asks for the guard
-    while it saves.
-    """
-    while True:
-        held = False
-        with guard():
-            try:
-                for held in taken_now(saving.acquire):  # noqa: B007 - one step
-                    break
-                if held:
-                    yield
-                    return
-            finally:
-                if held:
-                    saving.release()
-        with saving:
-            pass
-
-
-class Reader(Figures):
+class Reader:
     """One reader's place in a queue. Made by ``JournaledQueue.reader`` or ``open_reader``, never directly.
 
     Thread-safe. Every call raises ``QueueClosed`` after ``close()``, ``DurabilityUnknown`` once a sync of the queue
     has failed, ``ForkedQueue`` in a forked child, ``CorruptJournal`` where it has to read what is damaged on disk,
     ``OSError`` where the system refuses a file, and ``TypeError`` for an argument that is neither an item nor an id.
     """
+
+    def __init__(self, source: Source, name: str, config: ReaderConfig, progress: Progress) -> None:
+        self._dispatcher = dispatcher = Dispatcher(self, source, name, config, progress)
+        self._backlog = dispatcher.backlog
+        self._checkpointer = Checkpointer(dispatcher)
+        self._source = source
+        self._committed = self._flushes = 0
+
+    @property
+    def name(self) -> str:
+        """The reader's name; empty for the default reader."""
+        return self._backlog.name
+
+    @property
+    def full_name(self) -> str:
+        """``queue`` for the default reader, else ``queue+reader``."""
+        return self._backlog.full_name
+
+    @property
+    def config(self) -> ReaderConfig:
+        """Its limits and hooks."""
+        return self._backlog.config
 
     # -- getting --------------------------------------------------------------------------------------------------
 
@@ -71,9 +69,10 @@ class Reader(Figures):
         """
         item = None
         try:
-            with self._lock:
-                if self._fast and (timeout is None or timeout >= 0 or not block):
-                    progress, take = self._progress, self._take
+            backlog = self._backlog
+            with backlog.lock:
+                if backlog.fast and (timeout is None or timeout >= 0 or not block):
+                    progress, take = backlog.progress, backlog.take
                     item_id = progress.next_id
                     entry = take(item_id, None)
                     if entry is not None:
@@ -86,32 +85,37 @@ class Reader(Figures):
                             item.expires_ms = None
                             item.error_count = 0
                             item._owner = self
-                            self._open[item_id] = item
+                            backlog.opened[item_id] = item
                             progress.next_id = item_id + 1
-                            self._opened += 1
+                            backlog.opened_count += 1
                             return item
-                        self._ahead[item_id] = entry
+                        backlog.ahead[item_id] = entry
         except BaseException as error:
-            self._let_fall(error, [] if item is None else [item.id])
+            self._dispatcher.recover(error, [] if item is None else [item.id])
             raise
-        return self._get_slowly(block, timeout)
+        return self._dispatcher.get(block, timeout)
 
     def get_nowait(self) -> Item:
         """``get(block=False)``."""
         return self.get(False)
 
-    def _get_slowly(self, block: bool | None, timeout: float | None) -> Item:
-        if block:
-            check_timeout(timeout)
-        entered = self._clock.monotonic() if self.config.on_timeout else 0.0
-        try:
-            return self._take_now()
-        except QueueEmpty:
-            if not block or timeout == 0:
-                if block is not None:  # else whoever asks will wait by himself
-                    self._count_miss(entered)
-                raise
-        return self._wait(timeout)
+    def get_future(self, timeout: float | None = None) -> Future[Item]:
+        """A future of the next item; never blocks.
+
+        It fails with ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. ``cancel()`` leaves the
+        line, and no item is lost by it. Raises ``ValueError`` for a negative timeout, and ``RuntimeError`` if a timeout
+        needs the maintenance thread, and that can't be started. Thread-safe.
+        """
+        return self._dispatcher.get_future(timeout)
+
+    async def aget(self, timeout: float | None = None) -> Item:
+        """The next item, for asyncio, from any event loop.
+
+        Raises ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. A task that is cancelled while
+        it waits loses no item: what it was about to be given goes back to its place. Raises ``RuntimeError`` as
+        ``get_future``.
+        """
+        return await self._dispatcher.aget(timeout)
 
     def get_many(self, max_items: int, *, max_bytes: int | None = None, timeout: float | None = None) -> list[Item]:
         """Open reads of up to ``max_items`` items: waits for the first as ``get`` does, then takes what is there.
@@ -119,6 +123,7 @@ class Reader(Figures):
         Stops before the item that would bring the data above ``max_bytes``, but takes at least one. Raises
         ``QueueEmpty`` if none came in time.
         """
+        backlog = self._backlog
         if max_items < 1:
             raise ValueError(f"max_items must be at least 1, not {max_items!r}")
         items: list[Item] = []
@@ -126,47 +131,28 @@ class Reader(Figures):
         first = self.get(True, timeout)
         try:
             items.append(first)
-            with self._lock:
-                self._take_more_locked(items, expired, max_items, max_bytes)
-            self._after_taking(items[1:], expired)
+            with backlog.lock:
+                backlog.take_more(items, expired, max_items, max_bytes)
+            self._dispatcher.after_taking(items[1:], expired)
         except BaseException as error:
-            self._let_fall(error, [first.id, *(item.id for item in items)], expired)
+            self._dispatcher.recover(error, [first.id, *(item.id for item in items)], expired)
             raise
         return items
 
     def peek(self, timeout: float | None = 0) -> Item:
         """The next item, not opened: it cannot be committed, and stays where it is. Waits as ``get`` does."""
-        check_timeout(timeout)
-        expired: list[Item] = []
-        try:
-            with self._lock:
-                self._check_usable()
-                found = None if self._line else self._find_locked(expired)
-                if found is not None:
-                    self._returned.add(*found)
-                    self._update_fast_path_locked()
-            self._after_taking([], expired)
-        except BaseException as error:
-            self._let_fall(error, (), expired)
-            raise
-        if found is not None:
-            return self._item(*found)
-        if timeout == 0:
-            self._misses += 1
-            raise QueueEmpty("nothing is there")
-        return self._wait(timeout, peeks=True)
+        return self._dispatcher.peek(timeout)
 
-    def _rename(self, name: str, config: ReaderConfig) -> None:
-        """The default reader becomes the first named one."""
-        with self._lock:
-            self.name, self.config = name, config
-            self._wants_quiet = config.full_policy is not FullPolicy.BLOCK and config.max_idle is None
-            self._may_skip_notify = False
-            self._update_fast_path_locked()
+    def discard_expired(self, limit: int | None = None) -> int:
+        """Drop expired items from the front, at most ``limit`` (default: ``max_expire_sweep``); returns how many.
+
+        Only the front is looked at: an expired item behind one that is not waits until that is gone.
+        """
+        return self._dispatcher.discard_expired(limit)
 
     def evict_waiters(self) -> int:
         """Every waiter gets ``QueueEmpty`` now; returns how many there were."""
-        return self._dismiss(QueueEmpty("the waiters were evicted"))
+        return self._dispatcher.dismiss(QueueEmpty("the waiters were evicted"))
 
     # -- settling -------------------------------------------------------------------------------------------------
 
@@ -175,8 +161,9 @@ class Reader(Figures):
 
         Raises ``UnknownItem`` if it is not an open read of this reader.
         """
-        with self._lock:
-            opened = self._open
+        backlog = self._backlog
+        with backlog.lock:
+            opened = backlog.opened
             if type(item_or_id) is int:
                 item_id = item_or_id
                 item = opened.get(item_id)
@@ -195,7 +182,7 @@ class Reader(Figures):
                     raise self._unknown(item_id)
             # Progress.release, written out: this is a hot path. Nor is there a call from here on until it is done.
             size = len(item.data)  # type: ignore[union-attr]
-            progress = self._progress
+            progress = backlog.progress
             items, size = progress.released_items + 1, progress.released_bytes + size
             if item_id != progress.head + 1:
                 progress.done[item_id] = None
@@ -209,26 +196,27 @@ class Reader(Figures):
             if progress.error_counts:
                 progress.error_counts.pop(item_id, None)
             self._committed += 1
-        if not self._may_skip_notify:
-            self._tell()
+        if not backlog.may_skip_notify:
+            self._dispatcher.notify()
 
     def commit_many(self, items: Iterable[Item | int]) -> None:
         """Commit all of them, or none: raises ``UnknownItem`` before anything is done if one is not open."""
+        backlog = self._backlog
         named = list(items)
         try:
-            with self._lock:
+            with backlog.lock:
                 chosen = self._chosen_locked(named)
                 if chosen:
                     self._commit_locked(chosen)
         except BaseException as error:
-            self._let_fall(error)
+            self._dispatcher.recover(error)
             raise
-        if not self._may_skip_notify:
-            self._tell()
+        if not backlog.may_skip_notify:
+            self._dispatcher.notify()
 
     def _chosen_locked(self, named: list[Item | int]) -> dict[int, Item]:
         """The open reads that these name, by id."""
-        opened = self._open
+        opened = self._backlog.opened
         if len(named) == len(opened) and all(map(is_, named, opened.values())):
             return opened
         try:
@@ -247,9 +235,10 @@ class Reader(Figures):
         return chosen
 
     def _commit_locked(self, chosen: dict[int, Item]) -> None:
-        opened = self._open
+        backlog = self._backlog
+        opened = backlog.opened
         size = sum(map(len, [item.data for item in chosen.values()]))
-        self._progress.release_all(chosen, size)  # from its first step on all of them are done
+        backlog.progress.release_all(chosen, size)  # from its first step on all of them are done
         if len(opened) == len(chosen):
             opened.clear()
         else:
@@ -263,42 +252,33 @@ class Reader(Figures):
 
         With an ``on_abort`` hook that returns true it is committed instead. Raises ``UnknownItem`` if it is not open.
         """
+        backlog = self._backlog
         item_id = id_of(item_or_id)
         settling: list[Item] = []
         try:
-            with self._lock:
-                item = self._open.get(item_id)
+            with backlog.lock:
+                item = backlog.opened.get(item_id)
                 if item is None or (isinstance(item_or_id, Item) and item_or_id is not item):
                     raise self._unknown(item_id)
                 entry = (item.data, item.added_ms, item.expires_ms)
-                errors = self._progress.error_counts
+                errors = backlog.progress.error_counts
                 errors[item_id] = errors.get(item_id, 0) + 1
-                del self._open[item_id]
-                self._aborted += 1
+                del backlog.opened[item_id]
+                backlog.aborted_count += 1
                 if self.config.on_abort is None:
-                    self._return_locked(item_id, entry)
+                    backlog.requeue(item_id, entry)
                 else:
-                    again = self._item(item_id, entry)
+                    again = backlog.make_item(item_id, entry)
                     settling.append(again)
-                    self._settling[item_id] = again
-            if self.config.on_abort is not None:
-                if self._call(self.config.on_abort, again):
-                    self._settled(again)
-                else:
-                    self._unsettled(again)
-            self._hand_off()
+                    backlog.with_hook[item_id] = again
+            if settling:
+                self._dispatcher.hooks.show_aborted(again)
+            self._dispatcher.hand_off()
         except BaseException as error:
-            self._let_fall(error, (), settling)
+            self._dispatcher.recover(error, (), settling)
             raise
-        if not self._may_skip_notify:
-            self._tell()
-
-    def _unsettled(self, item: Item) -> None:
-        """A hook has not taken an aborted item: it comes again, unless the reader was closed or moved meanwhile."""
-        with self._lock:
-            if self._settling.get(item.id) is item:
-                del self._settling[item.id]
-                self._return_locked(item.id, (item.data, item.added_ms, item.expires_ms))
+        if not backlog.may_skip_notify:
+            self._dispatcher.notify()
 
     # -- moving ---------------------------------------------------------------------------------------------------
 
@@ -306,38 +286,40 @@ class Reader(Figures):
         """Drop everything unread and aborted; returns how many items. Open reads stay open and may be committed or
         aborted. Raises ``OSError`` if the place could not be saved: all of it is dropped even so.
         """
-        with self._lock:
-            self._check_usable()
-            if self._disturbed:
-                self._mend_locked()
-            progress, visible_id = self._progress, self._source.visible_id
+        backlog = self._backlog
+        with backlog.lock:
+            backlog.check_usable()
+            if backlog.disturbed:
+                backlog.repair()
+            progress, visible_id = backlog.progress, self._source.visible_id
             _, visible_bytes = self._source.before(visible_id + 1)  # of that moment, whatever is put since
-            kept = [*self._open.values(), *self._settling.values()]
+            kept = [*backlog.opened.values(), *backlog.with_hook.values()]
             items_beyond, bytes_beyond = self._done_beyond(visible_id)
-            dropped = self._items_through(visible_id) + items_beyond - len(kept)
+            dropped = backlog.items_through(visible_id) + items_beyond - len(kept)
             size = visible_bytes - (progress.released_bytes - bytes_beyond) - sum(len(item.data) for item in kept)
             moved = progress.copy()
-            for item_id in self._returned.entries:
+            for item_id in backlog.requeued.entries:
                 moved.pass_over(item_id, item_id)
             moved.skip_to(visible_id + 1)
             moved.error_counts = {key: count for key, count in moved.error_counts.items() if not moved.is_done(key)}
             moved.released_items += dropped
             moved.released_bytes += size
-            self._move_locked(moved)
+            backlog.move(moved)
             self._flushes += 1
-            self._update_fast_path_locked()
+            backlog.update_fast_path()
         try:
             self.checkpoint()
         finally:
-            self._source.moved(self)
+            self._source.moved()
         return dropped
 
     def _done_beyond(self, item_id: int) -> tuple[int, int]:
         """What is done behind ``item_id``, in items and bytes: of a reader that another process has had, which sees
         what is not on disk yet.
         """
+        backlog = self._backlog
         items = size = 0
-        for first, last in [(1, self._progress.head), *self._progress.done_spans()]:
+        for first, last in [(1, backlog.progress.head), *backlog.progress.done_spans()]:
             if last > item_id:
                 items_before, bytes_before = self._source.before(max(first, item_id + 1))
                 items_then, bytes_then = self._source.before(last + 1)
@@ -359,54 +341,7 @@ class Reader(Figures):
             item_id = id_of(item_id)
         elif time_ms is not None and isnan(time_ms):
             raise ValueError("time_ms must be milliseconds since 1970, not nan")
-        self._check_usable()
-        source = self._source
-        try:
-            with guard_and_saving(source.guard, self._saving):  # nothing is retired that is read here, or needed then
-                failure = self._move(item_id, time_ms)
-        except OSError:
-            self._check_usable()  # who closes it meanwhile closes its folder
-            raise
-        source.attach(self)
-        self._hand_off()
-        source.moved(self)
-        if failure is not None:
-            raise failure
-
-    def _move(self, item_id: int | None, time_ms: int | None) -> OSError | None:
-        """Save the place and go there. Under the guard and ``_saving``. What is returned is why it could not be saved,
-        where it has moved all the same.
-        """
-        failure = None
-        with self._lock:
-            self._check_usable()
-            place = self._find_place(item_id, time_ms)
-            moved = self._progress.moved_to(*place)
-            state, version = self._state_of(moved), self._version_of(moved)
-        try:
-            self._saved = ()
-            self._store(state, durable=False)
-        except OSError as error:
-            if not self._source.knows_heads:  # who retires goes by what is saved
-                raise
-            failure = error
-        with self._lock:
-            self._check_usable()
-            self._move_locked(self._progress.moved_to(*place), drop=True)
-            self._special_through = self._progress.special_through
-            self._update_fast_path_locked()
-        self._saved = version if failure is None else ()
-        return failure
-
-    def _find_place(self, item_id: int | None, time_ms: int | None) -> tuple[int, int, int]:
-        """Where to go on, and how many items and bytes were ever put before that."""
-        source = self._source
-        visible_id = source.visible_id
-        if item_id is None:
-            assert time_ms is not None
-            item_id = source.find_time(time_ms, visible_id)
-        item_id = max(source.first_id, min(item_id, visible_id + 1))
-        return (item_id, *source.before(item_id))
+        self._checkpointer.seek(item_id, time_ms)
 
     # -- saving ---------------------------------------------------------------------------------------------------
 
@@ -416,61 +351,7 @@ class Reader(Figures):
         With ``durable`` not after a power cut either. Raises ``OSError``; then the last checkpoint counts, and only
         redelivery grows.
         """
-        self._save(durable)
-
-    def _save(self, durable: bool) -> None:
-        with self._saving:
-            self._save_alone(durable)
-
-    def _save_last(self, durable: bool, end: Exception, tell: Tell = fail_all) -> None:
-        """Every later call raises ``end``. It breaks first: what is saved then has every commit it accepted. Who waits
-        is told last: what users call back may raise anything.
-        """
-        gone: list[Waiter] = []
-        try:
-            try:
-                self._break(end, lambda waiters, _: gone.extend(waiters))
-                with self._saving:
-                    self._save_alone(durable, ending=True)
-            finally:
-                tell(gone, end)
-        except BaseException:  # an interrupt, perhaps, of whoever was telling
-            tell(gone, end)
-            raise
-
-    def _save_alone(self, durable: bool, *, ending: bool = False) -> None:
-        """Under ``_saving``, or while nobody else has this reader."""
-        with self._lock:
-            if not ending:
-                self._check_usable()
-                if self._disturbed:
-                    self._mend_locked()
-            self._progress.absorb()
-            state, version = self._state_of(self._progress), self._version()
-        self._store(state, durable=durable)
-        self._saved = version
-
-    def _state_of(self, progress: Progress) -> Checkpoint:
-        source = self._source
-        hint = source.hint(progress.head + 1)
-        return progress.checkpoint(source.queue_id, self.name, source.durable_id, hint)
-
-    def _store(self, state: Checkpoint, *, durable: bool) -> None:
-        """Save a state (R4). Under ``_saving``."""
-        self._source.make_durable(state.last_named_id)
-        self._source.save(self, state, durable)
-
-    @property
-    def _unsaved(self) -> bool:
-        """Whether something happened since the last checkpoint."""
-        return self._saved != self._version()
-
-    def _version(self) -> tuple[int, ...]:
-        """Differs whenever there is something new to save."""
-        return self._version_of(self._progress)
-
-    def _version_of(self, progress: Progress) -> tuple[int, ...]:
-        return progress.released_items, progress.released_bytes, progress.head, self._aborted
+        self._checkpointer.save(durable)
 
     def close(self) -> None:
         """Save the place, wake waiters with ``QueueClosed``, give up ownership. Open reads come again. Idempotent.
@@ -478,41 +359,149 @@ class Reader(Figures):
         Of a reader whose calls raise for good, as a sync of its queue has failed, nothing is saved any more: what was
         committed since its last checkpoint comes again. The queue's ``close`` raises what it was.
         """
-        if isinstance(self._broken, ForkedQueue):
-            return  # all of it is the parent's
-        closed = QueueClosed(f"reader {self.full_name} is closed")
-        mine = False
-        try:
-            with self._lock:
-                if self._ending or (isinstance(self._broken, QueueClosed) and not self._unfinished):
-                    return
-                mine = self._ending = self._unfinished = True
-            if self._broken is None:
-                with suppress(QueueClosed):  # of the queue, which ends beside this: it saves what there is to save
-                    self._save_last(False, closed)
-        finally:
-            if mine:
-                try:
-                    self._break(closed)
-                finally:
-                    self._part()
+        self._checkpointer.close()
 
-    def _part(self) -> None:
-        try:
-            self._source.closed_reader(self)
-            self._unfinished = False
-        finally:
-            self._ending = False
+    # -- figures -----------------------------------------------------------------------------------------------------
 
-    def _orphan(self, error: QueueClosed) -> None:
-        """Its queue was erased by another process: every later call raises ``error``. ``close`` gives back the rest."""
-        self._unfinished = True
-        self._break(error)
+    def decode(self, data: bytes) -> Any:
+        """``data`` through the queue's codec."""
+        return self._source.decode(data)
 
     @property
-    def _half_closed(self) -> bool:
-        """Whether closing it was interrupted."""
-        return self._unfinished and not self._ending
+    def items(self) -> int:
+        """Items not done: unread, aborted and open ones. 0 where it has passed what is not on disk yet."""
+        return self._backlog.items
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the items not done."""
+        return self._backlog.bytes
+
+    def is_open(self, item: Item) -> bool:
+        """Whether ``item`` is an open read of this reader."""
+        return self._backlog.opened.get(item.id) is item
+
+    def _check_settled(self, item: Item) -> None:
+        """Raise why nothing can be settled any more, unless somebody has committed or aborted ``item`` before."""
+        backlog = self._backlog
+        with backlog.lock:
+            progress = backlog.progress
+            is_settled = progress.is_done(item.id) or progress.error_counts.get(item.id, 0) > item.error_count
+        if not is_settled:
+            backlog.check_usable()
+
+    @property
+    def head(self) -> int:
+        """Every id up to and including it is done."""
+        return self._backlog.progress.head
+
+    @property
+    def open_items(self) -> int:
+        """How many reads are open."""
+        return len(self._backlog.opened)
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of the items whose reads are open. Cost: O(open reads)."""
+        backlog = self._backlog
+        with backlog.lock:
+            return sum(len(item.data) for item in backlog.opened.values())
+
+    @property
+    def waiter_count(self) -> int:
+        """How many consumers wait in line."""
+        return self._dispatcher.waiter_count
+
+    @property
+    def age(self) -> float:
+        """Seconds since the next deliverable item was put; 0 if there is none, or if it can't be read."""
+        backlog = self._backlog
+        with backlog.lock:
+            try:
+                found = None if backlog.broken is not None else backlog.peek()
+            except (CorruptJournal, OSError):  # a get says so; a figure need not
+                found = None
+        return 0.0 if found is None else max(0.0, self._source.clock.time_ns() / 1e9 - found[1][1] / 1e3)
+
+    @property
+    def idle_expired(self) -> bool:
+        """Whether ``max_idle`` is set and the reader has been empty that long."""
+        max_idle = self.config.max_idle
+        return (
+            max_idle is not None
+            and not self.items
+            and self._source.clock.monotonic() - self._dispatcher.busy_at >= max_idle
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """What this reader keeps in memory for itself: data and a fixed cost an item. Cost: O(items kept)."""
+        backlog = self._backlog
+        with backlog.lock:
+            kept = [entry[0] for entry in (*backlog.ahead.values(), *backlog.requeued.entries.values())]
+            if backlog.batch is not None:
+                first_id, items, _ = backlog.batch
+                kept += items[backlog.progress.next_id + len(backlog.ahead) - first_id :]
+        return sum(map(len, kept)) + ITEM_COST * len(kept)
+
+    def stats(self) -> ReaderStats:
+        """The reader's figures at this moment."""
+        backlog = self._backlog
+        return ReaderStats(
+            name=self.name,
+            head=self.head,
+            items=self.items,
+            bytes=self.bytes,
+            open_items=self.open_items,
+            open_bytes=self.open_bytes,
+            waiter_count=self.waiter_count,
+            age=self.age,
+            get_hits=backlog.opened_count,
+            get_misses=self._dispatcher.misses,
+            opened=backlog.opened_count,
+            committed=self._committed,
+            aborted=backlog.aborted_count,
+            expired=backlog.expired_count,
+            discarded=self._dispatcher.discarded,
+            flushes=self._flushes,
+            hook_errors=self._dispatcher.hooks.errors,
+            memory_bytes=self.memory_bytes,
+        )
+
+    def __repr__(self) -> str:
+        state = " closed" if self._backlog.broken else ""
+        try:
+            items = str(self.items)
+        except (KestrelError, OSError):  # of a queue that was erased, or whose files can't be read
+            items = "?"
+        return (
+            f"<Reader {self.full_name}: head={self.head} items={items} open={self.open_items} "
+            f"waiters={self.waiter_count}{state}>"
+        )
+
+    def _check(self) -> None:
+        """The invariants; for tests, with nobody else at work."""
+        with self._backlog.lock:
+            self._check_locked()
+
+    def _check_locked(self) -> None:
+        backlog = self._backlog
+        backlog.progress._check()
+        progress = backlog.progress
+        places = [set(backlog.opened), set(backlog.requeued.entries), set(backlog.with_hook)]
+        assert sum(map(len, places)) == len(set().union(*places))
+        for item_id in set().union(*places):
+            assert progress.head < item_id < progress.next_id
+            assert item_id not in progress.done
+        assert self.items >= sum(map(len, places))
+        assert not (backlog.fast and (backlog.requeued or backlog.line))
+        assert (self._dispatcher in self._source.waiting) == bool(backlog.line)
 
     def _unknown(self, item_id: int) -> Exception:
-        return UnknownItem(item_id, self.full_name) if self._broken is None else copy_of(self._broken)
+        backlog = self._backlog
+        return UnknownItem(item_id, self.full_name) if backlog.broken is None else copy_of(backlog.broken)
+
+
+def checkpointer_of(reader: Reader) -> Checkpointer:
+    """What the rest of the library holds a reader by."""
+    return reader._checkpointer

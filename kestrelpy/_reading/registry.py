@@ -24,11 +24,12 @@ from kestrelpy._journal.format import Checkpoint
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import Segment
 from kestrelpy._logging import Trouble
+from kestrelpy._reading.checkpointer import Checkpointer, guard_and_saving
 from kestrelpy._reading.dispatch import Tell
 from kestrelpy._reading.limits import Limited, OfflineReader, has_limits, progress_of
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.progress import Progress
-from kestrelpy._reading.reader import Reader, guard_and_saving
+from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy._reading.source import Source
 from kestrelpy.clock import Timer
 from kestrelpy.config import FullPolicy, ReaderConfig
@@ -118,9 +119,9 @@ class ReaderRegistry:
         """Who is open here; and who was counted before and is not: a closed reader by what it had when it closed."""
         counted = {each.name: each for each in self.limited}
         for name, reader in self.open.items():
-            is_closing = isinstance(reader._broken, QueueClosed)
-            if has_limits(self.config_for(name)) and (name in counted or not is_closing):
-                yield reader
+            saver = checkpointer_of(reader)
+            if has_limits(self.config_for(name)) and (name in counted or not saver.is_closed):
+                yield saver.dispatcher
         for name, each in counted.items():
             if name not in self.open:
                 yield each
@@ -130,9 +131,9 @@ class ReaderRegistry:
         for name in sorted(self._home.readers(self.feed.queue_id, known=self.open) | set(self.open)) or [""]:
             config = self.config_for(name)
             if has_limits(config):
-                reader = self.open.get(name)
-                if reader is not None and not isinstance(reader._broken, QueueClosed):
-                    yield reader
+                saver = self._open_here(name)
+                if saver is not None and not saver.is_closed:
+                    yield saver.dispatcher
                 elif (name, id(config)) in known:
                     absent = known[name, id(config)]
                     absent.refresh()
@@ -147,27 +148,32 @@ class ReaderRegistry:
                 return self.update_limits()
         return False
 
+    def _open_here(self, name: str) -> Checkpointer | None:
+        """The reader of that name, if it is open here."""
+        reader = self.open.get(name)
+        return None if reader is None else checkpointer_of(reader)
+
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def reader(self, name: str, start: Start) -> Reader:
         """The reader of that name, made if need be. Raises as ``JournaledQueue.reader``."""
         found = self.open.get(name)
-        if found is not None and not found._half_closed:
+        if found is not None and not checkpointer_of(found).is_half_closed:
             return found
         if name:
             file_names.check_name(name)
         check_start(start)
         with self._opening:
             found = self.open.get(name)
-            if found is not None and not found._half_closed:
+            if found is not None and not checkpointer_of(found).is_half_closed:
                 return found
             try:
                 if found is not None:  # closing it was interrupted
                     self.release(found)
                 self._release_left(name)
-                default = self.open.get("") if name else None  # which may get that name
+                default = self._open_here("") if name else None  # which may get that name
                 guard = self._guard_open
-                with guard() if default is None else guard_and_saving(guard, default._saving):
+                with guard() if default is None else guard_and_saving(guard, default.lock):
                     self.feed.look_again()
                     reader = self._make(name, start)
                 with self._listing:
@@ -177,9 +183,10 @@ class ReaderRegistry:
                 raise
         self._check_again(reader)
         self.update_limits()
-        self.feed.attach(reader)
+        dispatcher = checkpointer_of(reader).dispatcher
+        self.feed.attach(dispatcher.backlog)
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
-            reader._keep_limits()
+            dispatcher.keep_limits()
         return reader
 
     @contextlib.contextmanager
@@ -200,7 +207,7 @@ class ReaderRegistry:
             self._check()
         except Exception as error:
             try:
-                reader._break(error)
+                checkpointer_of(reader).dispatcher.break_off(error)
             finally:
                 self.release(reader)
             raise
@@ -208,7 +215,7 @@ class ReaderRegistry:
     def _reopen(self) -> None:
         """Making a reader was interrupted: those that were made are open."""
         with self._listing:
-            made = [reader for reader in self.owned() if not isinstance(reader._broken, QueueClosed)]
+            made = [reader for reader in self.owned() if not checkpointer_of(reader).is_closed]
             self._set_open({reader.name: reader for reader in made})
 
     def _shut(self, reader: Reader) -> None:
@@ -319,7 +326,7 @@ class ReaderRegistry:
         old, self._locks[reader] = self._locks[reader], lock
         file = self._files[reader]
         file.name, file.inherited = file_names.checkpoint_name(self._home.queue, name), True
-        reader._rename(name, self.config_for(name))
+        checkpointer_of(reader).dispatcher.rename(name, self.config_for(name))
         self._shut(reader)
         if old is not lock:
             old.release()
@@ -336,8 +343,9 @@ class ReaderRegistry:
         self._files[reader] = file = self._home.checkpoint_file(name)
         file.inherited = inherited
         self._locks[reader] = lock
-        reader._save_alone(True)
-        reader._look_again()
+        saver = checkpointer_of(reader)
+        saver.save_alone(True)
+        saver.dispatcher.look_again()
         return reader
 
     def _go_on(self, name: str, lock: Lock, state: Checkpoint, file: CheckpointFile) -> Reader:
@@ -350,11 +358,12 @@ class ReaderRegistry:
         if progress.head + 1 < self.feed.first_id and self.feed.knows_heads:
             return self._start(name, lock, self._beginning("earliest"), inherited=file.inherited)
         reader = Reader(self.feed, name, self.config_for(name), progress)
+        saver = checkpointer_of(reader)
         if state.hint_number:
-            reader._hint = (state.hint_number, (state.hint_id, state.hint_offset))
-        reader._saved = reader._version()
+            saver.backlog.hint = (state.hint_number, (state.hint_id, state.hint_offset))
+        saver.note_saved()
         self._files[reader], self._locks[reader] = file, lock
-        reader._look_again()
+        saver.dispatcher.look_again()
         return reader
 
     # -- saving and leaving ------------------------------------------------------------------------------------------
@@ -368,7 +377,7 @@ class ReaderRegistry:
             raise copy_of(self._stopped)
         file = self._files.get(reader)
         if file is None:  # it was closed meanwhile, in another thread, which has saved its place
-            if reader._broken is None:
+            if checkpointer_of(reader).backlog.broken is None:
                 raise QueueClosed(f"reader {reader.full_name} is closed")
             return
         file.save(state, durable=durable)
@@ -405,8 +414,9 @@ class ReaderRegistry:
         """Give up the ownership of a reader that is closed. May be repeated."""
         lock = self._locks.get(reader)
         try:
-            self.feed.detach(reader)
-            with reader._saving:  # not from under a checkpoint, or who gives it another name
+            saver = checkpointer_of(reader)
+            self.feed.detach(saver.backlog)
+            with saver.lock:  # not from under a checkpoint, or who gives it another name
                 self._files.pop(reader, None)
                 self._shut(reader)
         finally:
@@ -436,17 +446,18 @@ class ReaderRegistry:
                 return
 
     def stop(self, error: Exception, tell: Tell) -> None:
-        """Let no reader open here save anything from now on. ``tell``: as ``Reader._break``."""
-        self._stopped = error  # before the look: who saves under ``_saving`` after it sees it
+        """Let no reader open here save anything from now on. ``tell``: as ``Dispatcher.break_off``."""
+        self._stopped = error  # before the look: who saves under its lock after it sees it
         for reader in self.open.values():
-            reader._break(error, tell)
-            with reader._saving:  # a checkpoint that was under way is done
+            saver = checkpointer_of(reader)
+            saver.dispatcher.break_off(error, tell)
+            with saver.lock:  # a checkpoint that was under way is done
                 pass
 
     def abandon(self, error: Exception) -> None:
         """In a forked child."""
         for reader in self.open.values():
-            reader._abandon(error)
+            checkpointer_of(reader).abandon(error)
         for lock in self._locks.values():
             lock.abandon()
         self._opening = threading.Lock()

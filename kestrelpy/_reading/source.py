@@ -13,11 +13,15 @@ from kestrelpy._disk.interface import Directory
 from kestrelpy._journal.format import Checkpoint, Entry
 from kestrelpy._journal.segment import FramePosition
 from kestrelpy._journal.view import Block
+from kestrelpy._reading.progress import Progress
+from kestrelpy._reading.window import WindowBatch
 
 if TYPE_CHECKING:
-    from kestrelpy._reading.dispatch import Taking
-    from kestrelpy._reading.reader import Reader
+    import threading
+
     from kestrelpy.clock import Clock
+    from kestrelpy.config import ReaderConfig
+
 
 Take = Callable[[int, None], Entry | None]
 """How to take an item out of memory by its id: ``None`` if it is not there."""
@@ -26,7 +30,24 @@ Take = Callable[[int, None], Entry | None]
 class Served(Protocol):
     """Whom a producer has to look after: a reader with somebody in line, mostly."""
 
-    def _hand_off(self) -> None: ...
+    def hand_off(self) -> None:
+        """Serve those in line, as far as there are items."""
+
+
+class Cursor(Protocol):
+    """What a source sees of a reader's backlog: where it is, and what it has at hand. Guarded by ``lock``."""
+
+    lock: threading.Lock
+    progress: Progress
+    config: ReaderConfig
+    ahead: dict[int, Entry]
+    batch: WindowBatch | None
+    hint: tuple[int, FramePosition] | None
+    take: Take
+    broken: Exception | None
+
+    def expand(self) -> Take | None:
+        """Make entries of the next items of ``batch``; ``None`` if it has no more."""
 
 
 class Source(Protocol):
@@ -80,16 +101,16 @@ class Source(Protocol):
 
     def hint(self, item_id: int) -> tuple[int, FramePosition]: ...
 
-    def window(self, reader: Taking) -> Take | None:
+    def window(self, cursor: Cursor) -> Take | None:
         """How to take from the shared window, if the reader's next item is or will be in it. Called under its lock."""
 
     def look_again(self) -> None:
         """With the guard held, before a reader is made: what was seen without it may have gone."""
 
-    def attach(self, reader: Taking) -> None:
+    def attach(self, cursor: Cursor) -> None:
         """The reader has read all there is: let it share the window. Called without its lock."""
 
-    def detach(self, reader: Reader) -> None:
+    def detach(self, cursor: Cursor) -> None:
         """The reader is closed. Called without its lock."""
 
     def make_durable(self, item_id: int) -> None:
@@ -98,14 +119,16 @@ class Source(Protocol):
     def guard(self) -> AbstractContextManager[None]:
         """Held while nothing may be retired. Asked for with no lock held but that of a reader's checkpoints."""
 
-    def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None: ...
+    def save(self, reader: Any, state: Checkpoint, durable: bool) -> None:
+        """Write a checkpoint of this ``Reader``."""
 
-    def moved(self, reader: Taking) -> None:
+    def moved(self) -> None:
         """Something was released: see to a checkpoint before long, and to producers who wait for room."""
 
-    def polls(self, reader: Taking) -> None:
+    def polls(self) -> None:
         """Somebody is in line now: a source that nobody wakes has to look by itself."""
 
     def decode(self, data: bytes) -> Any: ...
 
-    def closed_reader(self, reader: Reader) -> None: ...
+    def closed_reader(self, reader: Any) -> None:
+        """This ``Reader`` has closed: give back what was opened for it."""

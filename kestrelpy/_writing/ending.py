@@ -21,6 +21,7 @@ from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, write_mark
 from kestrelpy._process import forget, warn_unclosed
 from kestrelpy._reading.dispatch import Tell, fail_all
+from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy._waiting.waiters import Waiter
 from kestrelpy._writing.put import Writing
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed, QueueDiskFull, QueueLocked, copy_of
@@ -123,7 +124,7 @@ class Ending(Writing):
 
     def _dismiss(self, error: QueueClosed) -> None:
         for reader in list(self._readership.open.values()):
-            reader._dismiss(error)
+            checkpointer_of(reader).dispatcher.dismiss(error)
         self._dismiss_producers()
 
     def _dismiss_producers(self) -> None:
@@ -159,8 +160,9 @@ class Ending(Writing):
         """Of all readers, whatever is wrong with one of them; also of one that its own ``close`` is about to save."""
         with contextlib.ExitStack() as rest:
             for reader in self._readership.open.values():
-                if reader._broken is None or reader._ending:
-                    rest.callback(reader._save_last, True, closed, tell)
+                saver = checkpointer_of(reader)
+                if saver.backlog.broken is None or saver.is_ending:
+                    rest.callback(saver.save_last, True, closed, tell)
 
     def _let_go(self, closed: QueueClosed) -> None:
         """Wake everybody and release everything, whatever raises on the way. May be repeated."""
@@ -175,7 +177,7 @@ class Ending(Writing):
             rest.callback(self._home.leave_guard)
             for reader in self._readership.owned():
                 rest.callback(self._readership.release, reader)
-                rest.callback(reader._break, closed)
+                rest.callback(checkpointer_of(reader).dispatcher.break_off, closed)
             rest.callback(self._dismiss_producers)
             rest.callback(self._cancel_timers)
             rest.callback(self._commit.tell)

@@ -15,8 +15,8 @@ from kestrelpy._checks import check_timeout
 from kestrelpy._journal.format import FRAME_BYTES, Entry, pack_crc, pack_frame
 from kestrelpy._journal.segment import ITEM_COST
 from kestrelpy._process import why_not_wait
+from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy._reading.limits import Limited
-from kestrelpy._reading.reader import Reader
 from kestrelpy._writing.backpressure import Producer, ProducerTask, ProducerThread
 from kestrelpy._writing.options import encode_items, expiry
 from kestrelpy._writing.syncer import Durability
@@ -57,7 +57,7 @@ def never_fits(reader: Limited, parcel: Parcel) -> bool:
 
 def is_open_here(reader: Limited) -> bool:
     """Whether what it has done is known without a look at the folder."""
-    return isinstance(reader, Reader) and reader._broken is None
+    return isinstance(reader, Dispatcher) and reader.broken is None
 
 
 class Writing(Durability):
@@ -317,8 +317,8 @@ class Writing(Durability):
             return None
         while True:
             watched = producer.watched
-            if isinstance(watched, Reader):
-                watched._may_skip_notify = False  # its next commit rings
+            if isinstance(watched, Dispatcher):
+                watched.backlog.may_skip_notify = False  # its next commit rings
             answer = self._admit(parcel, in_turn=True, producer=producer)
             if answer is None or isinstance(answer, range):
                 return answer
@@ -330,9 +330,9 @@ class Writing(Durability):
     def _rings_for(self, refusing: Limited, producer: Producer) -> float | None:
         """When ``producer`` looks again if nobody rings: where nobody does."""
         pending = bool(self._feed.pending)  # first: what is not pending then is seen by the next line
-        if not isinstance(refusing, Reader) or not is_open_here(refusing):
+        if not isinstance(refusing, Dispatcher) or not is_open_here(refusing):
             return LOOK_SECONDS  # nobody tells us when it moves
-        seconds = refusing._expires_in()
+        seconds = refusing.expires_in()
         if seconds is not None:
             try:
                 producer.timer = self._clock.call_later(seconds, producer.ring, on_lost=self._maintenance_lost)
@@ -340,7 +340,7 @@ class Writing(Durability):
                 return LOOK_SECONDS
         elif pending:
             return LOOK_SECONDS
-        return HOOK_SECONDS if refusing._failed else None
+        return HOOK_SECONDS if refusing.hooks.failed else None
 
     def _admit(self, parcel: Parcel, *, in_turn: bool, producer: Producer | None = None) -> range | Limited | None:
         """Store it if there is room for it and it is its turn: its ids. ``None`` if only the latter is missing; else
@@ -390,7 +390,7 @@ class Writing(Durability):
         done they do count.
         """
         for reader in self._readership.limited:
-            if isinstance(reader, Reader) and self._is_refused(reader, parcel):
+            if isinstance(reader, Dispatcher) and self._is_refused(reader, parcel):
                 with contextlib.suppress(KestrelError, OSError):
                     reader.discard_expired(_NO_LIMIT)
 

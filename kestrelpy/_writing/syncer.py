@@ -12,8 +12,9 @@ import threading
 
 from kestrelpy import _logging
 from kestrelpy._journal.journal import Journal
+from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy._reading.local_source import LocalSource
-from kestrelpy._reading.reader import Reader
+from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.backpressure import Room
 from kestrelpy._writing.group_commit import GroupCommit
@@ -173,7 +174,7 @@ class Durability:
         self._room.ring_all()
         self._commit.fail(kept)
         for reader in self._readership.open.values():
-            reader._break(kept, self._commit.owe)
+            checkpointer_of(reader).dispatcher.break_off(kept, self._commit.owe)
 
     def _maintenance_lost(self, _cause: BaseException) -> None:
         """The thread died that was to sync, or to save and retire (R30): nobody would do it any more."""
@@ -189,5 +190,5 @@ class Durability:
         held; raises nothing, as the items are there.
         """
         for reader in self._readership.limited:
-            if reader.config.full_policy is FullPolicy.DROP_OLDEST and isinstance(reader, Reader):
-                reader._keep_limits()
+            if reader.config.full_policy is FullPolicy.DROP_OLDEST and isinstance(reader, Dispatcher):
+                reader.keep_limits()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kestrelpy import _logging
 from kestrelpy._disk.interface import Disk
-from kestrelpy._reading.reader import Reader
+from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy.config import FullPolicy
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, KestrelError, QueueClosed
 from kestrelpy.inbox.format import PublishedBatch
@@ -172,7 +172,7 @@ class InboxHost:
     def _discard_expired(self) -> None:
         """Expired items do not count where a batch would be refused. Not those that have a hook: none is run here."""
         for reader in self._queue._readership.limited:
-            if isinstance(reader, Reader) and reader.config.on_expired is None:
+            if isinstance(reader, Dispatcher) and reader.config.on_expired is None:
                 with contextlib.suppress(OSError, KestrelError):
                     reader.discard_expired()
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from kestrelpy._reading.reader import Reader
+from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy.errors import KestrelError, QueueEmpty
 from kestrelpy.item import Item
 from kestrelpy.spark._batch_plan import Plan
@@ -43,6 +43,7 @@ class Drain:
 
     def __init__(self, reader: Reader, rows: Rows, max_items: int, max_bytes: int, max_wait: float) -> None:
         self._reader = reader
+        self._dispatcher = checkpointer_of(reader).dispatcher
         self._rows = rows
         self._limits = max_items, max_bytes, max_wait
         self._wake = threading.Event()  # one of these three was set
@@ -88,7 +89,7 @@ class Drain:
     def give_back(self, items: Iterable[Item]) -> None:
         """These were never taken. Those that are not open any more are let be."""
         for item in items:
-            self._reader._unget(item)
+            self._dispatcher.unget(item)
 
     def take_planned(self, plan: Plan) -> Batch:
         """What is left of a batch that was planned before.
@@ -120,9 +121,9 @@ class Drain:
             hand += self._reader.get_many(max(1, count - len(hand)), timeout=0)
 
     def _check_gone(self, plan: Plan, ids: set[int]) -> None:
-        reader = self._reader
-        with reader._lock:
-            progress, visible_id = reader._progress, reader._source.visible_id
+        backlog, source = self._dispatcher.backlog, self._dispatcher.source
+        with backlog.lock:
+            progress, visible_id = backlog.progress, source.visible_id
             missed = next((each for each in ids if each <= visible_id and not progress.is_done(each)), None)
         if missed is not None:
             raise KestrelError(f"item {missed} of batch {plan.batch_id} was taken by somebody else than its buffer")

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from kestrelpy import _logging
 from kestrelpy._process import reset_after_fork
-from kestrelpy._reading.reader import Reader
+from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy.config import Codec
 from kestrelpy.errors import KestrelError, UnknownItem
 from kestrelpy.item import Item
@@ -117,7 +117,9 @@ class DriverBuffer:
         self._process = process
         self._drain = Drain(reader, Rows(spark, schema, codec), max_items, max_bytes, max_wait)
         self._backoff = backoff
-        self._file = PlanFile(reader._source.directory, reader._source.name, reader.name)
+        self._dispatcher = checkpointer_of(reader).dispatcher
+        source = self._dispatcher.source
+        self._file = PlanFile(source.directory, source.name, reader.name)
         self._plan: Plan | None = None  # the last one
         self._loaded = False
         self._unsettled = False  # a commit may not be on disk yet
@@ -250,7 +252,7 @@ class DriverBuffer:
                 try:
                     taken = self._tried(IDLE, ahead=True)
                 except Exception:
-                    if self._reader._broken is not None:  # it is of no use any more
+                    if self._dispatcher.broken is not None:  # it is of no use any more
                         break
                     if pause == 0.0:
                         _logging.warning(
@@ -335,14 +337,14 @@ class DriverBuffer:
         plan = self._plan
         if plan is not None and not plan.finished:
             return plan
-        source = self._reader._source
+        source = self._dispatcher.source
         source.make_durable(batch.items[-1].id)
         batch_id = 0 if plan is None else plan.batch_id + 1
         plan = Plan(source.queue_id, batch_id, spans_of(item.id for item in batch.items))
         try:
             self._file.save(plan)
         except OSError:
-            self._reader._check_usable()  # who closes the queue meanwhile closes its folder
+            self._dispatcher.backlog.check_usable()  # who closes the queue meanwhile closes its folder
             raise
         self._plan = plan
         return plan
@@ -359,7 +361,7 @@ class DriverBuffer:
 
     def _load(self) -> None:
         plan = self._file.load()
-        if plan is not None and plan.queue_id != self._reader._source.queue_id:
+        if plan is not None and plan.queue_id != self._dispatcher.source.queue_id:
             plan = plan._replace(finished=True)  # another queue's that had this name: only its number counts
         self._plan, self._loaded = plan, True
 

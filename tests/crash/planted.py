@@ -731,7 +731,7 @@ def segment_deleted_instead_of_archived() -> Iterator[None]:
 @fault("R5", "(1) (8) (10)", style=replace(RETIRING, archive=1.0))
 def archived_before_it_is_committed() -> Iterator[None]:
     """A segment goes as soon as it is read."""
-    with patch.object(ReaderRegistry, "_durable_head", lambda _, reader: reader._progress.next_id - 1):
+    with patch.object(ReaderRegistry, "_durable_head", lambda _, reader: reader._backlog.progress.next_id - 1):
         yield
 
 

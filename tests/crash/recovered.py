@@ -353,7 +353,7 @@ def _commit_one(queue: JournaledQueue, choose: random.Random) -> dict[str, int]:
     """One of the items that a reader has open is committed and the place saved, not durably: reader and id."""
     name = choose.choice(READERS)
     reader = queue.reader(name)
-    opened = list(reader._open)
+    opened = list(reader._backlog.opened)
     if not opened:
         return {}
     item_id = choose.choice(opened)

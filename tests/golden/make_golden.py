@@ -136,7 +136,7 @@ def make(name: str) -> dict[str, bytes]:
                 "head": reader.head,
                 "items": reader.items,
                 "bytes": reader.bytes,
-                "error_counts": dict(reader._progress.error_counts),
+                "error_counts": dict(reader._backlog.progress.error_counts),
             }
             for reader in queue.readers.values()
         }

@@ -746,7 +746,7 @@ def close(_: Interrupter) -> Prepared:
             assert isinstance(future.exception(0), QueueClosed)
         scene.reopen()
 
-    while len(scene.reader._open) < 2:
+    while len(scene.reader._backlog.opened) < 2:
         scene.take(1)
     futures += [scene.queue.get_future()]
     return Prepared(scene, call, afterwards, always=True)

@@ -156,7 +156,10 @@ class Scene:
         }
         readers = [*readership.open.values(), *([] if self.far is None else [self.far])]
         for reader in readers:
-            held[f"{reader.name}._lock"], held[f"{reader.name}._saving"] = reader._lock, reader._saving
+            held[f"{reader.name}._lock"], held[f"{reader.name}._saving"] = (
+                reader._backlog.lock,
+                reader._checkpointer.lock,
+            )
         if self.far is not None:
             held["outside._looking"] = self.far._source._looking  # type: ignore[attr-defined]
         names = [name for name, lock in held.items() if lock.locked()]
@@ -192,7 +195,10 @@ class Scene:
                 try:
                     reader.commit(user.held[item_id])
                 except UnknownItem:
-                    demand(item_id not in reader._returned.entries, f"(5) {item_id} was being committed and is unread")
+                    demand(
+                        item_id not in reader._backlog.requeued.entries,
+                        f"(5) {item_id} was being committed and is unread",
+                    )
             user.committed(sorted(user.committing))
             for item_id in sorted(user.aborting):
                 with contextlib.suppress(UnknownItem):  # it was aborted before: then it comes by itself
@@ -223,14 +229,15 @@ class Scene:
         if not self.dropped:
             demand(
                 not missing,
-                f"(4, 6) {reader.name!r}: items {sorted(missing)} do not come; open: {sorted(reader._open)}",
+                f"(4, 6) {reader.name!r}: items {sorted(missing)} do not come; open: {sorted(reader._backlog.opened)}",
             )
         for item in items:
             data = doubtful.get(item.id, self.put.get(item.id))
             demand(data == item.data, f"(3) item {item.id} is {item.data!r}, not {data!r}")
         user.got(items)
         demand(
-            sorted(user.held) == sorted(reader._open), f"(6) open are {sorted(reader._open)}, held {sorted(user.held)}"
+            sorted(user.held) == sorted(reader._backlog.opened),
+            f"(6) open are {sorted(reader._backlog.opened)}, held {sorted(user.held)}",
         )
 
     def _resolve(self, items: list[Item]) -> dict[int, bytes]:

@@ -24,8 +24,8 @@ from scenes import Broken, Scene
 from kestrelpy import JournaledQueue, QueueDiskFull
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.journal import Journal
-from kestrelpy._reading.backlog import Unread
-from kestrelpy._reading.dispatch import Taking
+from kestrelpy._reading.backlog import Backlog
+from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy._reading.reader import Reader
 from kestrelpy.testing import CrashingDisk, ManualClock
 
@@ -119,16 +119,18 @@ def _caught(*names: str) -> bool:
 
 
 def _pop_first(self: Reader, item: Any) -> None:
-    with self._lock:
-        self._open.pop(item.id)
-        self._progress.release(item.id, len(item.data))
+    backlog = self._backlog
+    with backlog.lock:
+        backlog.opened.pop(item.id)
+        backlog.progress.release(item.id, len(item.data))
 
 
 def _acquire_by_hand(self: Reader, *_: Any, **__: Any) -> Any:
-    self._lock.acquire()
-    found = self._find_locked([])
-    item = self._open_locked(*found)  # type: ignore[misc]
-    self._lock.release()
+    backlog = self._backlog
+    backlog.lock.acquire()
+    found = backlog.find([])
+    item = backlog.open_read(*found)  # type: ignore[misc]
+    backlog.lock.release()
     return item
 
 
@@ -142,7 +144,7 @@ def _count_first(self: Journal, data: bytes, added_ms: int) -> int:
     return tail_id + 1
 
 
-def _forget_nothing(self: Taking, *_: Any) -> None:
+def _forget_nothing(self: Any, *_: Any) -> None:
     """Nobody looks for what an interrupted one had in its hands."""
 
 
@@ -150,8 +152,8 @@ PLANTED: dict[str, tuple[tuple[Any, str, Any], tuple[str, ...]]] = {
     "a commit that takes the item out first": ((Reader, "commit", _pop_first), ("commit",)),
     "a lock that is taken without with": ((Reader, "get", _acquire_by_hand), ("get_from_the_window",)),
     "a journal that counts before it stores": ((Journal, "append", _count_first), ("put_first",)),
-    "an interrupted get that keeps its item": ((Taking, "_let_fall", _forget_nothing), ("get_from_the_window",)),
-    "a look again that never comes": ((Unread, "_mend_locked", _forget_nothing), ("abort",)),
+    "an interrupted get that keeps its item": ((Dispatcher, "recover", _forget_nothing), ("get_from_the_window",)),
+    "a look again that never comes": ((Backlog, "repair", _forget_nothing), ("abort",)),
 }
 
 

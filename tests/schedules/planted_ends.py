@@ -14,10 +14,11 @@ from kestrelpy import JournaledQueue, QueueClosed
 from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.view import JournalView
-from kestrelpy._reading.dispatch import Taking, Tell, fail_all
+from kestrelpy._reading.checkpointer import Checkpointer
+from kestrelpy._reading.dispatch import Dispatcher, Tell, fail_all
 from kestrelpy._reading.local_source import LocalSource
-from kestrelpy._reading.reader import Reader
 from kestrelpy._reading.registry import ReaderRegistry
+from kestrelpy._reading.source import Cursor
 from kestrelpy._writing.backpressure import Producer, ProducerTask, Room
 from kestrelpy._writing.ending import Ending
 from kestrelpy._writing.put import Parcel, Writing
@@ -31,10 +32,10 @@ from kestrelpy.clock import _Timers
 def the_queue_is_asked_for_under_the_reader() -> Iterator[None]:
     real = LocalSource.attach
 
-    def attach(self: LocalSource, reader: Taking) -> None:
-        with reader._lock, self.lock:
+    def attach(self: LocalSource, cursor: Cursor) -> None:
+        with cursor.lock, self.lock:
             pass
-        real(self, reader)
+        real(self, cursor)
 
     with patch.object(LocalSource, "attach", attach):
         yield
@@ -83,7 +84,7 @@ def a_close_forgets_who_waits_for_room() -> Iterator[None]:
 
 @race(NOT_WOKEN, "limited")
 def nobody_is_woken_when_the_head_expires() -> Iterator[None]:
-    with patch.object(Taking, "_expires_in", lambda self: None):
+    with patch.object(Dispatcher, "expires_in", lambda self: None):
         yield
 
 
@@ -124,14 +125,14 @@ def _would_be_first(self: Room, producer: Producer) -> bool:
 @race("nobody gets anywhere", "limited")
 def who_looks_for_room_wakes_the_others() -> Iterator[None]:
     """Two producers without room wake each other for ever."""
-    real = Taking.discard_expired
+    real = Dispatcher.discard_expired
 
-    def discard(self: Taking, limit: int | None = None) -> int:
+    def discard(self: Dispatcher, limit: int | None = None) -> int:
         count = real(self, limit)
-        self._tell()
+        self.notify()
         return count
 
-    with patch.object(Taking, "discard_expired", discard):
+    with patch.object(Dispatcher, "discard_expired", discard):
         yield
 
 
@@ -154,11 +155,11 @@ def a_task_that_leaves_the_line_rings_nobody() -> Iterator[None]:
 def a_reader_falls_quiet_after_it_has_rung() -> Iterator[None]:
     """A producer that was rung finds no room, and says that the next commit is to ring; that is overwritten."""
 
-    def tell(self: Taking) -> None:
-        self._source.moved(self)
-        self._may_skip_notify = self._wants_quiet
+    def notify(self: Dispatcher) -> None:
+        self.source.moved()
+        self.backlog.may_skip_notify = self._wants_quiet
 
-    with patch.object(Taking, "_tell", tell):
+    with patch.object(Dispatcher, "notify", notify):
         yield
 
 
@@ -167,24 +168,24 @@ def a_reader_falls_quiet_after_it_has_rung() -> Iterator[None]:
 
 @race("again, committed before", "flow", "closing", "coroutines")
 def commits_are_accepted_after_the_last_checkpoint() -> Iterator[None]:
-    def save_last(self: Reader, durable: bool, end: Exception, tell: Tell = fail_all) -> None:
-        with self._saving:
-            self._save_alone(durable, ending=True)
-        self._break(end, tell)
+    def save_last(self: Checkpointer, durable: bool, end: Exception, tell: Tell = fail_all) -> None:
+        with self.lock:
+            self.save_alone(durable, ending=True)
+        self.dispatcher.break_off(end, tell)
 
-    with patch.object(Reader, "_save_last", save_last):
+    with patch.object(Checkpointer, "save_last", save_last):
         yield
 
 
 @race(NOT_WOKEN, "blocking_face")
 def a_get_enters_the_line_of_a_shut_queue() -> Iterator[None]:
-    with patch.object(_Gets, "_enter", lambda self, waiter: self._reader._enter(waiter)):
+    with patch.object(_Gets, "_enter", lambda self, waiter: self._dispatcher._enter(waiter)):
         yield
 
 
 @race("^BrokenSchedule: put .*, got", "in_line")
 def a_shutdown_sends_away_who_has_an_item_coming() -> Iterator[None]:
-    with patch.object(Taking, "_dismiss_empty_handed", Taking._dismiss):
+    with patch.object(Dispatcher, "dismiss_empty_handed", Dispatcher.dismiss):
         yield
 
 
@@ -203,11 +204,12 @@ def a_dying_maintenance_thread_tells_nobody() -> Iterator[None]:
 
 @race(NOT_WOKEN + "|again, committed before", "closing")
 def readers_are_not_told_of_the_end() -> Iterator[None]:
-    def break_(self: Taking, error: Exception, tell: Tell = fail_all) -> None:
-        with self._lock:
-            self._broken, self._fast = error, False
+    def break_(self: Dispatcher, error: Exception, tell: Tell = fail_all) -> None:
+        backlog = self.backlog
+        with backlog.lock:
+            backlog.broken, backlog.fast = error, False
 
-    with patch.object(Taking, "_break", break_):
+    with patch.object(Dispatcher, "break_off", break_):
         yield
 
 
@@ -246,12 +248,13 @@ def the_file_is_closed_under_a_sync() -> Iterator[None]:
 def breaks_and_empties_its_line_in_two_steps() -> Iterator[None]:
     """In between a put serves the line of a reader that is closed: the commit of that item is lost."""
 
-    def break_(self: Taking, error: Exception, tell: Tell = fail_all) -> None:
-        with self._lock:
-            self._broken, self._fast, self._open = error, False, {}
-        self._dismiss(error)
+    def break_(self: Dispatcher, error: Exception, tell: Tell = fail_all) -> None:
+        backlog = self.backlog
+        with backlog.lock:
+            backlog.broken, backlog.fast, backlog.opened = error, False, {}
+        self.dismiss(error)
 
-    with patch.object(Taking, "_break", break_):
+    with patch.object(Dispatcher, "break_off", break_):
         yield
 
 
@@ -301,8 +304,8 @@ def who_makes_a_reader_does_not_look_again() -> Iterator[None]:
 def a_queue_passes_over_a_reader_that_closes() -> Iterator[None]:
     def save_places(self: Ending, closed: QueueClosed, tell: Tell) -> None:
         for reader in self._readership.open.values():
-            if reader._broken is None:
-                reader._save_last(True, closed, tell)
+            if reader._backlog.broken is None:
+                reader._checkpointer.save_last(True, closed, tell)
 
     with patch.object(Ending, "_save_places", save_places):
         yield

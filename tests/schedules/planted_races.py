@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from kestrelpy._journal.journal import Journal
-from kestrelpy._reading.dispatch import Taking, Tell, fail_all
+from kestrelpy._reading.dispatch import Dispatcher, Tell, fail_all
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._waiting.waiters import ThreadWaiter, Waiter
 from kestrelpy._writing.group_commit import GroupCommit, _Link
@@ -53,15 +53,16 @@ NOT_WOKEN = "deadlock|nobody gets anywhere|not woken|nothing arrived|no room wit
 def looks_and_then_registers() -> Iterator[None]:
     """A consumer that found nothing enters the line and does not look again: an item put in between stays."""
 
-    def enter(self: Taking, waiter: Waiter) -> None:
-        with self._lock:
-            self._check_usable()
+    def enter(self: Dispatcher, waiter: Waiter) -> None:
+        backlog = self.backlog
+        with backlog.lock:
+            backlog.check_usable()
             self._line.add(waiter)
-            self._fast = False
-            self._source.waiting[self] = None
-        self._source.polls(self)
+            backlog.fast = False
+            self.source.waiting[self] = None
+        self.source.polls()
 
-    with patch.object(Taking, "_enter", enter):
+    with patch.object(Dispatcher, "_enter", enter):
         yield
 
 
@@ -114,21 +115,22 @@ def wakes_before_it_stores() -> Iterator[None]:
 def removes_in_a_second_step() -> Iterator[None]:
     """Who is first in line is found and served, and taken out after that: two producers serve the same one."""
 
-    def hand_off(self: Taking) -> None:
+    def hand_off(self: Dispatcher) -> None:
+        backlog = self.backlog
         while True:
-            with self._lock:
+            with backlog.lock:
                 waiter = self._line.head()
-                found = None if waiter is None else self._find_locked([])
+                found = None if waiter is None else backlog.find([])
                 if waiter is None or found is None:
                     return
-                item = self._open[found[0]] = self._item(*found)
+                item = backlog.opened[found[0]] = backlog.make_item(*found)
             if waiter.claim():
                 waiter.give(item)
-            with self._lock:
+            with backlog.lock:
                 self._line.remove(waiter)
                 self._after_line_locked()
 
-    with patch.object(Taking, "_hand_off", hand_off):
+    with patch.object(Dispatcher, "hand_off", hand_off):
         yield
 
 
@@ -139,9 +141,9 @@ def waits_with_the_lock_held() -> Iterator[None]:
 
     def wait(self: ThreadWaiter, timeout: float | None) -> bool:
         owner = self._owner
-        if not isinstance(owner, Taking):
+        if not isinstance(owner, Dispatcher):
             return real(self, timeout)
-        with owner._lock:
+        with owner.backlog.lock:
             return real(self, timeout)
 
     with patch.object(ThreadWaiter, "wait", wait):
@@ -152,14 +154,15 @@ def waits_with_the_lock_held() -> Iterator[None]:
 def completes_under_the_lock() -> Iterator[None]:
     """What a user calls back runs with the reader's lock held."""
 
-    def break_(self: Taking, error: Exception, tell: Tell = fail_all) -> None:
-        with self._lock:
-            self._broken, self._fast, self._open = error, False, {}
+    def break_(self: Dispatcher, error: Exception, tell: Tell = fail_all) -> None:
+        backlog = self.backlog
+        with backlog.lock:
+            backlog.broken, backlog.fast, backlog.opened = error, False, {}
             for waiter in self._line.drain():
                 waiter.fail(error)
             self._after_line_locked()
 
-    with patch.object(Taking, "_break", break_):
+    with patch.object(Dispatcher, "break_off", break_):
         yield
 
 

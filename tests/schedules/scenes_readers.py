@@ -373,7 +373,7 @@ def parting(scene: Scene) -> None:
     for task in tasks:
         task.join()
     state = work.queue._state
-    require(state is None or all(reader._broken is not None for reader in made), f"{made} were told nothing")
+    require(state is None or all(reader._backlog.broken is not None for reader in made), f"{made} were told nothing")
     if how == "erase":
         left = set(work.disk.directory("/data").names()) - {"jobs.readers.lock"}  # that of who asked for it too late
         require(not left, f"{left} is left")

@@ -245,7 +245,7 @@ def test_nothing_is_left_installed() -> None:
 
 def test_an_order_of_locks_that_is_not_the_documented_one_is_found() -> None:
     def work(scheduler: Scheduler) -> None:
-        with Mutex(scheduler, "R (Reader._lock)"), Mutex(scheduler, "Q (LocalSource.lock)"):
+        with Mutex(scheduler, "R (Backlog.lock)"), Mutex(scheduler, "Q (LocalSource.lock)"):
             pass
 
     with pytest.raises(BrokenSchedule, match="order of locks"):

@@ -81,8 +81,8 @@ class Home:
         return {
             "Q": queue._lock,
             "S": queue._syncing,
-            "R": self.reader._lock,
-            "C": self.reader._saving,
+            "R": self.reader._backlog.lock,
+            "C": self.reader._checkpointer.lock,
             "O": queue._readership._opening,
             "I": queue._inflow._lock,  # type: ignore[union-attr]
             "T": queue._commit._lock,
@@ -90,8 +90,8 @@ class Home:
             "limiting": queue._readership._limiting,
             "G": queue._home.guard(),
             "L": source._looking,  # type: ignore[attr-defined]
-            "R outside": self.outside._lock,
-            "C outside": self.outside._saving,
+            "R outside": self.outside._backlog.lock,
+            "C outside": self.outside._checkpointer.lock,
             "timers": clock._timers._lock,
             "timers of syncs": clock._syncs._lock,
             "queues alive": _process._guard,

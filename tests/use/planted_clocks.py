@@ -23,7 +23,8 @@ import kestrelpy._writing.group_commit
 import kestrelpy._writing.put
 import kestrelpy._writing.syncer
 from kestrelpy import _logging, _process, clock
-from kestrelpy._reading.dispatch import Taking
+from kestrelpy._reading.dispatch import Dispatcher
+from kestrelpy._reading.hooks import Hooks
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._waiting import put_future
@@ -232,7 +233,7 @@ def hand_offs_nest_without_end() -> Iterator[None]:
     with (
         patch.object(kestrelpy._reading.dispatch, "DEEPEST", 1 << 62),
         patch.object(kestrelpy._reading.dispatch, "is_deep", lambda: False),
-        patch.object(Taking, "_serve_line", lambda self: self._serve_once()),
+        patch.object(Dispatcher, "_serve_line", lambda self: self._serve_once()),
     ):
         yield
 
@@ -243,9 +244,9 @@ def hand_offs_nest_without_end() -> Iterator[None]:
     test="tests/test_taking.py::test_a_hook_that_calls_exit_is_logged_and_counted",
 )
 def a_hook_may_exit() -> Iterator[None]:
-    real = Taking._call
+    real = Hooks.call
 
-    def call(self: Taking, hook: Callable[..., object], *arguments: object) -> object:
+    def call(self: Hooks, hook: Callable[..., object], *arguments: object) -> object:
         struck: list[SystemExit] = []
 
         def noting(*arguments: object) -> object:
@@ -260,5 +261,5 @@ def a_hook_may_exit() -> Iterator[None]:
             raise struck[0]
         return result
 
-    with patch.object(Taking, "_call", call):
+    with patch.object(Hooks, "call", call):
         yield

@@ -10,8 +10,9 @@ from unittest.mock import patch
 from planting import defect
 
 from kestrelpy import FullPolicy, JournaledQueue, Reader
-from kestrelpy._reading.backlog import Unread
-from kestrelpy._reading.dispatch import Taking
+from kestrelpy._reading.backlog import Backlog
+from kestrelpy._reading.dispatch import Dispatcher
+from kestrelpy._reading.hooks import Hooks
 from kestrelpy._reading.limits import Limited
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing import put as put_module
@@ -29,7 +30,7 @@ NO_THREAD = "tests/test_room.py::test_tasks_that_wait_for_room_take_no_thread"
     test="tests/test_queue.py::test_an_error_while_dropping_fails_no_put",
 )
 def errors_while_dropping_reach_the_put() -> Iterator[None]:
-    with patch.object(Taking, "_keep_limits", Taking._drop_oldest):
+    with patch.object(Dispatcher, "keep_limits", Dispatcher._drop_oldest):
         yield
 
 
@@ -39,11 +40,11 @@ def errors_while_dropping_reach_the_put() -> Iterator[None]:
     test="tests/test_queue.py::test_drop_oldest_keeps_the_newest_item_however_large_it_is",
 )
 def the_newest_item_is_dropped_for_bytes() -> Iterator[None]:
-    def is_over_limit(self: Unread) -> bool:
+    def is_over_limit(self: Backlog) -> bool:
         max_items, max_bytes = self.config.max_items, self.config.max_bytes
         return (max_items is not None and self.items > max_items) or (max_bytes is not None and self.bytes > max_bytes)
 
-    with patch.object(Unread, "_is_over_limit", is_over_limit):
+    with patch.object(Backlog, "is_over_limit", is_over_limit):
         yield
 
 
@@ -53,31 +54,32 @@ def the_newest_item_is_dropped_for_bytes() -> Iterator[None]:
     test="tests/test_reader.py::test_a_hook_that_raised_has_another_go_and_nobody_is_told_in_vain",
 )
 def a_hook_that_raised_again_wakes_producers() -> Iterator[None]:
-    real = Taking._try_failed_again
+    real = Hooks.try_failed_again
 
-    def try_again(self: Taking) -> None:
+    def try_again(self: Hooks) -> None:
         real(self)
-        self._tell()
+        self._caller.notify()
 
-    with patch.object(Taking, "_try_failed_again", try_again):
+    with patch.object(Hooks, "try_failed_again", try_again):
         yield
 
 
 def _all_that_hooks_have_is_shown_again() -> Iterator[None]:
-    real = Taking.discard_expired
+    real = Dispatcher.discard_expired
 
-    def discard(self: Taking, limit: int | None = None) -> int:
-        with self._lock:
-            self._failed = {
+    def discard(self: Dispatcher, limit: int | None = None) -> int:
+        backlog = self.backlog
+        with backlog.lock:
+            self.hooks.failed = {
                 item.id: item
-                for item in self._settling.values()
-                if self._is_expired((b"", item.added_ms, item.expires_ms))
+                for item in backlog.with_hook.values()
+                if backlog.is_expired((b"", item.added_ms, item.expires_ms))
             }
         return real(self, limit)
 
     with (
-        patch.object(Taking, "discard_expired", discard),
-        patch.object(Taking, "_settle_expired", Taking._show_expired),
+        patch.object(Dispatcher, "discard_expired", discard),
+        patch.object(Hooks, "show_expired", Hooks._show),
     ):
         yield
 

@@ -12,7 +12,7 @@ from planting import defect
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._reading import reader as reader_module
 from kestrelpy._reading.detached_source import DetachedSource
-from kestrelpy._reading.dispatch import Taking
+from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy._reading.progress import Progress
 from kestrelpy._reading.reader import Reader
 from kestrelpy._waiting.line import Waiting
@@ -132,7 +132,7 @@ def a_reader_elsewhere_is_made_by_what_was_seen_without_the_guard() -> Iterator[
 )
 def one_is_told_of_a_read_error_and_nobody_else_is_served() -> Iterator[None]:
     def serve_locked(
-        self: Taking, given: list[tuple[Waiter, Item]], failed: list[tuple[Waiter, Exception]], expired: list[Item]
+        self: Dispatcher, given: list[tuple[Waiter, Item]], failed: list[tuple[Waiter, Exception]], expired: list[Item]
     ) -> None:
         try:
             self._give_locked(given, expired)
@@ -143,5 +143,5 @@ def one_is_told_of_a_read_error_and_nobody_else_is_served() -> Iterator[None]:
                 del self._line.waiters[waiter]
         self._after_line_locked()
 
-    with patch.object(Taking, "_serve_locked", serve_locked):
+    with patch.object(Dispatcher, "_serve_locked", serve_locked):
         yield

@@ -289,7 +289,7 @@ def bind(
     if (
         model.is_going
         or model.erased
-        or (w.depth and any(isinstance(each.handle._broken, QueueClosed) for each in left))
+        or (w.depth and any(isinstance(each.handle._backlog.broken, QueueClosed) for each in left))
     ):
         if default is not None:
             default.may_have_name = True
@@ -397,7 +397,10 @@ def close_reader(w: World, rng: random.Random, process: Process) -> None:
 def end_reader(w: World, process: Process, reader: ReaderModel) -> None:
     handle = reader.handle
     assert handle is not None
-    moves, failed = reader.moves, handle._broken is not None  # then nothing is saved, whether anybody was told or not
+    moves, failed = (
+        reader.moves,
+        handle._backlog.broken is not None,
+    )  # then nothing is saved, whether anybody was told or not
     result, clean = end(w, process, handle.close)
     w.note_fault(reader.queue, result)
     check_error(w, reader.queue, result, process, reader)

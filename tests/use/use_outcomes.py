@@ -49,7 +49,7 @@ def _read(function: Callable[..., Any]) -> tuple[type[BaseException], ...]:
     home: Any = {"JournaledQueue": JournaledQueue, "Reader": Reader}.get(owner)
     if owner in ("Writing", "Durability", "Ending"):
         home = JournaledQueue
-    if owner in ("Figures", "Taking", "Unread", "Waiting"):
+    if owner == "Waiting":
         home = Reader
     if home is not None:
         for part in _EVERY_CALL.findall(inspect.getdoc(home) or ""):
@@ -76,7 +76,7 @@ def _referred(function: Callable[..., Any], owner: str, text: str) -> list[Calla
         others.append(getattr(Reader, function.__name__, None))
         others.append(JournaledQueue.reader)  # it may have to be made first
     for name in re.findall(r"[Aa]s ``([a-z_.]+)``", text) + re.findall(r"^``([a-z_]+)[(`]", text):
-        home: Any = Reader if owner in ("Reader", "Figures", "Taking", "Unread", "Waiting") else JournaledQueue
+        home: Any = Reader if owner in ("Reader", "Waiting") else JournaledQueue
         if function.__module__.startswith("kestrelpy.work."):
             home = Session if owner == "Session" else WorkQueue
         others.append(getattr(home, name.split(".")[-1], None))

@@ -198,7 +198,7 @@ class Threads:
             if way != 2 or str(error) != THREAD_FAULT:
                 raise
             return
-        if reader is not self.reader or reader._broken is not None:
+        if reader is not self.reader or reader._backlog.broken is not None:
             return  # it was handed over meanwhile: these come again there
         for item in items:
             self.deliver(item)

@@ -423,7 +423,7 @@ class World:
 
     def check_reader(self, process: Process, reader: ReaderModel, handle: Reader) -> None:
         model = reader.queue
-        if handle._broken is not None or not (self.is_here(reader) or self.is_calm(reader)):
+        if handle._backlog.broken is not None or not (self.is_here(reader) or self.is_calm(reader)):
             return
         del process
         self.may_drop_meanwhile(reader)

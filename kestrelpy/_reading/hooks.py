@@ -1,0 +1,129 @@
+"""``Hooks``: calls a reader's hooks, and settles the items that they are shown.
+
+Rules:
+1. Hooks run outside every lock; one that raises is logged and counted, and its item stays where it was.
+2. An item is with one hook at a time, once. A hook never calls itself.
+
+NOTE ON LOCKING: ``backlog.lock`` (R in docs/locking.md) guards ``failed``. Nothing here is called with it held.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from kestrelpy import _logging
+from kestrelpy._reading.backlog import Backlog
+from kestrelpy.item import Item
+
+_RAISED: list[None] = []
+"""Stands for what a hook that raised has returned."""
+_in_hook: dict[tuple[int, Hooks], list[Item]] = {}
+"""By thread and reader: expired items whose hook runs, or comes next. Here as few readers have such a hook."""
+
+
+class _Caller(Protocol):
+    """Whose hooks these are: a ``Dispatcher``."""
+
+    backlog: Backlog
+
+    def recover(self, error: BaseException, item_ids: Iterable[int] = (), expired: Iterable[Item] = ()) -> None: ...
+
+    def notify(self) -> None: ...
+
+
+class Hooks:
+    """The hooks of one reader. ``errors``: how many calls have raised."""
+
+    def __init__(self, caller: _Caller) -> None:
+        self._caller = caller
+        self._backlog = caller.backlog
+        self.errors = 0
+        self.failed: dict[int, Item] = {}
+        """Expired, and their hook raised; the backlog has them with their hook, too."""
+
+    def call(self, hook: Callable[..., object], *arguments: object) -> object:
+        """What the hook returns; ``_RAISED``, which is false, if it raised."""
+        try:
+            return hook(*arguments)
+        except (Exception, SystemExit):
+            self.errors += 1
+            _logging.exception("a hook of reader %s raised", self._backlog.full_name)
+            return _RAISED
+
+    def show_expired(self, item: Item) -> None:
+        """Show an expired item to its hook, once. An item that the hook itself comes upon has its turn when the hook
+        has returned: the hook never calls itself.
+        """
+        key = (threading.get_ident(), self)
+        following = _in_hook.get(key)
+        if following is not None:
+            following.append(item)
+            return
+        items = _in_hook[key] = [item]
+        try:
+            while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "except"
+                if not items:
+                    break
+                self._show(items[0])
+                del items[0]
+        except BaseException as error:
+            self._caller.recover(error, (), items)
+            raise
+        finally:
+            _in_hook.pop(key, None)
+
+    def _show(self, item: Item) -> None:
+        backlog = self._backlog
+        hook = backlog.config.on_expired  # None: the reader has another name and configuration since it expired
+        if hook is None or self.call(hook, item) is not _RAISED:
+            self._settled(item)
+            return
+        with backlog.lock:  # it stays with us, undelivered and not done
+            if backlog.with_hook.get(item.id) is item:
+                self.failed[item.id] = item
+
+    def try_failed_again(self) -> None:
+        """Show the items whose hook raised to it again, each by one thread. Nothing is told where the hook took
+        nothing: two producers without room would wake each other.
+        """
+        backlog = self._backlog
+        for _ in range(len(self.failed)):
+            item = None
+            try:
+                with backlog.lock:
+                    item_id, item = next(iter(self.failed.items()), (0, None))
+                    if item is not None:
+                        del self.failed[item_id]
+                if item is not None and backlog.with_hook.get(item.id) is item:  # else the reader was moved
+                    self.show_expired(item)
+                    if not backlog.may_skip_notify and backlog.with_hook.get(item.id) is not item:
+                        self._caller.notify()
+            except BaseException as error:
+                self._caller.recover(error, (), [] if item is None else [item])
+                raise
+
+    def show_aborted(self, item: Item) -> None:
+        """Show an aborted item to its hook, which takes it, or has it come again."""
+        backlog = self._backlog
+        hook = backlog.config.on_abort
+        if hook is not None and self.call(hook, item):
+            self._settled(item)
+            return
+        with backlog.lock:
+            if backlog.with_hook.get(item.id) is item:  # else the reader was closed or moved meanwhile
+                del backlog.with_hook[item.id]
+                backlog.requeue(item.id, (item.data, item.added_ms, item.expires_ms))
+
+    def _settled(self, item: Item) -> None:
+        """A hook has taken the item: it is done, unless the reader was closed or moved meanwhile."""
+        backlog = self._backlog
+        try:
+            with backlog.lock:
+                if backlog.with_hook.get(item.id) is item:
+                    backlog.release(item.id, item.data)
+                    del backlog.with_hook[item.id]
+        except BaseException as error:
+            self._caller.recover(error, (), [item])
+            raise

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from kestrelpy._reading.reader import Reader
-    from kestrelpy.queue import JournaledQueue
+    from kestrelpy._writing.put_path import PutPath
 
 
 class JournaledBlockingQueue:
@@ -27,9 +27,10 @@ class JournaledBlockingQueue:
     aborted: it stays, and the next get has it again, unless an ``on_abort`` hook takes it. Thread-safe.
     """
 
-    def __init__(self, queue: JournaledQueue) -> None:
-        self._queue = queue
-        self._reader: Reader = queue.reader()
+    def __init__(self, reader: Reader, puts: PutPath, close: Callable[[], object]) -> None:
+        self._reader = reader
+        self._puts = puts
+        self._close = close
         self._dispatcher = checkpointer_of(self._reader).dispatcher
         self._gets = _Gets(self)
         self._shut = False
@@ -50,7 +51,7 @@ class JournaledBlockingQueue:
         if block:
             check_timeout(timeout)
         self._check_open()
-        self._queue._put_waiting(item, timeout if block else 0, self._check_open)
+        self._puts.put_waiting(item, timeout if block else 0, self._check_open)
 
     def _check_open(self) -> None:
         if self._shut:
@@ -72,7 +73,7 @@ class JournaledBlockingQueue:
         """
         check_timeout(timeout)
         self._check_open()
-        await self._queue._aput_waiting(item, timeout, self._check_open)
+        await self._puts.aput_waiting(item, timeout, self._check_open)
 
     # -- getting -----------------------------------------------------------------------------------------------------
 
@@ -84,7 +85,7 @@ class JournaledBlockingQueue:
         item = None
         try:
             try:
-                item = self._dispatcher.get(False, None, counts=not waits)
+                item = self._dispatcher.get_at_hand() or self._dispatcher.get(False, None, counts=not waits)
             except QueueEmpty:
                 if self._shut:
                     item = self._gets._take_now()
@@ -206,17 +207,17 @@ class JournaledBlockingQueue:
         """
         self._shut = True
         if immediate:
-            self._queue.close()
+            self._close()
         else:
             self._dispatcher.dismiss_empty_handed(_shut_down())
-            self._queue._room.ring_all()  # producers that wait for room look again, and see it
+            self._puts.look_again()  # producers that wait for room look again, and see it
 
     def close(self) -> None:
         """``shutdown(immediate=True)``: closes the journaled queue. Idempotent."""
         self.shutdown(immediate=True)
 
     def __repr__(self) -> str:
-        return f"<JournaledBlockingQueue {self._queue.name}: {self.qsize()} items, {self.waiter_count} waiters>"
+        return f"<JournaledBlockingQueue {self._puts.source.name}: {self.qsize()} items, {self.waiter_count} waiters>"
 
 
 class _Gets(Waiting[Item]):

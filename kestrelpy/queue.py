@@ -1,31 +1,30 @@
 """``JournaledQueue``: one writer's journal, any number of readers, one object.
 
-The journal is a single-threaded core; this and ``put`` are the shell of locks and threads around it.
+The journal is a single-threaded core; this, ``_reading`` and ``_writing`` are the shell of locks and threads around it.
 
-NOTE ON LOCKING: as in ``put``; docs/locking.md has the order of all locks.
+NOTE ON LOCKING: ``_lock`` is Q in docs/locking.md, which has the order of all locks.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from zlib import crc32
 
 from kestrelpy._checks import check_seconds
-from kestrelpy._disk.interface import Directory, Disk, File, Lock
+from kestrelpy._disk.interface import Disk, File
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
+from kestrelpy._journal.format import FRAME_BYTES, pack_crc, pack_frame
 from kestrelpy._journal.item_limit import leave_limit
-from kestrelpy._journal.journal import Journal
-from kestrelpy._journal.purpose import kind_of, mark_as_jobs, open_mark, refuse_jobs
+from kestrelpy._journal.purpose import kind_of, mark_as_jobs, open_mark
 from kestrelpy._journal.queue_files import QueueFiles
-from kestrelpy._journal.recovery import Recovered, Recovery
-from kestrelpy._process import forget, remember
+from kestrelpy._journal.segment import ITEM_COST
+from kestrelpy._process import forget, remember, warn_unclosed
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry, Start
@@ -33,16 +32,23 @@ from kestrelpy._reading.window import last_of
 from kestrelpy._value import ReadOnlyDict
 from kestrelpy._writing.backpressure import Room
 from kestrelpy._writing.ending import Ending
-from kestrelpy._writing.group_commit import GroupCommit
+from kestrelpy._writing.maintenance import Maintenance
+from kestrelpy._writing.open_journal import OpenJournal
 from kestrelpy._writing.options import check_codec, check_configs, check_sizes, check_sync, memory_disk
+from kestrelpy._writing.put_path import PutPath
+from kestrelpy._writing.status import QueueStatus
+from kestrelpy._writing.syncer import Syncer
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import Codec, QueueStats, ReaderConfig
-from kestrelpy.errors import QueueClosed, QueueLocked
+from kestrelpy.errors import DurabilityUnknown, ForkedQueue, ItemTooLarge, QueueClosed
 from kestrelpy.item import Item
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from types import TracebackType
+    from typing import Self
 
+    from kestrelpy.inbox.host import InboxHost
     from kestrelpy.memory import BlockingQueue
 
 __all__ = ["JournaledQueue"]
@@ -52,7 +58,7 @@ T = TypeVar("T")
 _NO_READERS: Mapping[str, ReaderConfig] = MappingProxyType({})
 
 
-class JournaledQueue(Ending):
+class JournaledQueue:
     """A durable blocking queue: ``name`` in ``directory``, created or reopened.
 
     One process, one object at a time has it open for writing. Every put is one record in the journal, seen by every
@@ -78,6 +84,7 @@ class JournaledQueue(Ending):
     to read what is damaged.
     """
 
+    _inbox: InboxHost | None = None
     _holds_jobs: ClassVar[bool] = False
     """Of the class that a work queue stands on: its journal is no other's, and nothing is published for it."""
 
@@ -100,140 +107,239 @@ class JournaledQueue(Ending):
         clock: Clock | None = None,
         disk: Disk | None = None,
     ) -> None:
-        self._state: Exception | None = QueueClosed("this queue was never opened")
         self.name = file_names.check_name(name)
         self.directory = os.fspath(directory)
-        self._sync_seconds = check_sync(sync)
+        sync_seconds = check_sync(sync)
         self.max_item_bytes = check_sizes(segment_bytes, max_item_bytes)
-        self._interval = check_seconds("checkpoint_interval", checkpoint_interval, above_zero=True)
+        interval = check_seconds("checkpoint_interval", checkpoint_interval, above_zero=True)
         if inbox_interval is not None:
             check_seconds("inbox_interval", inbox_interval, above_zero=True)
         if on_corruption not in ("raise", "quarantine"):
             raise ValueError(f"on_corruption must be 'raise' or 'quarantine', not {on_corruption!r}")
         default_config = check_configs(readers, default_reader)
-        self._codec = check_codec(codec)
+        codec = check_codec(codec)
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._time_ns = self._clock.time_ns
         self._pid = os.getpid()
         self._room = Room()
-        self._syncing = threading.Lock()
-        self._sync_armed = self._maintenance_armed = False
+        self._status = status = QueueStatus(sync_seconds, has_codec=codec is not None)
         if not journaled:  # said here and nowhere else: what is in memory has nothing on another disk
             disk, archive_dir, inbox_interval = memory_disk(), None, None
-        home = QueueFiles((disk or RealDisk()).directory(self.directory, create=True), name)
+        files = QueueFiles((disk or RealDisk()).directory(self.directory, create=True), name)
+        self._held = held = OpenJournal(files)
+        quarantine = on_corruption == "quarantine"
         try:
-            self._readership = ReaderRegistry(home, readers, default_config, self._choose_path, self._check_usable)
-        except BaseException:
-            home.directory.close()
-            raise
-        self._inbox_interval = inbox_interval
-        self._open(segment_bytes, archive_dir, disk, quarantine=on_corruption == "quarantine")
-
-    def _open(
-        self, segment_bytes: int, archive_dir: str | os.PathLike[str] | None, disk: Disk | None, *, quarantine: bool
-    ) -> None:
-        from kestrelpy.inbox.host import InboxHost
-        from kestrelpy.inbox.watcher import InboxWatcher
-
-        home = self._home = self._readership._home
-        archive = None
-        journal: Journal | None = None
-        writer_lock: Lock | None = None
-        try:
-            writer_lock, names = home.lock()
-            if not self._holds_jobs:
-                refuse_jobs(home.directory, self.name, names)
-            home.remove_leftovers(names)
-            if archive_dir is not None:
-                archive = (disk or RealDisk()).directory(os.fspath(archive_dir), create=True)
-                self._check_apart(archive)
-                archive.sync()  # a segment that was moved there is there for good before it is gone from here for good
-            found = Recovery(home.directory, self.name, home.load_all(names), quarantine=quarantine).run(names)
-            journal = Journal(
-                home.directory,
-                self.name,
-                found,
-                segment_bytes=segment_bytes,
-                randomness=os.urandom,
-                archive=archive,
-                quarantine=quarantine,
-                exclusive=self._syncing,
+            registry = ReaderRegistry(files, readers, default_config, status.choose_path, status.check_usable)
+            self._registry = status.registry = registry
+            held.open(
+                archive_dir, disk, segment_bytes=segment_bytes, quarantine=quarantine, holds_jobs=self._holds_jobs
             )
-            self._set_up(journal, found)
-            self._writer_lock, self._archive = writer_lock, archive
-            if not self._holds_jobs:
-                leave_limit(home.directory, self.name, names, self.max_item_bytes)
-                self._inflow = inflow = InboxHost(self, disk, quarantine=quarantine)
-                inflow.open()
-            self._state = None
-            self._readership.tidy(home.reader_names(names))
-            home.hold_back(names)
-            remember(self)
-            if self._readership.may_limit:
-                self._look_for_limits()
-            if self._inbox_interval is not None:
-                InboxWatcher.join(self, disk, self._clock)
+            self._set_up(codec, interval)
+            self._open(disk, inbox_interval, quarantine=quarantine)
         except BaseException as error:
-            self._state = error if isinstance(error, Exception) else QueueClosed("opening was interrupted")
-            if journal is not None:
-                journal.abandon()  # before the lock goes (R25)
-            if writer_lock is not None:
-                writer_lock.release()
-            if archive is not None:
-                archive.close()
-            if self._inflow is not None:
-                self._inflow.leave()
-            home.directory.close()
+            status.error = error if isinstance(error, Exception) else QueueClosed("opening was interrupted")
+            with ExitStack() as rest:
+                held.release(rest)
+                if self._inbox is not None:
+                    rest.callback(self._inbox.leave)
             forget(self)
             raise
 
-    def _check_apart(self, archive: Directory) -> None:
-        """A queue's own folder is no archive: each segment would be taken for one that is there already, and deleted.
-        Nor is one where another queue of that name lives, which could not tell its segments from these. Each has a
-        lock file, and this one's is there by now.
-        """
-        try:
-            archive.open(file_names.lock_name(self.name)).close()
-        except FileNotFoundError:
-            return
-        raise ValueError(f"archive_dir must not be where a queue named {self.name!r} lives: {archive.path}")
-
-    def _set_up(self, journal: Journal, found: Recovered) -> None:
-        self._journal = journal
-        self._append = journal.append
-        self._marked_id = found.tail_id
+    def _set_up(self, codec: Codec | None, interval: float) -> None:
+        """Put the parts together. Each is given the others that it needs, and none the queue."""
+        held, status, registry, room = self._held, self._status, self._registry, self._room
+        self._journal = journal = held.journal
         self._opened_at = (journal.tail_id, journal.total_bytes)
-        self._commit = GroupCommit(self._sync_once, lambda: self._sync_in(0), self._serve, self._tell_later)
-        self._commit.durable_id = journal.durable_id
-        self._feed = self._readership.feed = LocalSource(
+        self._source = registry.feed = source = LocalSource(
             self.name,
             self._clock,
             journal,
-            self._codec,
-            holds_back=self._sync_seconds == 0,
-            make_durable=partial(self._commit.wait, holding=True),
-            guard=self._readership.guard,
-            save=self._readership.save,
+            codec,
+            holds_back=status.sync_seconds == 0,
+            make_durable=self._make_durable,
+            guard=registry.guard,
+            save=registry.save,
             moved=self._moved,
             closed_reader=self._reader_closed,
         )
-        self._lock = self._feed.lock
-        journal.on_followed = self._arm_maintenance  # readers elsewhere may be past the segment before
-        self._readership.dispose_stale(found.stale)
+        self._lock = source.lock
+        self._append = journal.append
+        self._syncer = syncer = Syncer(self.directory, status, source, registry, room, held.syncing)
+        self._puts = PutPath(status, syncer, source, registry, room, codec, self.max_item_bytes)
+        self._maintenance = Maintenance(status, syncer, source, registry, room, interval)
+        journal.on_followed = self._maintenance.arm  # readers elsewhere may be past the segment before
+        registry.dispose_stale(held.found.stale)
+
+    def _open(self, disk: Disk | None, inbox_interval: float | None, *, quarantine: bool) -> None:
+        """Take in what was published, and let readers and puts begin."""
+        from kestrelpy.inbox.host import InboxHost
+        from kestrelpy.inbox.watcher import InboxWatcher
+
+        held, status = self._held, self._status
+        files, names = held.files, held.names
+        if not self._holds_jobs:
+            leave_limit(files.directory, self.name, names, self.max_item_bytes)
+            self._inbox = InboxHost(self._puts, files, disk, held.syncing, inbox_interval, quarantine=quarantine)
+            self._puts.finish_batch = self._inbox.finish
+            self._inbox.open()
+        self._ending = Ending(
+            status, self._syncer, self._source, self._registry, self._room, held, self._inbox, partial(forget, self)
+        )
+        status.error = None
+        self._registry.tidy(files.reader_names(names))
+        files.hold_back(names)
+        remember(self)
+        if self._registry.may_limit:
+            self._maintenance.look_for_limits()
+        if self._inbox is not None and inbox_interval is not None:
+            InboxWatcher.join(self._inbox, disk, self._clock)
+
+    def _make_durable(self, item_id: int) -> None:
+        self._syncer.commit.wait(item_id, holding=True)
+
+    def _moved(self) -> None:
+        self._maintenance.moved()
 
     # -- what it is for -------------------------------------------------------------------------------------------
 
     def _kind(self) -> str:
         """What the folder says that it is."""
-        return kind_of(self._home.directory.names(), self.name)
+        return kind_of(self._held.files.directory.names(), self.name)
 
     def _mark_as_jobs(self) -> None:
         """It is a work queue from here on, on disk. Raises ``OSError``."""
-        mark_as_jobs(self._home.directory, self.name)
+        mark_as_jobs(self._held.files.directory, self.name)
 
     def _open_mark(self) -> File:
         """The file that says so. Raises ``OSError``."""
-        return open_mark(self._home.directory, self.name)
+        return open_mark(self._held.files.directory, self.name)
+
+    # -- putting -------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        data: Any,
+        *,
+        expires_in: float | None = None,
+        expires_at_ms: int | None = None,
+        timeout: float | None = 0,
+    ) -> int:
+        """Add one item for every reader; returns its id.
+
+        When it returns, the item survives the death of the process; with ``sync="always"`` a power cut too. ``data``:
+        ``bytes``, ``bytearray`` or ``memoryview``, or any value with a codec. It expires ``expires_in`` seconds from
+        now or at ``expires_at_ms``. Where a reader's policy is ``BLOCK``, waits for room up to ``timeout`` seconds (0:
+        not at all; ``None``: for ever), in line with other producers.
+
+        Raises ``QueueFull`` if a reader has no room (at once if it never will), ``ItemTooLarge``, ``QueueDiskFull`` (in
+        each case nothing was stored), ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``, ``TypeError``,
+        ``ValueError``.
+        """
+        status = self._status
+        if (
+            not status.fast
+            or type(data) is not bytes
+            or expires_in is not None
+            or expires_at_ms is not None
+            or timeout  # not only to be waited for: it may be no timeout at all
+        ):
+            return self._puts.put([data], expires_in, expires_at_ms, timeout)[0]
+        size = len(data)
+        if size > self.max_item_bytes:
+            raise ItemTooLarge(size, self.max_item_bytes)
+        source, journal, time_ns = self._source, self._journal, self._time_ns
+        try:
+            with self._lock:
+                added_ms = time_ns() // 1_000_000
+                # Journal.append, written out: on the hottest path of all, a call less is a seventh.
+                offset, item_id, total_bytes = journal._at
+                end = offset + FRAME_BYTES + size
+                if end > journal._room or added_ms != journal._last_ms:
+                    item_id = self._append(data, added_ms)
+                else:
+                    item_id += 1
+                    frame = pack_frame(size, item_id, added_ms, item_id - journal.durable_id, journal._marker) + data
+                    try:
+                        journal._buffer[offset:end] = pack_crc(crc32(frame)) + frame  # type: ignore[index]  # as there
+                        journal._at = (end, item_id, total_bytes + size)
+                    except BaseException as error:
+                        journal._undo(error)
+                        raise
+                window = source.shared
+                if window.is_open:
+                    window.entries[item_id] = (data, added_ms, None)
+                    window.left -= size + ITEM_COST
+                    if window.left < 0:
+                        source.trim_locked()
+                source.visible_id = item_id
+                if not status.sync_armed:
+                    self._syncer.arm()
+            if source.waiting:
+                source.wake()
+        except DurabilityUnknown as error:
+            self._syncer.fail(error, told=True)
+            raise
+        except BaseException:
+            self._puts.recover()
+            raise
+        return item_id
+
+    def put_many(
+        self,
+        items: Iterable[Any],
+        *,
+        expires_in: float | None = None,
+        expires_at_ms: int | None = None,
+        timeout: float | None = 0,
+    ) -> range:
+        """Add several items as one record: all or nothing, also across a crash. Returns their ids; of nothing, an
+        empty range.
+
+        One write, one sync. Guarantees and errors as ``put``; ``BatchTooLarge`` for items of more than 2 GiB together.
+        More items than a reader's ``max_items`` never fit.
+        """
+        values = list(items)
+        if not values:
+            self._status.check_usable()
+            return range(0)
+        ids = self._puts.put(values, expires_in, expires_at_ms, timeout)
+        return range(ids[0], ids[-1] + 1)
+
+    def put_future(
+        self,
+        data: Any,
+        *,
+        expires_in: float | None = None,
+        expires_at_ms: int | None = None,
+        timeout: float | None = 0,
+    ) -> Future[int]:
+        """As ``put``, without waiting for the disk: the future completes with the id when the item is there under the
+        sync policy.
+
+        With ``sync="never"`` it is complete at once. Raises what ``put`` raises before anything is stored; the future
+        fails with ``DurabilityUnknown``.
+        """
+        return self._puts.put_future(data, expires_in, expires_at_ms, timeout)
+
+    async def aput(
+        self,
+        data: Any,
+        *,
+        expires_in: float | None = None,
+        expires_at_ms: int | None = None,
+        timeout: float | None = 0,
+    ) -> int:
+        """``put`` for asyncio: waits for room and for the disk without blocking the loop, and without a thread.
+
+        A task that is cancelled while it waits for room has put nothing. One that is cancelled while it waits for the
+        disk has: the item stays, and is on disk as soon as it would have been. ``timeout`` is for the room, by the
+        queue's clock. Raises as ``put``.
+        """
+        return await self._puts.aput(data, expires_in, expires_at_ms, timeout)
+
+    def sync(self) -> None:
+        """Return when everything put before is on disk, in every mode. Raises ``DurabilityUnknown``."""
+        self._syncer.sync()
 
     # -- readers --------------------------------------------------------------------------------------------------
 
@@ -249,20 +355,22 @@ class JournaledQueue(Ending):
         Raises ``NoDefaultReader`` if there are named readers and no default one, ``InvalidName``,
         ``QueueLocked`` if another process owns it, ``ValueError``, ``OSError``.
         """
-        self._check_usable()
-        found = self._readership.open.get(name)
+        self._status.check_usable()
+        found = self._registry.open.get(name)
         if found is not None and not checkpointer_of(found).is_half_closed:
             return found
         with self._while_open():
-            reader = self._readership.reader(name, start)
+            reader = self._registry.reader(name, start)
         self._room.ring_first()  # what it is configured with counts now, and not what it was before
         return reader
 
     def _reader_closed(self, reader: Reader) -> None:
         try:
-            self._readership.closed(reader)
+            self._registry.closed(reader)
         except OSError:
-            if self._state is None:  # else its folder is closed, and who closes it gives back what the reader has
+            if (
+                self._status.error is None
+            ):  # else its folder is closed, and who closes it gives back what the reader has
                 raise
         finally:
             self._room.ring_first()  # it is looked up by its file from here on
@@ -272,10 +380,10 @@ class JournaledQueue(Ending):
 
         Raises ``QueueLocked`` if another process owns it, ``OSError``.
         """
-        self._check_usable()
+        self._status.check_usable()
         with self._while_open():
-            self._readership.drop(name)
-        self._moved()
+            self._registry.drop(name)
+        self._maintenance.moved()
 
     @contextmanager
     def _while_open(self) -> Iterator[None]:
@@ -283,17 +391,17 @@ class JournaledQueue(Ending):
         try:
             yield
         except OSError:
-            self._check_usable()
+            self._status.check_usable()
             raise
 
     @property
     def readers(self) -> Mapping[str, Reader]:
         """The readers open here, by name."""
-        return MappingProxyType(self._readership.open)
+        return MappingProxyType(self._registry.open)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Item:
         """``get`` of the default reader."""
-        reader = self._readership.alone
+        reader = self._registry.alone
         return (reader if reader is not None else self.reader()).get(block, timeout)
 
     def get_nowait(self) -> Item:
@@ -318,7 +426,7 @@ class JournaledQueue(Ending):
 
     def commit(self, item_or_id: Item | int) -> None:
         """``commit`` of the default reader."""
-        reader = self._readership.alone
+        reader = self._registry.alone
         (reader if reader is not None else self.reader()).commit(item_or_id)
 
     def commit_many(self, items: Iterable[Item | int]) -> None:
@@ -340,40 +448,40 @@ class JournaledQueue(Ending):
 
         Raises ``DurabilityUnknown``, ``OSError``.
         """
-        self._check_usable()
+        self._status.check_usable()
         with self._while_open():
             self._of_each(lambda reader: reader.checkpoint(durable))
-            self._readership.retire(self._feed)
+            self._registry.retire(self._source)
 
     def flush(self) -> int:
         """Drop what every reader open here has unread; returns how many items in all."""
-        self._check_usable()
+        self._status.check_usable()
         self._default_if_alone()
         return sum(self._of_each(lambda reader: reader.flush()))
 
     def discard_expired(self, limit: int | None = None) -> int:
         """Drop expired items from the front of every reader open here; returns how many in all."""
-        self._check_usable()
+        self._status.check_usable()
         self._default_if_alone()
         return sum(self._of_each(lambda reader: reader.discard_expired(limit)))
 
     def evict_waiters(self) -> int:
         """Every waiter of every reader gets ``QueueEmpty`` now; returns how many there were."""
-        return sum(reader.evict_waiters() for reader in list(self._readership.open.values()))
+        return sum(reader.evict_waiters() for reader in list(self._registry.open.values()))
 
     def _of_each(self, call: Callable[[Reader], T]) -> list[T]:
         """``call`` of every reader open here, but for one that is closed meanwhile."""
         results = []
-        for reader in list(self._readership.open.values()):
+        for reader in list(self._registry.open.values()):
             try:
                 results.append(call(reader))
             except QueueClosed:
-                self._check_usable()
+                self._status.check_usable()
         return results
 
     def _default_if_alone(self) -> None:
         """There is always at least one reader: open the default one if there is no other."""
-        if not self._readership.open and not any(self._home.readers(self._journal.queue_id)):
+        if not self._registry.open and not any(self._held.files.readers(self._journal.queue_id)):
             self.reader()
 
     def take_in(self) -> int:
@@ -387,107 +495,22 @@ class JournaledQueue(Ending):
         Raises ``QueueDiskFull`` or another ``OSError``: then it is tried again, and puts raise until it is done, if it
         had begun. ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``. Thread-safe.
         """
-        self._check_usable()
-        return 0 if self._inflow is None else self._inflow.take_in()
-
-    def _moved(self) -> None:
-        """Something was released: checkpoint before long, and let producers look for room again."""
-        if self._room:
-            self._room.ring_first()
-        self._arm_maintenance()
-
-    def _look_for_limits(self) -> None:
-        """Where there are limits, every now and then: readers that were made or dropped elsewhere, and producers in
-        line that do not come. Nothing of this keeps a queue alive that nobody has.
-        """
-        mine = weakref.ref(self)
-
-        def look(_lost: object = None) -> None:
-            queue = mine()
-            if queue is not None and queue._state is None:
-                if queue._readership.refresh_limits():
-                    queue._room.ring_first()
-                queue._room.pass_over()
-                queue._look_for_limits()
-
-        try:
-            self._clock.call_later(self._interval, look, on_lost=look)
-        except RuntimeError:  # no thread can be started
-            self._feed.leave(self._look_for_limits)
-
-    def _arm_maintenance(self) -> None:
-        """See to it that ``_maintain`` runs before long; if no thread can be started for it, the next put or
-        commit tries again. With or without the lock.
-        """
-        if self._maintenance_armed:
-            return
-        self._maintenance_armed = True
-        try:
-            call_later = self._clock.call_later
-            timer = call_later(self._interval, self._maintain, on_lost=self._maintenance_lost)
-            self._readership.timer = timer
-            if self._state is not None:  # look again: who closes it may have cancelled the one before
-                timer.cancel()
-        except RuntimeError:
-            self._maintenance_armed = False
-            self._feed.leave(self._arm_maintenance)
-        except BaseException:
-            self._maintenance_armed = False
-            raise
-
-    def _maintain(self) -> None:
-        """Checkpoint the readers that moved, and retire what that lets go. On the maintenance thread."""
-        self._maintenance_armed = False
-        if self._state is not None:
-            return
-        again, trouble = False, self._readership.trouble
-        for reader in list(self._readership.open.values()):
-            saver = checkpointer_of(reader)
-            saver.backlog.may_skip_notify = False  # from here on its next commit arms the next round
-            if saver.is_unsaved:
-                what = f"saving the place of {reader.full_name}"
-                try:
-                    reader.checkpoint(durable=self._sync_seconds is not None)
-                    trouble.end(what)
-                except (OSError, QueueClosed) as error:
-                    again = True
-                    trouble.begin(what, error)
-        what = f"retiring segments of {self.name}"
-        try:
-            self._readership.retire(self._feed, wait=False)
-            trouble.end(what)
-        except QueueLocked:
-            again = True
-        except (OSError, QueueClosed) as error:
-            again = True
-            trouble.begin(what, error)
-        if again or self._others_wait():
-            self._moved()
-
-    def _others_wait(self) -> bool:
-        """Whether readers elsewhere hold a segment back; if that can't be seen, it is looked for again."""
-        trouble, what = self._readership.trouble, f"looking for readers of {self.name}"
-        try:
-            waits = self._readership.waits_for_others(self._feed)
-            trouble.end(what)
-        except (OSError, QueueClosed) as error:
-            trouble.begin(what, error)
-            return True
-        return waits
+        self._status.check_usable()
+        return 0 if self._inbox is None else self._inbox.take_in()
 
     # -- figures --------------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
         """Whether ``close()`` or ``erase()`` was called."""
-        return isinstance(self._state, QueueClosed)
+        return isinstance(self._status.error, QueueClosed)
 
     def stats(self) -> QueueStats:
         """The queue's figures at this moment. Cost: O(segments + open reads)."""
-        journal, readers = self._journal, self._readership.open
+        journal, readers = self._journal, self._registry.open
         figures = {name: reader.stats() for name, reader in readers.items()}
         tail_id, total_bytes = journal.tail_id, journal.total_bytes
-        left = list(self._readership.undisposed)  # the archive has no room for them, say
+        left = list(self._registry.undisposed)  # the archive has no room for them, say
         segments = [*left, *journal.segments]
         return QueueStats(
             items=sum(each.items for each in figures.values()),
@@ -496,12 +519,12 @@ class JournaledQueue(Ending):
             segments=len(segments),
             archived_segments=journal.archived_count,
             tail_id=tail_id,
-            durable_id=max(journal.durable_id, self._commit.durable_id),
+            durable_id=max(journal.durable_id, self._syncer.commit.durable_id),
             put_count=tail_id - self._opened_at[0],
             put_bytes=total_bytes - self._opened_at[1],
-            sync_count=self._commit.sync_count,
+            sync_count=self._syncer.commit.sync_count,
             quarantined=journal.quarantined,
-            refused_batches=0 if self._inflow is None else self._inflow.refused,
+            refused_batches=0 if self._inbox is None else self._inbox.refused,
             readers=ReadOnlyDict(figures),
             oldest_segment=segments[0].number if segments else 0,
             newest_segment=segments[-1].number if segments else 0,
@@ -514,24 +537,66 @@ class JournaledQueue(Ending):
         """
         from kestrelpy.blocking import JournaledBlockingQueue
 
-        return JournaledBlockingQueue(self)
+        return JournaledBlockingQueue(self.reader(), self._puts, self.close)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Write the checkpoints, close the journal properly, wake all waiters with ``QueueClosed``. Idempotent.
+
+        Raises ``DurabilityUnknown`` or ``OSError`` if something could not be written, or if a sync in the background
+        has failed and no call of the queue (a reader's or a future does not count) has raised that yet. The queue is
+        closed all the same, and what was acknowledged is in its files.
+        """
+        self._ending.end(QueueClosed(f"queue {self.name!r} is closed"))
+
+    def erase(self) -> None:
+        """Close the queue and delete its files, and no others. Nothing for one that is erased already. Raises
+        ``OSError``, ``ForkedQueue``, and ``QueueClosed`` for one that is closed, or that is being closed: its files may
+        be another owner's by now.
+
+        A reader that another process has open is told: its calls raise ``QueueClosed``, and it saves nothing any more.
+        """
+        self._ending.end(QueueClosed(f"queue {self.name!r} is erased"), erase=True)
+
+    def _dismiss(self, error: QueueClosed) -> None:
+        """At the interpreter's end: everybody who waits gets ``error``."""
+        self._ending.dismiss(error)
+
+    def _abandon(self) -> None:
+        """In a forked child: everything here is the parent's (R26)."""
+        self._ending.abandon(ForkedQueue(self._pid))
+        self._lock = self._source.lock
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        status = getattr(self, "_status", None)
+        if status is not None and status.error is None:
+            warn_unclosed(self)
 
     def __repr__(self) -> str:
-        state = "" if self._state is None else " closed" if self.closed else " failed"
-        readers = ", ".join(repr(reader) for reader in self._readership.open.values())
+        state = "" if self._status.error is None else " closed" if self.closed else " failed"
+        readers = ", ".join(repr(reader) for reader in self._registry.open.values())
         return f"<JournaledQueue {self.name}: tail={self._journal.tail_id} readers=[{readers}]{state}>"
 
     def _check(self) -> None:
         """The invariants; for tests, with nobody else at work."""
-        feed, journal = self._feed, self._journal
+        feed, journal = self._source, self._journal
         with self._lock:
             assert feed.visible_id <= journal.tail_id
             assert journal.durable_id <= journal.tail_id
-            assert feed.visible_id == journal.tail_id or self._sync_seconds == 0 or self._unfinished
+            assert feed.visible_id == journal.tail_id or self._status.sync_seconds == 0 or self._status.is_unfinished
             assert all(feed.visible_id < item_id <= journal.tail_id for item_id, _ in feed.pending)
             assert all(item_id <= feed.visible_id for item_id in feed.shared.entries)
             assert all(last_of(batch) <= feed.visible_id for batch in feed.shared.batches.values())
             ids = [(segment.first_id, segment.last_id) for segment in journal.segments]
             assert ids == sorted(ids)
-        for reader in self._readership.open.values():
+        for reader in self._registry.open.values():
             reader._check()

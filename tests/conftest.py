@@ -23,7 +23,7 @@ from budget import Tally
 from kestrelpy import JournaledQueue
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._reading import backlog
-from kestrelpy._writing import put as put_module
+from kestrelpy._writing import put_path as put_module
 from kestrelpy.testing import ManualClock
 
 START_MS = 1_700_000_000_000

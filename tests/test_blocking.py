@@ -278,7 +278,7 @@ class Wrong:
 def test_an_item_that_cannot_be_decoded_stays(open_queue: Open) -> None:
     queue = open_queue(codec=JSON)
     face = queue.as_blocking_queue()
-    with patch.object(queue, "_codec", None):
+    with patch.object(queue._puts, "_codec", None):
         queue.put(b"no JSON")
     with pytest.raises(ValueError, match="Expecting value"):
         face.get(False)

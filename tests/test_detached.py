@@ -644,7 +644,7 @@ def test_a_place_in_another_queue_holds_nothing_and_makes_no_reader(
     main.commit_many(take_all(main))
     queue.checkpoint(durable=True)
     assert queue.stats().segments == 1
-    assert not queue._readership.waits_for_others(queue._feed)
+    assert not queue._registry.waits_for_others(queue._source)
     queue.put_many([b"2"] * 20)
     assert queue.reader("named") is main, "it is the first"
     assert outside().items == 0, "it is new, and begins at the tail"
@@ -662,7 +662,7 @@ def test_a_place_in_another_queue_is_a_lost_one_where_the_reader_was_known(
     main.commit_many(take_all(main))
     queue.checkpoint(durable=True)
     assert queue.stats().segments == 3
-    assert queue._readership.waits_for_others(queue._feed)
+    assert queue._registry.waits_for_others(queue._source)
     assert outside().items == 20
 
 

@@ -99,7 +99,7 @@ def test_nothing_is_called_back_under_the_locks_of_a_checkpoint(open_queue: Open
     with_item = threading.Event()
 
     def store() -> None:
-        queue._store([b"x"], None, None, 0)  # a put that has not waited for the disk yet
+        queue._puts._store([b"x"], None, None, 0)  # a put that has not waited for the disk yet
         with_item.set()
 
     ends(start, store)
@@ -125,7 +125,7 @@ def test_a_failed_sync_of_a_checkpoint_calls_nobody_back_under_its_locks(folder:
         told.set()
 
     reader.get_future().add_done_callback(hear)
-    queue._store([b"x"], None, None, 0)
+    queue._puts._store([b"x"], None, None, 0)
     disk.arm(errno.EIO, kinds={"sync"})
 
     def save() -> None:
@@ -198,14 +198,14 @@ def test_a_held_guard_does_not_hold_up_other_queues_nor_a_close(folder: Path) ->
 def test_a_background_sync_that_is_cut_short_comes_again(open_queue: Open, clock: ManualClock) -> None:
     queue = open_queue(sync=1.0)
     queue.put(b"x")
-    real, errors = queue._commit._sync_once, [MemoryError()]
+    real, errors = queue._syncer.commit._sync_once, [MemoryError()]
 
     def sync_once() -> int:
         if errors:
             raise errors.pop()
         return real()
 
-    queue._commit._sync_once = sync_once
+    queue._syncer.commit._sync_once = sync_once
     with pytest.raises(MemoryError):
         clock.advance(1)
     clock.advance(1)
@@ -339,7 +339,7 @@ def test_an_error_that_is_kept_keeps_no_arguments(how: str, folder: Path) -> Non
         reader.get_future,
         reader.checkpoint,
         lambda: reader.commit(1),
-        lambda: queue._commit.wait(5),
+        lambda: queue._syncer.commit.wait(5),
         lambda: queue._journal._make_room(1 << 30, 0),
     ]
     for call in calls:
@@ -350,7 +350,7 @@ def test_an_error_that_is_kept_keeps_no_arguments(how: str, folder: Path) -> Non
             raised.append(caught.value)
         assert len(set(map(id, raised))) == 3
         assert len({frames(each) for each in raised}) == 1
-    kept = [queue._state, reader._backlog.broken, queue._journal._refusal, queue._commit._error]
+    kept = [queue._status.error, reader._backlog.broken, queue._journal._refusal, queue._syncer.commit._error]
     assert [frames(each) for each in kept] == [0] * 4
     queue.close()
 

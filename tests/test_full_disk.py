@@ -155,7 +155,7 @@ def test_a_place_that_can_not_be_saved_is_said_once(make: Make, caplog: pytest.L
     directory = world.disk.directory("/q")
     with contextlib.suppress(FileNotFoundError):
         directory.unlink("jobs+.checkpoint.tmp")
-    world.queue._readership._files[world.queue.reader()]._size = 0
+    world.queue._registry._files[world.queue.reader()]._size = 0
     world.disk.fill()
     for item in items[:30]:
         item.commit()

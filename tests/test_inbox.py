@@ -235,15 +235,15 @@ def test_a_part_of_a_batch_that_is_being_cleared_away_is_not_free(folder: Path, 
     """A kill may leave either of them: never a part of which nobody knows that it was taken in."""
     parts = [part_of(folder, [b"one"]), part_of(folder, [b"two"])]
     queue = open_queue(inbox_interval=None)
-    assert queue._inflow is not None
-    assert queue._inflow._intake is not None
-    unlink, seen = queue._inflow._intake._unlink, []
+    assert queue._inbox is not None
+    assert queue._inbox._intake is not None
+    unlink, seen = queue._inbox._intake._unlink, []
 
     def look(name: str) -> None:
         unlink(name)
         seen.append((len(inbox_files(folder, ".batch")), len(inbox_files(folder, ".part"))))
 
-    queue._inflow._intake._unlink = look  # type: ignore[method-assign]
+    queue._inbox._intake._unlink = look  # type: ignore[method-assign]
     publish(folder, NAME, parts)
     queue.take_in()
     assert seen == [(1, 1), (1, 0), (0, 0)]
@@ -321,7 +321,7 @@ def test_it_is_looked_for_every_so_often(folder: Path, open_queue: Open, clock: 
     clock.advance(2.0)
     publish_items(folder, b"a")
     clock.advance(1.9)
-    assert queue._watch is other._watch
+    assert queue._inbox.watcher is other._inbox.watcher
     assert items_of(queue) == []
     clock.advance(0.1)
     assert queue.get(timeout=20).data == b"a"
@@ -341,10 +341,10 @@ def test_a_queue_that_looks_more_often_is_not_kept_waiting_by_another(
     clock.advance(0.2)
     until(lambda: often.stats().tail_id == 1)
     often.close()
-    until(lambda: rare._watch is not None and rare._watch._timer is not None)
+    until(lambda: rare._inbox.watcher is not None and rare._inbox.watcher._timer is not None)
     clock.advance(0.2)
-    assert rare._watch is not None
-    until(lambda: rare._watch._timer is not None and rare._watch._due > clock.monotonic() + 3000)
+    assert rare._inbox.watcher is not None
+    until(lambda: rare._inbox.watcher._timer is not None and rare._inbox.watcher._due > clock.monotonic() + 3000)
 
 
 def test_it_is_looked_for_by_the_systems_clock(folder: Path) -> None:
@@ -367,7 +367,7 @@ def test_nobody_looks_where_nobody_asked(folder: Path, open_queue: Open, clock: 
 
 def test_nobody_is_left_to_look_for(folder: Path, clock: ManualClock) -> None:
     queue = JournaledQueue(folder, "other", clock=clock, disk=RealDisk())
-    watch = queue._watch
+    watch = queue._inbox.watcher
     assert watch is not None
     queue.close()
     watch._look()
@@ -479,7 +479,7 @@ def test_a_sync_that_fails_in_the_background_is_told_at_the_end(
     queue.put(b"x")
     disk.arm(errno.EIO, kinds={"sync"})
     clock.advance(0.5)
-    until(lambda: queue._state is not None)
+    until(lambda: queue._status.error is not None)
     with pytest.raises(DurabilityUnknown):
         queue.close()
 
@@ -487,11 +487,11 @@ def test_a_sync_that_fails_in_the_background_is_told_at_the_end(
 def test_a_forked_child_lets_go_of_the_inbox(folder: Path, open_queue: Open) -> None:
     publish_items(folder, b"a")
     queue = open_queue()
-    assert queue._inflow is not None
-    assert queue._inflow._folder is not None
+    assert queue._inbox is not None
+    assert queue._inbox._folder is not None
     forget(queue)
     queue._abandon()
-    assert queue._inflow._folder is None
+    assert queue._inbox._folder is None
 
 
 def test_a_child_forked_while_a_batch_is_taken_in_is_refused_and_does_not_hang(folder: Path, open_queue: Open) -> None:
@@ -501,7 +501,7 @@ def test_a_child_forked_while_a_batch_is_taken_in_is_refused_and_does_not_hang(f
     disk.gate.clear()
     thread = threading.Thread(target=queue.take_in)
     thread.start()
-    until(lambda: queue._unfinished)
+    until(lambda: queue._status.is_unfinished)
     child = os.fork()
     if not child:
         refused = 0
@@ -579,11 +579,11 @@ def test_who_closes_takes_nothing_in_any_more(folder: Path, open_queue: Open) ->
     queue = open_queue()
     queue.close()
     publish_items(folder, b"a")
-    for call in (queue.take_in, lambda: queue._inflow and queue._inflow.take_in()):
+    for call in (queue.take_in, lambda: queue._inbox and queue._inbox.take_in()):
         with pytest.raises(QueueClosed):
             call()
-    assert queue._inflow is not None
-    queue._inflow.look()
+    assert queue._inbox is not None
+    queue._inbox.look()
     assert pending(folder, NAME) == 1
 
 
@@ -926,7 +926,7 @@ def full_in_the_middle(folder: Path, disk: FailingDisk, **options: Any) -> Journ
     disk.arm(errno.ENOSPC, sticky=True, kinds={"grow"})
     with pytest.raises(QueueDiskFull):
         queue.take_in()
-    assert queue._unfinished
+    assert queue._status.is_unfinished
     return queue
 
 
@@ -972,7 +972,7 @@ def test_a_disk_that_is_full_for_a_batch_is_said_to_be_full(folder: Path, kind: 
         disk.arm(errno.ENOSPC, at=at, sticky=True, kinds={kind})
         with pytest.raises(QueueDiskFull):
             queue.take_in()
-        if queue._unfinished:
+        if queue._status.is_unfinished:
             with pytest.raises(QueueDiskFull):
                 queue.put(b"y")
         disk.disarm()
@@ -1062,8 +1062,8 @@ def test_a_sync_that_fails_ends_the_queue(folder: Path, open_queue: Open, at: in
     except DurabilityUnknown:
         with pytest.raises(DurabilityUnknown):
             queue.put(b"x")
-        assert queue._inflow is not None
-        queue._inflow.look()
+        assert queue._inbox is not None
+        queue._inbox.look()
     except OSError:  # of what is remembered: that may be done again
         assert queue.take_in() == 1
     queue.close()
@@ -1186,7 +1186,7 @@ def test_the_clock_of_the_system_is_one_and_others_are_themselves(folder: Path, 
         JournaledQueue(folder, "b", clock=SystemClock()) as second,
         JournaledQueue(folder, "c", clock=clock) as third,
     ):
-        assert first._watch is second._watch is not third._watch
+        assert first._inbox.watcher is second._inbox.watcher is not third._inbox.watcher
 
 
 def test_a_disk_in_memory_has_inboxes_too() -> None:

@@ -1450,11 +1450,11 @@ def test_a_sync_that_comes_while_the_queue_is_being_closed_does_no_harm(
     queue.put(b"x")
     synced = []
 
-    def forget(closing: JournaledQueue) -> None:  # what close() calls between refusing puts and writing the end
-        closing._commit.run()
-        synced.append(closing.stats().durable_id)
+    def forget() -> None:  # what close() calls between refusing puts and writing the end
+        queue._syncer.commit.run()
+        synced.append(queue.stats().durable_id)
 
-    monkeypatch.setattr("kestrelpy._writing.ending.forget", forget)
+    monkeypatch.setattr(queue._ending, "_forget", forget)
     queue.close()
     assert synced == [1]
     with JournaledQueue(tmp_path, "jobs") as queue:

@@ -659,7 +659,7 @@ def test_a_hook_that_raised_has_another_go_and_nobody_is_told_in_vain(
         queue.put(b"x", expires_in=0.0)
     assert reader.discard_expired() == 0, "none was dropped"
     moved: list[Any] = []
-    with patch.object(queue._feed, "_moved", lambda: moved.append(None)):
+    with patch.object(queue._source, "_moved", lambda: moved.append(None)):
         reader.discard_expired()
         assert (calls, moved) == (6, [])
         fails = False
@@ -1201,12 +1201,12 @@ def test_a_default_reader_taken_over_in_the_middle_of_a_checkpoint_leaves_no_sec
     queue.sync()
     default = queue.reader()
     default.get_nowait().commit()
-    queue._readership._files[default].forget()  # the next save makes the file anew
+    queue._registry._files[default].forget()  # the next save makes the file anew
     disk.gate.clear()
     saving = start(default.checkpoint)
     until(lambda: "jobs+.checkpoint.tmp" in folder.names())
     renaming = start(queue.reader, "a")
-    until(lambda: queue._readership._opening.locked() or not renaming.is_alive())
+    until(lambda: queue._registry._opening.locked() or not renaming.is_alive())
     disk.gate.set()
     saving.join(20)
     renaming.join(20)
@@ -1282,7 +1282,7 @@ def test_a_seek_that_could_not_be_saved_holds_its_segments_too(clock: ManualCloc
         reader.seek(1)
     disk.disarm()
     assert (reader.head, reader.items) == (0, 20), "it has moved"
-    queue._readership.retire(queue._feed)
+    queue._registry.retire(queue._source)
     assert [item.id for item in take_all(reader)] == list(range(1, 21))
     queue.close()
 
@@ -1361,7 +1361,7 @@ def test_a_reader_reads_back_beyond_its_memory(memory_bytes: int, open_queue: Op
     for n, each in enumerate(data):
         queue.put(each)
         if n % 100 == 0:
-            assert len(queue._feed.shared.entries) * 356 <= max(memory_bytes, 356) + 356
+            assert len(queue._source.shared.entries) * 356 <= max(memory_bytes, 356) + 356
     assert reader.get_nowait().data == data[0]
     assert reader.memory_bytes <= max(memory_bytes, 356) + 356
     assert drain(reader) == data[1:]
@@ -1446,7 +1446,7 @@ def test_a_reader_does_what_a_list_does(steps: list[tuple[str, int]]) -> None:
                 reader.checkpoint()
                 dead = queue
                 disk.kill()
-                dead._state = QueueClosed("killed")
+                dead._status.error = QueueClosed("killed")
             queue = JournaledQueue("/q", "jobs", disk=disk, clock=clock, segment_bytes=4096)
             reader = queue.reader()
             unread |= opened
@@ -1559,7 +1559,7 @@ def made_at_the_end(queue: JournaledQueue, monkeypatch: pytest.MonkeyPatch) -> l
         known = real(self)
         monkeypatch.undo()
         with pytest.raises(Exception) as raised:  # noqa: PT011 - who asks says what it must be
-            queue._readership.reader("new", "earliest")
+            queue._registry.reader("new", "earliest")
         said.append(raised.value)
         return known
 
@@ -1598,7 +1598,7 @@ def test_a_reader_that_is_made_while_a_sync_fails_is_told(clock: ManualClock) ->
     with pytest.raises(DurabilityUnknown):
         queue.sync()
     with pytest.raises(DurabilityUnknown):  # whoever had found the queue well a moment before
-        queue._readership.reader("new", "earliest")
+        queue._registry.reader("new", "earliest")
     assert "new" not in queue.readers
     open_reader("/q", "jobs", "new", disk=disk, clock=clock).close()
     queue.close()
@@ -1609,7 +1609,7 @@ def test_a_reader_that_can_not_be_made_beside_one_that_closes(
 ) -> None:
     with open_queue() as queue:
         first, second = queue.reader("a"), queue.reader("b")
-        lock, stands, goes_on = queue._readership._locks[second], threading.Event(), threading.Event()
+        lock, stands, goes_on = queue._registry._locks[second], threading.Event(), threading.Event()
         release = lock.release
 
         def stand() -> None:
@@ -1799,7 +1799,7 @@ def test_a_flush_whose_place_could_not_be_saved_has_made_room(clock: ManualClock
         rung: list[object] = []
         disk.arm(errno.EIO, kinds={"open", "write", "create", "rename"}, sticky=True)
         with (
-            patch.object(queue._feed, "_moved", lambda: rung.append(None)),
+            patch.object(queue._source, "_moved", lambda: rung.append(None)),
             pytest.raises(OSError, match="Input/output error"),
         ):
             reader.flush()
@@ -1898,7 +1898,7 @@ def test_what_nobody_closes_keeps_no_descriptor(folder: Path) -> None:
         queue.put(b"1")
         open_reader(folder, "jobs", "far")
         PartWriter(folder, "jobs").add([b"2"])
-        queue._cancel_timers()
+        queue._ending._cancel_timers()
 
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
@@ -1921,7 +1921,7 @@ def test_a_warning_about_a_queue_may_be_put_into_it(open_queue: Open, folder: Pa
     handler = IntoTheQueue()
     logging.getLogger("kestrelpy").addHandler(handler)
     try:
-        thread = threading.Thread(target=queue._readership.update_limits, daemon=True)
+        thread = threading.Thread(target=queue._registry.update_limits, daemon=True)
         thread.start()
         thread.join(PATIENCE)
         assert not thread.is_alive()

@@ -27,7 +27,7 @@ from kestrelpy import (
 )
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._writing import backpressure
-from kestrelpy._writing import put as put_module
+from kestrelpy._writing import put_path as put_module
 from kestrelpy.inbox import PartWriter, publish
 from kestrelpy.testing import ManualClock
 
@@ -152,7 +152,7 @@ def test_the_end_of_a_queue_wakes_tasks_and_threads(end: str, open_queue: Open, 
         elif end == "shutdown":
             face.shutdown()
         else:
-            queue._fail(queue._journal.fail(OSError(errno.EIO, "oh")))
+            queue._syncer.fail(queue._journal.fail(OSError(errno.EIO, "oh")))
         with pytest.raises(expected):
             await task
 
@@ -234,7 +234,7 @@ def test_a_task_that_does_not_come_holds_nobody_up(
 def test_a_cancel_while_it_waits_for_the_disk_leaves_the_item(folder: Path, clock: ManualClock) -> None:
     async def work() -> None:
         task = asyncio.ensure_future(queue.aput(b"stays", timeout=None))
-        while not queue._commit._tickets:
+        while not queue._syncer.commit._tickets:
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -481,7 +481,7 @@ def test_what_can_t_be_looked_at_counts_as_it_was(open_queue: Open, monkeypatch:
     queue = open_queue(readers={"absent": limited(1, REFUSE)}, inbox_interval=None)
     queue.reader("absent").close()
     queue.put(b"1")
-    monkeypatch.setattr(queue._home, "reader_names", fail)
+    monkeypatch.setattr(queue._held.files, "reader_names", fail)
     with pytest.raises(QueueFull):
         queue.put(b"2")
     monkeypatch.undo()
@@ -496,13 +496,13 @@ def test_a_put_looks_at_the_folder_only_before_it_is_refused(open_queue: Open, m
     queue = open_queue(readers={"absent": limited(2, REFUSE), "here": limited(3, REFUSE)}, inbox_interval=None)
     queue.reader("absent").close()
     here = queue.reader("here")
-    real = queue._home.reader_names
+    real = queue._held.files.reader_names
 
     def names(*arguments: Any) -> set[str]:
         looks.append(None)
         return real(*arguments)
 
-    monkeypatch.setattr(queue._home, "reader_names", names)
+    monkeypatch.setattr(queue._held.files, "reader_names", names)
     queue.put(b"1")
     queue.put(b"2")
     assert looks == []

@@ -66,11 +66,6 @@ PUBLIC_MODULES = {"", "inbox", "work", "spark", "server"}
 PRIVATE_ALLOWED = {"testing", "spark"}
 """... except by the fakes, and by Spark's executors, which decode segments by themselves."""
 STILL_UP = {
-    ("_writing.put", "inbox.host"),
-    ("_writing.put", "inbox.watcher"),
-    ("inbox.host", "queue"),
-    ("inbox.watcher", "queue"),
-    ("blocking", "queue"),
     ("work._holder", "work._live"),
     ("work._live", "work._waiting"),
     ("work._holder", "work._waiting"),
@@ -124,7 +119,7 @@ BANS = (
     Ban("multiprocessing.*", "nothing: the library starts no process", PROGRAMS),
 )
 LET_BE = {
-    ("queue", "os.urandom"),
+    ("_writing.open_journal", "os.urandom"),
     ("inbox.publishing", "os.urandom"),
     ("inbox.parts", "os.urandom"),
     ("_disk.real", "fcntl.ioctl"),

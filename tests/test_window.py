@@ -10,7 +10,7 @@ from conftest import START_MS
 from kestrelpy import Item, JournaledQueue, QueueEmpty, Reader, ReaderConfig, UnknownItem
 from kestrelpy._reading.backlog import EXPANDED
 from kestrelpy._reading.window import Window
-from kestrelpy._writing.put import LARGE_BATCH
+from kestrelpy._writing.put_path import LARGE_BATCH
 from kestrelpy.testing import ManualClock
 
 Open = Callable[..., JournaledQueue]
@@ -46,11 +46,11 @@ def test_a_batch_stays_together_until_it_is_read(open_queue: Open) -> None:
     assert queue.put(b"1") == 1
     assert reader.get().id == 1  # it shares the window from here on
     queue.put_many(batch(1000, 2))
-    assert list(queue._feed.shared.batches) == [2]
-    assert not queue._feed.shared.entries
+    assert list(queue._source.shared.batches) == [2]
+    assert not queue._source.shared.entries
     queue._check()
     check_items(reader.get_many(2000), 2, 1000)
-    assert not queue._feed.shared.batches
+    assert not queue._source.shared.batches
     queue._check()
     assert reader.stats().opened == 1001
 
@@ -99,7 +99,7 @@ def test_several_readers_share_a_batch(open_queue: Open) -> None:
     queue.put_many(batch(600, 2))
     check_items(first.get_many(300), 2, 300)
     check_items([second.get() for _ in range(400)], 2, 400)
-    assert list(queue._feed.shared.batches) == [2]
+    assert list(queue._source.shared.batches) == [2]
     check_items(first.get_many(1000), 302, 300)
     check_items(second.get_many(1000), 402, 200)
     queue._check()
@@ -163,7 +163,7 @@ def test_a_batch_counts_where_memory_is_bounded(open_queue: Open) -> None:
     assert 49 * 1000 < reader.memory_bytes < 49 * 1500
     for _ in range(20):
         queue.put_many([b"x" * 1000] * 50)
-    assert not queue._feed.shared.is_open, "more than memory_bytes waits"
+    assert not queue._source.shared.is_open, "more than memory_bytes waits"
     assert len(reader.get_many(2000)) == 21 * 50 - 1
     assert reader.memory_bytes == 0
     queue._check()
@@ -188,7 +188,7 @@ def test_nothing_of_a_batch_is_seen_before_it_is_on_disk(open_queue: Open) -> No
     queue.put(b"1")
     reader.get().commit()
     queue.put_many(batch(100, 2))
-    assert not queue._feed.shared.batches, "items that wait for the disk are held one by one"
+    assert not queue._source.shared.batches, "items that wait for the disk are held one by one"
     check_items(reader.get_many(1000), 2, 100)
 
 

@@ -25,7 +25,7 @@ from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import Segment
 from kestrelpy._logging import Trouble
 from kestrelpy._reading.checkpointer import Checkpointer, guard_and_saving
-from kestrelpy._reading.dispatch import Tell
+from kestrelpy._reading.dispatch import Dispatcher, Tell
 from kestrelpy._reading.limits import Limited, OfflineReader, has_limits, progress_of
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.progress import Progress
@@ -152,6 +152,14 @@ class ReaderRegistry:
         """The reader of that name, if it is open here."""
         reader = self.open.get(name)
         return None if reader is None else checkpointer_of(reader)
+
+    def keep_limits(self) -> None:
+        """After items have become visible: let the readers that may drop their oldest ones do so. Called with no lock
+        held; raises nothing, as the items are there.
+        """
+        for reader in self.limited:
+            if reader.config.full_policy is FullPolicy.DROP_OLDEST and isinstance(reader, Dispatcher):
+                reader.keep_limits()
 
     # -- opening -----------------------------------------------------------------------------------------------------
 

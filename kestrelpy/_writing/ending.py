@@ -1,65 +1,73 @@
-"""The end of a ``JournaledQueue``: closing it, erasing it, and leaving it to the parent in a forked child.
+"""``Ending``: closing a queue, erasing it, and leaving it to the parent in a forked child.
 
 Rules:
 1. Closing is once: who comes while another thread is at it has nothing to do. Who comes after one that was interrupted
    gives back what that one has left (R13).
 2. Everybody who waits is notified, and everything is given back, whatever raises on the way.
 
-NOTE ON LOCKING: as in ``put``. Nobody is notified while a lock is held.
+NOTE ON LOCKING: ``source.lock`` is Q in docs/locking.md. Nobody is notified while a lock is held.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from types import TracebackType
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Protocol
 
-from kestrelpy import _logging
-from kestrelpy._disk.interface import NO_ROOM, Directory, Lock
-from kestrelpy._journal.queue_files import QueueFiles
-from kestrelpy._journal.recovery import Recovered, write_mark
-from kestrelpy._process import forget, warn_unclosed
 from kestrelpy._reading.dispatch import Tell, fail_all
+from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.reader import checkpointer_of
+from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._waiting.waiters import Waiter
-from kestrelpy._writing.put import Writing
+from kestrelpy._writing.backpressure import Room
+from kestrelpy._writing.open_journal import OpenJournal
+from kestrelpy._writing.status import QueueStatus
+from kestrelpy._writing.syncer import Syncer
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed, QueueDiskFull, QueueLocked, copy_of
 
-Q = TypeVar("Q", bound="Ending")
+
+class Inbox(Protocol):
+    """What the end of a queue needs of its inbox."""
+
+    def stop(self) -> None: ...
+
+    def erase(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
-class Ending(Writing):
-    """What the end needs; ``JournaledQueue`` sets it up."""
+class Ending:
+    """The end of one queue. ``forget``: it is not to be closed at the interpreter's end any more."""
 
-    _pid: int
-    _home: QueueFiles
-    _archive: Directory | None
-    _writer_lock: Lock
-    _marked_id: int
-    _ending = False  # guarded by self._lock: somebody is at it
-    _gone = False  # everything is given back
-    _erases = False  # guarded by self._lock: what ends it deletes its files, or has
+    def __init__(
+        self,
+        status: QueueStatus,
+        syncer: Syncer,
+        source: LocalSource,
+        registry: ReaderRegistry,
+        room: Room,
+        held: OpenJournal,
+        inbox: Inbox | None,
+        forget: Callable[[], object],
+    ) -> None:
+        self._status = status
+        self._syncer = syncer
+        self._source = source
+        self._journal = source.journal
+        self._registry = registry
+        self._room = room
+        self._held = held
+        self._inbox = inbox
+        self._forget = forget
+        self._is_ending = False  # guarded by source.lock: somebody is at it
+        self._is_gone = False  # everything is given back
+        self.changes_nothing = False
+        """Closing saves nothing: the journal is of another kind than was thought."""
+        self._erases = False  # guarded by source.lock: what ends it deletes its files, or has
 
-    def close(self) -> None:
-        """Write the checkpoints, close the journal properly, wake all waiters with ``QueueClosed``. Idempotent.
-
-        Raises ``DurabilityUnknown`` or ``OSError`` if something could not be written, or if a sync in the background
-        has failed and no call of the queue (a reader's or a future does not count) has raised that yet. The queue is
-        closed all the same, and what was acknowledged is in its files.
-        """
-        self._end(QueueClosed(f"queue {self.name!r} is closed"))
-
-    def erase(self) -> None:
-        """Close the queue and delete its files, and no others. Nothing for one that is erased already. Raises
-        ``OSError``, ``ForkedQueue``, and ``QueueClosed`` for one that is closed, or that is being closed: its files may
-        be another owner's by now.
-
-        A reader that another process has open is told: its calls raise ``QueueClosed``, and it saves nothing any more.
-        """
-        self._end(QueueClosed(f"queue {self.name!r} is erased"), erase=True)
-
-    def _end(self, closed: QueueClosed, *, erase: bool = False) -> None:
+    def end(self, closed: QueueClosed, *, erase: bool = False) -> None:
+        """``JournaledQueue.close`` and ``erase``. Every later call raises ``closed``."""
         waiting: list[Waiter] = []
 
         def keep(waiters: list[Waiter], _: Exception) -> None:
@@ -77,53 +85,53 @@ class Ending(Writing):
     def _end_it(self, closed: QueueClosed, tell: Tell, *, erase: bool) -> None:
         """``tell`` is given those who wait for an item: they are told when all is done."""
         mine = False
-        if self._inflow is not None and not isinstance(self._state, ForkedQueue):
-            self._inflow.stop()
+        if self._inbox is not None and not isinstance(self._status.error, ForkedQueue):
+            self._inbox.stop()
         try:
-            with self._lock:
-                state = self._state
+            with self._source.lock:
+                state = self._status.error
                 is_open = not isinstance(state, QueueClosed)
                 if erase and not is_open and not self._erases:
-                    raise QueueClosed(f"queue {self.name!r} is closed: open it again to erase it")
+                    raise QueueClosed(f"queue {self._source.name!r} is closed: open it again to erase it")
                 if erase and isinstance(state, ForkedQueue):
                     raise copy_of(state)
-                if self._gone or self._ending or isinstance(state, ForkedQueue):
+                if self._is_gone or self._is_ending or isinstance(state, ForkedQueue):
                     return
                 # In this order: the first may find no memory. And no call until it is closed.
-                self._ending = mine = True
+                self._is_ending = mine = True
                 if is_open:
                     self._erases = erase
-                    self._state, self._fast = closed, False
+                    self._status.error, self._status.fast = closed, False
                     self._journal.refuse(closed)
             self._dismiss_producers()
-            forget(self)
+            self._forget()
             if erase and is_open:
                 self._erase_files(closed, tell)
-            elif state is None:
+            elif state is None and not self.changes_nothing:
                 self._close_cleanly(closed, tell)
-            elif isinstance(state, DurabilityUnknown) and not self._told:
+            elif isinstance(state, DurabilityUnknown) and not self._status.is_told:
                 raise copy_of(state)
         finally:
             if mine:
                 try:
                     self._let_go(closed)
                 finally:
-                    self._ending = False
+                    self._is_ending = False
 
     def _erase_files(self, closed: QueueClosed, tell: Tell) -> None:
         try:
-            self._readership.stop(closed, tell)
-            with self._syncing:
-                self._journal.keep_name()
-            if self._inflow is not None:
-                self._inflow.erase()
-            self._home.erase()
+            self._registry.stop(closed, tell)
+            self._held.keep_name()
+            if self._inbox is not None:
+                self._inbox.erase()
+            self._held.files.erase()
         except BaseException:
             self._erases = False
             raise
 
-    def _dismiss(self, error: QueueClosed) -> None:
-        for reader in list(self._readership.open.values()):
+    def dismiss(self, error: QueueClosed) -> None:
+        """Everybody who waits gets ``error``."""
+        for reader in list(self._registry.open.values()):
             checkpointer_of(reader).dispatcher.dismiss(error)
         self._dismiss_producers()
 
@@ -132,89 +140,55 @@ class Ending(Writing):
         self._room.ring_all()
 
     def _close_cleanly(self, closed: QueueClosed, tell: Tell) -> None:
-        with self._lock:
+        with self._source.lock:
             with contextlib.suppress(QueueDiskFull):  # it is on disk; the next opening finds its end
                 self._journal.rotate()
             tail_id = self._journal.tail_id
-            self._feed.show_durable_locked(tail_id, self._journal.total_bytes)
+            self._source.show_durable_locked(tail_id, self._journal.total_bytes)
         try:
             self._save_places(closed, tell)
             with contextlib.suppress(QueueLocked):  # the next owner does it, when its readers move
-                self._readership.retire(self._feed, wait=False)
-            if tail_id != self._marked_id:
-                self._save_mark(tail_id)
+                self._registry.retire(self._source, wait=False)
+            self._held.save_mark(tail_id)
         finally:
-            self._commit.note(tail_id)  # last: it runs what users call back, which may raise anything
-
-    def _save_mark(self, tail_id: int) -> None:
-        """The mark says what would be missing: on a full disk that has no room for it, it stays as it was."""
-        mark = Recovered(queue_id=self._journal.queue_id, tail_id=tail_id)
-        try:
-            write_mark(self._home.directory, self.name, mark, self._journal.durable_id)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            _logging.warning("there is no room for the mark of %s, which stays as it was: %s", self.name, error)
+            self._syncer.commit.note(tail_id)  # last: it runs what users call back, which may raise anything
 
     def _save_places(self, closed: QueueClosed, tell: Tell) -> None:
         """Of all readers, whatever is wrong with one of them; also of one that its own ``close`` is about to save."""
         with contextlib.ExitStack() as rest:
-            for reader in self._readership.open.values():
+            for reader in self._registry.open.values():
                 saver = checkpointer_of(reader)
                 if saver.backlog.broken is None or saver.is_ending:
                     rest.callback(saver.save_last, True, closed, tell)
 
     def _let_go(self, closed: QueueClosed) -> None:
         """Wake everybody and release everything, whatever raises on the way. May be repeated."""
-        if self._state is None:  # an allocation failed where ``_end`` was to say so
-            self._state, self._fast = closed, False
+        if self._status.error is None:  # an allocation failed where ``_end`` was to say so
+            self._status.error, self._status.fast = closed, False
         with contextlib.ExitStack() as rest:
-            rest.callback(self._home.directory.close)
-            rest.callback(self._writer_lock.release)
-            if self._archive is not None:
-                rest.callback(self._archive.close)
-            rest.callback(self._abandon_journal)
-            rest.callback(self._home.leave_guard)
-            for reader in self._readership.owned():
-                rest.callback(self._readership.release, reader)
+            self._held.release(rest)
+            rest.callback(self._held.files.leave_guard)
+            for reader in self._registry.owned():
+                rest.callback(self._registry.release, reader)
                 rest.callback(checkpointer_of(reader).dispatcher.break_off, closed)
             rest.callback(self._dismiss_producers)
             rest.callback(self._cancel_timers)
-            rest.callback(self._commit.tell)
-            self._commit.fail(closed)
-        self._gone = True
+            rest.callback(self._syncer.commit.tell)
+            self._syncer.commit.fail(closed)
+        self._is_gone = True
 
     def _cancel_timers(self) -> None:
         """They would keep a queue alive that is closed."""
-        for timer in (self._commit.timer, self._readership.timer):
+        for timer in (self._syncer.commit.timer, self._registry.timer):
             if timer is not None:
                 timer.cancel()
 
-    def _abandon_journal(self) -> None:
-        with self._syncing:  # not while it is being synced
-            self._journal.abandon()
-
-    def _abandon(self) -> None:
+    def abandon(self, foreign: Exception) -> None:
         """In a forked child: everything here is the parent's (R26)."""
-        foreign = ForkedQueue(self._pid)
-        self._state, self._fast, self._unfinished = foreign, False, False
-        self._lock = self._feed.lock = threading.Lock()
+        self._status.error, self._status.fast, self._status.is_unfinished = foreign, False, False
+        self._source.lock = threading.Lock()
         self._journal.refuse(foreign)
-        self._readership.abandon(foreign)
-        self._journal.abandon()
-        self._writer_lock.abandon()
-        if self._inflow is not None:
-            self._inflow.abandon()
-        self._home.directory.close()
-
-    def __enter__(self: Q) -> Q:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_state", self) is None:
-            warn_unclosed(self)
+        self._registry.abandon(foreign)
+        self._held.abandon()
+        if self._inbox is not None:
+            self._inbox.abandon()

@@ -1,8 +1,8 @@
-"""Durability: the syncs of a ``JournaledQueue``, in the foreground and behind it, and what becomes of it if one fails.
+"""``Syncer``: when a queue's journal is synced, in the foreground and in the background, and what a failed sync means.
 
-NOTE ON LOCKING: ``_lock`` (Q in docs/locking.md) guards the journal and the feed. A sync runs without it, under
-``_syncing``. ``_state``, why the queue can't be used, is one store, read without a lock. What is called by who leads a
-sync (``_sync_once``, ``_note_failure``) runs nothing that users call back, as if the lead were a lock.
+NOTE ON LOCKING: ``source.lock`` (Q in docs/locking.md) guards the journal and the window. A sync runs without it, under
+``_syncing`` (S). What is called by who leads a sync (``_sync_once``, ``_note_failure``) runs nothing that users call
+back, as if the lead were a lock.
 """
 
 from __future__ import annotations
@@ -11,48 +11,50 @@ import contextlib
 import threading
 
 from kestrelpy import _logging
-from kestrelpy._journal.journal import Journal
-from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.backpressure import Room
 from kestrelpy._writing.group_commit import GroupCommit
-from kestrelpy.clock import Clock, Timer, sync_later
-from kestrelpy.config import FullPolicy
+from kestrelpy._writing.status import QueueStatus
+from kestrelpy.clock import Timer, sync_later
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed, copy_of
 
 
-class Durability:
-    """What syncs need; ``JournaledQueue`` sets it up."""
+class Syncer:
+    """The syncs of one queue. ``syncing``: the lock S, which the journal knows, too."""
 
-    name: str
-    directory: str
-    _state: Exception | None
-    _fast: bool
-    _clock: Clock
-    _sync_seconds: float | None
-    _sync_armed: bool
-    _lock: threading.Lock
-    _syncing: threading.Lock
-    _room: Room
-    _journal: Journal
-    _feed: LocalSource
-    _commit: GroupCommit
-    _readership: ReaderRegistry
-    _is_unattended = False  # it was logged that no thread could be started
-    _told = False  # a call of the queue's own has raised what it has failed of
+    def __init__(
+        self,
+        directory: str,
+        status: QueueStatus,
+        source: LocalSource,
+        registry: ReaderRegistry,
+        room: Room,
+        syncing: threading.Lock,
+    ) -> None:
+        self._directory = directory
+        self._status = status
+        self._source = source
+        self._journal = source.journal
+        self._registry = registry
+        self._room = room
+        self._clock = source.clock
+        self._syncing = syncing
+        self.commit = GroupCommit(self._sync_once, lambda: self._sync_in(0), self._serve, self._tell_later)
+        self.commit.durable_id = self._journal.durable_id
+        self._is_unattended = False  # it was logged that no thread could be started
 
     def sync(self) -> None:
         """Return when everything put before is on disk, in every mode. Raises ``DurabilityUnknown``."""
-        self._check_usable()
-        self._wait_durable(self._journal.tail_id)
+        self._status.check_usable()
+        self.wait_durable(self._journal.tail_id)
 
-    def _wait_durable(self, item_id: int) -> None:
+    def wait_durable(self, item_id: int) -> None:
         try:
-            self._commit.wait(item_id)
+            self.commit.wait(item_id)
         except DurabilityUnknown as error:
-            self._fail(error, told=True)
+            self.fail(error, told=True)
             raise
 
     def _sync_once(self) -> int:
@@ -60,7 +62,7 @@ class Durability:
 
         A queue that is being closed may still be synced: closing it is no reason to doubt what was put.
         """
-        with self._lock:
+        with self._source.lock:
             self._check_syncable()
             file, tail_id = self._journal.sync_target()
             total_bytes = self._journal.total_bytes
@@ -75,26 +77,26 @@ class Durability:
         if failure is not None:
             self._note_failure(failure)
             raise failure
-        with self._lock:
+        with self._source.lock:
             self._check_syncable()
             self._journal.durable_id = max(self._journal.durable_id, tail_id)
-            self._feed.show_durable_locked(tail_id, total_bytes)
+            self._source.show_durable_locked(tail_id, total_bytes)
         return tail_id
 
     def _serve(self) -> None:
         """What has become durable may be visible since: see to those who wait for it. With no lock held."""
-        if self._state is None:
-            if self._readership.limited:
-                self._keep_limits()
-            if self._feed.waiting:
-                self._feed.wake()
+        if self._status.error is None:
+            if self._registry.limited:
+                self._registry.keep_limits()
+            if self._source.waiting:
+                self._source.wake()
 
     def _tell_later(self) -> None:
         """Have another thread notify those whom a sync concerns. If none can be started, the next call does it that
         may: one that syncs and holds no lock.
         """
-        commit = self._commit
-        if commit.tells or not (commit.owed or self._feed.waiting or self._readership.limited):
+        commit = self.commit
+        if commit.tells or not (commit.owed or self._source.waiting or self._registry.limited):
             return
         try:
             commit.tells = True
@@ -106,89 +108,76 @@ class Durability:
             raise
 
     def _check_syncable(self) -> None:
-        if self._state is not None and not isinstance(self._state, QueueClosed):
-            raise copy_of(self._state)
+        if self._status.error is not None and not isinstance(self._status.error, QueueClosed):
+            raise copy_of(self._status.error)
 
-    def _arm_sync(self) -> None:
+    def arm(self) -> None:
         """The first put since the last sync: see to the next one. Under the lock, in a put."""
-        self._sync_armed = True
-        if self._sync_seconds:
+        self._status.sync_armed = True
+        if self._status.sync_seconds:
             try:
-                self._commit.timer = self._sync_in(self._sync_seconds)
+                self.commit.timer = self._sync_in(self._status.sync_seconds)
             except RuntimeError:  # no thread can be started
-                self._sync_armed = False  # the next put tries again
-                self._feed.leave(self._sync_unattended)
+                self._status.sync_armed = False  # the next put tries again
+                self._source.leave(self._sync_unattended)
             except BaseException:
-                self._sync_armed = False
+                self._status.sync_armed = False
                 raise
 
     def _sync_unattended(self) -> None:
         """No thread can be started to sync in the background: the put that was to see to that syncs itself. So what is
         promised of ``sync=T`` holds, at the price of ``"always"``, until threads can be started again.
         """
-        self._wait_durable(self._journal.tail_id)
+        self.wait_durable(self._journal.tail_id)
         if not self._is_unattended:
             self._is_unattended = True
-            _logging.warning("no thread can be started for %s: puts sync by themselves", self.name)
+            _logging.warning("no thread can be started for %s: puts sync by themselves", self._source.name)
 
     def _sync_in(self, seconds: float) -> Timer:
-        return sync_later(self._clock, seconds, self._background_sync, self._maintenance_lost)
+        return sync_later(self._clock, seconds, self._background_sync, self.lose_thread)
 
-    def _sync_soon(self) -> None:
+    def sync_soon(self) -> None:
         """See to it that a sync comes. With no lock held."""
-        self._commit.sync_soon()
+        self.commit.sync_soon()
 
     def _background_sync(self) -> None:
         """On the thread of syncs, which every queue counts on: nothing of a user's is run here."""
-        if self._sync_seconds:
-            self._sync_armed = False  # before the look: a put from here on arms the next one
+        if self._status.sync_seconds:
+            self._status.sync_armed = False  # before the look: a put from here on arms the next one
         try:
             with contextlib.suppress(DurabilityUnknown, QueueClosed, ForkedQueue):  # told at the next call
-                self._commit.run()
+                self.commit.run()
         finally:
-            if self._sync_seconds and not self._sync_armed and self._is_behind():
-                self._arm_sync()  # put while that sync, or another thread's, was under way; or it was cut short
+            if self._status.sync_seconds and not self._status.sync_armed and self._is_behind():
+                self.arm()  # put while that sync, or another thread's, was under way; or it was cut short
 
     def _is_behind(self) -> bool:
-        commit = self._commit
-        return self._state is None and (self._journal.tail_id > commit.durable_id or commit.is_silent)
+        commit = self.commit
+        return self._status.error is None and (self._journal.tail_id > commit.durable_id or commit.is_silent)
 
-    def _fail(self, error: DurabilityUnknown, *, told: bool = False) -> None:
+    def fail(self, error: DurabilityUnknown, *, told: bool = False) -> None:
         """A sync failed: the queue is failed until it is reopened (R9). With no lock held."""
         self._note_failure(error, told=told)
-        self._commit.tell()
+        self.commit.tell()
 
     def _note_failure(self, error: DurabilityUnknown, *, told: bool = False) -> None:
         """The queue is failed from here on. Threads are woken; who runs what users call back is told by the next
         ``GroupCommit.tell``.
         """
         if told:  # one store: others may be here too
-            self._told = True
+            self._status.is_told = True
         kept = copy_of(error)
-        with self._lock:
-            if self._state is not None:
+        with self._source.lock:
+            if self._status.error is not None:
                 return
-            self._state = kept
-            self._fast = False
+            self._status.error = kept
+            self._status.fast = False
             self._journal.refuse(kept)
         self._room.ring_all()
-        self._commit.fail(kept)
-        for reader in self._readership.open.values():
-            checkpointer_of(reader).dispatcher.break_off(kept, self._commit.owe)
+        self.commit.fail(kept)
+        for reader in self._registry.open.values():
+            checkpointer_of(reader).dispatcher.break_off(kept, self.commit.owe)
 
-    def _maintenance_lost(self, _cause: BaseException) -> None:
+    def lose_thread(self, _cause: BaseException) -> None:
         """The thread died that was to sync, or to save and retire (R30): nobody would do it any more."""
-        self._fail(DurabilityUnknown(self.directory, self._journal.durable_id + 1, self._journal.tail_id))
-
-    def _check_usable(self) -> None:
-        if self._state is not None:
-            self._told = True
-            raise copy_of(self._state)
-
-    def _keep_limits(self) -> None:
-        """After items have become visible: let the readers that may drop their oldest ones do so. Called with no lock
-        held; raises nothing, as the items are there.
-        """
-        for reader in self._readership.limited:
-            if reader.config.full_policy is FullPolicy.DROP_OLDEST and isinstance(reader, Dispatcher):
-                reader.keep_limits()
+        self.fail(DurabilityUnknown(self._directory, self._journal.durable_id + 1, self._journal.tail_id))

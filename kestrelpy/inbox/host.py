@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kestrelpy import _logging
 from kestrelpy._disk.interface import Disk
@@ -27,18 +28,73 @@ from kestrelpy.inbox.parts import open_inbox
 
 if TYPE_CHECKING:
     from kestrelpy._disk.interface import Directory
+    from kestrelpy._journal.journal import Journal
+    from kestrelpy._journal.queue_files import QueueFiles
     from kestrelpy._reading.limits import Limited
-    from kestrelpy.queue import JournaledQueue
+    from kestrelpy._reading.local_source import LocalSource
+    from kestrelpy._reading.registry import ReaderRegistry
+    from kestrelpy.clock import Clock
+    from kestrelpy.inbox.watcher import InboxWatcher
+
+
+class Status(Protocol):
+    """What an inbox sees, and sets, of its queue's status."""
+
+    error: Exception | None
+    fast: bool
+    is_unfinished: bool
+
+    def choose_path(self) -> None: ...
+
+    def check_usable(self) -> None: ...
+
+
+class Writer(Protocol):
+    """What an inbox needs of its queue: the path of its puts."""
+
+    max_item_bytes: int
+    journal: Journal
+    source: LocalSource
+    registry: ReaderRegistry
+    clock: Clock
+
+    @property
+    def status(self) -> Status: ...
+
+    def fits(self, reader: Limited, count: int, before_last: int = 0) -> bool: ...
+
+    def fail(self, error: DurabilityUnknown, *, told: bool) -> None:
+        """A sync failed: the queue is failed."""
+
+    def note_durable(self, item_id: int) -> None:
+        """All up to ``item_id`` is on disk: whoever waits for that is notified."""
 
 
 class InboxHost:
-    """The inbox of one queue, and its ``Host``."""
+    """The inbox of one queue, and its ``Host``. ``syncing``: the lock S of docs/locking.md."""
 
-    def __init__(self, queue: JournaledQueue, disk: Disk | None, *, quarantine: bool) -> None:
-        self.journal = queue._journal
-        self.max_item_bytes: int | None = queue.max_item_bytes
-        self._queue = queue
+    def __init__(
+        self,
+        writer: Writer,
+        files: QueueFiles,
+        disk: Disk | None,
+        syncing: threading.Lock,
+        interval: float | None,
+        *,
+        quarantine: bool,
+    ) -> None:
+        self.journal = writer.journal
+        self.max_item_bytes: int | None = writer.max_item_bytes
+        self.name = files.queue
+        self.path = files.directory.path
+        self.interval = interval
+        self.watcher: InboxWatcher | None = None
+        self._writer = writer
+        self._status = writer.status
+        self._source = writer.source
+        self._registry = writer.registry
         self._disk = disk
+        self._syncing = syncing
         self._quarantine = quarantine
         self._lock = threading.Lock()
         self._folder: Directory | None = None  # guarded by self._lock, as all below
@@ -49,45 +105,45 @@ class InboxHost:
     # -- the host ----------------------------------------------------------------------------------------------------
 
     def lock(self) -> AbstractContextManager[object]:
-        return self._queue._lock
+        return self._source.lock
 
     def now_ms(self) -> int:
-        return self._queue._time_ns() // 1_000_000
+        return self._writer.clock.time_ns() // 1_000_000
 
     def has_room_locked(self, batch: PublishedBatch) -> bool:
         """A batch that is larger than a reader's limit waits until that reader is empty."""
-        return not any(self._is_refused(reader, batch) for reader in self._queue._readership.limited)
+        return not any(self._is_refused(reader, batch) for reader in self._registry.limited)
 
     def _is_refused(self, reader: Limited, batch: PublishedBatch) -> bool:
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
             return False
-        return not self._queue._fits(reader, batch.items, max(0, batch.data_bytes - 1)) and reader.items > 0
+        return not self._writer.fits(reader, batch.items, max(0, batch.data_bytes - 1)) and reader.items > 0
 
     def sync_locked(self) -> None:
-        queue, journal = self._queue, self.journal
+        journal = self.journal
         file, tail_id = journal.sync_target()
         if file is not None and journal.durable_id < tail_id:
-            with queue._syncing:
+            with self._syncing:
                 journal.is_active(file)  # it is, and this raises if a sync of it has failed meanwhile (R9)
                 try:
                     journal.sync(file)
                 except OSError as cause:
                     raise journal.fail(cause) from cause
         journal.durable_id = max(journal.durable_id, tail_id)
-        queue._feed.show_durable_locked(tail_id, journal.total_bytes)
+        self._source.show_durable_locked(tail_id, journal.total_bytes)
 
     def hide_locked(self, first_id: int) -> None:
-        queue = self._queue
-        queue._unfinished, queue._fast = True, False
-        queue._feed.hide_locked(first_id)
+        status = self._status
+        status.is_unfinished, status.fast = True, False
+        self._source.hide_locked(first_id)
         self.journal.allow()
 
     def show_locked(self) -> None:
-        queue = self._queue
+        status = self._status
         self.journal.allow()
-        queue._feed.show_hidden_locked()
-        queue._unfinished = False
-        queue._choose_path()
+        self._source.show_hidden_locked()
+        status.is_unfinished = False
+        status.choose_path()
 
     def refuse_locked(self, error: Exception) -> None:
         if not isinstance(error, DurabilityUnknown):
@@ -98,6 +154,15 @@ class InboxHost:
         """How many published batches are kept aside because they can never be taken in. May be read at any time."""
         intake = self._intake
         return 0 if intake is None else intake.refused
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its queue can be used."""
+        return self._status.error is None
+
+    def do_later(self, what: Callable[[], object]) -> None:
+        """Have the next put do ``what``: a thread that was to do it could not be started."""
+        self._source.leave(what)
 
     # -- the owner's calls -------------------------------------------------------------------------------------------
 
@@ -122,11 +187,11 @@ class InboxHost:
         """The inbox, if there is one. Under the lock."""
         if self._intake is None:
             try:
-                folder = open_inbox(self._queue._home.directory.path, self._disk, create=False)
+                folder = open_inbox(self.path, self._disk, create=False)
             except (FileNotFoundError, NotADirectoryError):
                 return None
             try:
-                intake = Ingest(folder, self._queue.name, self)
+                intake = Ingest(folder, self.name, self)
                 intake.open(quarantine=self._quarantine)
             except BaseException:
                 folder.close()
@@ -138,20 +203,19 @@ class InboxHost:
         """Take in what is published; how many items. Raises as ``JournaledQueue.take_in``. ``told``: to who uses the
         queue.
         """
-        queue = self._queue
         taken = 0
         try:
             with self._lock:
                 if not opening:
-                    queue._check_usable()
+                    self._status.check_usable()
                 intake = None if self._stopped else self._look()
                 if intake is not None:
-                    self._queue._readership.refresh_limits()
+                    self._registry.refresh_limits()
                     self._discard_expired()
                     taken = intake.run()
                     self._told = False
         except DurabilityUnknown as error:
-            queue._fail(error, told=told)
+            self._writer.fail(error, told=told)
             raise
         finally:
             self._tell()
@@ -164,30 +228,29 @@ class InboxHost:
                 if self._intake is not None and not self._stopped:
                     self._intake.finish()
         except DurabilityUnknown as error:
-            self._queue._fail(error, told=True)
+            self._writer.fail(error, told=True)
             raise
         finally:
             self._tell()
 
     def _discard_expired(self) -> None:
         """Expired items do not count where a batch would be refused. Not those that have a hook: none is run here."""
-        for reader in self._queue._readership.limited:
+        for reader in self._registry.limited:
             if isinstance(reader, Dispatcher) and reader.config.on_expired is None:
                 with contextlib.suppress(OSError, KestrelError):
                     reader.discard_expired()
 
     def _note(self) -> None:
         """Whoever waits for what is on disk is told of what is visible, too: a rotation may have synced more."""
-        self._queue._commit.note(min(self.journal.durable_id, self._queue._feed.visible_id))
+        self._writer.note_durable(min(self.journal.durable_id, self._source.visible_id))
 
     def _tell(self) -> None:
         """Something may be on disk, and visible: serve who waits for it. With no lock held."""
-        queue = self._queue
-        if queue._state is None:
+        if self.is_open:
             self._note()
-            queue._keep_limits()
-            if queue._feed.waiting:
-                queue._feed.wake()
+            self._registry.keep_limits()
+            if self._source.waiting:
+                self._source.wake()
 
     def look(self) -> None:
         """As ``take_in``, for the watch: what goes wrong is logged, once."""
@@ -201,15 +264,14 @@ class InboxHost:
     def _say(self) -> None:
         if not self._told:
             self._told = True
-            _logging.warning("the inbox of %s can't be taken in now; it is tried again", self._queue.name, error=True)
+            _logging.warning("the inbox of %s can't be taken in now; it is tried again", self.name, error=True)
 
     def stop(self) -> None:
         """The queue is about to close: nothing is taken in from here on. Waits for what is under way."""
         with self._lock:
             self._stopped = True
-        watch = self._queue._watch
-        if watch is not None:
-            watch.leave(self._queue)
+        if self.watcher is not None:
+            self.watcher.leave(self)
         self.leave()
 
     def leave(self) -> None:
@@ -226,8 +288,8 @@ class InboxHost:
     def erase(self) -> None:
         """Delete the queue's files in the inbox. After ``stop``. Raises ``OSError``."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            folder = open_inbox(self._queue._home.directory.path, self._disk, create=False)
+            folder = open_inbox(self.path, self._disk, create=False)
             try:
-                erase_inbox(folder, self._queue.name)
+                erase_inbox(folder, self.name)
             finally:
                 folder.close()

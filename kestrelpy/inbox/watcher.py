@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kestrelpy import _logging
 from kestrelpy._disk.interface import Disk
@@ -22,7 +22,27 @@ from kestrelpy.clock import Clock, SystemClock, Timer
 from kestrelpy.inbox.parts import open_inbox
 
 if TYPE_CHECKING:
-    from kestrelpy.queue import JournaledQueue
+    from collections.abc import Callable
+
+
+class Watched(Protocol):
+    """The inbox of a queue that is open here: an ``InboxHost``."""
+
+    name: str
+    path: str
+    interval: float | None
+    """How often it asks for a look, in seconds."""
+    watcher: InboxWatcher | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its queue can be used."""
+
+    def look(self) -> None:
+        """Take in what there is. What goes wrong is logged."""
+
+    def do_later(self, what: Callable[[], object]) -> None:
+        """Have the next put do ``what``."""
 
 
 class InboxWatcher:
@@ -37,15 +57,15 @@ class InboxWatcher:
         self._path = path
         self._disk = disk
         self._clock = clock
-        self._members: weakref.WeakValueDictionary[str, JournaledQueue] = weakref.WeakValueDictionary()
+        self._members: weakref.WeakValueDictionary[str, Watched] = weakref.WeakValueDictionary()
         self._timer: Timer | None = None  # guarded by self._guard, as the next one
         self._due = 0.0  # when it is
         self._trouble = _logging.Trouble()
 
     @classmethod
-    def join(cls, queue: JournaledQueue, disk: Disk | None, clock: Clock) -> None:
+    def join(cls, queue: Watched, disk: Disk | None, clock: Clock) -> None:
         """Look for ``queue`` too, as often as it asks for (``inbox_interval``), for as long as it is open."""
-        path = queue._home.directory.path
+        path = queue.path
         key = (path, id(disk), None if type(clock) is SystemClock else id(clock))
         with cls._guard:
             watch = cls._shared.get(key)
@@ -53,11 +73,11 @@ class InboxWatcher:
             if watch is None:
                 watch = cls._shared[key] = InboxWatcher(key, path, disk, clock)
             watch._members[queue.name] = queue
-        queue._watch = watch
+        queue.watcher = watch
         if starts or watch._is_late():
             watch._arm()
 
-    def leave(self, queue: JournaledQueue) -> None:
+    def leave(self, queue: Watched) -> None:
         """``queue`` is closed. May be repeated."""
         with self._guard:
             if self._members.get(queue.name) is queue:
@@ -88,11 +108,11 @@ class InboxWatcher:
                     self._timer = self._clock.call_later(seconds, self._look, on_lost=self._lost)
         except RuntimeError:
             for queue in list(self._members.values()):
-                queue._feed.leave(self._arm)
+                queue.do_later(self._arm)
 
     def _seconds(self) -> float:
         """How often the one asks that asks most often."""
-        return min((queue._inbox_interval or math.inf for queue in list(self._members.values())), default=math.inf)
+        return min((queue.interval or math.inf for queue in list(self._members.values())), default=math.inf)
 
     def _is_late(self) -> bool:
         """Whether a look is set that comes later than somebody who has joined since asks for. A look that is under way
@@ -111,7 +131,7 @@ class InboxWatcher:
             if self._timer is not None:
                 self._timer.cancel()  # it is this one; or one that was set meanwhile, and this look sets the next
                 self._timer = None
-        found: list[JournaledQueue] = []
+        found: list[Watched] = []
         what = f"looking at the inbox of {self._path}"
         try:
             folder = open_inbox(self._path, self._disk, create=False)
@@ -121,7 +141,7 @@ class InboxWatcher:
                 folder.close()
             self._trouble.end(what)
             queues = [self._members.get(name) for name in names]
-            found = [queue for queue in queues if queue is not None and queue._state is None]
+            found = [queue for queue in queues if queue is not None and queue.is_open]
         except FileNotFoundError:
             found = []
         except OSError as error:
@@ -132,26 +152,24 @@ class InboxWatcher:
         if found:
             self._start(found)
 
-    def _start(self, found: list[JournaledQueue]) -> None:
+    def _start(self, found: list[Watched]) -> None:
         thread = threading.Thread(target=self._take_in, args=(found,), name="kestrelpy-inbox", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # no thread to be had, or the interpreter is shutting down
             self._arm()
 
-    def _take_in(self, found: list[JournaledQueue]) -> None:
+    def _take_in(self, found: list[Watched]) -> None:
         try:
             _look_for(found)
         finally:
             self._arm()
 
 
-def _look_for(found: list[JournaledQueue]) -> None:
+def _look_for(found: list[Watched]) -> None:
     """By itself: at the jump backwards of this loop CPython 3.13 would not see a "finally"."""
     while found:
-        inflow = found.pop()._inflow
-        assert inflow is not None  # who is in a watch has one
-        inflow.look()
+        found.pop().look()
 
 
 def _forget_watches() -> None:

@@ -10,11 +10,11 @@ Rules:
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kestrelpy import JournaledQueue, QueueClosed, WrongKind, inspect
+from kestrelpy import JournaledQueue, WrongKind, inspect
 from kestrelpy.inbox import pending
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ class JobJournal(JournaledQueue):
     """The journal of a work queue: it has no inbox, and is opened by no other class."""
 
     _holds_jobs = True
-    _is_wrong = False
 
     def claim(self, disk: Disk | None) -> bool:
         """Whether it is known to be a work queue's; a new one is marked. Raises ``WrongKind``, ``OSError``."""
@@ -69,7 +68,7 @@ class JobJournal(JournaledQueue):
         """Take records of any size from here on. How large a job may be is the work queue's business; and one that was
         put when more was allowed must be written anew, or the journal could never be shortened.
         """
-        self.max_item_bytes = sys.maxsize
+        self.max_item_bytes = self._puts.max_item_bytes = sys.maxsize
 
     @property
     def queue_id(self) -> bytes:
@@ -78,21 +77,22 @@ class JobJournal(JournaledQueue):
 
     @property
     def never_syncs(self) -> bool:
-        return self._sync_seconds is None
+        return self._status.sync_seconds is None
 
     def sync_under_lock(self) -> None:
         """``sync`` for a caller that has a lock of its own. Raises ``DurabilityUnknown``."""
-        self._check_usable()
-        self._commit.wait(self._journal.tail_id, holding=True)
+        self._status.check_usable()
+        self._make_durable(self._journal.tail_id)
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
         """What is raised in here reaches nobody: ``close`` tells of it still, unless somebody had been told before."""
-        told = self._told
+        status = self._status
+        told = status.is_told
         try:
             yield
         finally:
-            self._told = told
+            status.is_told = told
 
     def _look_for_batches(self, disk: Disk | None) -> None:
         """Those that a version before has let somebody publish."""
@@ -101,10 +101,6 @@ class JobJournal(JournaledQueue):
             message = "%s/%s is a work queue: the %d batches in its inbox are never taken in, and may be deleted"
             _warn(message, self.directory, self.name, count)
 
-    def _close_cleanly(self, closed: QueueClosed, tell: Callable[..., object]) -> None:
-        if not self._is_wrong:
-            super()._close_cleanly(closed, tell)
-
     def __del__(self) -> None:
         """Whether it was closed is the work queue's business, which says so in its own name."""
 
@@ -112,7 +108,7 @@ class JobJournal(JournaledQueue):
         """What to raise if its records are no jobs. Closing it changes nothing then: it would retire what was read, and
         its owner may keep that in an archive.
         """
-        self._is_wrong = True
+        self._ending.changes_nothing = True
         return WrongKind(f"{self.directory}/{self.name}", "queue")
 
 

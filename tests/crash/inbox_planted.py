@@ -102,9 +102,7 @@ def intent_of_a_dead_owner_believed() -> Iterator[None]:
 @fault("(a) (b)")
 def done_before_its_items_are_on_disk() -> Iterator[None]:
     with (
-        patch.object(
-            InboxHost, "sync_locked", lambda self: self._queue._feed.show_durable_locked(self.journal.tail_id, 0)
-        ),
+        patch.object(InboxHost, "sync_locked", lambda self: self._source.show_durable_locked(self.journal.tail_id, 0)),
         patch.object(_Visit, "sync_locked", lambda self: None),
     ):
         yield

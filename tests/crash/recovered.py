@@ -99,8 +99,8 @@ def bury(reader: Reader) -> None:
 def take_apart(queue: JournaledQueue) -> None:
     """What refers to each other goes at once, without the collector: hundreds of thousands of queues come here."""
     opened.discard(queue)
-    readership, feed = queue._readership, queue._feed
-    for part in (*readership.open.values(), readership, feed, feed.journal, queue._commit, queue):
+    readership, feed = queue._registry, queue._source
+    for part in (*readership.open.values(), readership, feed, feed.journal, queue._syncer.commit, queue):
         part.__dict__.clear()
 
 

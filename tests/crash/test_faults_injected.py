@@ -20,6 +20,7 @@ from recovered import abandon_all, read_all
 
 from kestrelpy import CorruptJournal, DurabilityUnknown, JournaledQueue, QueueDiskFull, QueueEmpty, ReaderConfig
 from kestrelpy._journal.journal import Journal
+from kestrelpy._writing.syncer import Syncer
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner
 
@@ -86,7 +87,7 @@ def failed_stores_stay() -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_the_caller_is_told() -> Iterator[None]:
-    with patch.object(JournaledQueue, "_fail", lambda *_, **__: None):
+    with patch.object(Syncer, "fail", lambda *_, **__: None):
         yield
 
 

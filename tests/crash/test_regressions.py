@@ -167,7 +167,7 @@ def test_a_seek_backwards_that_may_get_to_the_disk_holds_segments_back() -> None
     settle(reader, 4, durable=True)
     reader.seek(2)
     settle(reader, 9, durable=False)
-    queue._readership.retire(queue._feed)
+    queue._registry.retire(queue._source)
     heads = set()
     for seed in range(60):
         left = disk.after_power_cut(Leaning(random.Random(seed)), PowerModel.ANY)

@@ -35,7 +35,7 @@ from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.registry import ReaderRegistry
-from kestrelpy._writing import put as put_module
+from kestrelpy._writing import syncer as syncer_module
 from kestrelpy._writing.group_commit import GroupCommit
 from kestrelpy.inbox.ingest import Ingest
 from kestrelpy.inbox.ledger import IngestLedger
@@ -395,7 +395,7 @@ twins("R29", "test_r29_a_waiting_thread_does_not_keep_the_interpreter")
 
 @rule("R30", "test_r30_a_queue_whose_maintenance_thread_died_says_so")
 def nobody_is_told_that_maintenance_is_lost() -> None:
-    put_module.Writing._maintenance_lost = nothing  # type: ignore[method-assign]
+    syncer_module.Syncer.lose_thread = nothing  # type: ignore[method-assign]
 
 
 @rule("R31", "test_a_queue_never_closed_gives_a_resource_warning")

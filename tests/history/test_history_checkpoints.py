@@ -161,7 +161,7 @@ def heads_after_each_crash(disk: CrashingDisk, saves: int, model: PowerModel) ->
     disk.before_operation = clone
     for n in range(saves):
         reader.get_nowait().commit()
-        queue._readership._files[reader]._size = 0  # replaced, not appended to
+        queue._registry._files[reader]._size = 0  # replaced, not appended to
         reader.checkpoint(durable=True)
         saved = n + 1
     disk.before_operation = None
@@ -309,7 +309,7 @@ def test_history_nsq_938_thousands_of_empty_temporaries(tmp_path: Path) -> None:
     for _ in range(100):
         with contextlib.suppress(OSError):
             reader.checkpoint(durable=True)
-        queue._readership._files[reader]._size = 0  # replaced, not appended to
+        queue._registry._files[reader]._size = 0  # replaced, not appended to
     assert failing.failures > 50
     assert len(set(disk.directory("/q").names()) - before) <= 1
     failing.disarm()
@@ -329,7 +329,7 @@ def test_a_checkpoint_file_is_replaced_as_these_tests_mean_it(tmp_path: Path) ->
     disk = MemoryDisk()
     with on_disk(disk) as queue:
         reader = queue.reader()
-        file = queue._readership._files[reader]
+        file = queue._registry._files[reader]
         assert isinstance(file, CheckpointFile)
         size = len(read(disk, CHECKPOINT).rstrip(b"\0"))
         reader.checkpoint(durable=True)

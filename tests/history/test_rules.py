@@ -118,7 +118,7 @@ def test_r5_segments_wait_for_a_durable_checkpoint() -> None:
         reader.get_nowait().commit()
         done = n + 1
         reader.checkpoint()
-        queue._readership.retire(queue._feed)  # type: ignore[arg-type]
+        queue._registry.retire(queue._source)  # type: ignore[arg-type]
     disk.before_operation = None
     assert len(segments(disk)) < 5
     vanish(queue, disk)

@@ -166,8 +166,8 @@ def put_that_waits_for_room(_: Interrupter) -> Prepared:
 
     def afterwards() -> None:
         demand(not scene.queue._room, "(12) somebody stands in the line of producers who is gone")
-        scene.queue._readership.may_limit = False  # for the puts of the checks, as the next line
-        scene.queue._readership.update_limits()
+        scene.queue._registry.may_limit = False  # for the puts of the checks, as the next line
+        scene.queue._registry.update_limits()
         scene.options.clear()
 
     return Prepared(scene, call, afterwards, always=True)
@@ -466,7 +466,7 @@ def checkpoint_durable(_: Interrupter) -> Prepared:
     scene.fill(3, b"x" * 2000)
     scene.take(2)
     scene.user.commit(scene.reader, 2)
-    scene.queue._readership._files[scene.reader]._size = 0  # a grown one: it is replaced
+    scene.queue._registry._files[scene.reader]._size = 0  # a grown one: it is replaced
     return Prepared(scene, lambda: scene.queue.checkpoint(durable=True))
 
 
@@ -500,7 +500,7 @@ def sync_alone(_: Interrupter) -> Prepared:
 
 def _lead_elsewhere(scene: Scene) -> Any:
     """Another thread leads a sync now; returns what it does when the disk has answered."""
-    commit = scene.queue._commit
+    commit = scene.queue._syncer.commit
     commit._leader = leader = object()
     commit_id = scene.queue._journal.tail_id
 
@@ -539,8 +539,8 @@ def sync_in_a_chain(interrupter: Interrupter) -> Prepared:
     elsewhere = mock.Mock(ident=0)
 
     def arrive() -> None:
-        if scene.queue._commit.durable_id < tail_id:
-            scene.queue._commit._tickets.append((tail_id, behind))
+        if scene.queue._syncer.commit.durable_id < tail_id:
+            scene.queue._syncer.commit._tickets.append((tail_id, behind))
         answered()
 
     def sync() -> None:
@@ -565,8 +565,8 @@ def lead_in_a_chain(interrupter: Interrupter) -> Prepared:
     scene.fill(2, b"later")
 
     def arrive() -> None:
-        if scene.queue._commit.durable_id < tail_id:
-            scene.queue._commit._tickets.append((tail_id, behind))
+        if scene.queue._syncer.commit.durable_id < tail_id:
+            scene.queue._syncer.commit._tickets.append((tail_id, behind))
         answered()
 
     def sync() -> None:
@@ -577,7 +577,7 @@ def lead_in_a_chain(interrupter: Interrupter) -> Prepared:
         arrive()
         demand(behind.wait(0), "(7) who is behind in the chain was not woken")
         scene.queue.sync()
-        demand(scene.queue._commit._leader is None, "(7) the lead is left with one who has gone")
+        demand(scene.queue._syncer.commit._leader is None, "(7) the lead is left with one who has gone")
 
     return Prepared(scene, waits(scene, interrupter, sync, arrive), afterwards, always=True)
 
@@ -587,7 +587,7 @@ def lead_to_a_chain(_: Interrupter) -> Prepared:
     """A leader who has a chain to set off, with the next leader in it."""
     scene = attached()
     scene.fill(2)
-    commit = scene.queue._commit
+    commit = scene.queue._syncer.commit
     tail_id, links = scene.queue._journal.tail_id, [_Link(), _Link(), _Link()]
     commit._tickets = [(tail_id, links[0]), (tail_id + 1, links[1]), (tail_id, links[2])]
 
@@ -614,16 +614,16 @@ def sync_for_others(_: Interrupter) -> Prepared:
 
     def call() -> None:
         scene.trying.append((b"new",))
-        with mock.patch.object(scene.queue._commit, "wait"):
+        with mock.patch.object(scene.queue._syncer.commit, "wait"):
             item_id = scene.queue.put(b"new")
         for ticket in tickets:
-            scene.queue._commit.add(item_id, ticket, soon=False)
+            scene.queue._syncer.commit.add(item_id, ticket, soon=False)
         scene.queue.sync()
         scene.acknowledge((b"new",), [item_id])
 
     def afterwards() -> None:
         scene.queue.sync()
-        left = [ticket for _, ticket in scene.queue._commit._tickets]
+        left = [ticket for _, ticket in scene.queue._syncer.commit._tickets]
         demand(not left, "(7) somebody waits for a sync that has been")
 
     return Prepared(scene, call, afterwards)

@@ -143,14 +143,14 @@ class Scene:
 
     def check_locks(self) -> None:
         """(1) Nobody has a lock: there is one thread, and it is back."""
-        queue, readership = self.queue, self.queue._readership
+        queue, readership = self.queue, self.queue._registry
         held = {
             "queue._lock": queue._lock,
-            "queue._syncing": queue._syncing,
+            "queue._held.syncing": queue._held.syncing,
             "readership._opening": readership._opening,
             "readership._limiting": readership._limiting,
             "readership._listing": readership._listing,
-            "commit._lock": queue._commit._lock,
+            "commit._lock": queue._syncer.commit._lock,
             "_process._guard": _process._guard,
             "clock._lock": self.clock._lock,
         }
@@ -166,7 +166,7 @@ class Scene:
         if "count=0" not in repr(memory._guard):
             names.append("_memory_disk._guard")
         demand(not names, f"(1) still locked: {names}")
-        demand(queue._commit._leader is None, "(7) a sync has a leader who is gone")
+        demand(queue._syncer.commit._leader is None, "(7) a sync has a leader who is gone")
 
     def check(self, choose: random.Random) -> None:
         """All that must hold once whatever was interrupted is over."""
@@ -327,7 +327,7 @@ class Scene:
             demand(again.reader(name, start="earliest").items == 0, f"(9) {name!r} has items after a clean close")
         demand(again.put(b"on") > max(self.put, default=0), "(3) an id is given out again")
         again.close()
-        left = [queue for queue in self.opened if queue._state is None]
+        left = [queue for queue in self.opened if queue._status.error is None]
         demand(not left, f"(11) not closed: {left}")
 
     def vanish(self) -> None:

@@ -101,9 +101,9 @@ def test_a_beginning_that_could_not_be_cleaned_up_is_cleaned_up_later(error: int
         patch.setattr("kestrelpy._journal.journal.create_segment", half_made)
         with pytest.raises(QueueDiskFull if error == errno.ENOSPC else OSError):
             queue.put(b"a")
-    (left,) = [name for name in queue._home.directory.names() if name.endswith(".segment")]
+    (left,) = [name for name in queue._held.files.directory.names() if name.endswith(".segment")]
     assert queue.put(b"b") == 1
-    assert left not in queue._home.directory.names()
+    assert left not in queue._held.files.directory.names()
     queue.close()
 
 

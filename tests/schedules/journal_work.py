@@ -65,7 +65,10 @@ class Work:
         else:
             ids = [queue.put(items[0], timeout=timeout)]
         if self.sync == "always" and ids:
-            require(max(queue._journal.durable_id, queue._commit.durable_id) >= ids[-1], "acknowledged before its sync")
+            require(
+                max(queue._journal.durable_id, queue._syncer.commit.durable_id) >= ids[-1],
+                "acknowledged before its sync",
+            )
         return ids
 
     def _check_free(self, future: Future[Any]) -> None:
@@ -116,7 +119,7 @@ class Work:
         here that would wake anybody: a sync would.
         """
         until = self.scene.scheduler.now + 100
-        while self.queue._feed.pending or any(reader.items for reader in readers):
+        while self.queue._source.pending or any(reader.items for reader in readers):
             self.scene.sleep(0.05)
             require(self.scene.scheduler.now < until, "somebody was not woken")
 

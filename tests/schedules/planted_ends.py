@@ -5,7 +5,7 @@ from __future__ import annotations
 from _thread import get_ident
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 from planted_races import NOT_WOKEN, race
@@ -21,7 +21,8 @@ from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._reading.source import Cursor
 from kestrelpy._writing.backpressure import Producer, ProducerTask, Room
 from kestrelpy._writing.ending import Ending
-from kestrelpy._writing.put import Parcel, Writing
+from kestrelpy._writing.open_journal import OpenJournal
+from kestrelpy._writing.put_path import Parcel, PutPath
 from kestrelpy.blocking import _Gets
 from kestrelpy.clock import _Timers
 
@@ -63,14 +64,27 @@ def retires_without_the_guard() -> Iterator[None]:
 
 @race("has lost|has changed|AssertionError|IndexError|acknowledged|was given|out twice|CorruptJournal", "cut", "flow")
 def appends_without_the_lock() -> Iterator[None]:
-    real = Writing._append_if_room
+    real = PutPath._append_if_room
 
-    def append(self: Writing, *arguments: Any) -> Any:
-        self._lock = nullcontext()
+    def append(self: PutPath, *arguments: Any) -> Any:
+        if not isinstance(self.source, _Unlocked):
+            self.source = cast("LocalSource", _Unlocked(self.source))
         return real(self, *arguments)
 
-    with patch.object(Writing, "_append_if_room", append):
+    with patch.object(PutPath, "_append_if_room", append):
         yield
+
+
+class _Unlocked:
+    """A source whose lock locks nothing."""
+
+    lock = nullcontext()
+
+    def __init__(self, source: LocalSource) -> None:
+        self.source = source
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
 
 
 # -- room ------------------------------------------------------------------------------------------------------------
@@ -96,10 +110,10 @@ def a_producer_that_leaves_the_line_rings_nobody() -> Iterator[None]:
 
 @race(NOT_WOKEN, "limited")
 def a_producer_looks_before_it_stands_in_line() -> Iterator[None]:
-    real, real_enter = Writing._look_for_room, Room.enter
+    real, real_enter = PutPath._look_for_room, Room.enter
     looking: set[Producer] = set()
 
-    def look(self: Writing, parcel: Parcel, producer: Producer) -> range | float | None:
+    def look(self: PutPath, parcel: Parcel, producer: Producer) -> range | float | None:
         looking.add(producer)
         found = real(self, parcel, producer)
         looking.discard(producer)
@@ -111,7 +125,7 @@ def a_producer_looks_before_it_stands_in_line() -> Iterator[None]:
         return producer not in looking and real_enter(self, producer)
 
     with (
-        patch.object(Writing, "_look_for_room", look),
+        patch.object(PutPath, "_look_for_room", look),
         patch.object(Room, "enter", enter),
         patch.object(Room, "is_first", _would_be_first),
     ):
@@ -240,7 +254,7 @@ def a_file_that_is_closed_has_been_synced() -> Iterator[None]:
 
 @race("Bad file descriptor|a sync failed|NoneType|AssertionError", "erased")
 def the_file_is_closed_under_a_sync() -> Iterator[None]:
-    with patch.object(Ending, "_abandon_journal", lambda self: self._journal.abandon()):
+    with patch.object(OpenJournal, "_abandon_journal", lambda self: self.journal.abandon()):
         yield
 
 
@@ -276,7 +290,7 @@ def drops_a_reader_under_the_lock() -> Iterator[None]:
 @race("QueueClosed", "readers_come_and_go")
 def one_reader_that_closes_stops_the_checkpoint_of_all() -> Iterator[None]:
     def of_each(self: JournaledQueue, call: Any) -> list[Any]:
-        return [call(reader) for reader in list(self._readership.open.values())]
+        return [call(reader) for reader in list(self._registry.open.values())]
 
     with patch.object(JournaledQueue, "_of_each", of_each):
         yield
@@ -303,7 +317,7 @@ def who_makes_a_reader_does_not_look_again() -> Iterator[None]:
 @race("comes again", "parting")
 def a_queue_passes_over_a_reader_that_closes() -> Iterator[None]:
     def save_places(self: Ending, closed: QueueClosed, tell: Tell) -> None:
-        for reader in self._readership.open.values():
+        for reader in self._registry.open.values():
             if reader._backlog.broken is None:
                 reader._checkpointer.save_last(True, closed, tell)
 

@@ -19,7 +19,9 @@ from kestrelpy._reading.dispatch import Dispatcher, Tell, fail_all
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._waiting.waiters import ThreadWaiter, Waiter
 from kestrelpy._writing.group_commit import GroupCommit, _Link
-from kestrelpy._writing.put import Writing
+from kestrelpy._writing.put_path import PutPath
+from kestrelpy._writing.status import QueueStatus
+from kestrelpy._writing.syncer import Syncer
 from kestrelpy.memory._exchange import Exchange
 
 
@@ -87,11 +89,11 @@ def claims_without_removing() -> Iterator[None]:
 @race(NOT_WOKEN, "flow", "detached")
 def wakes_before_it_stores() -> Iterator[None]:
     """A put serves the line and stores its item after that."""
-    real, real_wake = Writing._store, LocalSource.wake
+    real, real_wake = PutPath._store, LocalSource.wake
     storing: set[int] = set()
 
-    def store(self: Writing, *arguments: Any, **options: Any) -> range:
-        self._feed.wake()
+    def store(self: PutPath, *arguments: Any, **options: Any) -> range:
+        self.source.wake()
         storing.add(get_ident())
         try:
             return real(self, *arguments, **options)
@@ -104,9 +106,9 @@ def wakes_before_it_stores() -> Iterator[None]:
 
     never = property(lambda _: False, lambda *_: None)
     with (
-        patch.object(Writing, "_store", store),
+        patch.object(PutPath, "_store", store),
         patch.object(LocalSource, "wake", wake),
-        patch.object(Writing, "_fast", never, create=True),
+        patch.object(QueueStatus, "fast", never),
     ):
         yield
 
@@ -189,17 +191,17 @@ def followers_are_told_before_the_sync() -> Iterator[None]:
 @race("has lost|was on disk and is not|were on disk; the journal ends", "cut")
 def the_end_is_read_after_the_sync() -> Iterator[None]:
     """What was put while the sync went on is taken for durable."""
-    real = Writing._sync_once
+    real = Syncer._sync_once
 
-    def sync_once(self: Writing) -> int:
+    def sync_once(self: Syncer) -> int:
         real(self)
-        with self._lock:
+        with self._source.lock:
             tail_id, total_bytes = self._journal._end()
             self._journal.durable_id = tail_id
-            self._feed.show_durable_locked(tail_id, total_bytes)
+            self._source.show_durable_locked(tail_id, total_bytes)
         return tail_id
 
-    with patch.object(Writing, "_sync_once", sync_once):
+    with patch.object(Syncer, "_sync_once", sync_once):
         yield
 
 

@@ -233,5 +233,5 @@ class Ledger:
 
 def close_quietly(queue: JournaledQueue) -> None:
     """What a run has left behind when it was cut short: not to be warned of."""
-    if queue._state is None:
-        queue._state = QueueClosed("its process is gone")
+    if queue._status.error is None:
+        queue._status.error = QueueClosed("its process is gone")

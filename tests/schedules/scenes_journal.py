@@ -112,7 +112,7 @@ def closing(scene: Scene) -> None:
     for task in tasks:
         task.join()
     require(scene.scheduler.now < LONG, "a producer was not woken")
-    if work.queue._state is not None and "erased" in str(work.queue._state):
+    if work.queue._status.error is not None and "erased" in str(work.queue._status.error):
         left = work.disk.directory("/data").names()
         require(not left, f"erased, and {left} is left")
     else:
@@ -140,7 +140,7 @@ def failing(scene: Scene) -> None:
         work.queue.close()
     except (DurabilityUnknown, OSError):
         work.queue.close()
-    require(not work.queue._commit._tickets, "a ticket was forgotten")
+    require(not work.queue._syncer.commit._tickets, "a ticket was forgotten")
 
 
 def _consume_what_there_is(work: Work, reader: Reader) -> None:

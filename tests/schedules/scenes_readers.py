@@ -288,7 +288,7 @@ def in_line(scene: Scene) -> None:
     for task in producers:
         task.join()
     require(scene.scheduler.now < LONG, "a producer was not woken")
-    while work.queue._feed.pending:  # of a task that was cancelled
+    while work.queue._source.pending:  # of a task that was cancelled
         scene.sleep(0.05)
     queue.shutdown()
     consumer.join()
@@ -372,7 +372,7 @@ def parting(scene: Scene) -> None:
         work.queue.erase()
     for task in tasks:
         task.join()
-    state = work.queue._state
+    state = work.queue._status.error
     require(state is None or all(reader._backlog.broken is not None for reader in made), f"{made} were told nothing")
     if how == "erase":
         left = set(work.disk.directory("/data").names()) - {"jobs.readers.lock"}  # that of who asked for it too late

@@ -39,7 +39,7 @@ from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._reading import dispatch
 from kestrelpy._waiting import deferred, put_future
 from kestrelpy._writing.group_commit import GroupCommit
-from kestrelpy._writing.put import Writing
+from kestrelpy._writing.put_path import PutPath
 
 START_MS = 1_700_000_000_000
 LEAF = 9
@@ -51,7 +51,7 @@ LEVELS = {
     "I (InboxHost._lock)": 3,
     "Q (LocalSource.lock)": 4,
     "R (Backlog.lock)": 5,
-    "S (JournaledQueue._syncing)": 5,
+    "S (OpenJournal.syncing)": 5,
     "M (Exchange._lock)": 5,
     "the watches (InboxWatcher._guard)": 7,
     "N (ReaderRegistry._limiting)": 8,
@@ -76,7 +76,7 @@ _NAMED = {
     ("InboxHost", "_lock"): "I (InboxHost._lock)",
     ("LocalSource", "lock"): "Q (LocalSource.lock)",
     ("Backlog", "lock"): "R (Backlog.lock)",
-    ("JournaledQueue", "_syncing"): "S (JournaledQueue._syncing)",
+    ("OpenJournal", "syncing"): "S (OpenJournal.syncing)",
     ("Exchange", "_lock"): "M (Exchange._lock)",
     ("GroupCommit", "_lock"): "T (GroupCommit._lock)",
     ("DetachedSource", "_looking"): "L (DetachedSource._looking)",
@@ -387,7 +387,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             (deferred, "_left", deque()),
             (deferred, "_working", False),
             (dispatch, "_turns", dispatch._Turns()),  # made anew for a thread, which plays many tasks in its life
-            (Writing, "_promise", put_future.PutFuture),  # as if looked up before
+            (PutPath, "_promise", put_future.PutFuture),  # as if looked up before
             (clock, "time", time),
             (clock.SystemClock, "monotonic", staticmethod(time.monotonic)),
             (clock.SystemClock, "time_ns", staticmethod(time.time_ns)),

@@ -80,15 +80,15 @@ class Home:
         queue, source = self.queue, self.outside._source
         return {
             "Q": queue._lock,
-            "S": queue._syncing,
+            "S": queue._held.syncing,
             "R": self.reader._backlog.lock,
             "C": self.reader._checkpointer.lock,
-            "O": queue._readership._opening,
-            "I": queue._inflow._lock,  # type: ignore[union-attr]
-            "T": queue._commit._lock,
-            "listing": queue._readership._listing,
-            "limiting": queue._readership._limiting,
-            "G": queue._home.guard(),
+            "O": queue._registry._opening,
+            "I": queue._inbox._lock,  # type: ignore[union-attr]
+            "T": queue._syncer.commit._lock,
+            "listing": queue._registry._listing,
+            "limiting": queue._registry._limiting,
+            "G": queue._held.files.guard(),
             "L": source._looking,  # type: ignore[attr-defined]
             "R outside": self.outside._backlog.lock,
             "C outside": self.outside._checkpointer.lock,

@@ -20,7 +20,8 @@ import kestrelpy._reading.reader
 import kestrelpy._reading.window
 import kestrelpy._writing.ending
 import kestrelpy._writing.group_commit
-import kestrelpy._writing.put
+import kestrelpy._writing.put_path
+import kestrelpy._writing.status
 import kestrelpy._writing.syncer
 from kestrelpy import _logging, _process, clock
 from kestrelpy._reading.dispatch import Dispatcher
@@ -75,6 +76,7 @@ def one_error_is_raised_again_and_again() -> Iterator[None]:
     modules: list[Any] = [
         kestrelpy._reading.detached_source,
         kestrelpy._writing.syncer,
+        kestrelpy._writing.status,
         kestrelpy._writing.ending,
         kestrelpy._journal.journal,
         kestrelpy._writing.group_commit,
@@ -107,7 +109,7 @@ def a_child_keeps_the_lock_of_the_promises() -> Iterator[None]:
 def who_enters_a_line_at_the_end_waits() -> Iterator[None]:
     with (
         patch.object(kestrelpy._reading.dispatch, "why_not_wait", lambda: None),
-        patch.object(kestrelpy._writing.put, "why_not_wait", lambda: None),
+        patch.object(kestrelpy._writing.put_path, "why_not_wait", lambda: None),
     ):
         yield
 

@@ -22,7 +22,7 @@ from kestrelpy._journal import segment as segment_module
 from kestrelpy._journal.catalog import SegmentCatalog
 from kestrelpy._journal.follow import FollowingView
 from kestrelpy._reading import detached_source
-from kestrelpy._writing import options
+from kestrelpy._writing import open_journal, options
 from kestrelpy.errors import ItemTooLarge
 from kestrelpy.inbox import publishing
 from kestrelpy.inbox.host import InboxHost
@@ -37,8 +37,8 @@ from kestrelpy.inspection import scan, summary, verify
 def a_queue_in_memory_takes_batches() -> Iterator[None]:
     real = queue.memory_disk
 
-    def inflow(owner: Any, disk: Any, *, quarantine: bool) -> InboxHost:
-        return InboxHost(owner, RealDisk() if disk in mine else disk, quarantine=quarantine)
+    def inflow(writer: Any, files: Any, disk: Any, *rest: Any, quarantine: bool) -> InboxHost:
+        return InboxHost(writer, files, RealDisk() if disk in mine else disk, *rest, quarantine=quarantine)
 
     mine: list[Any] = []
 
@@ -174,7 +174,7 @@ def a_wheel_without_the_mark_of_its_types() -> Iterator[None]:
     test="tests/test_queue.py::test_an_archive_where_the_queue_lives_is_refused",
 )
 def an_archive_where_the_queue_lives() -> Iterator[None]:
-    with patch.object(queue.JournaledQueue, "_check_apart", lambda self, archive: None):
+    with patch.object(open_journal.OpenJournal, "_check_apart", lambda self, archive: None):
         yield
 
 

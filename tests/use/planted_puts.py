@@ -15,9 +15,9 @@ from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy._reading.hooks import Hooks
 from kestrelpy._reading.limits import Limited
 from kestrelpy._reading.registry import ReaderRegistry
-from kestrelpy._writing import put as put_module
+from kestrelpy._writing import put_path as put_module
 from kestrelpy._writing.backpressure import Room
-from kestrelpy._writing.put import Writing
+from kestrelpy._writing.put_path import PutPath
 from kestrelpy.blocking import JournaledBlockingQueue
 
 CANCELLED = "tests/test_room.py::test_a_cancelled_aput_that_waits_for_room_has_put_nothing"
@@ -140,7 +140,7 @@ def limits_are_worked_out_when_readers_change_here() -> Iterator[None]:
 )
 def a_reader_that_closes_rings_nobody() -> Iterator[None]:
     def closed(self: JournaledQueue, reader: Reader) -> None:
-        self._readership.closed(reader)
+        self._registry.closed(reader)
 
     with patch.object(JournaledQueue, "_reader_closed", closed), patch.object(Room, "pass_over", lambda self: None):
         yield
@@ -162,9 +162,9 @@ def what_never_fits_waits() -> Iterator[None]:
     test="tests/test_room.py::test_a_batch_overshoots_bytes_by_one_item_as_single_puts_do",
 )
 def only_what_is_there_counts_for_bytes() -> Iterator[None]:
-    def is_refused(self: Writing, reader: Limited, parcel: put_module.Parcel) -> bool:
+    def is_refused(self: PutPath, reader: Limited, parcel: put_module.Parcel) -> bool:
         dropping = reader.config.full_policy is FullPolicy.DROP_OLDEST
-        return not dropping and not self._fits(reader, len(parcel.items))
+        return not dropping and not self.fits(reader, len(parcel.items))
 
-    with patch.object(Writing, "_is_refused", is_refused):
+    with patch.object(PutPath, "_is_refused", is_refused):
         yield

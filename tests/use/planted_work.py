@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 from planting import defect
 
-from kestrelpy import queue
 from kestrelpy._reading import detached_source
+from kestrelpy._writing import open_journal
 from kestrelpy.errors import KestrelError
 from kestrelpy.inbox import parts, publishing
 from kestrelpy.server._parser import Parser
@@ -41,7 +41,7 @@ def does_nothing(*_: Any, **__: Any) -> None:
 )
 def work_queues_are_not_told_from_others() -> Iterator[None]:
     with (
-        patch.object(queue, "refuse_jobs", does_nothing),
+        patch.object(open_journal, "refuse_jobs", does_nothing),
         patch.object(detached_source, "refuse_jobs", does_nothing),
         patch.object(publishing, "refuse_jobs", does_nothing),
         patch.object(publishing, "refuse_jobs_in", does_nothing),

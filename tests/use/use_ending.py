@@ -18,6 +18,8 @@ from use_outside import check_scan
 from use_tasks import turn
 
 from kestrelpy import Item, JournaledQueue, QueueEmpty, Reader, verify
+from kestrelpy._writing.maintenance import Maintenance
+from kestrelpy._writing.syncer import Syncer
 from kestrelpy.work import Job, Session, WorkQueue
 
 if TYPE_CHECKING:
@@ -49,7 +51,11 @@ def account(w: World) -> None:
         w.drop_loop(process)
         now = process.clock.monotonic()
         timers = [timer.callback for timer in timers_of(process) if not timer.cancelled and timer.deadline > now]
-        kept = [call for call in timers if isinstance(getattr(call, "__self__", None), JournaledQueue)]
+        kept = [
+            call
+            for call in timers
+            if isinstance(getattr(call, "__self__", None), (JournaledQueue, Syncer, Maintenance))
+        ]
         w.require(not kept, f"{len(kept)} timers are left of what is closed: {kept[:1]}")
     if w.failure is not None:
         raise w.failure

@@ -60,7 +60,7 @@ def is_here(process: Process, reader: ReaderModel) -> bool:
         opened is not None
         and reader.handle is not None
         and reader.process is process
-        and reader.handle._source is opened.queue._feed
+        and reader.handle._source is opened.queue._source
     )
 
 

@@ -47,8 +47,6 @@ def _read(function: Callable[..., Any]) -> tuple[type[BaseException], ...]:
     for other in _referred(function, owner, text):
         found.update(documented(other))
     home: Any = {"JournaledQueue": JournaledQueue, "Reader": Reader}.get(owner)
-    if owner in ("Writing", "Durability", "Ending"):
-        home = JournaledQueue
     if owner == "Waiting":
         home = Reader
     if home is not None:

@@ -154,7 +154,7 @@ def settle_batch(w: World, model: QueueModel, batch: Batch) -> None:
     if not known:
         owner = model.writer.queues.get(model.name) if model.writer is not None else None
         flying = model.flying.difference(*(each.puts for each in model.batches))
-        if owner is not None and owner.queue._state is None and not model.holes and not flying:
+        if owner is not None and owner.queue._status.error is None and not model.holes and not flying:
             tail_id = owner.queue.stats().tail_id
             w.require(tail_id >= len(model.stored) + len(batch.puts), f"a batch is gone, and the tail is {tail_id}")
         model.holes = True
@@ -172,7 +172,7 @@ def check_batches(w: World) -> None:
     """A batch does not wait for longer than its queue's ``inbox_interval``, unless a reader has no room."""
     for model in w.models.values():
         opened = model.writer.queues.get(model.name) if model.writer is not None else None
-        if opened is None or not model.batches or opened.queue._state is not None or w.trouble.fired:
+        if opened is None or not model.batches or opened.queue._status.error is not None or w.trouble.fired:
             continue
         if model.may_refuse or model.damaged or model.failed or "full" in w.tags:
             continue

@@ -122,7 +122,7 @@ def is_stored(w: World, model: QueueModel, put: Put) -> bool:
     """Whether the item is in the files, or may have been."""
     if put.id or model.writer is None or model.damaged:  # damaged: its bytes may be others now
         return True
-    if model.writer.queues[model.name].queue._feed.first_id > 1:
+    if model.writer.queues[model.name].queue._source.first_id > 1:
         return True  # it may have been retired
     folder = w.disk.folders[FOLDER].names
     return any(put.data in bytes(folder[name].data) for name in files_of(w, model, ".segment"))  # type: ignore[attr-defined]

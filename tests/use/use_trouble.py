@@ -221,7 +221,7 @@ def chain(w: World, rng: random.Random, process: Process) -> None:
     configs = [opened.options.get("default_reader"), *opened.options["readers"].values()]
     limited = any(config is not None and (config.max_items or config.max_bytes) for config in configs)
     busy = reader.available() or reader.waiting or reader.queue.flying or w.trouble.times or "full" in w.tags
-    if limited or busy or opened.options.get("codec") is not None or opened.queue._state is not None:
+    if limited or busy or opened.options.get("codec") is not None or opened.queue._status.error is not None:
         return
     left = [300]
 
@@ -244,7 +244,9 @@ def chain(w: World, rng: random.Random, process: Process) -> None:
         reader.waiting += 1
         reader.handle.get_future().add_done_callback(arrive)
     go_on()
-    w.require(not left[0] or opened.queue._state is not None, f"a chain of callbacks ends {left[0]} items too early")
+    w.require(
+        not left[0] or opened.queue._status.error is not None, f"a chain of callbacks ends {left[0]} items too early"
+    )
     w.saw("a chain of callbacks")
 
 

@@ -294,7 +294,7 @@ class World:
         """Whether who has the reader open is the writer of its queue, and has it through the queue."""
         process = reader.process
         opened = process.queues.get(reader.queue.name) if process is not None else None
-        return opened is not None and reader.handle is not None and reader.handle._source is opened.queue._feed
+        return opened is not None and reader.handle is not None and reader.handle._source is opened.queue._source
 
     def configuration(self, reader: ReaderModel) -> ReaderConfig | None:
         """By what a put limits this reader: the writer's word counts."""
@@ -366,7 +366,7 @@ class World:
             if reader.handle is not None:
                 self.handles.pop(id(reader.handle), None)
                 source = reader.handle._source
-                if not any(reader.handle._source is opened.queue._feed for opened in process.queues.values()):
+                if not any(reader.handle._source is opened.queue._source for opened in process.queues.values()):
                     forget(source)  # type: ignore[arg-type]
                     source._abandon()  # type: ignore[attr-defined]
             reader.restart()
@@ -403,7 +403,7 @@ class World:
             for other in process.others:
                 other.check(thoroughly=thoroughly)
             for opened in process.queues.values():
-                if thoroughly and not opened.broken and opened.queue._state is None:
+                if thoroughly and not opened.broken and opened.queue._status.error is None:
                     self.check_invariants(opened)
             for reader in process.readers:
                 if reader.handle is not None and not reader.queue.failed and not reader.queue.damaged:

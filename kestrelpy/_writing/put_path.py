@@ -1,34 +1,31 @@
-"""Putting: the writing half of a ``JournaledQueue``, from a put to the journal.
+"""``PutPath``: how a put gets into the journal, where ``JournaledQueue.put`` has no short way.
 
-NOTE ON LOCKING: ``_lock`` (Q in docs/locking.md) guards the journal's appends and the feed. Readers' locks come after
-it. ``backpressure`` has its own rules.
+NOTE ON LOCKING: ``source.lock`` (Q in docs/locking.md) guards the journal's appends and the window. Readers' locks come
+after it. ``backpressure`` has its own rules.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zlib import crc32
 
 from kestrelpy._checks import check_timeout
-from kestrelpy._journal.format import FRAME_BYTES, Entry, pack_crc, pack_frame
-from kestrelpy._journal.segment import ITEM_COST
+from kestrelpy._journal.format import Entry
 from kestrelpy._process import why_not_wait
 from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy._reading.limits import Limited
-from kestrelpy._writing.backpressure import Producer, ProducerTask, ProducerThread
+from kestrelpy._reading.local_source import LocalSource
+from kestrelpy._reading.registry import ReaderRegistry
+from kestrelpy._writing.backpressure import Producer, ProducerTask, ProducerThread, Room
 from kestrelpy._writing.options import encode_items, expiry
-from kestrelpy._writing.syncer import Durability
+from kestrelpy._writing.status import QueueStatus
+from kestrelpy._writing.syncer import Syncer
 from kestrelpy.config import Codec, FullPolicy
 from kestrelpy.errors import DurabilityUnknown, ItemTooLarge, KestrelError, QueueFull
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from kestrelpy._waiting.put_future import PutFuture
-    from kestrelpy.inbox.host import InboxHost
-    from kestrelpy.inbox.watcher import InboxWatcher
 
 _NO_LIMIT = 1 << 62
 LARGE_BATCH = 16
@@ -60,117 +57,51 @@ def is_open_here(reader: Limited) -> bool:
     return isinstance(reader, Dispatcher) and reader.broken is None
 
 
-class Writing(Durability):
-    """What puts need; ``JournaledQueue`` sets it up."""
+def _no_batch() -> None:
+    """A queue that takes nothing in has no batch to go on with."""
 
-    max_item_bytes: int
-    _codec: Codec | None
-    _time_ns: Callable[[], int]
-    _append: Callable[[bytes, int], int]
+
+class PutPath:
+    """The puts of one queue."""
+
     _promise: type[PutFuture[int]] | None = None
-    _inflow: InboxHost | None = None
-    _watch: InboxWatcher | None = None
-    _unfinished = False  # a batch of the inbox is not taken in to its end
 
-    def _choose_path(self) -> None:
-        """Whether a put may take the short way: nothing but journal and window to see to."""
-        self._fast = (
-            self._state is None
-            and self._codec is None
-            and self._sync_seconds != 0
-            and not self._readership.limited
-            and not self._unfinished
-        )
+    def __init__(
+        self,
+        status: QueueStatus,
+        syncer: Syncer,
+        source: LocalSource,
+        registry: ReaderRegistry,
+        room: Room,
+        codec: Codec | None,
+        max_item_bytes: int,
+    ) -> None:
+        self.status = status
+        self.syncer = syncer
+        self.source = source
+        self.registry = registry
+        self.journal = source.journal
+        self.clock = source.clock
+        self.max_item_bytes = max_item_bytes
+        self.finish_batch: Callable[[], object] = _no_batch
+        """Goes on with a batch of the inbox that is not taken in to its end."""
+        self._room = room
+        self._codec = codec
+        self._append = self.journal.append
+
+    def look_again(self) -> None:
+        """Have every producer that waits for room look again."""
+        self._room.ring_all()
+
+    def fail(self, error: DurabilityUnknown, *, told: bool) -> None:
+        """A sync failed: the queue is failed. With no lock held."""
+        self.syncer.fail(error, told=told)
+
+    def note_durable(self, item_id: int) -> None:
+        """All up to ``item_id`` is on disk: whoever waits for that is notified."""
+        self.syncer.commit.note(item_id)
 
     def put(
-        self,
-        data: Any,
-        *,
-        expires_in: float | None = None,
-        expires_at_ms: int | None = None,
-        timeout: float | None = 0,
-    ) -> int:
-        """Add one item for every reader; returns its id.
-
-        When it returns, the item survives the death of the process; with ``sync="always"`` a power cut too. ``data``:
-        ``bytes``, ``bytearray`` or ``memoryview``, or any value with a codec. It expires ``expires_in`` seconds from
-        now or at ``expires_at_ms``. Where a reader's policy is ``BLOCK``, waits for room up to ``timeout`` seconds (0:
-        not at all; ``None``: for ever), in line with other producers.
-
-        Raises ``QueueFull`` if a reader has no room (at once if it never will), ``ItemTooLarge``, ``QueueDiskFull`` (in
-        each case nothing was stored), ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``, ``TypeError``,
-        ``ValueError``.
-        """
-        if (
-            not self._fast
-            or type(data) is not bytes
-            or expires_in is not None
-            or expires_at_ms is not None
-            or timeout  # not only to be waited for: it may be no timeout at all
-        ):
-            return self._put_slowly([data], expires_in, expires_at_ms, timeout)[0]
-        size = len(data)
-        if size > self.max_item_bytes:
-            raise ItemTooLarge(size, self.max_item_bytes)
-        feed, journal, time_ns = self._feed, self._journal, self._time_ns
-        try:
-            with self._lock:
-                added_ms = time_ns() // 1_000_000
-                # Journal.append, written out: on the hottest path of all, a call less is a seventh.
-                offset, item_id, total_bytes = journal._at
-                end = offset + FRAME_BYTES + size
-                if end > journal._room or added_ms != journal._last_ms:
-                    item_id = self._append(data, added_ms)
-                else:
-                    item_id += 1
-                    frame = pack_frame(size, item_id, added_ms, item_id - journal.durable_id, journal._marker) + data
-                    try:
-                        journal._buffer[offset:end] = pack_crc(crc32(frame)) + frame  # type: ignore[index]  # as there
-                        journal._at = (end, item_id, total_bytes + size)
-                    except BaseException as error:
-                        journal._undo(error)
-                        raise
-                window = feed.shared
-                if window.is_open:
-                    window.entries[item_id] = (data, added_ms, None)
-                    window.left -= size + ITEM_COST
-                    if window.left < 0:
-                        feed.trim_locked()
-                feed.visible_id = item_id
-                if not self._sync_armed:
-                    self._arm_sync()
-            if feed.waiting:
-                feed.wake()
-        except DurabilityUnknown as error:
-            self._fail(error, told=True)
-            raise
-        except BaseException:
-            self._after_interrupt()
-            raise
-        return item_id
-
-    def put_many(
-        self,
-        items: Iterable[Any],
-        *,
-        expires_in: float | None = None,
-        expires_at_ms: int | None = None,
-        timeout: float | None = 0,
-    ) -> range:
-        """Add several items as one record: all or nothing, also across a crash. Returns their ids; of nothing, an
-        empty range.
-
-        One write, one sync. Guarantees and errors as ``put``; ``BatchTooLarge`` for items of more than 2 GiB together.
-        More items than a reader's ``max_items`` never fit.
-        """
-        values = list(items)
-        if not values:
-            self._check_usable()
-            return range(0)
-        ids = self._put_slowly(values, expires_in, expires_at_ms, timeout)
-        return range(ids[0], ids[-1] + 1)
-
-    def _put_slowly(
         self,
         values: list[Any],
         expires_in: float | None,
@@ -180,30 +111,32 @@ class Writing(Durability):
     ) -> range:
         try:
             ids = self._store(values, expires_in, expires_at_ms, timeout, patient=patient)
-            if self._sync_seconds == 0:
-                self._wait_durable(ids[-1])
+            if self.status.sync_seconds == 0:
+                self.syncer.wait_durable(ids[-1])
         except BaseException:
-            self._after_interrupt()
+            self.recover()
             raise
         return ids
 
-    def _after_interrupt(self) -> None:
+    def recover(self) -> None:
         """A put was cut short, perhaps after it stored its item (R13): then that is there, for readers too."""
-        feed = self._feed
-        with self._lock:
-            if self._sync_seconds != 0:
-                feed.visible_id = min(self._journal.tail_id, feed.limit_id)
-            hidden = not self._unfinished and self._state is None and feed.visible_id < self._journal.tail_id
+        feed = self.source
+        with self.source.lock:
+            if self.status.sync_seconds != 0:
+                feed.visible_id = min(self.journal.tail_id, feed.limit_id)
+            hidden = (
+                not self.status.is_unfinished and self.status.error is None and feed.visible_id < self.journal.tail_id
+            )
         if hidden:
-            self._sync_soon()
+            self.syncer.sync_soon()
         if feed.waiting:
             feed.wake()
 
-    def _put_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> int:
+    def put_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> int:
         """``put`` that waits for room whatever the reader's policy, as long as ``check`` does not raise: for the
         blocking-queue face.
         """
-        return self._put_slowly([value], None, None, timeout, check)[0]
+        return self.put([value], None, None, timeout, check)[0]
 
     def _store(
         self,
@@ -217,9 +150,9 @@ class Writing(Durability):
         """Everything of a put but waiting for the disk. ``patient``: wait for room whatever the policy, until it
         raises.
         """
-        if self._unfinished and self._inflow is not None:
-            self._inflow.finish()
-        plain = self._codec is None and not self._readership.limited and expires_in is None and expires_at_ms is None
+        if self.status.is_unfinished:
+            self.finish_batch()
+        plain = self._codec is None and not self.registry.limited and expires_in is None and expires_at_ms is None
         if plain and timeout == 0 and len(values) == 1 and type(values[0]) is bytes:
             return self._store_plain(values[0])
         check_timeout(timeout)
@@ -233,20 +166,20 @@ class Writing(Durability):
         """
         if len(data) > self.max_item_bytes:
             raise ItemTooLarge(len(data), self.max_item_bytes)
-        feed = self._feed
+        feed = self.source
         try:
-            with self._lock:
-                self._check_usable()
-                added_ms = self._clock.time_ns() // 1_000_000
+            with self.source.lock:
+                self.status.check_usable()
+                added_ms = self.clock.time_ns() // 1_000_000
                 item_id = self._append(data, added_ms)
-                if self._sync_seconds == 0:
+                if self.status.sync_seconds == 0:
                     feed.pending.append((item_id, (data, added_ms, None)))
                 else:
                     feed.show_locked(item_id, [(data, added_ms, None)], len(data))
-                if not self._sync_armed:
-                    self._arm_sync()
+                if not self.status.sync_armed:
+                    self.syncer.arm()
         except DurabilityUnknown as error:
-            self._fail(error, told=True)
+            self.syncer.fail(error, told=True)
             raise
         if feed.waiting:
             feed.wake()
@@ -269,7 +202,7 @@ class Writing(Durability):
 
     def _may_wait(self, patient: Callable[[], object] | None) -> bool:
         return patient is not None or any(
-            reader.config.full_policy is FullPolicy.BLOCK for reader in self._readership.limited
+            reader.config.full_policy is FullPolicy.BLOCK for reader in self.registry.limited
         )
 
     def _check_worth_waiting(
@@ -305,7 +238,7 @@ class Writing(Durability):
         """
         producer.stop_timer()
         producer.overdue = False
-        self._check_usable()
+        self.status.check_usable()
         if producer.check is not None:
             producer.check()
         self._room.enter(producer)
@@ -329,13 +262,13 @@ class Writing(Durability):
 
     def _rings_for(self, refusing: Limited, producer: Producer) -> float | None:
         """When ``producer`` looks again if nobody rings: where nobody does."""
-        pending = bool(self._feed.pending)  # first: what is not pending then is seen by the next line
+        pending = bool(self.source.pending)  # first: what is not pending then is seen by the next line
         if not isinstance(refusing, Dispatcher) or not is_open_here(refusing):
             return LOOK_SECONDS  # nobody tells us when it moves
         seconds = refusing.expires_in()
         if seconds is not None:
             try:
-                producer.timer = self._clock.call_later(seconds, producer.ring, on_lost=self._maintenance_lost)
+                producer.timer = self.clock.call_later(seconds, producer.ring, on_lost=self.syncer.lose_thread)
             except RuntimeError:  # no thread can be started
                 return LOOK_SECONDS
         elif pending:
@@ -346,39 +279,39 @@ class Writing(Durability):
         """Store it if there is room for it and it is its turn: its ids. ``None`` if only the latter is missing; else
         the reader that refuses. ``producer``: whose place in line it is, if any.
         """
-        if self._unfinished and self._inflow is not None:
-            self._inflow.finish()
+        if self.status.is_unfinished:
+            self.finish_batch()
         answer = self._append_if_room(parcel, in_turn)
         if not isinstance(answer, range) and answer is not None:
             self._discard_expired(parcel)
             answer = self._append_if_room(parcel, in_turn)
         if not (isinstance(answer, range) or answer is None or is_open_here(answer)):
-            self._readership.refresh_limits()  # what another process has is looked at before it refuses anything
+            self.registry.refresh_limits()  # what another process has is looked at before it refuses anything
             answer = self._append_if_room(parcel, in_turn)
         if isinstance(answer, range):
             if producer is not None:
                 self._room.leave(producer)  # before anybody is called back who may put, and stand behind it
-            self._keep_limits()
-            if self._feed.waiting:
-                self._feed.wake()
+            self.registry.keep_limits()
+            if self.source.waiting:
+                self.source.wake()
         return answer
 
     def _append_if_room(self, parcel: Parcel, in_turn: bool) -> range | Limited | None:
         try:
-            with self._lock:
-                self._check_usable()
+            with self.source.lock:
+                self.status.check_usable()
                 refusing = self._who_refuses(parcel)
                 if refusing is None and in_turn:
                     return self._append_locked(*parcel)
         except DurabilityUnknown as error:
-            self._fail(error, told=True)
+            self.syncer.fail(error, told=True)
             raise
         return refusing
 
     def _who_refuses(self, parcel: Parcel) -> Limited | None:
         """A reader without room; one that refuses at once, if there is one."""
         refusing: Limited | None = None
-        for reader in self._readership.limited:
+        for reader in self.registry.limited:
             if self._is_refused(reader, parcel):
                 if reader.config.full_policy is not FullPolicy.BLOCK:
                     return reader
@@ -389,7 +322,7 @@ class Writing(Durability):
         """Expired items do not count where these would be refused; their hooks run outside the lock. If that can't be
         done they do count.
         """
-        for reader in self._readership.limited:
+        for reader in self.registry.limited:
             if isinstance(reader, Dispatcher) and self._is_refused(reader, parcel):
                 with contextlib.suppress(KestrelError, OSError):
                     reader.discard_expired(_NO_LIMIT)
@@ -400,67 +333,57 @@ class Writing(Durability):
         items = parcel.items
         count = len(items)
         if count == 1 or reader.config.max_bytes is None:
-            return not self._fits(reader, count)
-        return not self._fits(reader, count, sum(map(len, items)) - len(items[-1]))
+            return not self.fits(reader, count)
+        return not self.fits(reader, count, sum(map(len, items)) - len(items[-1]))
 
-    def _fits(self, reader: Limited, count: int, before_last: int = 0) -> bool:
+    def fits(self, reader: Limited, count: int, before_last: int = 0) -> bool:
         """Items are limited to the last one. Bytes may be overshot by one item, as anything else would keep a large
         item out: ``before_last`` are those of all items but the last. Nor is a large batch kept out of a reader that
         has none.
         """
-        config, feed = reader.config, self._feed
+        config, feed = reader.config, self.source
         if config.max_items is not None and reader.items + len(feed.pending) + count > config.max_items:
             return False
         if config.max_bytes is None:
             return True
-        size = reader.bytes + self._journal.total_bytes - feed.visible_bytes
+        size = reader.bytes + self.journal.total_bytes - feed.visible_bytes
         return size + before_last < config.max_bytes or size <= 0 < config.max_bytes
 
     def _append_locked(self, items: list[bytes], expires_in: float | None, expires_at_ms: int | None) -> range:
-        added_ms = self._time_ns() // 1_000_000
+        added_ms = self.clock.time_ns() // 1_000_000
         expires_ms = expiry(added_ms, expires_in, expires_at_ms)
-        journal = self._journal
+        journal = self.journal
         before = journal.total_bytes
         if len(items) == 1 and expires_ms is None:
             first_id = self._append(items[0], added_ms)
             ids = range(first_id, first_id + 1)
         else:
             ids = journal.append_frame(items, added_ms, expires_ms)
-        if self._sync_seconds != 0 and expires_ms is None and len(items) >= LARGE_BATCH:
-            self._feed.show_batch_locked(ids[0], items, added_ms, journal.total_bytes - before)
+        if self.status.sync_seconds != 0 and expires_ms is None and len(items) >= LARGE_BATCH:
+            self.source.show_batch_locked(ids[0], items, added_ms, journal.total_bytes - before)
         else:
             entries: list[Entry] = [(data, added_ms, expires_ms) for data in items]
-            if self._sync_seconds == 0:
-                self._feed.hold_locked(ids[0], entries)
+            if self.status.sync_seconds == 0:
+                self.source.hold_locked(ids[0], entries)
             else:
-                self._feed.show_locked(ids[0], entries, journal.total_bytes - before)
-        if not self._sync_armed:
-            self._arm_sync()
+                self.source.show_locked(ids[0], entries, journal.total_bytes - before)
+        if not self.status.sync_armed:
+            self.syncer.arm()
         return ids
 
     def put_future(
-        self,
-        data: Any,
-        *,
-        expires_in: float | None = None,
-        expires_at_ms: int | None = None,
-        timeout: float | None = 0,
-    ) -> Future[int]:
-        """As ``put``, without waiting for the disk: the future completes with the id when the item is there under the
-        sync policy.
-
-        With ``sync="never"`` it is complete at once. Raises what ``put`` raises before anything is stored; the future
-        fails with ``DurabilityUnknown``.
-        """
+        self, data: Any, expires_in: float | None, expires_at_ms: int | None, timeout: float | None
+    ) -> PutFuture[int]:
+        """``JournaledQueue.put_future``."""
         promise = (self._promise or self._import_promise())()
         try:
             item_id = self._store([data], expires_in, expires_at_ms, timeout)[0]
-            if self._sync_seconds is None:
+            if self.status.sync_seconds is None:
                 promise.give(item_id)
             else:
-                self._commit.add(item_id, promise, soon=self._sync_seconds == 0)
+                self.syncer.commit.add(item_id, promise, soon=self.status.sync_seconds == 0)
         except BaseException:
-            self._after_interrupt()
+            self.recover()
             raise
         return promise
 
@@ -468,12 +391,12 @@ class Writing(Durability):
         """The future of an item that is stored."""
         promise = (self._promise or self._import_promise())()
         try:
-            if self._sync_seconds is None:
+            if self.status.sync_seconds is None:
                 promise.give(item_id)
             else:
-                self._commit.add(item_id, promise, soon=self._sync_seconds == 0)
+                self.syncer.commit.add(item_id, promise, soon=self.status.sync_seconds == 0)
         except BaseException:
-            self._after_interrupt()
+            self.recover()
             raise
         return promise
 
@@ -482,36 +405,24 @@ class Writing(Durability):
             PutFuture,  # here and not above: who does not use it must not pay for it
         )
 
-        Writing._promise = PutFuture
+        PutPath._promise = PutFuture
         return PutFuture
 
-    async def aput(
-        self,
-        data: Any,
-        *,
-        expires_in: float | None = None,
-        expires_at_ms: int | None = None,
-        timeout: float | None = 0,
-    ) -> int:
-        """``put`` for asyncio: waits for room and for the disk without blocking the loop, and without a thread.
-
-        A task that is cancelled while it waits for room has put nothing. One that is cancelled while it waits for the
-        disk has: the item stays, and is on disk as soon as it would have been. ``timeout`` is for the room, by the
-        queue's clock. Raises as ``put``.
-        """
+    async def aput(self, data: Any, expires_in: float | None, expires_at_ms: int | None, timeout: float | None) -> int:
+        """``JournaledQueue.aput``."""
         import asyncio  # here and not above: who does not use it must not pay for it
 
         if timeout == 0:
-            return await asyncio.wrap_future(self.put_future(data, expires_in=expires_in, expires_at_ms=expires_at_ms))
+            return await asyncio.wrap_future(self.put_future(data, expires_in, expires_at_ms, 0))
         item_id = await self._store_in_task(data, expires_in, expires_at_ms, timeout)
         return await asyncio.wrap_future(self._promise_of(item_id))
 
-    async def _aput_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> None:
+    async def aput_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> None:
         """``_put_waiting`` for asyncio."""
         import asyncio
 
         item_id = await self._store_in_task(value, None, None, timeout, check)
-        if self._sync_seconds == 0:
+        if self.status.sync_seconds == 0:
             await asyncio.wrap_future(self._promise_of(item_id))
 
     async def _store_in_task(
@@ -527,15 +438,15 @@ class Writing(Durability):
 
         check_timeout(timeout)
         try:
-            if not self._readership.limited:  # then there is nothing to wait for
+            if not self.registry.limited:  # then there is nothing to wait for
                 return self._store([value], expires_in, expires_at_ms, 0)[0]
             parcel = Parcel(encode_items([value], self._codec, self.max_item_bytes), expires_in, expires_at_ms)
             ids = self._offer(parcel, timeout, patient)
         except BaseException:
-            self._after_interrupt()
+            self.recover()
             raise
         if ids is None:
-            producer = ProducerTask(asyncio.get_running_loop(), self._clock, timeout, patient)
+            producer = ProducerTask(asyncio.get_running_loop(), self.clock, timeout, patient)
             ids = await self._wait_in_task(parcel, producer)
         return ids[0]
 
@@ -544,12 +455,12 @@ class Writing(Durability):
         who throws it away takes no lock.
         """
         try:
-            producer.start(self._maintenance_lost)
+            producer.start(self.syncer.lose_thread)
             while True:
                 try:
                     ids = self._look_for_room(parcel, producer)
                 except BaseException:
-                    self._after_interrupt()
+                    self.recover()
                     raise
                 if isinstance(ids, range):
                     return ids

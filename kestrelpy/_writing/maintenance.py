@@ -1,0 +1,127 @@
+"""``Maintenance``: the checkpoints of a queue's readers and the retiring of segments, in the background.
+
+NOTE ON LOCKING: nothing here takes a lock, and nothing is called with one held but ``arm``.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from kestrelpy._reading.local_source import LocalSource
+from kestrelpy._reading.reader import checkpointer_of
+from kestrelpy._reading.registry import ReaderRegistry
+from kestrelpy._writing.backpressure import Room
+from kestrelpy._writing.status import QueueStatus
+from kestrelpy._writing.syncer import Syncer
+from kestrelpy.errors import QueueClosed, QueueLocked
+
+
+class Maintenance:
+    """What one queue has done every ``interval`` seconds, while something changes."""
+
+    def __init__(
+        self,
+        status: QueueStatus,
+        syncer: Syncer,
+        source: LocalSource,
+        registry: ReaderRegistry,
+        room: Room,
+        interval: float,
+    ) -> None:
+        self._status = status
+        self._syncer = syncer
+        self._source = source
+        self._registry = registry
+        self._room = room
+        self._interval = interval
+        self._clock = source.clock
+        self._is_armed = False
+
+    def moved(self) -> None:
+        """Something was released: checkpoint before long, and let producers look for room again."""
+        if self._room:
+            self._room.ring_first()
+        self.arm()
+
+    def look_for_limits(self) -> None:
+        """Where there are limits, every now and then: readers that were made or dropped elsewhere, and producers in
+        line that do not come. Nothing of this keeps a queue alive that nobody has.
+        """
+        mine = weakref.ref(self)
+
+        def look(_lost: object = None) -> None:
+            maintenance = mine()
+            if maintenance is not None:
+                maintenance._look()
+
+        try:
+            self._clock.call_later(self._interval, look, on_lost=look)
+        except RuntimeError:  # no thread can be started
+            self._source.leave(self.look_for_limits)
+
+    def _look(self) -> None:
+        if self._status.error is None:
+            if self._registry.refresh_limits():
+                self._room.ring_first()
+            self._room.pass_over()
+            self.look_for_limits()
+
+    def arm(self) -> None:
+        """See to it that ``_maintain`` runs before long; if no thread can be started for it, the next put or
+        commit tries again. With or without the lock.
+        """
+        if self._is_armed:
+            return
+        self._is_armed = True
+        try:
+            call_later = self._clock.call_later
+            timer = call_later(self._interval, self._maintain, on_lost=self._syncer.lose_thread)
+            self._registry.timer = timer
+            if self._status.error is not None:  # look again: who closes it may have cancelled the one before
+                timer.cancel()
+        except RuntimeError:
+            self._is_armed = False
+            self._source.leave(self.arm)
+        except BaseException:
+            self._is_armed = False
+            raise
+
+    def _maintain(self) -> None:
+        """Checkpoint the readers that moved, and retire what that lets go. On the maintenance thread."""
+        self._is_armed = False
+        if self._status.error is not None:
+            return
+        again, trouble = False, self._registry.trouble
+        for reader in list(self._registry.open.values()):
+            saver = checkpointer_of(reader)
+            saver.backlog.may_skip_notify = False  # from here on its next commit arms the next round
+            if saver.is_unsaved:
+                what = f"saving the place of {reader.full_name}"
+                try:
+                    reader.checkpoint(durable=self._status.sync_seconds is not None)
+                    trouble.end(what)
+                except (OSError, QueueClosed) as error:
+                    again = True
+                    trouble.begin(what, error)
+        what = f"retiring segments of {self._source.name}"
+        try:
+            self._registry.retire(self._source, wait=False)
+            trouble.end(what)
+        except QueueLocked:
+            again = True
+        except (OSError, QueueClosed) as error:
+            again = True
+            trouble.begin(what, error)
+        if again or self._others_wait():
+            self.moved()
+
+    def _others_wait(self) -> bool:
+        """Whether readers elsewhere hold a segment back; if that can't be seen, it is looked for again."""
+        trouble, what = self._registry.trouble, f"looking for readers of {self._source.name}"
+        try:
+            waits = self._registry.waits_for_others(self._source)
+            trouble.end(what)
+        except (OSError, QueueClosed) as error:
+            trouble.begin(what, error)
+            return True
+        return waits

@@ -1,0 +1,119 @@
+"""``OpenJournal``: what one queue holds open on disk: its lock, its journal, its archive."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import ExitStack
+
+from kestrelpy import _logging
+from kestrelpy._disk.interface import NO_ROOM, Directory, Disk, Lock
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal import file_names
+from kestrelpy._journal.journal import Journal
+from kestrelpy._journal.purpose import refuse_jobs
+from kestrelpy._journal.queue_files import QueueFiles
+from kestrelpy._journal.recovery import Recovered, Recovery, write_mark
+
+
+class OpenJournal:
+    """The files of one queue that its owner has open, from when they are opened until they are released."""
+
+    journal: Journal
+    found: Recovered
+    names: list[str]
+    """What is in the folder, as the opening has found it."""
+
+    def __init__(self, files: QueueFiles) -> None:
+        self.files = files
+        self.syncing = threading.Lock()
+        """S in docs/locking.md: held while the active segment is synced, and while it changes."""
+        self._is_open = False
+        self._lock: Lock | None = None
+        self._archive: Directory | None = None
+
+    def open(
+        self,
+        archive_dir: str | os.PathLike[str] | None,
+        disk: Disk | None,
+        *,
+        segment_bytes: int,
+        quarantine: bool,
+        holds_jobs: bool,
+    ) -> None:
+        """Own the queue, and recover its journal. Raises as ``JournaledQueue``; ``release`` gives back what was open by
+        then.
+        """
+        files = self.files
+        queue, directory = files.queue, files.directory
+        self._lock, self.names = files.lock()
+        if not holds_jobs:
+            refuse_jobs(directory, queue, self.names)
+        files.remove_leftovers(self.names)
+        if archive_dir is not None:
+            self._archive = archive = (disk or RealDisk()).directory(os.fspath(archive_dir), create=True)
+            self._check_apart(archive)
+            archive.sync()  # a segment that was moved there is there for good before it is gone from here for good
+        self.found = Recovery(directory, queue, files.load_all(self.names), quarantine=quarantine).run(self.names)
+        self.journal = Journal(
+            directory,
+            queue,
+            self.found,
+            segment_bytes=segment_bytes,
+            randomness=os.urandom,
+            archive=self._archive,
+            quarantine=quarantine,
+            exclusive=self.syncing,
+        )
+        self._is_open = True
+
+    def _check_apart(self, archive: Directory) -> None:
+        """A queue's own folder is no archive: each segment would be taken for one that is there already, and deleted.
+        Nor is one where another queue of that name lives, which could not tell its segments from these. Each has a
+        lock file, and this one's is there by now.
+        """
+        queue = self.files.queue
+        try:
+            archive.open(file_names.lock_name(queue)).close()
+        except FileNotFoundError:
+            return
+        raise ValueError(f"archive_dir must not be where a queue named {queue!r} lives: {archive.path}")
+
+    def save_mark(self, tail_id: int) -> None:
+        """The mark says what would be missing: on a full disk that has no room for it, it stays as it was."""
+        if tail_id == self.found.tail_id:
+            return
+        files, journal = self.files, self.journal
+        mark = Recovered(queue_id=journal.queue_id, tail_id=tail_id)
+        try:
+            write_mark(files.directory, files.queue, mark, journal.durable_id)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            _logging.warning("there is no room for the mark of %s, which stays as it was: %s", files.queue, error)
+
+    def keep_name(self) -> None:
+        """The queue is erased: the active segment is not named any more."""
+        with self.syncing:
+            self.journal.keep_name()
+
+    def _abandon_journal(self) -> None:
+        if self._is_open:
+            with self.syncing:  # not while it is being synced
+                self.journal.abandon()
+
+    def release(self, rest: ExitStack) -> None:
+        """Have ``rest`` give back everything, the journal before the lock (R25). May be repeated."""
+        rest.callback(self.files.directory.close)
+        if self._lock is not None:
+            rest.callback(self._lock.release)
+        if self._archive is not None:
+            rest.callback(self._archive.close)
+        rest.callback(self._abandon_journal)
+
+    def abandon(self) -> None:
+        """In a forked child: all of it is the parent's."""
+        self.journal.abandon()
+        if self._lock is not None:
+            self._lock.abandon()
+        self.files.directory.close()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kestrelpy.cli import demo
 from kestrelpy.demo import corpus as demo_corpus
 from kestrelpy.demo.corpus import Corpus, NoLines
-from kestrelpy.demo.progress import Progress
+from kestrelpy.demo.progress import ProgressLine
 from kestrelpy.demo.queue import proof as demo_proof
 from kestrelpy.demo.queue import worker as demo_worker
 from kestrelpy.demo.queue.ledger import BEGIN, ENTRY, PUT, Ledger, digest, entries, last_id
@@ -296,7 +296,7 @@ class Terminal(io.StringIO):
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
     bar = Terminal()
-    progress = Progress(bar)
+    progress = ProgressLine(bar)
     progress.show(0.5, "put 10")
     progress.say("killed")
     progress.show(1.0, "put 20")
@@ -304,7 +304,7 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
     assert "[########........]  50%  put 10" in bar.getvalue()
     assert "killed\n" in bar.getvalue()
     plain = io.StringIO()
-    progress = Progress(plain)
+    progress = ProgressLine(plain)
     for step in range(101):
         progress.show(step / 100, f"put {step}")
     assert len(plain.getvalue().splitlines()) == 10
@@ -390,7 +390,7 @@ def test_an_input_without_lines_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_fails_ends_the_demo(tmp_path: Path) -> None:
-    show = demo.Show(tmp_path, 10, Progress(io.StringIO()))
+    show = demo.Show(tmp_path, 10, ProgressLine(io.StringIO()))
     (tmp_path / "plan.json").write_text("{}")  # no lines in it: the worker cannot start
     try:
         with pytest.raises(demo.DemoFailed, match="ended with status 1: TypeError"):

@@ -22,7 +22,7 @@ from kestrelpy._waiting.line import Line, Waiting, fail_all
 from kestrelpy._waiting.waiters import FutureWaiter, TaskWaiter, ThreadWaiter, Waiter
 from kestrelpy.clock import Timer
 from kestrelpy.errors import QueueClosed, QueueEmpty
-from kestrelpy.memory._exchange import Room
+from kestrelpy.memory._exchange import SupplierLine
 from kestrelpy.testing import ManualClock, MemoryDisk
 
 
@@ -517,7 +517,7 @@ def room() -> Iterator[Case]:
     """The line of the producers of a full queue."""
     queue: Any = SimpleBlockingQueue(1)
     queue.put(b"x")
-    yield Case(Room(queue), queue._lock, queue.get)
+    yield Case(SupplierLine(queue), queue._lock, queue.get)
 
 
 @pytest.fixture(params=[journaled, face, simple, concurrent_one, room])

@@ -70,13 +70,12 @@ class Journal(JournalView):
         self._last_number = found.last_number
         self.segments = tuple(found.segments)
         last = self.segments[-1] if self.segments else None
-        self._base_items = last.header.base_items + last.items if last else 0
         base_bytes = last.header.base_bytes + last.data_bytes if last else 0
         self._at = (0, found.tail_id, base_bytes)
         """Where the last frame ends, the last id given out, the bytes of all items ever put: one store changes all
         three.
         """
-        self.missing = found.tail_id - self._base_items
+        self.missing = found.tail_id - (last.header.base_items + last.items if last else 0)
         """How many ids up to the tail were given out and lost, or passed over: what is there is ``tail_id -
         missing``.
         """
@@ -313,7 +312,7 @@ class Journal(JournalView):
             queue_id=self._queue_id,
             number=number,
             first_id=tail_id + 1,
-            base_items=self._base_items,
+            base_items=tail_id - self.missing,
             base_bytes=total_bytes,
             previous_number=before.number if before else 0,
             previous_last_id=before.last_id if before else 0,
@@ -370,7 +369,6 @@ class Journal(JournalView):
                 failure = self.fail(error)
                 self.abandon()
                 raise failure from error
-            self._base_items = segment.header.base_items + segment.items
             self.durable_id = tail_id
             self.abandon()
 

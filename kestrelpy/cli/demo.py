@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING
 import kestrelpy
 from kestrelpy.cli import _common
 from kestrelpy.demo.corpus import Corpus, NoLines, gather
-from kestrelpy.demo.progress import Progress
+from kestrelpy.demo.progress import ProgressLine
 from kestrelpy.demo.queue.ledger import last_id
 from kestrelpy.demo.queue.proof import Finding, Reference, check_files, open_reference, write_reference
-from kestrelpy.demo.queue.worker import FINISH, PLANTS, Plan
+from kestrelpy.demo.queue.worker import FINISH, PLANTS, WorkerPlan
 
 if TYPE_CHECKING:
     from kestrelpy.cli._records import Commands
@@ -82,7 +82,7 @@ class Show:
 
     folder: Path
     lines: int
-    progress: Progress
+    progress: ProgressLine
     kills: dict[str, int] = field(default_factory=lambda: {WRITER: 0, FAR: 0})
     segments: set[str] = field(default_factory=set)
     _workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class Show:
 
 def run_demo(args: argparse.Namespace) -> int:
     """``kestrelpy demo``."""
-    progress = Progress()
+    progress = ProgressLine()
     with _scratch(args.dir, keep=args.keep, progress=progress) as folder:
         try:
             corpus = gather(args.input)
@@ -191,7 +191,7 @@ def run_demo(args: argparse.Namespace) -> int:
         corpus.save(folder / "corpus.json")
         pace = reference.lines / args.seconds if args.seconds else 0.0
         ahead = max(1000, reference.lines // 8)  # so that all three are under way when somebody is killed
-        Plan(reference.lines, args.sync, max_ahead=ahead, pace=pace, plant=args.plant).save(folder)
+        WorkerPlan(reference.lines, args.sync, max_ahead=ahead, pace=pace, plant=args.plant).save(folder)
         source = args.input or "the Python standard library"
         times = f", {repeat} times over" if repeat > 1 else ""
         files = _common.counted(len(corpus.files), "file")
@@ -211,7 +211,7 @@ def run_demo(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _scratch(parent: str | None, *, keep: bool, progress: Progress) -> Iterator[Path]:
+def _scratch(parent: str | None, *, keep: bool, progress: ProgressLine) -> Iterator[Path]:
     if parent is not None:
         os.makedirs(parent, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="kestrelpy-demo-", dir=parent))

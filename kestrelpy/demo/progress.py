@@ -9,7 +9,7 @@ from typing import TextIO
 _STEPS = 10  # how many plain lines there are in all
 
 
-class Progress:
+class ProgressLine:
     """Where the work is. ``say`` writes a line that stays."""
 
     def __init__(self, stream: TextIO | None = None) -> None:

@@ -223,13 +223,13 @@ class Exchange(Waiting[T]):
         if self._line.waiters and self._returned:
             return self._serve_returned_locked()
         waiter = self._producers.head()
-        is_thread = isinstance(waiter, Producer)
-        is_in = isinstance(waiter, Producer) and not waiter.parcel  # an interrupt struck when its item was just put in
+        is_thread = isinstance(waiter, Supplier)
+        is_in = isinstance(waiter, Supplier) and not waiter.parcel  # an interrupt struck when its item was just put in
         if waiter is None or not (self._has_room() or is_in):
             self._admitting = False
             return None, _NOTHING
         wanted = waiter.claim()
-        if isinstance(waiter, Producer) and not is_in:
+        if isinstance(waiter, Supplier) and not is_in:
             self._admitting = True
             self._items.extend(map(deque.popleft, (waiter.parcel,)))  # before it leaves: whoever left was served
         left = self._producers.remove(waiter)
@@ -286,18 +286,18 @@ class Exchange(Waiting[T]):
         assert self._reserved >= 0
 
 
-class Producer(ThreadWaiter):
+class Supplier(ThreadWaiter):
     """A thread that waits for room, with its item. Whoever makes room puts the item in for it."""
 
-    def __init__(self, room: Room, item: Any) -> None:
+    def __init__(self, room: SupplierLine, item: Any) -> None:
         super().__init__(room)
         self.parcel = deque((item,))  # empty once the item is in the queue
 
 
-class Room(Waiting[None]):
+class SupplierLine(Waiting[None]):
     """The producers' side of a bounded queue: what is waited for is a place.
 
-    A thread finds its place filled already, with its item (``Producer``). A task has its place reserved, and fills
+    A thread finds its place filled already, with its item (``Supplier``). A task has its place reserved, and fills
     it when its loop gets to that: so a task that is cancelled meanwhile has put nothing.
     """
 
@@ -330,5 +330,5 @@ class Room(Waiting[None]):
         self._queue._end_of(self, waiter)
 
     def _give_back(self, waiter: Waiter, item: None) -> None:  # noqa: ARG002 - a place is all there is to give back
-        if not isinstance(waiter, Producer):  # else this was an interrupted put whose item is in already
+        if not isinstance(waiter, Supplier):  # else this was an interrupted put whose item is in already
             self._queue._unreserve()

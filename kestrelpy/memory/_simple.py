@@ -14,7 +14,7 @@ from kestrelpy._waiting.waiters import Waiter
 from kestrelpy.clock import Clock
 from kestrelpy.config import FullPolicy
 from kestrelpy.errors import QueueEmpty, QueueFull
-from kestrelpy.memory._exchange import Exchange, Producer, Room, settles
+from kestrelpy.memory._exchange import Exchange, Supplier, SupplierLine, settles
 
 T = TypeVar("T")
 
@@ -63,8 +63,8 @@ class SimpleBlockingQueue(Exchange[T]):
                 raise
         else:
             return
-        room = Room(self)
-        producer = Producer(room, item)
+        room = SupplierLine(self)
+        producer = Supplier(room, item)
         try:
             room._wait(timeout, waiter=producer)
         except QueueEmpty:
@@ -89,7 +89,7 @@ class SimpleBlockingQueue(Exchange[T]):
         else:
             return
         try:
-            await Room(self).aget(timeout)
+            await SupplierLine(self).aget(timeout)
         except QueueEmpty:
             raise QueueFull(f"no room within {timeout} s") from None
         self._fill(item)

@@ -25,7 +25,7 @@ from kestrelpy._journal.purpose import refuse_jobs_in
 from kestrelpy.errors import WrongKind
 from kestrelpy.inspection.summary import queue_names
 from kestrelpy.spark._columns import SCHEMA
-from kestrelpy.spark._part import Part, read_in_worker
+from kestrelpy.spark._part import SegmentPart, read_in_worker
 from kestrelpy.spark._places import local_folder
 from kestrelpy.spark._plan import PART_BYTES, parts_of, pieces_of
 from kestrelpy.spark._wanted import check_names, push, truth, wanted_by, whole_number
@@ -44,7 +44,7 @@ class BatchReader(DataSourceReader):
         self._part_bytes = whole_number(options, "minPartitionBytes", least=1) or PART_BYTES
         self._queues = queues_of(self._folders, options.get("queue"))
 
-    def partitions(self) -> list[Part]:
+    def partitions(self) -> list[SegmentPart]:
         """A part for each segment, or for a run of small ones. Raises as ``pieces_of``."""
         folders: list[Directory] = []
         try:

@@ -35,7 +35,7 @@ _SPAN = struct.Struct("<QQ")
 _CRC = struct.Struct("<I")
 
 
-class Plan(NamedTuple):
+class BatchPlan(NamedTuple):
     """Batch ``batch_id`` is these ids, as runs, rising and apart."""
 
     queue_id: bytes
@@ -58,14 +58,14 @@ def spans_of(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-def encode_plan(plan: Plan) -> bytes:
+def encode_plan(plan: BatchPlan) -> bytes:
     head = _HEAD.pack(_MAGIC, VERSION, 0, len(plan.spans), plan.queue_id, plan.batch_id)
     body = head + b"".join(_SPAN.pack(*span) for span in plan.spans)
     crc = crc32(body)
     return body + _CRC.pack(crc) + (_CRC.pack(~crc & 0xFFFFFFFF) if plan.finished else b"")
 
 
-def decode_plan(data: bytes, path: str) -> Plan:
+def decode_plan(data: bytes, path: str) -> BatchPlan:
     """Raises ``CorruptJournal`` and ``UnsupportedFormat``."""
     if len(data) < _HEAD.size + _CRC.size or not data.startswith(_MAGIC):
         raise CorruptJournal(path, 0, "this is no whole plan of a batch")
@@ -77,7 +77,7 @@ def decode_plan(data: bytes, path: str) -> Plan:
         raise CorruptJournal(path, 0, "the plan of a batch is not intact")
     spans = tuple(_SPAN.iter_unpack(data[_HEAD.size : end]))
     mark = data[end + _CRC.size :][: _CRC.size]
-    return Plan(queue_id, batch_id, spans, mark == _CRC.pack(~crc & 0xFFFFFFFF))
+    return BatchPlan(queue_id, batch_id, spans, mark == _CRC.pack(~crc & 0xFFFFFFFF))
 
 
 class PlanFile:
@@ -91,7 +91,7 @@ class PlanFile:
     def path(self) -> str:
         return f"{self._directory.path}/{self.name}"
 
-    def load(self) -> Plan | None:
+    def load(self) -> BatchPlan | None:
         """The last plan that was saved, ``None`` if there never was one.
 
         Raises ``CorruptJournal``, ``UnsupportedFormat``, ``OSError``.
@@ -105,11 +105,11 @@ class PlanFile:
         finally:
             file.close()
 
-    def save(self, plan: Plan) -> None:
+    def save(self, plan: BatchPlan) -> None:
         """Durable when this returns. Raises ``OSError``; then the file holds this plan or the one before."""
         replace_file(self._directory, self.name, encode_plan(plan))
 
-    def finish(self, plan: Plan) -> Plan:
+    def finish(self, plan: BatchPlan) -> BatchPlan:
         """Leave the mark behind ``plan``, which was the last one saved; if that can't be done, it is not there."""
         finished = plan._replace(finished=True)
         data = encode_plan(finished)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy.errors import KestrelError, QueueEmpty
 from kestrelpy.item import Item
-from kestrelpy.spark._batch_plan import Plan
+from kestrelpy.spark._batch_plan import BatchPlan
 from kestrelpy.spark._rows import Rows
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Drain:
         for item in items:
             self._dispatcher.unget(item)
 
-    def take_planned(self, plan: Plan) -> Batch:
+    def take_planned(self, plan: BatchPlan) -> Batch:
         """What is left of a batch that was planned before.
 
         Its ids come in order, ahead of all that was never taken: what is behind them says that no more of them come.
@@ -120,7 +120,7 @@ class Drain:
         while not hand or hand[-1].id < last_id:
             hand += self._reader.get_many(max(1, count - len(hand)), timeout=0)
 
-    def _check_gone(self, plan: Plan, ids: set[int]) -> None:
+    def _check_gone(self, plan: BatchPlan, ids: set[int]) -> None:
         backlog, source = self._dispatcher.backlog, self._dispatcher.source
         with backlog.lock:
             progress, visible_id = backlog.progress, source.visible_id

@@ -77,7 +77,7 @@ class FilesNotSeen(KestrelError, FileNotFoundError):
         self.reason = reason
 
 
-class Part(InputPartition):
+class SegmentPart(InputPartition):
     """What one task reads: pieces, and the folders that they are in, the live one first."""
 
     def __init__(self, folders: tuple[str, ...], pieces: tuple[Piece, ...]) -> None:
@@ -95,7 +95,7 @@ def read_in_worker(part: InputPartition) -> Iterator[pa.RecordBatch]:
     twice what it takes to read a segment. So these are left out of it, once for a process.
     """
     global _frozen
-    assert isinstance(part, Part)
+    assert isinstance(part, SegmentPart)
     if not _frozen:
         gc.collect()
         gc.freeze()
@@ -106,7 +106,7 @@ def read_in_worker(part: InputPartition) -> Iterator[pa.RecordBatch]:
 class PartReader:
     """Reads one part. ``bytes_read`` counts what was read of segments."""
 
-    def __init__(self, part: Part, *, disk: Disk | None = None, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, part: SegmentPart, *, disk: Disk | None = None, block_bytes: int = BLOCK_BYTES) -> None:
         self._part = part
         self._disk = disk or RealDisk(allow_network=True)  # what is only read may be shared
         self._block_bytes = block_bytes

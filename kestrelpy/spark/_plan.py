@@ -10,7 +10,7 @@ from kestrelpy._journal.catalog import missing_items
 from kestrelpy._journal.segment import Segment, load_segment
 from kestrelpy.inspection.scan import _Scan
 from kestrelpy.spark._follow import runs
-from kestrelpy.spark._part import Part, Piece
+from kestrelpy.spark._part import Piece, SegmentPart
 from kestrelpy.spark._wanted import Wanted
 
 PART_BYTES = 16 << 20
@@ -106,7 +106,7 @@ def piece_of(
     )
 
 
-def parts_of(folders: tuple[str, ...], pieces: list[Piece], part_bytes: int) -> list[Part]:
+def parts_of(folders: tuple[str, ...], pieces: list[Piece], part_bytes: int) -> list[SegmentPart]:
     """A part for each piece, or for a run of small ones together. At least one part, which may be empty."""
     runs: list[list[Piece]] = []
     size = part_bytes
@@ -116,4 +116,4 @@ def parts_of(folders: tuple[str, ...], pieces: list[Piece], part_bytes: int) -> 
             size = 0
         runs[-1].append(piece)
         size += piece.data_bytes
-    return [Part(folders, tuple(run)) for run in runs] or [Part(folders, ())]
+    return [SegmentPart(folders, tuple(run)) for run in runs] or [SegmentPart(folders, ())]

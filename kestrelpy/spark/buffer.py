@@ -36,7 +36,7 @@ from kestrelpy.config import Codec
 from kestrelpy.errors import KestrelError, UnknownItem
 from kestrelpy.item import Item
 from kestrelpy.queue import JournaledQueue
-from kestrelpy.spark._batch_plan import Plan, PlanFile, spans_of
+from kestrelpy.spark._batch_plan import BatchPlan, PlanFile, spans_of
 from kestrelpy.spark._drain import Batch, Drain
 from kestrelpy.spark._rows import Rows, UndecodableItem
 
@@ -120,7 +120,7 @@ class DriverBuffer:
         self._dispatcher = checkpointer_of(reader).dispatcher
         source = self._dispatcher.source
         self._file = PlanFile(source.directory, source.name, reader.name)
-        self._plan: Plan | None = None  # the last one
+        self._plan: BatchPlan | None = None  # the last one
         self._loaded = False
         self._unsettled = False  # a commit may not be on disk yet
         self._changed = threading.Condition()
@@ -311,7 +311,7 @@ class DriverBuffer:
         self._settle()
         return len(batch.items)
 
-    def _commit(self, items: list[Item], plan: Plan) -> None:
+    def _commit(self, items: list[Item], plan: BatchPlan) -> None:
         self._unsettled = True  # before the items are gone: somebody may be waiting for that
         try:
             self._reader.commit_many(items)
@@ -332,7 +332,7 @@ class DriverBuffer:
             self._settle()
         return self._drain.take(timeout)
 
-    def _planned(self, batch: Batch) -> Plan:
+    def _planned(self, batch: Batch) -> BatchPlan:
         """Rules 1 and 3."""
         plan = self._plan
         if plan is not None and not plan.finished:
@@ -340,7 +340,7 @@ class DriverBuffer:
         source = self._dispatcher.source
         source.make_durable(batch.items[-1].id)
         batch_id = 0 if plan is None else plan.batch_id + 1
-        plan = Plan(source.queue_id, batch_id, spans_of(item.id for item in batch.items))
+        plan = BatchPlan(source.queue_id, batch_id, spans_of(item.id for item in batch.items))
         try:
             self._file.save(plan)
         except OSError:

@@ -19,7 +19,7 @@ from strikes import Interrupter, interrupter_at
 from kestrelpy._waiting.waiters import TaskWaiter, ThreadWaiter
 from kestrelpy.errors import QueueClosed, QueueEmpty
 from kestrelpy.memory import ConcurrentBlockingQueue, SimpleBlockingQueue
-from kestrelpy.memory._exchange import Producer, Room
+from kestrelpy.memory._exchange import Supplier, SupplierLine
 
 Q = SimpleBlockingQueue[Any]
 
@@ -105,8 +105,8 @@ def test_a_get_that_makes_room(kind: type[Q]) -> None:
     for interrupter in every_place(5):
         q = kind(1)
         q.put("a")
-        room = Room(q)
-        producers = [Producer(room, item) for item in "bc"]
+        room = SupplierLine(q)
+        producers = [Supplier(room, item) for item in "bc"]
         for producer in producers:
             room._enter(producer)
         struck = interrupter.run(q.get)

@@ -22,7 +22,8 @@ from kestrelpy._waiting.waiters import ThreadWaiter
 from kestrelpy.config import FullPolicy
 from kestrelpy.errors import QueueClosed, QueueEmpty, QueueFull
 from kestrelpy.memory import ConcurrentBlockingQueue, SimpleBlockingQueue
-from kestrelpy.memory._exchange import Producer, Room
+from kestrelpy.memory._exchange import Supplier as RealSupplier
+from kestrelpy.memory._exchange import SupplierLine
 from kestrelpy.testing import ManualClock
 
 WAITING = "waiting"
@@ -184,8 +185,8 @@ class MemoryMachine(RuleBasedStateMachine):
             self.run_the_loop()
             deadline = None if seconds is None else self.clock.monotonic() + seconds
         else:
-            room = Room(self.q)
-            real, deadline = Producer(room, item), None
+            room = SupplierLine(self.q)
+            real, deadline = RealSupplier(room, item), None
             room._enter(real)
         self.producers.append(Supplier("task" if task else "thread", real, item, deadline))
         self.model.suppliers.append(self.producers[-1])
@@ -288,7 +289,7 @@ class MemoryMachine(RuleBasedStateMachine):
     def give_up_putting(self, data: st.DataObject) -> None:
         supplier = data.draw(st.sampled_from(self.producers))
         if supplier.kind == "thread":
-            left = Room(self.q)._leave(supplier.real)
+            left = SupplierLine(self.q)._leave(supplier.real)
             assert left == (supplier.outcome is WAITING)
             assert bool(supplier.real.parcel) == (supplier.outcome != "let in")
         elif supplier.outcome == "put":

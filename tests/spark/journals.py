@@ -12,7 +12,7 @@ import pyarrow as pa
 from kestrelpy import JournaledQueue, Record, scan
 from kestrelpy._journal.file_names import lasting_name
 from kestrelpy.spark._columns import ARROW_SCHEMA
-from kestrelpy.spark._part import Part, PartReader
+from kestrelpy.spark._part import PartReader, SegmentPart
 
 ROW = tuple[Any, ...]
 
@@ -60,7 +60,7 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> list[ROW]:
     return rows
 
 
-def read_part(part: Part, **options: Any) -> tuple[list[ROW], int]:
+def read_part(part: SegmentPart, **options: Any) -> tuple[list[ROW], int]:
     """The rows of a part, and how many bytes of segments it took."""
     reader = PartReader(part, **options)
     return rows_of(reader.batches()), reader.bytes_read

@@ -33,7 +33,7 @@ from kestrelpy import (
 )
 from kestrelpy.codecs import JSON, UTF8
 from kestrelpy.spark import DriverBuffer, UndecodableItem
-from kestrelpy.spark._batch_plan import Plan, decode_plan, encode_plan, spans_of
+from kestrelpy.spark._batch_plan import BatchPlan, decode_plan, encode_plan, spans_of
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk, PowerModel
 
 OpenQueue = Callable[..., JournaledQueue]
@@ -408,7 +408,7 @@ def test_options_out_of_range_are_refused(open_queue: OpenQueue, options: Any) -
 
 def test_a_plan_is_read_back(seen: Seen) -> None:
     ids = [1, 2, 3, 7, 9, 10]
-    plan = Plan(b"q" * 16, 41, spans_of(ids))
+    plan = BatchPlan(b"q" * 16, 41, spans_of(ids))
     assert list(plan.ids()) == ids
     for each in (plan, plan._replace(finished=True), plan._replace(spans=())):
         assert decode_plan(encode_plan(each), "x") == each
@@ -418,7 +418,7 @@ def test_a_plan_is_read_back(seen: Seen) -> None:
 
 
 def test_a_damaged_plan_is_seen() -> None:
-    whole = encode_plan(Plan(b"q" * 16, 41, ((1, 3), (5, 5))))
+    whole = encode_plan(BatchPlan(b"q" * 16, 41, ((1, 3), (5, 5))))
     for size in range(len(whole)):
         with pytest.raises(CorruptJournal):
             decode_plan(whole[:size], "x")

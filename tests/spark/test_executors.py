@@ -26,7 +26,7 @@ from kestrelpy._journal.format import HEADER_BYTES
 from kestrelpy.spark import FilesNotSeen
 from kestrelpy.spark._batch import BatchReader
 from kestrelpy.spark._columns import ARROW_SCHEMA
-from kestrelpy.spark._part import Part
+from kestrelpy.spark._part import SegmentPart
 from kestrelpy.spark._stream import StreamReader
 from kestrelpy.testing import ManualClock
 
@@ -42,7 +42,7 @@ def put_some(folder: Path, name: str = "jobs", count: int = ITEMS) -> None:
 
 
 @pytest.fixture(params=["batch", "stream"])
-def planned(request: pytest.FixtureRequest, folder: Path) -> list[Part]:
+def planned(request: pytest.FixtureRequest, folder: Path) -> list[SegmentPart]:
     """A read of some segments, the last one of which is not closed, as the driver hands it out."""
     put_some(folder)
     with JournaledQueue(folder, "jobs", segment_bytes=4096, sync="never") as queue:
@@ -53,9 +53,9 @@ def planned(request: pytest.FixtureRequest, folder: Path) -> list[Part]:
             source = StreamReader({"path": str(folder), "queue": "jobs", "reader": "spark"}, COLUMNS)
             start = source.initialOffset()
             found = source.partitions(start, source.latestOffset(start, ReadAllAvailable()))
-            parts = [part for part in found if isinstance(part, Part)]
+            parts = [part for part in found if isinstance(part, SegmentPart)]
             source.stop()
-        back: list[Part] = pickle.loads(pickle.dumps(parts))
+        back: list[SegmentPart] = pickle.loads(pickle.dumps(parts))
         assert len(rows_of(back)) == ITEMS + 1
         kept = folder.parent / "kept"
         shutil.copytree(folder, kept)
@@ -64,7 +64,7 @@ def planned(request: pytest.FixtureRequest, folder: Path) -> list[Part]:
     return back
 
 
-def rows_of(parts: list[Part]) -> list[int]:
+def rows_of(parts: list[SegmentPart]) -> list[int]:
     return [row[0] for part in parts for row in read_part(part)[0]]
 
 
@@ -141,7 +141,7 @@ def an_older_copy(folder: Path) -> None:
     ],
 )
 def test_what_is_not_there_is_an_error(
-    folder: Path, planned: list[Part], happens: Callable[[Path], None], sentence: str
+    folder: Path, planned: list[SegmentPart], happens: Callable[[Path], None], sentence: str
 ) -> None:
     happens(folder)
     with pytest.raises((FilesNotSeen, CorruptJournal), match=sentence):
@@ -184,7 +184,7 @@ def test_what_a_query_needs_was_not_retired(folder: Path, open_queue: Open, cloc
     source = StreamReader({"path": str(folder), "queue": "jobs", "reader": "spark"}, COLUMNS)
     start = source.initialOffset()
     end = source.latestOffset(start, ReadAllAvailable())
-    parts = [part for part in source.partitions(start, end) if isinstance(part, Part)]
+    parts = [part for part in source.partitions(start, end) if isinstance(part, SegmentPart)]
     source.commit(end)
     source.stop()
     queue.checkpoint(durable=True)

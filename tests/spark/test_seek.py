@@ -13,7 +13,7 @@ from journals import ROW, fill, read_part, scanned
 
 from kestrelpy import JournaledQueue
 from kestrelpy._disk.real import RealDisk
-from kestrelpy.spark._part import Part
+from kestrelpy.spark._part import SegmentPart
 from kestrelpy.spark._plan import parts_of, pieces_of
 from kestrelpy.spark._wanted import Wanted
 from kestrelpy.testing import ManualClock, MemoryDisk
@@ -21,7 +21,7 @@ from kestrelpy.testing import ManualClock, MemoryDisk
 Open = Callable[..., JournaledQueue]
 
 
-def parts(folder: Path, wanted: Wanted) -> list[Part]:
+def parts(folder: Path, wanted: Wanted) -> list[SegmentPart]:
     directory = RealDisk().directory(str(folder))
     try:
         return parts_of((str(folder),), pieces_of([directory], "jobs", wanted), 1)

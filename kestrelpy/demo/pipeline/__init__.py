@@ -12,6 +12,6 @@ the input, counted by plain Python.
 
 from __future__ import annotations
 
-from kestrelpy.demo.pipeline._plan import ALERTS, LINES, Plan
+from kestrelpy.demo.pipeline._plan import ALERTS, LINES, PipelineRun
 
-__all__ = ["ALERTS", "LINES", "Plan"]
+__all__ = ["ALERTS", "LINES", "PipelineRun"]

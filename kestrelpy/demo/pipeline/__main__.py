@@ -19,8 +19,8 @@ from pathlib import Path
 import kestrelpy
 from kestrelpy.demo.corpus import NoLines, gather
 from kestrelpy.demo.pipeline import proof
-from kestrelpy.demo.pipeline._plan import Plan, items
-from kestrelpy.demo.progress import Progress
+from kestrelpy.demo.pipeline._plan import PipelineRun, items
+from kestrelpy.demo.progress import ProgressLine
 from kestrelpy.spark import JavaMissing, archive_to_parquet, load_report, local_session
 from kestrelpy.spark.session import check_java
 
@@ -36,8 +36,8 @@ class PipelineFailed(Exception):
 class Stage:
     """The processes of the pipeline."""
 
-    plan: Plan
-    progress: Progress
+    plan: PipelineRun
+    progress: ProgressLine
     kills: int = 0
     _workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="of the moments of the kills")
     parser.add_argument("--keep", metavar="FOLDER", help="leave everything in there: queues, Parquet, lake, report")
     args = parser.parse_args(arguments)
-    progress = Progress()
+    progress = ProgressLine()
     try:
         check_java()
         with _scratch(args.keep) as folder:
@@ -129,13 +129,13 @@ def _scratch(kept: str | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(folder: Path, args: argparse.Namespace, progress: Progress) -> int:
+def run(folder: Path, args: argparse.Namespace, progress: ProgressLine) -> int:
     """The pipeline in one folder, and its proof."""
     began = time.monotonic()
     corpus = gather(args.input)
     corpus.save(folder / "corpus.json")
     wanted = proof.account(items(corpus, args.lines))
-    plan = Plan(str(folder), wanted.total, args.pace)
+    plan = PipelineRun(str(folder), wanted.total, args.pace)
     plan.save()
     source = args.input or "the Python standard library"
     progress.say(
@@ -195,7 +195,7 @@ def _until(stage: Stage, condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _prove(plan: Plan, wanted: proof.Account, progress: Progress) -> list[str]:
+def _prove(plan: PipelineRun, wanted: proof.Account, progress: ProgressLine) -> list[str]:
     spark = local_session(**{"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": False})
     lake = f"{plan.folder}/lake"
     try:

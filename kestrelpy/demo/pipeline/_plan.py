@@ -20,7 +20,7 @@ _WORD = re.compile(WORD)
 
 
 @dataclass(frozen=True)
-class Plan:
+class PipelineRun:
     """One run, in one folder."""
 
     folder: str
@@ -50,7 +50,7 @@ class Plan:
         (self.root / "plan.json").write_text(json.dumps(self.__dict__), encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: str) -> Plan:
+    def load(cls, folder: str) -> PipelineRun:
         """What ``save`` wrote."""
         return cls(**json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8")))
 

@@ -11,10 +11,10 @@ import sys
 
 from kestrelpy import JournaledQueue, QueueEmpty
 from kestrelpy.codecs import JSON
-from kestrelpy.demo.pipeline._plan import ALERTS, Plan
+from kestrelpy.demo.pipeline._plan import ALERTS, PipelineRun
 
 
-def consume(plan: Plan) -> None:
+def consume(plan: PipelineRun) -> None:
     """Until the query is through and nothing is left."""
     with (
         JournaledQueue(plan.queues, ALERTS, codec=JSON, inbox_interval=0.2) as queue,
@@ -34,4 +34,4 @@ def consume(plan: Plan) -> None:
 
 
 if __name__ == "__main__":
-    consume(Plan.load(sys.argv[1]))
+    consume(PipelineRun.load(sys.argv[1]))

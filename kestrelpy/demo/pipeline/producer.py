@@ -13,12 +13,12 @@ from pathlib import Path
 from kestrelpy import JournaledQueue
 from kestrelpy.codecs import JSON
 from kestrelpy.demo.corpus import Corpus
-from kestrelpy.demo.pipeline._plan import LINES, READER, Plan, items
+from kestrelpy.demo.pipeline._plan import LINES, READER, PipelineRun, items
 
 BATCH = 200
 
 
-def produce(plan: Plan) -> None:
+def produce(plan: PipelineRun) -> None:
     """Put what is missing, then stay until the query is through, so that segments go into the archive."""
     with JournaledQueue(
         plan.queues, LINES, codec=JSON, segment_bytes=plan.segment_bytes, archive_dir=plan.archive
@@ -31,7 +31,7 @@ def produce(plan: Plan) -> None:
         wait_for(plan.root / "read.done")
 
 
-def put_missing(queue: JournaledQueue, plan: Plan) -> None:
+def put_missing(queue: JournaledQueue, plan: PipelineRun) -> None:
     """Put the lines behind the tail, at the pace of the plan."""
     tail_id = queue.stats().tail_id
     rest = itertools.islice(items(Corpus.load(plan.root / "corpus.json"), plan.lines), tail_id, None)
@@ -56,4 +56,4 @@ def wait_for(path: Path) -> bool:
 
 
 if __name__ == "__main__":
-    produce(Plan.load(sys.argv[1]))
+    produce(PipelineRun.load(sys.argv[1]))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy.codecs import JSON
-from kestrelpy.demo.pipeline._plan import LINES, Plan, is_alert, words_in
+from kestrelpy.demo.pipeline._plan import LINES, PipelineRun, is_alert, words_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,7 +88,7 @@ def check_lake(count: int, ids: int, checksums: int, wanted: Account) -> list[st
     return complaints
 
 
-def lake_figures(spark: SparkSession, plan: Plan, lake: str) -> tuple[int, int, int]:
+def lake_figures(spark: SparkSession, plan: PipelineRun, lake: str) -> tuple[int, int, int]:
     """Count, ids and checksums of what is archived, by the lake, and of the rest, by the queue."""
     from pyspark.sql import functions as f
 

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from kestrelpy.demo.pipeline._plan import ALERTS, LINES, READER, SIGNS, WORD, Plan
+from kestrelpy.demo.pipeline._plan import ALERTS, LINES, READER, SIGNS, WORD, PipelineRun
 from kestrelpy.spark import local_session
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ITEM = "file string, line int, text string"
 
 
-def run(plan: Plan) -> None:
+def run(plan: PipelineRun) -> None:
     """Until the producer has put everything and all of it is read."""
     spark = local_session(
         **{"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": False, "spark.sql.shuffle.partitions": 2}
@@ -71,4 +71,4 @@ def _id(offset: object) -> int:
 
 
 if __name__ == "__main__":
-    run(Plan.load(sys.argv[1]))
+    run(PipelineRun.load(sys.argv[1]))

@@ -30,7 +30,7 @@ _LOCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkerPlan:
     """What the parent tells its workers, by way of a file. ``plant``: a fault to plant, or nothing."""
 
     lines: int
@@ -49,12 +49,12 @@ class Plan:
         (folder / "plan.json").write_text(json.dumps(asdict(self)), encoding="ascii")
 
     @classmethod
-    def load(cls, folder: Path) -> Plan:
+    def load(cls, folder: Path) -> WorkerPlan:
         """What ``save`` wrote."""
         return cls(**json.loads((folder / "plan.json").read_text(encoding="ascii")))
 
 
-def write(folder: Path, plan: Plan, finish: threading.Event) -> None:
+def write(folder: Path, plan: WorkerPlan, finish: threading.Event) -> None:
     """Put what is missing, read as *near*, until the parent says that *far* is done too."""
     ledger = Ledger(folder / "put.ledger")
     with JournaledQueue(
@@ -80,7 +80,7 @@ def write(folder: Path, plan: Plan, finish: threading.Event) -> None:
         queue.checkpoint()  # every reader is done: this retires the segments
 
 
-def put_lines(queue: JournaledQueue, corpus: Corpus, tail: int, plan: Plan) -> Iterator[range]:
+def put_lines(queue: JournaledQueue, corpus: Corpus, tail: int, plan: WorkerPlan) -> Iterator[range]:
     """Put the lines after the first ``tail`` ones, a batch at a time; yields the ids of each batch.
 
     One line is one item and ids are dense from 1, so line n has id n; ``tail`` is what the journal says, not what
@@ -104,7 +104,7 @@ def put_lines(queue: JournaledQueue, corpus: Corpus, tail: int, plan: Plan) -> I
             time.sleep(ahead)
 
 
-def read(folder: Path, plan: Plan) -> None:
+def read(folder: Path, plan: WorkerPlan) -> None:
     """Read as *far*, while another process writes."""
     reader = _open_far(folder)
     try:
@@ -125,7 +125,7 @@ def _open_far(folder: Path) -> Reader:
             time.sleep(0.02)
 
 
-def consume(reader: Reader, folder: Path, name: str, plan: Plan) -> None:
+def consume(reader: Reader, folder: Path, name: str, plan: WorkerPlan) -> None:
     """Get, note, commit, until the last line was seen, or all are put and none is left."""
     ledger = Ledger(folder / f"{name}.ledger")
     ledger.begin(0)
@@ -155,7 +155,7 @@ def _note(ledger: Ledger) -> Callable[[list[Item]], None]:
     return lambda items: ledger.got([(item.id, digest(item.data)) for item in items])
 
 
-def _planted(ledger: Ledger, plan: Plan) -> Callable[[list[Item]], None]:
+def _planted(ledger: Ledger, plan: WorkerPlan) -> Callable[[list[Item]], None]:
     """A reader that errs once, half-way, to show that the proof sees it."""
     target = max(2, plan.lines // 2)
 
@@ -202,7 +202,7 @@ def main(argv: list[str]) -> int:
     role, folder = argv[0], Path(argv[1])
     finish = threading.Event()
     threading.Thread(target=_obey, args=(finish,), daemon=True).start()
-    plan = Plan.load(folder)
+    plan = WorkerPlan.load(folder)
     if role == "write":
         write(folder, plan, finish)
     else:

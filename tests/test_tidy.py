@@ -66,10 +66,6 @@ PUBLIC_MODULES = {"", "inbox", "work", "spark", "server"}
 PRIVATE_ALLOWED = {"testing", "spark"}
 """... except by the fakes, and by Spark's executors, which decode segments by themselves."""
 STILL_UP = {
-    ("work._holder", "work._live"),
-    ("work._live", "work._waiting"),
-    ("work._holder", "work._waiting"),
-    ("work._waiting", "work._holder"),
     ("work._waiting", "work.session"),
     ("work._keeping", "work.session"),
     ("work._listing", "work.session"),

@@ -9,11 +9,11 @@ from kestrelpy import QueueClosed
 from kestrelpy.work import _records as records
 from kestrelpy.work._keeping import MUCH
 from kestrelpy.work._listing import Listing
-from kestrelpy.work._live import Live
 from kestrelpy.work._options import check_priority, check_seconds
 from kestrelpy.work._putting import Putting
 from kestrelpy.work._records import BURIED, DELAYED, DELETED, READY, RESERVED, State
 from kestrelpy.work.errors import JobNotFound, NotReserved, TubeNotFound
+from kestrelpy.work.stored import StoredJob
 
 if TYPE_CHECKING:
     from kestrelpy.work.session import Job, Session
@@ -63,7 +63,7 @@ class Changing(Listing, Putting):
         if self._always:
             self.sync()
 
-    def _delete_locked(self, live: Live) -> None:
+    def _delete_locked(self, live: StoredJob) -> None:
         self._write_gone_locked(live, DELETED)
         machine, tube = self._machine, live.tube
         tube.deletes += 1
@@ -77,7 +77,7 @@ class Changing(Listing, Putting):
 
     # -- what a session does with its jobs -----------------------------------------------------------------------------
 
-    def _of_locked(self, job: Job) -> Live:
+    def _of_locked(self, job: Job) -> StoredJob:
         """The job that this handle has reserved."""
         if job._is_held():
             return job._live
@@ -120,7 +120,7 @@ class Changing(Listing, Putting):
         if self._always:
             self.sync()
 
-    def _become_locked(self, live: Live, new: State, now: float, *, due: float = 0.0) -> None:
+    def _become_locked(self, live: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
         """Write the new state of a job, and then take it on."""
         self._write_state_locked(live, new)
         self._machine.take_out(live)
@@ -185,7 +185,7 @@ class Changing(Listing, Putting):
         if self._always:
             self.sync()
 
-    def _kick_locked(self, lives: list[Live], now: float) -> int:
+    def _kick_locked(self, lives: list[StoredJob], now: float) -> int:
         """How many of them live still."""
         lives = [live for live in lives if not self._machine.expire(live, now)]
         self._write_states_locked(lives, [self._as_ready(live, now)._replace(kicks=live.kicks + 1) for live in lives])
@@ -235,7 +235,7 @@ class Changing(Listing, Putting):
             self.sync()
         return done
 
-    def _clear_locked(self, lives: list[Live]) -> None:
+    def _clear_locked(self, lives: list[StoredJob]) -> None:
         for live in lives:
             self._delete_locked(live)
 

@@ -26,11 +26,8 @@ from weakref import WeakSet
 from kestrelpy import ForkedQueue, QueueDiskFull, QueueFull
 from kestrelpy.errors import KestrelError
 from kestrelpy.work import _records as records
-from kestrelpy.work._due import Due
 from kestrelpy.work._held_room import NO_ROOM, Gone, HeldRoom
-from kestrelpy.work._live import Live
 from kestrelpy.work._log import Log, NoLog
-from kestrelpy.work._machine import NEVER
 from kestrelpy.work._mending import check, mend
 from kestrelpy.work._names import check_tube
 from kestrelpy.work._records import (
@@ -46,17 +43,18 @@ from kestrelpy.work._records import (
     pack_gone,
 )
 from kestrelpy.work._turns import News, Turn
-from kestrelpy.work._waiting import Waiter
 from kestrelpy.work.errors import JobNotFound
+from kestrelpy.work.scheduler import NEVER, Scheduler
+from kestrelpy.work.stored import JobWaiter, StoredJob
 
 if TYPE_CHECKING:
     from kestrelpy import Clock
     from kestrelpy.clock import Timer
     from kestrelpy.work._journal import JobJournal
-    from kestrelpy.work._live import Tube
     from kestrelpy.work.session import Job, Session
+    from kestrelpy.work.stored import Tube
 
-    Orphan = Job | Waiter | tuple[dict[str, Tube], Tube]
+    Orphan = Job | JobWaiter | tuple[dict[str, Tube], Tube]
 
 TICK = 100
 """How much of what is due a call does before it does its own."""
@@ -86,14 +84,14 @@ class Keeping:
         self._settling = threading.Lock()
         self._turn = Turn(self)
         self._news = News(self)
-        self._machine = Due(max_attempts)
+        self._machine = Scheduler(max_attempts)
         self._sessions: WeakSet[Session] = WeakSet()  # that are open, and that somebody has
         self._orphans: deque[Orphan] = deque()
         self._numbers = itertools.count(1)  # of those who wait
         self._state: Exception | None = None  # why it can't be used
         self._disturbed = False  # an exception from outside struck while the lock was held
         self._refused: ValueError | None = None  # the error of our own that is being raised
-        self._at_work: Sequence[Live] = ()  # about whom the last records were written, or are being written
+        self._at_work: Sequence[StoredJob] = ()  # about whom the last records were written, or are being written
         self._timer: Timer | None = None
         self._armed_at = NEVER
         self._settle_timer: Timer | None = None
@@ -113,7 +111,7 @@ class Keeping:
     def _next_number(self) -> int:
         return next(self._numbers)
 
-    def _live_locked(self, job_id: int, now: float) -> Live:
+    def _live_locked(self, job_id: int, now: float) -> StoredJob:
         """The job of that id. Raises ``JobNotFound``, also if its life is over and nobody has come to drop it yet."""
         live = self._machine.jobs.get(job_id)
         if live is None or (live.expires is not None and self._machine.expire(live, now)):
@@ -161,7 +159,7 @@ class Keeping:
         machine = self._machine
         while self._orphans:
             orphan = self._orphans.popleft()
-            if isinstance(orphan, Waiter):
+            if isinstance(orphan, JobWaiter):
                 machine.leave_line(orphan)
             elif isinstance(orphan, tuple):
                 watched, using = orphan
@@ -287,13 +285,13 @@ class Keeping:
 
     # -- what is written ---------------------------------------------------------------------------------------------
 
-    def _write_state_locked(self, job: Live, state: State) -> None:
+    def _write_state_locked(self, job: StoredJob, state: State) -> None:
         """``job`` is about to be in this state. Raises as ``Log.append``, and nothing is changed."""
         self._at_work = (job,)
         at = self._append(records.encode_state(job.id, job.tube.name, state))
         self._saved_locked(job, at)
 
-    def _write_states_locked(self, jobs: list[Live], states: list[State]) -> None:
+    def _write_states_locked(self, jobs: list[StoredJob], states: list[State]) -> None:
         """The same of many: all are written, or none."""
         if jobs:
             self._at_work = jobs
@@ -309,7 +307,7 @@ class Keeping:
         self._log.over(tube.at)
         tube.at = at
 
-    def _saved_locked(self, job: Live, at: int) -> None:
+    def _saved_locked(self, job: StoredJob, at: int) -> None:
         """Record ``at`` says all there is to say about the job, but for how it was put."""
         self._log.over(job.state_at)
         job.state_at = at
@@ -317,7 +315,7 @@ class Keeping:
         self._machine.unsaved.pop(job.id, None)
         self._machine.overdue.pop(job.id, None)
 
-    def _state_of(self, job: Live, now: float) -> State:
+    def _state_of(self, job: StoredJob, now: float) -> State:
         """As it would be after a restart: a reserved job is ready then."""
         state = READY if job.state == RESERVED else job.state
         due_ms = self._wall_ms(job.due - now) if state == DELAYED else 0
@@ -336,14 +334,14 @@ class Keeping:
             job.new_timeouts,
         )
 
-    def _as_ready(self, job: Live, now: float) -> State:
+    def _as_ready(self, job: StoredJob, now: float) -> State:
         return self._state_of(job, now)._replace(state=READY, due_ms=0, place=0)
 
     def _wall_ms(self, seconds: float = 0.0) -> int:
         """The instant in so many seconds, in milliseconds since the Unix epoch."""
         return max(0, self._clock.time_ns() // 1_000_000 + round(seconds * 1000))
 
-    def _save_locked(self, jobs: list[Live]) -> None:
+    def _save_locked(self, jobs: list[StoredJob]) -> None:
         """Write the states of these; later, if that can't be done now."""
         now = self._clock.monotonic()
         try:
@@ -352,7 +350,7 @@ class Keeping:
         except (OSError, KestrelError):  # they stay in machine.unsaved
             self._settle_later(self._interval)
 
-    def _write_gone_locked(self, job: Live, cause: int) -> None:
+    def _write_gone_locked(self, job: StoredJob, cause: int) -> None:
         """It is about to be removed. Raises as ``Log.append``, and nothing is changed; on a full disk only if no room
         was held.
         """
@@ -428,7 +426,7 @@ class Keeping:
     def _settle_later(self, seconds: float) -> None:
         raise NotImplementedError
 
-    def _rewrite_locked(self, job: Live, now: float) -> None:
+    def _rewrite_locked(self, job: StoredJob, now: float) -> None:
         """Write it anew, with its state. Raises as ``Log.append``."""
         self._at_work = (job,)
         at = self._append(records.encode_put(self._origin_of(job, now), job.body, self._state_of(job, now)))
@@ -436,7 +434,7 @@ class Keeping:
         job.at = at
         self._saved_locked(job, 0)
 
-    def _origin_of(self, job: Live, now: float) -> Origin:
+    def _origin_of(self, job: StoredJob, now: float) -> Origin:
         added_ms = self._wall_ms(job.added - now)
         expires_ms = 0 if job.expires is None else self._wall_ms(job.expires[0] - now)
         return Origin(job.id, job.tube.name, job.key, job.priority, job.delay, job.ttr, added_ms, expires_ms)

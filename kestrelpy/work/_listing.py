@@ -6,15 +6,15 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kestrelpy.work._live import ID_MASK, Live
 from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED, STATES
 from kestrelpy.work._settling import Settling
 from kestrelpy.work.errors import JobNotFound, TubeNotFound
 from kestrelpy.work.session import Job
 from kestrelpy.work.stats import JobStats, TubeStats, WorkStats
+from kestrelpy.work.stored import ID_MASK, StoredJob
 
 if TYPE_CHECKING:
-    from kestrelpy.work._live import Tube
+    from kestrelpy.work.stored import Tube
 
 _PAGE = 250
 """How many jobs are listed in one go."""
@@ -26,7 +26,7 @@ class Listing(Settling):
     _draining: bool
     _opened_at: float
 
-    def _first_of_locked(self, tube: Tube, count: int) -> list[Live]:
+    def _first_of_locked(self, tube: Tube, count: int) -> list[StoredJob]:
         """Some of its jobs that are not reserved: ready ones, then delayed, then buried."""
         keys = [key & ID_MASK for key in tube.ready[:count]]
         for places in (tube.delayed, tube.buried):
@@ -86,11 +86,11 @@ class Listing(Settling):
                 return
             last = page[-1][0]
 
-    def _all_stats_locked(self, tube: str, page: list[tuple[object, Live]], now: float) -> list[JobStats]:
+    def _all_stats_locked(self, tube: str, page: list[tuple[object, StoredJob]], now: float) -> list[JobStats]:
         alive = [live for _, live in page if not self._machine.expire(live, now)]
         return [self._job_stats_locked(live, now) for live in alive if live.tube.name == tube]
 
-    def _page_locked(self, name: str, state: int, last: object, count: int) -> list[tuple[object, Live]]:
+    def _page_locked(self, name: str, state: int, last: object, count: int) -> list[tuple[object, StoredJob]]:
         """The next jobs behind ``last``, with their places; of reserved ones, those of other tubes too."""
         machine = self._machine
         tube = machine.tubes.get(name)
@@ -166,7 +166,7 @@ class Listing(Settling):
         with self._news, self._lock, self._turn as now:
             return self._job_stats_locked(self._live_locked(job_id, now), now)
 
-    def _job_stats_locked(self, live: Live, now: float) -> JobStats:
+    def _job_stats_locked(self, live: StoredJob, now: float) -> JobStats:
         return JobStats(
             id=live.id,
             tube=live.tube.name,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kestrelpy.work._records import CARRIED, PUT
 
 if TYPE_CHECKING:
-    from kestrelpy.work._machine import Machine
+    from kestrelpy.work.scheduler import Scheduler
 
 _MOST_SPANS = 100
 """So many are named in the log, and how many there are beside them."""
@@ -21,7 +21,7 @@ _MOST_SPANS = 100
 class Losses:
     """Of one opening, whose records are passed in the order of their ids."""
 
-    def __init__(self, machine: Machine, path: str) -> None:
+    def __init__(self, machine: Scheduler, path: str) -> None:
         self._machine = machine
         self._path = path
         self._lost: list[int] = []  # records

@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from sortedcontainers import SortedList
 
-from kestrelpy.work._live import ID_BITS, URGENT, Live, Tube
-from kestrelpy.work._machine import MARGIN
 from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
+from kestrelpy.work.scheduler import MARGIN
+from kestrelpy.work.stored import ID_BITS, URGENT, StoredJob, Tube
 
 if TYPE_CHECKING:
-    from kestrelpy.work._holder import Holder
-    from kestrelpy.work._machine import Machine
-    from kestrelpy.work._waiting import Waiter
+    from kestrelpy.work.scheduler import Scheduler
+    from kestrelpy.work.stored import JobWaiter, SessionState
 
 
-def mend(machine: Machine, holders: Iterable[Holder], now: float) -> None:
+def mend(machine: Scheduler, holders: Iterable[SessionState], now: float) -> None:
     """Make every list anew; ``holders``: the sessions that are open."""
     holders = list(holders)
-    held: dict[Holder | None, list[Live]] = {holder: [] for holder in holders}
+    held: dict[SessionState | None, list[StoredJob]] = {holder: [] for holder in holders}
     for job in machine.jobs.values():
         if job.state == RESERVED and job.holder in held:
             held[job.holder].append(job)
@@ -41,7 +40,7 @@ def mend(machine: Machine, holders: Iterable[Holder], now: float) -> None:
     machine.next_due = now
 
 
-def rebuild(machine: Machine) -> None:
+def rebuild(machine: Scheduler) -> None:
     """Every list of jobs anew, from what they say of themselves."""
     jobs = machine.jobs.values()
     for tube in {*machine.tubes.values(), *(job.tube for job in jobs)}:
@@ -57,7 +56,7 @@ def rebuild(machine: Machine) -> None:
     _fill_tubes(machine)
 
 
-def _fill_tubes(machine: Machine) -> None:
+def _fill_tubes(machine: Scheduler) -> None:
     """Every job into the list of its tube; these are empty."""
     places: tuple[dict[Tube, list[Any]], ...] = ({}, {}, {}, {})  # by state
     for job in machine.jobs.values():
@@ -80,7 +79,7 @@ def _fill_tubes(machine: Machine) -> None:
     machine.buried = sum(len(tube.buried) for tube in machine.tubes.values())
 
 
-def _mend_tubes(machine: Machine, holders: list[Holder]) -> None:
+def _mend_tubes(machine: Scheduler, holders: list[SessionState]) -> None:
     watching = Counter(name for holder in holders for name in holder.watched)
     using = Counter(holder.using for holder in holders)
     for tube in list(machine.tubes.values()):
@@ -88,7 +87,7 @@ def _mend_tubes(machine: Machine, holders: list[Holder]) -> None:
         machine.forget_unneeded(tube)
 
 
-def _mend_line(machine: Machine, waiters: list[Waiter], now: float) -> None:
+def _mend_line(machine: Scheduler, waiters: list[JobWaiter], now: float) -> None:
     machine.waiting = SortedList()
     for tube in machine.tubes.values():
         tube.waiting.clear()
@@ -105,7 +104,7 @@ def _mend_line(machine: Machine, waiters: list[Waiter], now: float) -> None:
             machine.told[waiter] = waiter.holder.handle(job)
 
 
-def check(machine: Machine, holders: Iterable[Holder]) -> None:
+def check(machine: Scheduler, holders: Iterable[SessionState]) -> None:
     """The invariants; for tests, with nobody else at work."""
     jobs = machine.jobs
     for tube in machine.tubes.values():

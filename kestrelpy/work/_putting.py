@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kestrelpy import QueueFull
-from kestrelpy.work._live import Live
 from kestrelpy.work._options import (
     MAX_PRIORITY,
     MAX_SECONDS,
@@ -19,9 +18,10 @@ from kestrelpy.work._options import (
 from kestrelpy.work._records import DELAYED, PUT, READY, encode_put, pack_put
 from kestrelpy.work._settling import Settling
 from kestrelpy.work.errors import Draining, DuplicateJob, JobTooBig
+from kestrelpy.work.stored import StoredJob
 
 if TYPE_CHECKING:
-    from kestrelpy.work._live import Tube
+    from kestrelpy.work.stored import Tube
 
 
 class Putting(Settling):
@@ -181,9 +181,9 @@ class Putting(Settling):
         if other is not None and not machine.expire(machine.jobs[other], now):
             raise DuplicateJob(other, tube.name, key)
 
-    def _make_locked(self, tube: Tube, body: bytes, priority: int, delay: float, ttr: float, now: float) -> Live:
+    def _make_locked(self, tube: Tube, body: bytes, priority: int, delay: float, ttr: float, now: float) -> StoredJob:
         """As ``Replay`` makes one."""
-        live = Live()
+        live = StoredJob()
         live.tube, live.body, live.priority, live.delay, live.ttr = tube, body, priority, delay, ttr
         live.added = now
         live.key = live.expires = live.holder = None
@@ -191,7 +191,7 @@ class Putting(Settling):
         live.reserves = live.timeouts = live.releases = live.buries = live.kicks = live.new_timeouts = 0
         return live
 
-    def _adorn_locked(self, live: Live, key: str | None, expires_in: float | None, now: float) -> None:
+    def _adorn_locked(self, live: StoredJob, key: str | None, expires_in: float | None, now: float) -> None:
         """What only some jobs have."""
         if key is not None:
             self._check_key_locked(live.tube, key, now)
@@ -199,7 +199,7 @@ class Putting(Settling):
         if expires_in is not None:
             live.expires = (now + expires_in, live.id)
 
-    def _add_locked(self, live: Live, at: int, now: float) -> None:
+    def _add_locked(self, live: StoredJob, at: int, now: float) -> None:
         machine, tube = self._machine, live.tube
         live.at = at
         if live.id > machine.last_id:

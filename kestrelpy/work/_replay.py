@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from kestrelpy import CorruptJournal, UnsupportedFormat
 from kestrelpy.work import _records as records
-from kestrelpy.work._live import Live
 from kestrelpy.work._log import Log
 from kestrelpy.work._losses import Losses
-from kestrelpy.work._machine import Machine
 from kestrelpy.work._mending import rebuild
 from kestrelpy.work._records import BURIED, DELAYED, PUT_BYTES, State
+from kestrelpy.work.scheduler import Scheduler
+from kestrelpy.work.stored import StoredJob
 
 if TYPE_CHECKING:
     from kestrelpy._disk.interface import Disk
     from kestrelpy.work._held_room import Gone
-    from kestrelpy.work._live import Tube
+    from kestrelpy.work.stored import Tube
 
 
 class Replay:
@@ -30,7 +30,7 @@ class Replay:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: Scheduler,
         log: Log,
         apart: Iterable[Gone],
         path: str,
@@ -142,7 +142,7 @@ class Replay:
         tube = self._tubes.get(name) or self._find_tube(name)
         if job_id in machine.jobs:  # it was carried, or put again after an interrupt
             self._forget(machine.jobs[job_id])
-        job = Live()
+        job = StoredJob()
         job.id, job.tube, job.body, job.at = job_id, tube, data[PUT_BYTES:tube_at], at
         job.priority = self._priorities.setdefault(priority, priority)
         job.delay, job.ttr = self._seconds.setdefault(delay, delay), self._seconds.setdefault(ttr, ttr)
@@ -176,7 +176,7 @@ class Replay:
         tube = self._tubes[name] = self._machine.tubes.get(found) or self._machine.make_tube(found)
         return tube
 
-    def _forget(self, job: Live) -> None:
+    def _forget(self, job: StoredJob) -> None:
         self._log.over(job.at)
         self._log.over(job.state_at)
 
@@ -192,7 +192,7 @@ class Replay:
         job.tube = self._machine.tubes.get(name) or self._machine.make_tube(name)
         self._become(job, state)
 
-    def _become(self, job: Live, state: State) -> None:
+    def _become(self, job: StoredJob, state: State) -> None:
         job.state, job.priority, job.delay = state.state, state.priority, state.delay
         job.reserves, job.timeouts, job.releases = state.reserves, state.timeouts, state.releases
         job.buries, job.kicks = state.buries, state.kicks
@@ -202,7 +202,7 @@ class Replay:
             job.place = (state.place, job.id)
             self._machine.places = max(self._machine.places, state.place)
 
-    def _delay(self, job: Live, due_ms: int) -> None:
+    def _delay(self, job: StoredJob, due_ms: int) -> None:
         job.state = DELAYED
         job.place = (min(self._when(due_ms), self._now + job.delay), job.id)
 

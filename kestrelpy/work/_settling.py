@@ -23,7 +23,7 @@ from kestrelpy.work._log import FRAME_BYTES, SLICE
 from kestrelpy.work._records import EXPIRED, GONE, PUT_BYTES, pack_gone
 
 if TYPE_CHECKING:
-    from kestrelpy.work._live import Tube
+    from kestrelpy.work.stored import Tube
 
 OVERHEAD_BYTES = PUT_BYTES + FRAME_BYTES + 16
 """About what a live job takes in the journal beside its body."""

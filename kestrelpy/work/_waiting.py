@@ -14,37 +14,20 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from kestrelpy.work.stored import JobWaiter, SessionState
+
 if TYPE_CHECKING:
     import asyncio
 
-    from kestrelpy.work._holder import Holder
-    from kestrelpy.work._live import Tube
     from kestrelpy.work.session import Job, Session
 
 
-class Waiter:
-    """One place in the line. ``number`` is its rank; ``wakes``: its entry among those who do not wait for ever."""
-
-    __slots__ = ("holder", "number", "tubes", "until", "wakes")
-
-    def __init__(self, holder: Holder, number: int) -> None:
-        self.holder = holder
-        self.number = number
-        self.tubes: tuple[Tube, ...] = ()
-        self.until = float("inf")
-        self.wakes: tuple[float, int, Waiter] | None = None
-
-    def tell(self, outcome: Any) -> None:
-        """The job that was reserved for it, or the error that it waited for in vain. Without the queue's lock."""
-        raise NotImplementedError
-
-
-class Blocked(Waiter):
+class Blocked(JobWaiter):
     """A thread."""
 
     __slots__ = ("_bell", "outcome")
 
-    def __init__(self, holder: Holder, number: int) -> None:
+    def __init__(self, holder: SessionState, number: int) -> None:
         super().__init__(holder, number)
         self.outcome: Job | Exception | None = None
         self._bell = threading.Lock()
@@ -63,7 +46,7 @@ class Blocked(Waiter):
             self._bell.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
 
 
-class Promised(Waiter):
+class Promised(JobWaiter):
     """Somebody with a future."""
 
     __slots__ = ("_is_told", "future")
@@ -88,7 +71,7 @@ class Promised(Waiter):
             self.future.set_result(outcome)
 
 
-class Awaiting(Waiter):
+class Awaiting(JobWaiter):
     """A task of asyncio. Made in its loop."""
 
     __slots__ = ("_is_told", "_loop", "future")

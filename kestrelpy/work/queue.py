@@ -16,9 +16,9 @@ from kestrelpy._process import forget, remember, warn_unclosed
 from kestrelpy.work._changing import Changing
 from kestrelpy.work._journal import JobJournal
 from kestrelpy.work._keeping import MUCH
-from kestrelpy.work._machine import NEVER
 from kestrelpy.work._options import check_interval, check_job_bytes, check_limit, check_on_corruption, check_sync
 from kestrelpy.work._replay import Replay
+from kestrelpy.work.scheduler import NEVER
 from kestrelpy.work.session import Session
 
 if TYPE_CHECKING:

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 
 from kestrelpy import KestrelError, QueueClosed, QueueEmpty
 from kestrelpy._process import why_not_wait
-from kestrelpy.work._holder import Holder
-from kestrelpy.work._machine import NEVER
 from kestrelpy.work._options import PLAIN, check_timeout
 from kestrelpy.work._records import READY, RESERVED
 from kestrelpy.work._waiting import Awaiting, Blocked, Promised
 from kestrelpy.work.errors import DeadlineSoon, JobNotFound, NotReserved
+from kestrelpy.work.scheduler import NEVER
+from kestrelpy.work.stored import SessionState
 
 if TYPE_CHECKING:
-    from kestrelpy.work._live import Live, Tube
-    from kestrelpy.work._waiting import Waiter
     from kestrelpy.work.queue import WorkQueue
+    from kestrelpy.work.stored import JobWaiter, StoredJob, Tube
 
 __all__ = ["Job", "Session"]
 
@@ -42,7 +41,7 @@ class Job:
 
     __slots__ = ("_live", "_queue", "_session", "_told", "body", "delay", "id", "priority", "reserves", "ttr", "tube")
 
-    def __init__(self, queue: WorkQueue, session: Session | None, live: Live) -> None:
+    def __init__(self, queue: WorkQueue, session: Session | None, live: StoredJob) -> None:
         self._queue = queue
         self._session = session
         self._live = live
@@ -127,7 +126,7 @@ class Job:
         return f"<Job {self.id} of {self.tube}: {shown!r}, {len(self.body)} bytes>"
 
 
-class Session(Holder):
+class Session(SessionState):
     """Watches tubes and reserves jobs. Made by ``WorkQueue.session()``; a context manager; thread-safe.
 
     It begins with watching and using ``default``. What it has reserved is its own until it is deleted, released or
@@ -340,10 +339,12 @@ class Session(Holder):
         finally:
             del found  # else the error and this frame would hold each other
 
-    def _try_again(self, timeout: float | None, kind: type[Blocked | Promised | Awaiting]) -> Job | Waiter | Exception:
+    def _try_again(
+        self, timeout: float | None, kind: type[Blocked | Promised | Awaiting]
+    ) -> Job | JobWaiter | Exception:
         """Very many expired jobs are in front of what is ready: on, a slice at a time."""
         queue = self._queue
-        found: Job | Waiter | Exception | None = None
+        found: Job | JobWaiter | Exception | None = None
         while found is None:
             if kind is Blocked:
                 queue._breathe()
@@ -354,7 +355,7 @@ class Session(Holder):
 
     def _line_up_locked(
         self, timeout: float | None, now: float, kind: type[Blocked | Promised | Awaiting]
-    ) -> Waiter | Exception | None:
+    ) -> JobWaiter | Exception | None:
         """No job is ready: a place in the line, or why there is none; ``None`` if it is not known yet that none is.
         A thread waits in real time, as a get does.
         """
@@ -391,7 +392,7 @@ class Session(Holder):
             told: Job | Exception | None = machine.told.pop(waiter, None)
         return waiter.outcome or told
 
-    def abandon(self, waiter: Waiter) -> None:
+    def abandon(self, waiter: JobWaiter) -> None:
         """It waits no longer."""
         with self._queue._lock:
             self._queue._machine.leave_line(waiter)
@@ -402,7 +403,7 @@ class Session(Holder):
             assert self.using is not None
             self._queue._leave_note((self.watched, self.using))
 
-    def handle(self, job: Live) -> Job:
+    def handle(self, job: StoredJob) -> Job:
         return Job(self._queue, self, job)
 
     # -- by id -------------------------------------------------------------------------------------------------------

@@ -18,16 +18,15 @@ from kestrelpy.work import _changing, _keeping, _putting
 from kestrelpy.work import queue as work_queue
 from kestrelpy.work import session as work_session
 from kestrelpy.work._held_room import HeldRoom
-from kestrelpy.work._holder import Holder
 from kestrelpy.work._journal import JobJournal
 from kestrelpy.work._keeping import Keeping
-from kestrelpy.work._live import Live
 from kestrelpy.work._log import Log
-from kestrelpy.work._machine import NEVER, Machine
 from kestrelpy.work._settling import Settling
 from kestrelpy.work._waiting import Awaiting, Delivery
 from kestrelpy.work.errors import JobTooBig
+from kestrelpy.work.scheduler import NEVER, Scheduler
 from kestrelpy.work.session import Job
+from kestrelpy.work.stored import SessionState, StoredJob
 
 
 def does_nothing(*_: Any, **__: Any) -> None:
@@ -211,16 +210,16 @@ def sessions_are_held_for_ever() -> Iterator[None]:
     unreachable="it costs time, and changes no answer",
 )
 def every_waiter_is_looked_at_for_every_job() -> Iterator[None]:
-    real = Machine.reserve
+    real = Scheduler.reserve
 
-    def reserve(self: Machine, job: Any, holder: Any, now: float) -> None:
+    def reserve(self: Scheduler, job: Any, holder: Any, now: float) -> None:
         real(self, job, holder, now)
         for waiter in holder.waiters:
             entry = (NEVER, waiter.number, waiter)
             self.waiting.add(entry)
             self.waiting.discard(entry)
 
-    with patch.object(Machine, "reserve", reserve):
+    with patch.object(Scheduler, "reserve", reserve):
         yield
 
 
@@ -249,13 +248,13 @@ def tubes_are_written_in_one_go() -> Iterator[None]:
     test="tests/work/test_work_slices.py::test_what_has_expired_is_not_there",
 )
 def what_has_expired_is_there_until_somebody_comes() -> Iterator[None]:
-    def take(self: Machine, holder: Holder, now: float) -> Live | None:
+    def take(self: Scheduler, holder: SessionState, now: float) -> StoredJob | None:
         job = self._take_first(holder)
         if job is not None:
             self.reserve(job, holder, now)
         return job
 
-    with patch.object(Machine, "expire", lambda *_: False), patch.object(Machine, "take", take):
+    with patch.object(Scheduler, "expire", lambda *_: False), patch.object(Scheduler, "take", take):
         yield
 
 

@@ -16,7 +16,7 @@ from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner
 from kestrelpy.work import WorkQueue
 from kestrelpy.work._held_room import HeldRoom
-from kestrelpy.work._machine import Machine
+from kestrelpy.work.scheduler import Scheduler
 
 BODY = bytes(100)
 MARK = "work.work"
@@ -192,7 +192,7 @@ def test_an_interrupted_delete_leaves_a_job_that_lives(world: World) -> None:
     """Its slot is written, the job is still there in memory: so it is after a restart."""
     ids = world.put()
     world.disk.fill()
-    with patch.object(Machine, "remove", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with patch.object(Scheduler, "remove", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         world.queue.delete(ids[5])
     world.queue.delete(ids[6])
     assert world.queue.peek(ids[5])

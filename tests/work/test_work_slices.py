@@ -10,10 +10,10 @@ import pytest
 
 from kestrelpy import QueueClosed, QueueEmpty
 from kestrelpy.testing import ManualClock, MemoryDisk
-from kestrelpy.work import DeadlineSoon, JobNotFound, WorkQueue, _machine, _settling
+from kestrelpy.work import DeadlineSoon, JobNotFound, WorkQueue, _settling, scheduler
 from kestrelpy.work import queue as work_queue
 from kestrelpy.work._keeping import Keeping
-from kestrelpy.work._machine import Machine
+from kestrelpy.work.scheduler import Scheduler
 
 
 @pytest.fixture
@@ -232,8 +232,8 @@ def test_a_key_is_its_new_jobs_when_the_old_one_expires_again(clock: ManualClock
 def test_very_many_expired_jobs_are_passed_over_in_slices(
     queue: WorkQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_machine, "MOST_DROPPED", 50)
-    calls = Counted(monkeypatch, Machine, "take")
+    monkeypatch.setattr(scheduler, "MOST_DROPPED", 50)
+    calls = Counted(monkeypatch, Scheduler, "take")
     for make in (
         lambda session: session.reserve(0),
         lambda session: session.reserve_future(0).result(0),

@@ -14,11 +14,11 @@ from kestrelpy.work import _records as records
 from kestrelpy.work._changing import Changing
 from kestrelpy.work._held_room import Gone, HeldRoom
 from kestrelpy.work._keeping import Keeping
-from kestrelpy.work._live import Live
 from kestrelpy.work._log import Log
 from kestrelpy.work._records import BURIED, State, Totals
 from kestrelpy.work._replay import Replay
 from kestrelpy.work._settling import Settling
+from kestrelpy.work.stored import StoredJob
 
 SETTLING = {"advance": 8.0, "checkpoint": 5.0}
 """Leaning to what commits old records."""
@@ -56,7 +56,7 @@ def written_otherwise(job: Callable[[State], State]) -> Any:
 def deletes_are_not_written() -> Iterator[None]:
     """Only the journal's reader learns of them."""
 
-    def write(self: Keeping, job: Live, cause: int) -> None:
+    def write(self: Keeping, job: StoredJob, cause: int) -> None:
         self._log.over(job.at)
         self._log.over(job.state_at)
 
@@ -69,7 +69,7 @@ def the_priority_of_a_release_is_not_written() -> Iterator[None]:
     """BD-W5."""
     real = Changing._become_locked
 
-    def become(self: Changing, live: Live, new: State, now: float, *, due: float = 0.0) -> None:
+    def become(self: Changing, live: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
         write = self._write_state_locked
         with patch.object(
             self, "_write_state_locked", lambda job, state: write(job, state._replace(priority=job.priority))
@@ -82,7 +82,7 @@ def the_priority_of_a_release_is_not_written() -> Iterator[None]:
 
 @fault("(a)")
 def kicks_are_not_written() -> Iterator[None]:
-    def kick(self: Changing, lives: list[Live], now: float) -> int:
+    def kick(self: Changing, lives: list[StoredJob], now: float) -> int:
         for live in lives:
             live.kicks += 1
             self._machine.make_ready(live, now)
@@ -104,7 +104,7 @@ def buries_are_counted_at_opening() -> Iterator[None]:
     """BD-W6: replay goes through the same door as a call."""
     real = Replay._become
 
-    def become(self: Replay, job: Live, state: State) -> None:
+    def become(self: Replay, job: StoredJob, state: State) -> None:
         real(self, job, state)
         job.buries += state.state == BURIED
 
@@ -121,7 +121,7 @@ def counters_are_not_written() -> Iterator[None]:
 
 @fault("(a) (h) itself", steps={"advance": 8.0})
 def timeouts_are_not_written() -> Iterator[None]:
-    def save(self: Keeping, jobs: list[Live]) -> None:
+    def save(self: Keeping, jobs: list[StoredJob]) -> None:
         for job in jobs:
             self._machine.unsaved.pop(job.id, None)
             self._machine.overdue.pop(job.id, None)
@@ -176,7 +176,7 @@ def records_are_committed_before_what_replaces_them_is_on_disk() -> Iterator[Non
 def the_put_is_over_when_a_state_is_written() -> Iterator[None]:
     real = Keeping._saved_locked
 
-    def saved(self: Keeping, job: Live, at: int) -> None:
+    def saved(self: Keeping, job: StoredJob, at: int) -> None:
         real(self, job, at)
         if at:
             self._log.over(job.at)
@@ -212,7 +212,7 @@ def jobs_that_are_carried_forward_count_again() -> Iterator[None]:
     """Their old records are not over, and the states after these strike once more: SS-B2."""
     real = Keeping._rewrite_locked
 
-    def rewrite(self: Keeping, job: Live, now: float) -> None:
+    def rewrite(self: Keeping, job: StoredJob, now: float) -> None:
         real(self, job, now)
         job.buries += 1
 
@@ -253,7 +253,7 @@ def counters_are_added_up() -> Iterator[None]:
 def delays_begin_anew_at_an_opening() -> Iterator[None]:
     """#62 of beanstalkd: replay makes delays longer."""
 
-    def delay(self: Replay, job: Live, due_ms: int) -> None:
+    def delay(self: Replay, job: StoredJob, due_ms: int) -> None:
         job.state, job.place = records.DELAYED, (self._now + job.delay, job.id)
 
     with patch.object(Replay, "_delay", delay):
@@ -279,7 +279,7 @@ def expiry_is_forgotten() -> Iterator[None]:
 def memory_is_changed_before_the_disk() -> Iterator[None]:
     """BD-W14: a release that fails leaves the job nowhere, or where it was not."""
 
-    def become(self: Changing, live: Live, new: State, now: float, *, due: float = 0.0) -> None:
+    def become(self: Changing, live: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
         self._machine.take_out(live)
         live.priority, live.delay = new.priority, new.delay
         live.releases, live.buries, live.kicks = new.releases, new.buries, new.kicks

@@ -1,25 +1,24 @@
-"""Live jobs and the tubes they are in, in memory. No locks, clocks or files here."""
+"""What a scheduler knows of jobs, tubes, sessions and those who wait, in memory. No locks, clocks or files here."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from sortedcontainers import SortedList
 
 from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
 
-if TYPE_CHECKING:
-    from kestrelpy.work._holder import Holder
-    from kestrelpy.work._waiting import Waiter
-
 URGENT = 1024
 """Jobs of a priority below this one are counted as urgent, as beanstalkd does."""
+_MANY = 64
+"""From so many reservations on the first one to end is not searched for but looked up."""
 ID_BITS = 64
 ID_MASK = (1 << ID_BITS) - 1
 
 
-class Live:
+class StoredJob:
     """One job that lives.
 
     ``place`` is where it stands in the list of its state: priority and id in one number (ready), when it is due and the
@@ -61,7 +60,7 @@ class Live:
     place: Any
     expires: tuple[float, int] | None
     key: str | None
-    holder: Holder | None
+    holder: SessionState | None
     at: int
     state_at: int
     reserves: int
@@ -109,7 +108,7 @@ class Tube:
         self.buried: SortedList[tuple[float, int]] = SortedList()
         self.reserved = 0
         self.urgent = 0
-        self.waiting: OrderedDict[Waiter, None] = OrderedDict()  # in the order of their coming
+        self.waiting: OrderedDict[JobWaiter, None] = OrderedDict()  # in the order of their coming
         self.using = self.watching = 0
         self.total_jobs = self.deletes = self.pauses = 0
         self.pause = 0.0
@@ -123,7 +122,7 @@ class Tube:
         has_jobs = self.ready or self.reserved or self.delayed or self.buried
         return bool(has_jobs or self.using or self.watching or self.waiting or self.paused_until)
 
-    def _check(self, jobs: dict[int, Live]) -> None:
+    def _check(self, jobs: dict[int, StoredJob]) -> None:
         """The invariants; for tests."""
         mine = [job for job in jobs.values() if job.tube is self]
         assert [key & ID_MASK for key in self.ready] == [
@@ -136,3 +135,63 @@ class Tube:
         assert all(jobs[key & ID_MASK].place == key for key in self.ready)
         assert all(jobs[place[1]].place == place for place in (*self.delayed, *self.buried))
         assert not (self.waiting and self.ready) or self.paused_until
+
+
+class SessionState:
+    """What the machine knows of a session: what it watches, holds and waits for."""
+
+    def __init__(self, number: int, *, deadline_soon: bool) -> None:
+        self.number = number  # of its own among those who wait
+        self.wakes: tuple[float, int, SessionState] | None = None  # when those who wait are to hear of a deadline
+        self.watched: dict[str, Tube] = {}
+        self.held: dict[int, StoredJob] = {}
+        self.waiters: OrderedDict[JobWaiter, None] = OrderedDict()
+        self.deadline_soon = deadline_soon
+        self.using: Tube | None = None
+        self._deadlines: SortedList[tuple[float, int]] | None = None  # of all held, if they are many
+
+    def hold(self, job: StoredJob) -> None:
+        self.held[job.id] = job
+        if self._deadlines is not None:
+            self._deadlines.add(job.place)
+
+    def let_go(self, job: StoredJob) -> None:
+        """No error for one that it does not hold; ``job.place`` must still be the reservation's."""
+        if self.held.pop(job.id, None) is not None and self._deadlines is not None:
+            self._deadlines.discard(job.place)
+            if not self._deadlines:
+                self._deadlines = None
+
+    def soonest(self) -> tuple[float, int] | None:
+        """The reservation that ends first: when, and the job's id."""
+        if self._deadlines is None and len(self.held) > _MANY:
+            self._deadlines = SortedList(job.place for job in self.held.values())
+        if self._deadlines is not None:
+            return self._deadlines[0]
+        return min(((job.due, job.id) for job in self.held.values()), default=None)
+
+    def handle(self, job: StoredJob) -> object:
+        """What whoever waited is told: the job that this session has reserved now."""
+        raise NotImplementedError
+
+    def take_stock(self, jobs: Iterable[StoredJob]) -> None:
+        """These are what it holds, whatever it seemed to."""
+        self.held = {job.id: job for job in jobs}
+        self._deadlines = None
+
+
+class JobWaiter:
+    """One place in the line. ``number`` is its rank; ``wakes``: its entry among those who do not wait for ever."""
+
+    __slots__ = ("holder", "number", "tubes", "until", "wakes")
+
+    def __init__(self, holder: SessionState, number: int) -> None:
+        self.holder = holder
+        self.number = number
+        self.tubes: tuple[Tube, ...] = ()
+        self.until = float("inf")
+        self.wakes: tuple[float, int, JobWaiter] | None = None
+
+    def tell(self, outcome: Any) -> None:
+        """The job that was reserved for it, or the error that it waited for in vain. Without the queue's lock."""
+        raise NotImplementedError

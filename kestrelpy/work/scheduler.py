@@ -13,16 +13,14 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sortedcontainers import SortedList
 
-from kestrelpy.work._holder import Holder
-from kestrelpy.work._live import ID_BITS, ID_MASK, URGENT, Live, Tube
+from kestrelpy.errors import QueueEmpty
 from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
-
-if TYPE_CHECKING:
-    from kestrelpy.work._waiting import Waiter
+from kestrelpy.work.errors import DeadlineSoon
+from kestrelpy.work.stored import ID_BITS, ID_MASK, URGENT, JobWaiter, SessionState, StoredJob, Tube
 
 MARGIN = 1.0
 """How long before the end of a reservation a session that waits is told, in seconds (beanstalkd's)."""
@@ -33,25 +31,27 @@ MOST_DROPPED = 1000
 """So many expired jobs are passed over in one go, with the lock held."""
 
 
-class Machine:
+class Scheduler:
     """All jobs, tubes and waiters of one queue."""
 
     def __init__(self, max_attempts: int | None = None) -> None:
         self.max_attempts = max_attempts
-        self.jobs: dict[int, Live] = {}
+        self.jobs: dict[int, StoredJob] = {}
         self.tubes: dict[str, Tube] = {"default": Tube("default")}
         self.keys: dict[tuple[str, str], int] = {}
         self.delayed: SortedList[tuple[float, int]] = SortedList()
         self.reserved: SortedList[tuple[float, int]] = SortedList()
         self.expiring: SortedList[tuple[float, int]] = SortedList()
         self.paused: SortedList[tuple[float, str]] = SortedList()
-        self.waiting: SortedList[tuple[float, int, Waiter | Holder]] = SortedList()  # who is to be looked at, and when
-        self.told: dict[Waiter, Any] = {}  # jobs and errors for those who have left the line
-        self.unsaved: dict[int, Live] = {}  # jobs with a count that no record has yet
-        self.overdue: dict[int, Live] = {}  # of these, whose time to run has passed: to be saved at once
-        self.expired: list[Live] = []  # dropped by ``advance``: their end is not written yet
+        self.waiting: SortedList[tuple[float, int, JobWaiter | SessionState]] = (
+            SortedList()
+        )  # who is to be looked at, and when
+        self.told: dict[JobWaiter, Any] = {}  # jobs and errors for those who have left the line
+        self.unsaved: dict[int, StoredJob] = {}  # jobs with a count that no record has yet
+        self.overdue: dict[int, StoredJob] = {}  # of these, whose time to run has passed: to be saved at once
+        self.expired: list[StoredJob] = []  # dropped by ``advance``: their end is not written yet
         self.changed_tubes: dict[str, Tube] = {}
-        self.leaving: deque[Holder] = deque()
+        self.leaving: deque[SessionState] = deque()
         self.next_due = NEVER
         self.is_behind = False
         self.bytes = self.urgent = self.buried = 0
@@ -94,7 +94,7 @@ class Machine:
 
     # -- in and out of the lists -------------------------------------------------------------------------------------
 
-    def add(self, job: Live, now: float) -> None:
+    def add(self, job: StoredJob, now: float) -> None:
         """A new job, or one that was taken in again at opening. Its state and ``place`` are set."""
         self.jobs[job.id] = job
         self.bytes += len(job.body)
@@ -105,7 +105,7 @@ class Machine:
             self._expect(job.expires[0])
         self._enter(job, now)
 
-    def add_plain(self, job: Live) -> None:
+    def add_plain(self, job: StoredJob) -> None:
         """``add`` for a new job without delay, key or expiry whose tube has nobody waiting: the usual case."""
         job_id, tube, priority = job.id, job.tube, job.priority
         self.jobs[job_id] = job
@@ -116,7 +116,7 @@ class Machine:
             tube.urgent += 1
             self.urgent += 1
 
-    def end_plain(self, job: Live) -> None:
+    def end_plain(self, job: StoredJob) -> None:
         """``take_out`` and ``remove`` for a reserved job without key or expiry: the usual case."""
         job_id, tube, holder = job.id, job.tube, job.holder
         self.reserved.remove(job.place)
@@ -131,7 +131,7 @@ class Machine:
         if not tube.using and not tube.watching:
             self.forget_unneeded(tube)
 
-    def remove(self, job: Live) -> None:
+    def remove(self, job: StoredJob) -> None:
         """It lives no more. Not for one that is still in a list: ``take_out`` first."""
         if self.jobs.pop(job.id, None) is None:
             return
@@ -144,7 +144,7 @@ class Machine:
         self.overdue.pop(job.id, None)
         self.forget_unneeded(job.tube)
 
-    def take_out(self, job: Live) -> None:
+    def take_out(self, job: StoredJob) -> None:
         """Out of the list of its state."""
         tube, state = job.tube, job.state
         if state == RESERVED:
@@ -165,7 +165,7 @@ class Machine:
             tube.buried.discard(job.place)
             self.buried -= 1
 
-    def expire(self, job: Live, now: float) -> bool:
+    def expire(self, job: StoredJob, now: float) -> bool:
         """Drop a job whose life is over, if it is; one that is reserved has its time to run."""
         if job.expires is None or job.expires[0] > now or job.state == RESERVED:
             return False
@@ -173,12 +173,12 @@ class Machine:
         self._drop(job)
         return True
 
-    def _drop(self, job: Live) -> None:
+    def _drop(self, job: StoredJob) -> None:
         """It has expired, and is in no list."""
         self.remove(job)
         self.expired.append(job)
 
-    def _enter(self, job: Live, now: float) -> None:
+    def _enter(self, job: StoredJob, now: float) -> None:
         """Into the list of its state, by its ``place``; a ready one may go to whoever waits for it."""
         if job.expires is not None and job.expires[0] <= now:
             self._drop(job)
@@ -194,7 +194,7 @@ class Machine:
             job.tube.buried.add(job.place)
             self.buried += 1
 
-    def put_ready(self, job: Live, now: float) -> None:
+    def put_ready(self, job: StoredJob, now: float) -> None:
         """It is ready, and in no list: to the first one who waits for it, or into the tube."""
         if job.expires is not None and job.expires[0] <= now:
             self._drop(job)
@@ -209,12 +209,12 @@ class Machine:
             tube.urgent += 1
             self.urgent += 1
 
-    def make_ready(self, job: Live, now: float) -> None:
+    def make_ready(self, job: StoredJob, now: float) -> None:
         """Out of the list of its state, and ready. Nothing is counted."""
         self.take_out(job)
         self.put_ready(job, now)
 
-    def settle_into(self, job: Live, state: int, now: float, *, due: float = 0.0) -> None:
+    def settle_into(self, job: StoredJob, state: int, now: float, *, due: float = 0.0) -> None:
         """Into another state, but not into a reservation: a job in no list, whose priority is set already."""
         if state == BURIED:
             self.places += 1
@@ -222,7 +222,7 @@ class Machine:
         job.state, job.place = state, (due, job.id)
         self._enter(job, now)
 
-    def move(self, job: Live, tube: Tube, now: float) -> None:
+    def move(self, job: StoredJob, tube: Tube, now: float) -> None:
         """To another tube, in the state it has."""
         self.take_out(job)
         if job.key is not None:
@@ -234,7 +234,7 @@ class Machine:
 
     # -- reserving ---------------------------------------------------------------------------------------------------
 
-    def take(self, holder: Holder, now: float) -> Live | None:
+    def take(self, holder: SessionState, now: float) -> StoredJob | None:
         """Reserve the most urgent job that is ready in what the session watches. ``is_behind`` if there are so many
         that have expired that it has not got behind them: then nothing is said of what else there is.
         """
@@ -252,7 +252,7 @@ class Machine:
                 self.is_behind = True
                 return None
 
-    def _take_first(self, holder: Holder) -> Live | None:
+    def _take_first(self, holder: SessionState) -> StoredJob | None:
         found: Tube | None = None
         best = 0
         for tube in holder.watched.values():
@@ -270,7 +270,7 @@ class Machine:
             self.urgent -= 1
         return job
 
-    def reserve(self, job: Live, holder: Holder, now: float) -> None:
+    def reserve(self, job: StoredJob, holder: SessionState, now: float) -> None:
         """A job that is in no list is this session's from now on, for its time to run."""
         due = now + job.ttr
         place = (due, job.id)
@@ -285,7 +285,7 @@ class Machine:
         if holder.waiters and (holder.wakes is None or due - MARGIN < holder.wakes[0]):
             self.watch_deadline(holder)
 
-    def touch(self, job: Live, now: float) -> None:
+    def touch(self, job: StoredJob, now: float) -> None:
         """Its time to run begins again."""
         holder = job.holder
         assert holder is not None
@@ -296,14 +296,14 @@ class Machine:
         holder.hold(job)
         self._expect(job.due)
 
-    def unreserve(self, job: Live, now: float) -> None:
+    def unreserve(self, job: StoredJob, now: float) -> None:
         """A reservation that nobody got to see: as if it had not been made."""
         job.reserves -= 1
         self.make_ready(job, now)
 
     # -- the line ----------------------------------------------------------------------------------------------------
 
-    def deadline_soon(self, holder: Holder, now: float) -> int | None:
+    def deadline_soon(self, holder: SessionState, now: float) -> int | None:
         """The job whose reservation by this session ends within the margin, if it wants to know."""
         if holder.deadline_soon and holder.held:
             soonest = holder.soonest()
@@ -311,7 +311,7 @@ class Machine:
                 return soonest[1]
         return None
 
-    def enter_line(self, waiter: Waiter, until: float) -> None:
+    def enter_line(self, waiter: JobWaiter, until: float) -> None:
         """Wait for a job, until then at most."""
         waiter.until = until
         waiter.tubes = tuple(waiter.holder.watched.values())
@@ -325,7 +325,7 @@ class Machine:
         if waiter.holder.wakes is None:
             self.watch_deadline(waiter.holder)
 
-    def leave_line(self, waiter: Waiter) -> bool:
+    def leave_line(self, waiter: JobWaiter) -> bool:
         """Whether it was in line."""
         if waiter.holder.waiters.pop(waiter, waiter) is waiter:
             return False
@@ -340,7 +340,7 @@ class Machine:
             self.forget_unneeded(tube)
         return True
 
-    def watch_deadline(self, holder: Holder) -> None:
+    def watch_deadline(self, holder: SessionState) -> None:
         """See to it that a session's waiters are told in time of its first reservation to end: one entry for all of
         them. Where that reservation has ended since, the entry is looked at too early, and does no harm.
         """
@@ -353,12 +353,12 @@ class Machine:
             self.waiting.add(holder.wakes)
             self._expect(holder.wakes[0])
 
-    def _give(self, job: Live, waiter: Waiter, now: float) -> None:
+    def _give(self, job: StoredJob, waiter: JobWaiter, now: float) -> None:
         self.reserve(job, waiter.holder, now)
         self.told[waiter] = waiter.holder.handle(job)  # before it leaves: an interrupt between leaves it in one of both
         self.leave_line(waiter)
 
-    def fail(self, waiter: Waiter, error: Exception) -> None:
+    def fail(self, waiter: JobWaiter, error: Exception) -> None:
         """It waits no longer, if it did."""
         if waiter in waiter.holder.waiters:
             self.told[waiter] = error
@@ -377,3 +377,106 @@ class Machine:
     def _expect(self, when: float) -> None:
         if when < self.next_due:
             self.next_due = when
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float, limit: int) -> None:
+        """Do what is due, at most ``limit`` of it: if there is more, ``next_due`` says now."""
+        for step in (
+            self._left_behind,
+            self._delay_over,
+            self._reservation_over,
+            self._pause_over,
+            self._job_expired,
+            self._wait_over,
+        ):
+            while step(now):
+                limit -= 1
+                if limit <= 0:
+                    self.next_due = now
+                    return
+        self.next_due = min(
+            self.delayed[0][0] if self.delayed else NEVER,
+            self.reserved[0][0] if self.reserved else NEVER,
+            self.paused[0][0] if self.paused else NEVER,
+            self.expiring[0][0] if self.expiring else NEVER,
+            self.waiting[0][0] if self.waiting else NEVER,
+        )
+
+    def leave_behind(self, holder: SessionState, now: float) -> None:
+        """What a session that is gone had reserved goes back, a slice at a time."""
+        self.leaving.append(holder)
+        self._expect(now)
+
+    def _left_behind(self, now: float) -> bool:
+        if not self.leaving:
+            return False
+        held = self.leaving[0].held
+        if held:
+            self.make_ready(held[next(iter(held))], now)
+        if not held:
+            self.leaving.popleft()
+        return True
+
+    def _delay_over(self, now: float) -> bool:
+        if not self.delayed or self.delayed[0][0] > now:
+            return False
+        self.make_ready(self.jobs[self.delayed[0][1]], now)
+        return True
+
+    def _reservation_over(self, now: float) -> bool:
+        if not self.reserved or self.reserved[0][0] > now:
+            return False
+        job = self.jobs[self.reserved[0][1]]
+        self.take_out(job)
+        job.timeouts += 1
+        job.new_timeouts += 1
+        self.timeouts += 1
+        self.unsaved[job.id] = self.overdue[job.id] = job
+        if self.is_worn_out(job.timeouts + job.releases):
+            job.buries += 1
+            self.settle_into(job, BURIED, now)
+        else:
+            self.put_ready(job, now)
+        return True
+
+    def is_worn_out(self, attempts: int) -> bool:
+        """Whether a job with so many timeouts and releases has been tried as often as it may."""
+        return self.max_attempts is not None and attempts >= self.max_attempts
+
+    def _pause_over(self, now: float) -> bool:
+        if not self.paused or self.paused[0][0] > now:
+            return False
+        until, name = self.paused[0]
+        tube = self.tubes[name]
+        if tube.paused_until == until:
+            if self.serve_one(tube, now):  # until all are served the pause goes on for those who come
+                return True
+            tube.paused_until = tube.pause = 0.0
+            self.forget_unneeded(tube)
+        self.paused.discard((until, name))
+        return True
+
+    def _job_expired(self, now: float) -> bool:
+        if not self.expiring or self.expiring[0][0] > now:
+            return False
+        job = self.jobs[self.expiring[0][1]]
+        del self.expiring[0]
+        if job.state != RESERVED:  # one that is has its time to run; when it comes back, it goes
+            self.take_out(job)
+            self._drop(job)
+        return True
+
+    def _wait_over(self, now: float) -> bool:
+        if not self.waiting or self.waiting[0][0] > now:
+            return False
+        who = self.waiting[0][2]
+        holder = who if isinstance(who, SessionState) else who.holder
+        soon = self.deadline_soon(holder, now)
+        if soon is not None:
+            self.fail(next(iter(who.waiters)) if isinstance(who, SessionState) else who, DeadlineSoon(soon))
+        elif isinstance(who, SessionState):  # the reservation that was to be told of has ended
+            self.watch_deadline(who)
+        else:
+            self.fail(who, QueueEmpty("no job was ready in time"))
+        return True

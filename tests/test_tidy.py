@@ -66,11 +66,6 @@ PUBLIC_MODULES = {"", "inbox", "work", "spark", "server"}
 PRIVATE_ALLOWED = {"testing", "spark"}
 """... except by the fakes, and by Spark's executors, which decode segments by themselves."""
 STILL_UP = {
-    ("work._waiting", "work.session"),
-    ("work._keeping", "work.session"),
-    ("work._listing", "work.session"),
-    ("work._turns", "work._keeping"),
-    ("work.session", "work.queue"),
     ("server._commands", "server._connection"),
     ("server._turns", "server._connection"),
     ("server._connection", "server._server"),

@@ -14,8 +14,9 @@ from kestrelpy.work.errors import (
     NotReserved,
     TubeNotFound,
 )
+from kestrelpy.work.job import Job
 from kestrelpy.work.queue import WorkQueue
-from kestrelpy.work.session import Job, Session
+from kestrelpy.work.session import Session
 from kestrelpy.work.stats import JobStats, TubeStats, WorkStats
 
 __all__ = [

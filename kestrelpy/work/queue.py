@@ -1,25 +1,46 @@
 """The work queue: jobs with priority, delay and time to run, on a journaled queue.
 
-NOTE ON LOCKING: see ``_keeping``. ``with self._turn as now`` takes the lock, and lets time do its work first.
+NOTE ON LOCKING: see ``core``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+from collections.abc import Iterable, Iterator
 from copy import copy
+from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from kestrelpy import KestrelError, QueueClosed, SystemClock
 from kestrelpy._process import forget, remember, warn_unclosed
-from kestrelpy.work._changing import Changing
+from kestrelpy.work import _records as records
 from kestrelpy.work._journal import JobJournal
-from kestrelpy.work._keeping import MUCH
-from kestrelpy.work._options import check_interval, check_job_bytes, check_limit, check_on_corruption, check_sync
+from kestrelpy.work._options import (
+    PLAIN,
+    check_interval,
+    check_job_bytes,
+    check_key,
+    check_limit,
+    check_on_corruption,
+    check_priority,
+    check_seconds,
+    check_span,
+    check_sync,
+)
+from kestrelpy.work._records import BURIED, DELAYED, PUT, READY, RESERVED, STATES, encode_put, pack_put
 from kestrelpy.work._replay import Replay
+from kestrelpy.work.compaction import Compactor
+from kestrelpy.work.core import MUCH, WorkCore
+from kestrelpy.work.errors import JobNotFound, NotReserved, TubeNotFound
+from kestrelpy.work.intake import JobIntake
+from kestrelpy.work.job import Job, delete_by
 from kestrelpy.work.scheduler import NEVER
 from kestrelpy.work.session import Session
+from kestrelpy.work.stats import JobStats, TubeStats, WorkStats, job_stats, tube_stats, work_stats
+from kestrelpy.work.stored import StoredJob
 
 if TYPE_CHECKING:
     from kestrelpy import Clock
@@ -27,11 +48,15 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkQueue"]
 
+_STEP = 500
+"""How many jobs are kicked or cleared in one go."""
+_PAGE = 250
+"""How many jobs are listed in one go."""
 _NAMES_BYTES = 512
 """Room for the names of a tube and a key in a record."""
 
 
-class WorkQueue(Changing):
+class WorkQueue:
     """Jobs with priority, delay and time to run, in any process, without a server.
 
     ``directory`` and ``name``: of the journaled queue that holds them, made if need be; ``directory=None``: in memory
@@ -74,44 +99,48 @@ class WorkQueue(Changing):
         check_job_bytes(max_job_bytes, None)
         self.name = name
         self.directory = None if directory is None else os.fspath(directory)
-        self.max_job_bytes = max_job_bytes
-        self._max_jobs = check_limit("max_jobs", max_jobs)
-        self._max_bytes = check_limit("max_bytes", max_bytes)
-        self._max_tubes = check_limit("max_tubes", max_tubes)
+        max_jobs = check_limit("max_jobs", max_jobs)
+        max_bytes = check_limit("max_bytes", max_bytes)
+        max_tubes = check_limit("max_tubes", max_tubes)
         max_attempts = check_limit("max_attempts", max_attempts)
-        self._is_limited = max_jobs is not None or max_bytes is not None
-        self._clock = clock if clock is not None else SystemClock()
-        self._disk_clock = disk_clock if disk_clock is not None else self._clock
-        self._interval = checkpoint_interval = check_interval(checkpoint_interval)
+        clock = clock if clock is not None else SystemClock()
+        disk_clock = disk_clock if disk_clock is not None else clock
+        checkpoint_interval = check_interval(checkpoint_interval)
         quarantine = check_on_corruption(on_corruption)
-        self._always = check_sync(sync) and self.directory is not None
-        self._draining = False
-        self._opened_at = self._clock.monotonic()
-        queue = None
-        if self.directory is not None:
-            queue = JobJournal(
-                self.directory,
-                name,
-                sync="never" if self._always else sync,  # then each call syncs for itself, outside the lock
-                segment_bytes=segment_bytes,
-                checkpoint_interval=checkpoint_interval,
-                on_corruption=on_corruption,
-                inbox_interval=None,
-                clock=self._disk_clock,
-                disk=disk,
+        always = check_sync(sync) and self.directory is not None
+        self._opened_at = clock.monotonic()
+        queue: JobJournal | None = None
+        core: WorkCore | None = None
+        if self.directory is not None:  # where each call syncs it does so by itself, outside the lock
+            sync = "never" if always else sync
+            queue = _open(
+                self.directory, name, sync, segment_bytes, checkpoint_interval, on_corruption, disk_clock, disk
             )
         try:
             if queue is not None:
                 check_job_bytes(max_job_bytes, queue.max_item_bytes - _NAMES_BYTES)
                 queue.lift_limit()
             is_known = queue is None or queue.claim(disk)
-            self._set_up(queue, segment_bytes, max_attempts)
+            self._core = core = WorkCore(
+                self,
+                name,
+                clock,
+                queue,
+                segment_bytes=segment_bytes,
+                interval=checkpoint_interval,
+                always=always,
+                max_tubes=max_tubes,
+                max_attempts=max_attempts,
+            )
+            self._compactor = core.compactor = Compactor(core, disk_clock, segment_bytes)
+            self._intake = JobIntake(core, max_job_bytes, max_jobs, max_bytes)
             if queue is not None:
                 self._replay(queue, disk, is_known=is_known, quarantine=quarantine)
-                with self._news, self._lock, self._turn:  # what fell due meanwhile
+                with core.news, core.lock, core.turn:  # what fell due meanwhile
                     pass
         except BaseException:
-            self._state = QueueClosed(f"work queue {name} was never opened")
+            if core is not None:
+                core.state = QueueClosed(f"work queue {name} was never opened")
             if queue is not None:
                 queue.close()
             raise
@@ -120,89 +149,383 @@ class WorkQueue(Changing):
             forget(queue)  # it is this object's: closed by it, at the interpreter's end too, and left to a forked child
 
     def _replay(self, queue: JobJournal, disk: Disk | None, *, is_known: bool, quarantine: bool) -> None:
-        log = self._journal
+        core = self._core
+        log = core.journal
         assert log is not None
-        assert self._held is not None
+        assert core.held is not None
         replay = Replay(
-            self._machine,
+            core.scheduler,
             log,
-            self._held.load() if is_known else (),
+            core.held.load() if is_known else (),
             f"{self.directory}/{self.name}",
             disk,
-            now=self._clock.monotonic(),
-            now_ms=self._wall_ms(),
+            now=core.clock.monotonic(),
+            now_ms=core.wall_ms(),
             is_known=is_known,
             quarantine=quarantine,
         )
-        self._totals_at = replay.run()
-        self._unsaid = replay.unsaid
+        self._compactor.totals_at = replay.run()
+        core.unsaid = replay.unsaid
         if not is_known:
             queue.adopt(disk, records=replay.records)
-        with contextlib.suppress(OSError), self._lock:  # the disk may be full since before there was held room
-            self._hold_room_locked(1)
+        with contextlib.suppress(OSError), core.lock:  # the disk may be full since before there was held room
+            core.hold_room_locked(1)
         if log.carry_to:  # what is damaged goes, once all that lives there was written anew
-            self._settle_later(0)
+            core.compactor.arm(0)
 
     def session(self, *, deadline_soon: bool = True) -> Session:
         """A new session. ``deadline_soon``: whether its reserves raise ``DeadlineSoon``."""
-        with self._news, self._lock, self._turn:
-            session = Session(self, self._machine.tubes["default"], deadline_soon=deadline_soon)
-            self._sessions.add(session)
+        core = self._core
+        with core.news, core.lock, core.turn:
+            session = Session(core, core.scheduler.tubes["default"], deadline_soon=deadline_soon)
+            core.sessions.add(session)
             return session
 
-    def _close_session(self, session: Session) -> None:
-        try:
-            more = True
-            while more:  # in slices; others come in between
-                with self._unheard(), self._news, self._lock, self._turn as now:
-                    more = self._close_some_locked(session, now)
-        except KestrelError:  # the queue is closed, and all of its sessions with it
-            session.closed = True
+    @property
+    def max_job_bytes(self) -> int:
+        """How large a body may be."""
+        return self._intake.max_job_bytes
 
-    def _close_some_locked(self, session: Session, now: float) -> bool:
-        """Whether there is more to do."""
-        machine = self._machine
-        session.closed = True
-        for waiter in [each for each, _ in zip(session.waiters, range(MUCH), strict=False)]:
-            machine.fail(waiter, QueueClosed("this session was closed"))
-        if session.waiters:
-            return True
-        if session in self._sessions:
-            self._sessions.discard(session)
-            assert session.using is not None
-            session.using.using -= 1
-            machine.forget_unneeded(session.using)
-            machine.leave_behind(session, now)
-            machine.advance(now, MUCH)
-        for _ in range(min(MUCH, len(session.watched))):
-            _, tube = session.watched.popitem()
-            tube.watching -= 1
-            machine.forget_unneeded(tube)
-        return bool(session.watched)
+    # -- putting -------------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        body: bytes | bytearray | memoryview,
+        *,
+        tube: str = "default",
+        priority: int = 65536,
+        delay: float = 0,
+        ttr: float = 60,
+        key: str | None = None,
+        expires_in: float | None = None,
+        job_id: int | None = None,
+    ) -> int:
+        """A new job; its id. ``priority``: 0 (most urgent) to 2**32 - 1. ``delay``: seconds until it is ready. ``ttr``:
+        how long a session may have it reserved before it is ready again. ``key``: no other job of the tube may live
+        with the same one. ``expires_in``: a job that is not reserved by then is dropped. ``job_id``: drawn before, by
+        ``new_id()``.
+
+        Raises ``JobTooBig``, ``QueueFull``, ``DuplicateJob``, ``Draining``, ``InvalidName``, ``QueueDiskFull``,
+        ``DurabilityUnknown``, ``QueueClosed``, ``ValueError``; then nothing was stored, but for ``DurabilityUnknown``.
+        """
+        if type(priority) is not int or type(delay) not in PLAIN or type(ttr) not in PLAIN:
+            priority, delay, ttr = check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
+        body = self._intake.checked(body, priority, delay, ttr)
+        if key is not None:
+            check_key(key)
+        if expires_in is not None:
+            expires_in = check_span("expires_in", expires_in)
+        core, intake = self._core, self._intake
+        scheduler = core.scheduler
+        with core.lock:  # a turn, and one record, written out: this is a hot path
+            try:
+                now = core.clock.monotonic()
+                if now >= scheduler.next_due:
+                    now = core.begin_locked()
+                where = scheduler.tubes.get(tube) or core.tube_locked(tube)
+                if intake.is_limited:
+                    intake.check_room_locked(1, len(body))
+                if len(scheduler.jobs) >= core.jobs_held:
+                    core.hold_room_locked(1)
+                live = intake.make_locked(where, body, priority, delay, ttr, now)
+                live.id = scheduler.last_id + 1 if job_id is None else intake.drawn_locked(job_id)
+                core.at_work = (live,)
+                if key is None and expires_in is None:
+                    added_ms = core.clock.time_ns() // 1_000_000
+                    record = pack_put(PUT, len(where.encoded), 0, priority, live.id, added_ms, delay, ttr, 0)
+                    at = core.append(record + body + where.encoded)
+                else:
+                    intake.adorn_locked(live, key, expires_in, now)
+                    at = core.append(encode_put(core.origin_of(live, now), live.body))
+                intake.add_locked(live, at, now)
+            except BaseException as error:
+                core.note(error)
+                intake.forget_empty_locked(tube)
+                raise
+            if scheduler.next_due < core.armed_at or scheduler.expired:
+                core.end_locked()
+        if scheduler.told:
+            core.notify()
+        if core.always:
+            core.sync()
+        return live.id
+
+    def put_many(
+        self,
+        bodies: Iterable[bytes | bytearray | memoryview],
+        *,
+        tube: str = "default",
+        priority: int = 65536,
+        delay: float = 0,
+        ttr: float = 60,
+        expires_in: float | None = None,
+    ) -> range:
+        """New jobs, all or none of them, also across a crash; their ids. Raises as ``put``."""
+        priority, delay, ttr = check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
+        if expires_in is not None:
+            expires_in = check_span("expires_in", expires_in)
+        core, intake = self._core, self._intake
+        checked = [intake.checked(body, priority, delay, ttr) for body in bodies]
+        with core.news, core.lock, core.turn as now:
+            first_id = core.scheduler.last_id + 1
+            where = core.scheduler.tubes.get(tube) or core.tube_locked(tube)
+            try:
+                intake.put_many_locked(checked, where, priority, delay, ttr, expires_in, now)
+            except BaseException:
+                intake.forget_empty_locked(tube)
+                raise
+        if core.always:
+            core.sync()
+        return range(first_id, first_id + len(checked))
+
+    def new_id(self) -> int:
+        """Draw the id of a put to come, ``put(..., job_id=that)``; one that is not put is not given out again.
+
+        But after a kill it may be: nothing is written until it is put.
+
+        For protocols that give ids out before they have the body, and use some up in vain. Each may be put once: an id
+        whose job is gone is not to be named again.
+        """
+        core = self._core
+        with core.news, core.lock, core.turn:
+            core.scheduler.last_id += 1
+            return core.scheduler.last_id
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    def delete(self, job_id: int) -> None:
+        """Delete a job that is ready, delayed or buried. Raises ``JobNotFound``, ``NotReserved`` if a session has it.
+
+        Needs no room on disk but what its put has held: ``QueueDiskFull`` is left for a disk that was full before a
+        version that holds room opened the queue, and for one that needs new room where something is overwritten.
+        """
+        delete_by(self._core, None, job_id)
+
+    def kick(self, n: int, tube: str = "default") -> int:
+        """Make up to ``n`` jobs ready: buried ones if there are any, else delayed ones; how many it were.
+
+        In slices; others come in between. Raises ``QueueDiskFull``, with what was done before it done.
+        """
+        core = self._core
+        n = index(n)
+        done = 0
+        state: int | None = None
+        while done < n:
+            with core.news, core.lock, core.turn as now:
+                where = core.scheduler.tubes.get(tube)
+                if where is None:
+                    break
+                state = (BURIED if where.buried else DELAYED) if state is None else state
+                places = (where.buried if state == BURIED else where.delayed)[: min(_STEP, n - done)]
+                done += self._kick_locked([core.scheduler.jobs[place[1]] for place in places], now)
+            if len(places) < _STEP or done >= n:
+                break
+            core.breathe()
+        if done and core.always:
+            core.sync()
+        return done
+
+    def kick_job(self, job_id: int) -> None:
+        """Make a buried or delayed job ready. Raises ``JobNotFound`` for any other."""
+        core = self._core
+        with core.news, core.lock, core.turn as now:
+            live = core.find_locked(job_id, now)
+            if live.state not in (BURIED, DELAYED):
+                raise JobNotFound(job_id, "it is neither buried nor delayed")
+            self._kick_locked([live], now)
+        if core.always:
+            core.sync()
+
+    def _kick_locked(self, lives: list[StoredJob], now: float) -> int:
+        """How many of them live still."""
+        core = self._core
+        lives = [live for live in lives if not core.scheduler.expire(live, now)]
+        core.write_states_locked(lives, [core.as_ready(live, now)._replace(kicks=live.kicks + 1) for live in lives])
+        for live in lives:
+            live.kicks += 1
+            core.scheduler.make_ready(live, now)
+        return len(lives)
+
+    def move(self, job_id: int, tube: str) -> None:
+        """To another tube; its state, delay and place stay.
+
+        Raises ``JobNotFound``, ``NotReserved`` if a session has it, ``DuplicateJob``, ``InvalidName``, ``QueueFull``.
+        """
+        core = self._core
+        with core.news, core.lock, core.turn as now:
+            live = core.find_locked(job_id, now)
+            if live.state == RESERVED:
+                raise NotReserved(job_id)
+            where = core.scheduler.tubes.get(tube) or core.tube_locked(tube)
+            if where is live.tube:
+                return
+            if live.key is not None:
+                self._intake.check_key_locked(where, live.key, now)
+            core.at_work = (live,)
+            try:
+                at = core.append(records.encode_state(live.id, tube, core.state_of(live, now)))
+            except BaseException:
+                core.scheduler.forget_unneeded(where)
+                raise
+            core.saved_locked(live, at)
+            core.scheduler.move(live, where, now)
+        if core.always:
+            core.sync()
+
+    def clear(self, tube: str = "default") -> int:
+        """Delete all jobs of a tube that are not reserved; how many. In slices; others come in between."""
+        core = self._core
+        done = 0
+        while True:
+            with core.news, core.lock, core.turn:
+                where = core.scheduler.tubes.get(tube)
+                lives = [] if where is None else core.scheduler.first_of(where, _STEP)
+                self._clear_locked(lives)
+            done += len(lives)
+            if len(lives) < _STEP:
+                break
+            core.breathe()
+        if done and core.always:
+            core.sync()
+        return done
+
+    def _clear_locked(self, lives: list[StoredJob]) -> None:
+        core = self._core
+        for live in lives:
+            core.delete_locked(live)
+
+    def pause_tube(self, tube: str, seconds: float) -> None:
+        """Give out no job of this tube for so long; 0 ends a pause. Raises ``TubeNotFound``."""
+        core = self._core
+        seconds = check_seconds("a pause", seconds)
+        with core.news, core.lock, core.turn as now:
+            where = core.scheduler.tubes.get(tube)
+            if where is None:
+                raise TubeNotFound(tube)
+            until_ms = core.wall_ms(seconds) if seconds else 0
+            core.write_tube_locked(where, where.pauses + 1, seconds, until_ms)
+            core.scheduler.pause(where, seconds, now)
+            core.advance_locked(now, MUCH)  # whoever waited for its end
+        if core.always:
+            core.sync()
+
+    # -- single jobs -------------------------------------------------------------------------------------------------
+
+    def peek(self, job_id: int) -> Job:
+        """The job as it is, not reserved. Raises ``JobNotFound``."""
+        core = self._core
+        with core.news, core.lock, core.turn as now:
+            return Job(core, None, core.find_locked(job_id, now))
+
+    def peek_ready(self, tube: str = "default") -> Job:
+        """The most urgent job that is ready in the tube. Raises ``JobNotFound``."""
+        return self._peek(tube, READY)
+
+    def peek_delayed(self, tube: str = "default") -> Job:
+        """The delayed job of the tube that is due first. Raises ``JobNotFound``."""
+        return self._peek(tube, DELAYED)
+
+    def peek_buried(self, tube: str = "default") -> Job:
+        """The job of the tube that was buried first. Raises ``JobNotFound``."""
+        return self._peek(tube, BURIED)
+
+    def _peek(self, tube: str, state: int) -> Job:
+        core = self._core
+        while True:
+            with core.news, core.lock, core.turn as now:
+                page = core.scheduler.page(tube, state, None, _PAGE)
+                if not page:
+                    raise JobNotFound(None, f"no job of {tube!r} is {STATES[state]}")
+                live = next((live for _, live in page if not core.scheduler.expire(live, now)), None)
+                if live is not None:
+                    return Job(core, None, live)
+            core.breathe()  # all of these had expired, and nobody had come to drop them yet
+
+    # -- lists -------------------------------------------------------------------------------------------------------
+
+    def jobs(self, tube: str = "default", state: str | None = None) -> Iterator[JobStats]:
+        """The jobs of a tube, of one state or of all, in the order in which their turn comes.
+
+        Lazily, a page at a time: what changes meanwhile may be seen or not.
+        """
+        if state is not None and state not in STATES:
+            raise ValueError(f"state must be one of {', '.join(STATES)}, not {state!r}")
+        chosen = range(len(STATES)) if state is None else (STATES.index(state),)
+        return itertools.chain.from_iterable(self._listed(tube, each) for each in chosen)
+
+    def _listed(self, tube: str, state: int) -> Iterator[JobStats]:
+        core = self._core
+        last: object = None
+        while True:
+            with core.news, core.lock, core.turn as now:
+                page = core.scheduler.page(tube, state, last, _PAGE)
+                found = self._all_stats_locked(tube, page, now)
+            yield from found
+            if not page:
+                return
+            last = page[-1][0]
+
+    def _all_stats_locked(self, tube: str, page: list[tuple[object, StoredJob]], now: float) -> list[JobStats]:
+        core = self._core
+        alive = [live for _, live in page if not core.scheduler.expire(live, now)]
+        return [job_stats(live, now) for live in alive if live.tube.name == tube]
+
+    # -- figures -----------------------------------------------------------------------------------------------------
+
+    def tubes(self) -> list[str]:
+        """The tubes there are: ``default``, and others that have jobs, or are used, watched or paused; oldest first."""
+        core = self._core
+        with core.news, core.lock, core.turn:
+            return list(core.scheduler.tubes)
+
+    def stats(self) -> WorkStats:
+        """The queue's figures."""
+        core = self._core
+        with core.news, core.lock, core.turn as now:
+            return work_stats(core, draining=self._intake.draining, uptime=now - self._opened_at)
+
+    def stats_tube(self, tube: str) -> TubeStats:
+        """The figures of a tube. Raises ``TubeNotFound``."""
+        core = self._core
+        with core.news, core.lock, core.turn as now:
+            found = core.scheduler.tubes.get(tube)
+            if found is None:
+                raise TubeNotFound(tube)
+            return tube_stats(found, now)
+
+    def stats_job(self, job_id: int) -> JobStats:
+        """The figures of a job. Raises ``JobNotFound``."""
+        core = self._core
+        with core.news, core.lock, core.turn as now:
+            return job_stats(core.find_locked(job_id, now), now)
 
     # -- the queue as a whole ------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Refuse puts from now on, with ``Draining``; all else goes on."""
-        self._draining = self._is_limited = True
+        self._intake.draining = self._intake.is_limited = True
 
     @property
     def draining(self) -> bool:
         """Whether puts are refused."""
-        return self._draining
+        return self._intake.draining
 
     def checkpoint(self) -> None:
         """All that returned before is on disk when this returns; what is over is forgotten, its segments retired.
 
         Raises ``DurabilityUnknown``, ``OSError``.
         """
-        if self._journal is not None:
-            self._settle()
+        if self._core.journal is not None:
+            self._compactor.compact()
+
+    def sync(self) -> None:
+        """All that returned before is on disk when this returns. Raises ``DurabilityUnknown``."""
+        self._core.sync()
 
     @property
     def closed(self) -> bool:
         """Whether ``close()`` was called."""
-        return isinstance(self._state, QueueClosed)
+        return isinstance(self._core.state, QueueClosed)
 
     def close(self) -> None:
         """Save what is only counted so far and close the journal; waiters get ``QueueClosed``. Idempotent.
@@ -210,48 +533,47 @@ class WorkQueue(Changing):
         Reserved jobs are ready at the next opening. Raises ``DurabilityUnknown`` if a sync has failed and no call has
         raised that.
         """
-        if self._state is not None:
+        core = self._core
+        if core.state is not None:
             return
         try:
-            if self._journal is not None:
-                with self._unheard():
-                    self._settle()
+            if core.journal is not None:
+                with core.unheard():
+                    self._compactor.compact()
         except (OSError, KestrelError):
             pass  # the journal tells of it below, unless it has told somebody before
         finally:
-            with self._lock:
-                self._state = QueueClosed(f"work queue {self.name} is closed")
-                for session in list(self._sessions):
+            with core.lock:
+                core.state = QueueClosed(f"work queue {self.name} is closed")
+                for session in list(core.sessions):
                     session.closed = True
                     for waiter in list(session.waiters):
-                        self._machine.fail(waiter, copy(self._state))
-                self._sessions.clear()
-                self._machine.next_due = -NEVER
-            self._cancel_timers()
+                        core.scheduler.fail(waiter, copy(core.state))
+                core.sessions.clear()
+                core.scheduler.next_due = -NEVER
+            core.cancel_timer()
+            self._compactor.cancel_timer()
             forget(self)
             try:
-                if self._journal is not None:
-                    self._journal.queue.close()
+                if core.journal is not None:
+                    core.journal.queue.close()
             finally:
-                self._tell()  # last: it runs what users call back, which may raise anything
-
-    def _cancel_timers(self) -> None:
-        """They would keep a queue alive that is closed."""
-        for timer in (self._timer, self._settle_timer):
-            if timer is not None:
-                timer.cancel()
+                core.notify()  # last: it runs what users call back, which may raise anything
 
     def _dismiss(self, error: QueueClosed) -> None:
         """The interpreter is ending: nobody is to wait any more (R29)."""
-        with self._lock:
-            self._dismiss_locked(error)
-        self._tell()
+        core = self._core
+        with core.lock:
+            core.dismiss_locked(error)
+        core.notify()
 
-    def _dismiss_locked(self, error: QueueClosed) -> None:
-        # Not where the lock is taken: at the jumps of such a loop CPython 3.13 does not see the "with".
-        for session in list(self._sessions):
-            for waiter in list(session.waiters):
-                self._machine.fail(waiter, copy(error))
+    def _abandon(self) -> None:
+        """In a forked child: every later call says so, without touching what another thread may have held."""
+        self._core.abandon()
+
+    def _check(self) -> None:
+        """The invariants; for tests, with nobody else at work."""
+        self._core._check()
 
     def __enter__(self) -> WorkQueue:
         return self
@@ -262,9 +584,34 @@ class WorkQueue(Changing):
         self.close()
 
     def __repr__(self) -> str:
-        state = "" if self._state is None else " closed"
-        return f"<WorkQueue {self.name}: {len(self._machine.jobs)} jobs, {len(self._machine.tubes)} tubes{state}>"
+        core = self._core
+        state = "" if core.state is None else " closed"
+        return f"<WorkQueue {self.name}: {len(core.scheduler.jobs)} jobs, {len(core.scheduler.tubes)} tubes{state}>"
 
     def __del__(self) -> None:
-        if getattr(self, "_state", self) is None and self._journal is not None:
+        core = getattr(self, "_core", None)
+        if core is not None and core.state is None and core.journal is not None:
             warn_unclosed(self)
+
+
+def _open(
+    directory: str,
+    name: str,
+    sync: float | Literal["always", "never"],
+    segment_bytes: int,
+    checkpoint_interval: float,
+    on_corruption: Literal["raise", "quarantine"],
+    clock: Clock,
+    disk: Disk | None,
+) -> JobJournal:
+    return JobJournal(
+        directory,
+        name,
+        sync=sync,
+        segment_bytes=segment_bytes,
+        checkpoint_interval=checkpoint_interval,
+        on_corruption=on_corruption,
+        inbox_interval=None,
+        clock=clock,
+        disk=disk,
+    )

@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import Any
 
 from sortedcontainers import SortedList
@@ -377,6 +378,28 @@ class Scheduler:
     def _expect(self, when: float) -> None:
         if when < self.next_due:
             self.next_due = when
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def first_of(self, tube: Tube, count: int) -> list[StoredJob]:
+        """Some of its jobs that are not reserved: ready ones, then delayed, then buried."""
+        keys = [key & ID_MASK for key in tube.ready[:count]]
+        for places in (tube.delayed, tube.buried):
+            keys += [place[1] for place in places[: count - len(keys)]]
+        return [self.jobs[key] for key in keys]
+
+    def page(self, name: str, state: int, last: object, count: int) -> list[tuple[object, StoredJob]]:
+        """The next jobs of a tube and a state after ``last``, with their places; of reserved ones, those of other tubes
+        too.
+        """
+        tube = self.tubes.get(name)
+        if tube is None:
+            return []
+        places: Any = {READY: tube.ready, DELAYED: tube.delayed, BURIED: tube.buried, RESERVED: self.reserved}[state]
+        found = islice(places.irange(last, None, (False, True)), count)
+        if state == READY:
+            return [(key, self.jobs[key & ID_MASK]) for key in found]
+        return [(place, self.jobs[place[1]]) for place in found]
 
     # -- time --------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from kestrelpy.work._records import DELAYED, RESERVED, STATES
+
+if TYPE_CHECKING:
+    from kestrelpy.work.core import WorkCore
+    from kestrelpy.work.stored import StoredJob, Tube
 
 __all__ = ["JobStats", "TubeStats", "WorkStats"]
 
@@ -77,3 +83,73 @@ class WorkStats(NamedTuple):
     records_migrated: int
     draining: bool
     uptime: float
+
+
+def job_stats(job: StoredJob, now: float) -> JobStats:
+    """The figures of a job."""
+    return JobStats(
+        id=job.id,
+        tube=job.tube.name,
+        state=STATES[job.state],
+        priority=job.priority,
+        age=max(0.0, now - job.added),
+        delay=job.delay,
+        ttr=job.ttr,
+        time_left=max(0.0, job.due - now) if job.state in (DELAYED, RESERVED) else 0.0,
+        reserves=job.reserves,
+        timeouts=job.timeouts,
+        releases=job.releases,
+        buries=job.buries,
+        kicks=job.kicks,
+        body_bytes=len(job.body),
+        key=job.key,
+    )
+
+
+def tube_stats(tube: Tube, now: float) -> TubeStats:
+    """The figures of a tube."""
+    return TubeStats(
+        name=tube.name,
+        urgent=tube.urgent,
+        ready=len(tube.ready),
+        reserved=tube.reserved,
+        delayed=len(tube.delayed),
+        buried=len(tube.buried),
+        total_jobs=tube.total_jobs,
+        using=tube.using,
+        watching=tube.watching,
+        waiting=len({waiter.holder for waiter in tube.waiting}),
+        deletes=tube.deletes,
+        pauses=tube.pauses,
+        pause=tube.pause,
+        pause_left=max(0.0, tube.paused_until - now) if tube.paused_until else 0.0,
+    )
+
+
+def work_stats(core: WorkCore, *, draining: bool, uptime: float) -> WorkStats:
+    """The figures of a work queue. With its lock held."""
+    scheduler, log = core.scheduler, core.journal
+    on_disk = None if log is None else log.queue.stats()
+    reserved, delayed, buried = len(scheduler.reserved), len(scheduler.delayed), scheduler.buried
+    return WorkStats(
+        urgent=scheduler.urgent,
+        ready=len(scheduler.jobs) - reserved - delayed - buried,
+        reserved=reserved,
+        delayed=delayed,
+        buried=buried,
+        total_jobs=scheduler.total_jobs,
+        timeouts=scheduler.timeouts,
+        tubes=len(scheduler.tubes),
+        sessions=len(core.sessions),
+        waiting=sum(bool(session.waiters) for session in core.sessions),
+        bytes=scheduler.bytes,
+        last_id=scheduler.last_id,
+        journal_bytes=0 if on_disk is None else on_disk.journal_bytes,
+        segments=0 if on_disk is None else on_disk.segments,
+        oldest_segment=0 if on_disk is None else on_disk.oldest_segment,
+        newest_segment=0 if on_disk is None else on_disk.newest_segment,
+        records_written=0 if log is None else log.appended,
+        records_migrated=core.compactor.migrated,
+        draining=draining,
+        uptime=uptime,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from sortedcontainers import SortedList
 
@@ -142,6 +142,8 @@ class SessionState:
 
     def __init__(self, number: int, *, deadline_soon: bool) -> None:
         self.number = number  # of its own among those who wait
+        self.closed = False
+        self.blocks: dict[tuple[int, int], Any] = {}  # by id and number of the reservation: jobs in a ``with``
         self.wakes: tuple[float, int, SessionState] | None = None  # when those who wait are to hear of a deadline
         self.watched: dict[str, Tube] = {}
         self.held: dict[int, StoredJob] = {}
@@ -174,6 +176,10 @@ class SessionState:
         """What whoever waited is told: the job that this session has reserved now."""
         raise NotImplementedError
 
+    def abandon(self, waiter: JobWaiter) -> None:
+        """It waits no longer. Takes the queue's lock."""
+        raise NotImplementedError
+
     def take_stock(self, jobs: Iterable[StoredJob]) -> None:
         """These are what it holds, whatever it seemed to."""
         self.held = {job.id: job for job in jobs}
@@ -195,3 +201,17 @@ class JobWaiter:
     def tell(self, outcome: Any) -> None:
         """The job that was reserved for it, or the error that it waited for in vain. Without the queue's lock."""
         raise NotImplementedError
+
+
+class Reserved(NamedTuple):
+    """One reservation of a job."""
+
+    job: StoredJob
+    holder: SessionState | None
+    reserves: int
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it goes on: the same session may have reserved the job again since."""
+        job, holder = self.job, self.holder
+        return holder is not None and job.holder is holder and job.reserves == self.reserves

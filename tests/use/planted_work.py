@@ -14,19 +14,19 @@ from kestrelpy._writing import open_journal
 from kestrelpy.errors import KestrelError
 from kestrelpy.inbox import parts, publishing
 from kestrelpy.server._parser import Parser
-from kestrelpy.work import _changing, _keeping, _putting
+from kestrelpy.work import core, intake, job, queue
 from kestrelpy.work import queue as work_queue
 from kestrelpy.work import session as work_session
 from kestrelpy.work._held_room import HeldRoom
 from kestrelpy.work._journal import JobJournal
-from kestrelpy.work._keeping import Keeping
 from kestrelpy.work._log import Log
-from kestrelpy.work._settling import Settling
-from kestrelpy.work._waiting import Awaiting, Delivery
+from kestrelpy.work.compaction import Compactor
+from kestrelpy.work.core import WorkCore
 from kestrelpy.work.errors import JobTooBig
 from kestrelpy.work.scheduler import NEVER, Scheduler
 from kestrelpy.work.session import Job
 from kestrelpy.work.stored import SessionState, StoredJob
+from kestrelpy.work.waiting import Awaiting, Delivery
 
 
 def does_nothing(*_: Any, **__: Any) -> None:
@@ -69,9 +69,11 @@ def durations_are_taken_as_they_are() -> Iterator[None]:
         return value
 
     with (
-        patch.object(_putting, "check_seconds", as_it_is),
-        patch.object(_putting, "check_span", as_it_is),
-        patch.object(_changing, "check_seconds", as_it_is),
+        patch.object(queue, "check_seconds", as_it_is),
+        patch.object(queue, "check_span", as_it_is),
+        patch.object(intake, "check_seconds", as_it_is),
+        patch.object(intake, "check_span", as_it_is),
+        patch.object(job, "check_seconds", as_it_is),
     ):
         yield
 
@@ -83,13 +85,13 @@ def durations_are_taken_as_they_are() -> Iterator[None]:
     unreachable="it takes an error that no argument brings about any more",
 )
 def type_errors_are_taken_for_harmless() -> Iterator[None]:
-    real = Keeping._note
+    real = WorkCore.note
 
-    def note(self: Keeping, error: BaseException) -> None:
+    def note(self: WorkCore, error: BaseException) -> None:
         if not isinstance(error, KestrelError | OSError | ValueError | TypeError):
             real(self, error)
 
-    with patch.object(Keeping, "_note", note):
+    with patch.object(WorkCore, "note", note):
         yield
 
 
@@ -199,7 +201,7 @@ class Delivered(Delivery):
     test="tests/work/test_work_leavers.py::test_sessions_that_nobody_has_are_no_more",
 )
 def sessions_are_held_for_ever() -> Iterator[None]:
-    with patch.object(_keeping, "WeakSet", set):
+    with patch.object(core, "WeakSet", set):
         yield
 
 
@@ -230,15 +232,16 @@ def every_waiter_is_looked_at_for_every_job() -> Iterator[None]:
     unreachable="it costs time, and changes no answer",
 )
 def tubes_are_written_in_one_go() -> Iterator[None]:
-    def write(self: Settling) -> int:
-        assert self._journal is not None
-        with self._news, self._lock, self._turn as now:
+    def write(self: Compactor) -> int:
+        core = self._core
+        assert core.journal is not None
+        with core.news, core.lock, core.turn as now:
             self._write_unsaid_locked()
-            self._write_tubes_locked(list(self._machine.changed_tubes.values()), now)
+            self._write_tubes_locked(list(core.scheduler.changed_tubes.values()), now)
             self._write_totals_locked()
-            return self._journal.last_over
+            return core.journal.last_over
 
-    with patch.object(Settling, "_write_counters", write):
+    with patch.object(Compactor, "_write_counters", write):
         yield
 
 

@@ -19,7 +19,7 @@ from kestrelpy import DurabilityUnknown, JournaledQueue, QueueClosed, QueueEmpty
 from kestrelpy import open_reader as open_elsewhere
 from kestrelpy.inbox import PartWriter
 from kestrelpy.work import DeadlineSoon, DuplicateJob, Job, JobNotFound, NotReserved, WorkQueue
-from kestrelpy.work._keeping import TICK
+from kestrelpy.work.core import TICK
 
 if TYPE_CHECKING:
     from use_world import Process, Result, World

@@ -19,7 +19,7 @@ from kestrelpy._disk.interface import Disk
 from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, MemoryDisk
 from kestrelpy.work import Job, JobStats, Session, WorkQueue
-from kestrelpy.work._keeping import BREATH
+from kestrelpy.work.core import BREATH
 
 START_MS = 1_700_000_000_000
 TUBES = ("default", "a", "b", "Tube-1/x")

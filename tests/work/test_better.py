@@ -194,7 +194,7 @@ def test_bd_p5_a_kick_of_many_lets_others_go_between(memory: WorkQueue, state: s
 
 def between_slices(queue: WorkQueue, work: Callable[[], object], figure: Callable[[], int]) -> list[int]:
     """What others see whenever the queue's lock is let go of while this works."""
-    lock, seen = queue._lock, list[int]()
+    lock, seen = queue._core.lock, list[int]()
 
     class Watched:
         looking = False
@@ -215,11 +215,11 @@ def between_slices(queue: WorkQueue, work: Callable[[], object], figure: Callabl
                 seen.append(figure())
                 self.looking = False
 
-    queue._lock = Watched()
+    queue._core.lock = Watched()
     try:
         work()
     finally:
-        queue._lock = lock
+        queue._core.lock = lock
     return seen
 
 
@@ -576,7 +576,7 @@ def test_ss_b3_there_is_always_something_to_recover_from(place: Place) -> None:
 def test_ss_b5_the_timer_of_an_earlier_reservation_is_no_longer_there(
     memory: WorkQueue, end: Callable[[Job], object]
 ) -> None:
-    clock = memory._clock
+    clock = memory._core.clock
     assert isinstance(clock, ManualClock)
     job_id = memory.put(b"", ttr=10)
     session = memory.session(deadline_soon=False)
@@ -663,7 +663,7 @@ def test_wish_put_into_a_named_tube(memory: WorkQueue) -> None:
 
 
 def test_wish_fractional_seconds(memory: WorkQueue) -> None:
-    clock = memory._clock
+    clock = memory._core.clock
     assert isinstance(clock, ManualClock)
     job_id = memory.put(b"", delay=0.25, ttr=0.5)
     clock.advance(0.2)
@@ -707,7 +707,7 @@ def test_wish_a_poisonous_job_is_buried(place: Place) -> None:
 
 
 def test_wish_deadline_soon_says_which_job(memory: WorkQueue) -> None:
-    clock = memory._clock
+    clock = memory._core.clock
     assert isinstance(clock, ManualClock)
     memory.put(b"", ttr=60)
     soon = memory.put(b"", ttr=5)

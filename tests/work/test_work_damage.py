@@ -81,8 +81,8 @@ def test_a_lost_delete_brings_the_job_back_and_says_so(disk: MemoryDisk, caplog:
     queue.put_many([b"a", b"b", b"c"])
     queue.delete(2)
     queue.put(b"last")
-    assert queue._journal is not None
-    gone = queue._journal.queue.stats().tail_id - 1
+    assert queue._core.journal is not None
+    gone = queue._core.journal.queue.stats().tail_id - 1
     queue.close()
     spoil(disk, b"\x04\x00\x02\x00\x00\x00\x00\x00\x00\x00")
     with opened(disk, "quarantine") as queue:
@@ -97,9 +97,9 @@ def test_no_id_is_given_out_again_because_its_record_is_lost(disk: MemoryDisk) -
     queue.checkpoint()
     last = queue.put(b"damaged")
     queue.sync()
-    assert queue._journal is not None
-    queue._journal.queue.checkpoint(durable=True)
-    queue._journal.queue._journal.rotate()
+    assert queue._core.journal is not None
+    queue._core.journal.queue.checkpoint(durable=True)
+    queue._core.journal.queue._journal.rotate()
     disk.kill()
     queue._abandon()
     spoil(disk, b"damaged")

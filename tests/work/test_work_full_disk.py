@@ -101,14 +101,14 @@ def test_it_is_written_into_the_journal_when_there_is_room(world: World) -> None
     world.disk.fill()
     for job_id in ids[:-1]:
         world.queue.delete(job_id)
-    assert world.queue._held is not None
-    assert world.queue._held.used == len(ids) - 1
+    assert world.queue._core.held is not None
+    assert world.queue._core.held.used == len(ids) - 1
     world.disk.room = 300
     world.clock.advance(2)
-    assert world.queue._held.used == 0
+    assert world.queue._core.held.used == 0
     world.kill()
     assert world.ids() == {ids[-1]}
-    assert world.queue._held.used == 0
+    assert world.queue._core.held.used == 0
 
 
 def test_full_and_emptied_again_and_again(world: World) -> None:

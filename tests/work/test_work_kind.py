@@ -233,8 +233,8 @@ def test_an_item_among_the_jobs_is_damage(disk: MemoryDisk, item: bytes) -> None
 def test_a_record_of_a_later_version_is_no_damage(disk: MemoryDisk) -> None:
     with opened(disk) as queue:
         queue.put(b"a")
-        assert queue._journal is not None
-        queue._journal.append(b"\x07 new")
+        assert queue._core.journal is not None
+        queue._core.journal.append(b"\x07 new")
     with pytest.raises(UnsupportedFormat):
         opened(disk)
 

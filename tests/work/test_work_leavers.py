@@ -83,7 +83,7 @@ def test_a_task_that_is_thrown_away_leaves_the_line(queue: WorkQueue) -> None:
         coroutine.send(None)
 
     asyncio.run(begin())
-    with queue._lock:  # the garbage collector may strike here
+    with queue._core.lock:  # the garbage collector may strike here
         coroutine.close()
     queue.put(b"job")
     assert not session.waiters
@@ -139,14 +139,14 @@ def test_a_session_lives_as_long_as_it_has_a_job_or_waits(queue: WorkQueue, cloc
 def test_a_session_that_goes_while_the_lock_is_held_is_noted(queue: WorkQueue) -> None:
     session = queue.session()
     session.watch("tube")
-    with queue._lock:
+    with queue._core.lock:
         del session
         gc.collect()
     assert queue.tubes() == ["default"]
-    queue._disturbed = True
+    queue._core._disturbed = True
     session = queue.session()
     session.watch("tube")
-    queue._disturbed = True
+    queue._core._disturbed = True
     del session
     gc.collect()
     assert queue.tubes() == ["default"]

@@ -316,20 +316,20 @@ def test_what_is_committed_in_between_is_not_committed_again(world: World) -> No
     queue = world.queue
     queue.put(b"stays", delay=1000)
     queue.checkpoint()
-    log = queue._journal
+    log = queue._core.journal
     assert log is not None
     with queue.session() as session:
         for _ in range(50):
             queue.put(b"")
             session.reserve(0).delete()
-        last = queue._prepare()
-        queue._log.sync()
-        queue._disturbed, queue._machine.next_due = True, float("-inf")
+        last = queue._compactor._prepare()
+        queue._core.log.sync()
+        queue._core._disturbed, queue._core.scheduler.next_due = True, float("-inf")
         queue.stats()
-        queue._commit(last)
-        queue._disturbed, queue._machine.next_due = True, float("-inf")
+        queue._compactor._commit(last)
+        queue._core._disturbed, queue._core.scheduler.next_due = True, float("-inf")
         queue.stats()
-        queue._commit(last)
+        queue._compactor._commit(last)
         queue._check()
         queue.put(b"later")
     assert [job.body_bytes for job in world.reopen().jobs()] == [5, 5]
@@ -414,7 +414,7 @@ def test_always_is_on_disk_when_it_returns() -> None:
     with World(sync="always", checkpoint_interval=1000) as world:
         queue = world.queue
         session = queue.session()
-        journal = queue._journal
+        journal = queue._core.journal
         assert journal is not None
         jobs: list[Job] = []
         for call in (
@@ -439,7 +439,7 @@ def test_a_forked_child_has_to_open_its_own(world: World) -> None:
     queue = world.queue
     session = queue.session()
     queue.put(b"")
-    with queue._lock:  # as another thread may have it at that moment
+    with queue._core.lock:  # as another thread may have it at that moment
         child = os.fork()
         if child == 0:
             refused = 0

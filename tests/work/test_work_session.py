@@ -15,6 +15,7 @@ import pytest
 from kestrelpy import InvalidName, QueueClosed, QueueEmpty
 from kestrelpy.testing import ManualClock
 from kestrelpy.work import DeadlineSoon, Job, JobNotFound, NotReserved, Session, WorkQueue
+from kestrelpy.work.core import WorkCore
 
 
 @pytest.fixture
@@ -284,11 +285,11 @@ def test_a_session_that_held_very_many_gives_them_back_in_slices(queue: WorkQueu
 def test_a_cancelled_future_gives_back_what_was_on_its_way(queue: WorkQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     future = queue.session().reserve_future()
     with monkeypatch.context() as patch:
-        patch.setattr(queue, "_tell", lambda: None)  # as if the thread that puts were stopped here
+        patch.setattr(WorkCore, "notify", lambda self: None)  # as if the thread that puts were stopped here
         queue.put(b"")
         assert queue.stats_job(1).state == "reserved"
         assert future.cancel()
-    queue._tell()
+    queue._core.notify()
     assert queue.stats_job(1).state == "ready"
     assert queue.stats_job(1).reserves == 0
     with pytest.raises(CancelledError):

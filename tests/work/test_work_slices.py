@@ -10,9 +10,9 @@ import pytest
 
 from kestrelpy import QueueClosed, QueueEmpty
 from kestrelpy.testing import ManualClock, MemoryDisk
-from kestrelpy.work import DeadlineSoon, JobNotFound, WorkQueue, _settling, scheduler
-from kestrelpy.work import queue as work_queue
-from kestrelpy.work._keeping import Keeping
+from kestrelpy.work import DeadlineSoon, JobNotFound, Session, WorkQueue, compaction, scheduler
+from kestrelpy.work import session as session_module
+from kestrelpy.work.core import WorkCore
 from kestrelpy.work.scheduler import Scheduler
 
 
@@ -50,13 +50,13 @@ def moved_in_line(queue: WorkQueue, waiters: int) -> int:
     session = queue.session()
     made = 0
 
-    class Watched(type(queue._machine.waiting)):  # type: ignore[misc]
+    class Watched(type(queue._core.scheduler.waiting)):  # type: ignore[misc]
         def add(self, value: Any) -> None:
             nonlocal made
             made += 1
             super().add(value)
 
-    queue._machine.waiting = Watched(queue._machine.waiting)
+    queue._core.scheduler.waiting = Watched(queue._core.scheduler.waiting)
     futures = [session.reserve_future() for _ in range(waiters)]
     for number in range(waiters):
         queue.put(b"%d" % number)
@@ -89,7 +89,7 @@ def test_all_of_a_session_hear_of_its_deadline(queue: WorkQueue, clock: ManualCl
         with pytest.raises(DeadlineSoon) as caught:
             future.result(0)
         assert caught.value.job_id == long.id
-    assert not queue._machine.waiting
+    assert not queue._core.scheduler.waiting
 
 
 # -- many tubes ------------------------------------------------------------------------------------------------------
@@ -97,20 +97,20 @@ def test_all_of_a_session_hear_of_its_deadline(queue: WorkQueue, clock: ManualCl
 
 def test_changed_tubes_are_written_in_slices(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
     disk = MemoryDisk()
-    monkeypatch.setattr(_settling, "SLICE", 10)
+    monkeypatch.setattr(compaction, "SLICE", 10)
     queue = WorkQueue("/work", clock=clock, disk=disk, segment_bytes=8192, max_job_bytes=4000, checkpoint_interval=1000)
     for number in range(95):
         queue.put(b"", tube=f"tube-{number}")
     between: list[int] = []
 
-    def breathe(_: Keeping) -> None:
+    def breathe(_: WorkCore) -> None:
         """Others come: they put into a tube that is written already, and take what was there."""
-        assert not queue._lock.locked()
-        between.append(len(queue._machine.changed_tubes))
+        assert not queue._core.lock.locked()
+        between.append(len(queue._core.scheduler.changed_tubes))
         queue.put(b"", tube="tube-0")
         queue.delete(1 + len(between))
 
-    monkeypatch.setattr(Keeping, "_breathe", breathe)
+    monkeypatch.setattr(WorkCore, "breathe", breathe)
     queue.checkpoint()
     monkeypatch.undo()
     assert len(between) == 9
@@ -125,12 +125,12 @@ def test_changed_tubes_are_written_in_slices(monkeypatch: pytest.MonkeyPatch, cl
 
 
 def test_a_session_that_watches_many_is_closed_in_slices(queue: WorkQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_queue, "MUCH", 10)
+    monkeypatch.setattr(session_module, "MUCH", 10)
     session = queue.session()
     for number in range(35):
         session.watch(f"tube-{number}")
     futures = [session.reserve_future() for _ in range(35)]
-    turns = Counted(monkeypatch, WorkQueue, "_close_some_locked")
+    turns = Counted(monkeypatch, Session, "_close_some_locked")
     session.close()
     assert turns.calls >= 7
     assert queue.tubes() == ["default"]
@@ -147,7 +147,7 @@ def test_who_waits_for_the_end_of_a_pause_is_served_in_slices(queue: WorkQueue, 
     for _ in range(300):
         queue.put(b"")
     late = queue.session()
-    with queue._lock:
+    with queue._core.lock:
         clock._elapsed_ns += 5_000_000_000  # and no timer has come
     assert queue.stats().reserved == 100  # one slice, by this call
     with pytest.raises(QueueEmpty):
@@ -169,7 +169,7 @@ def behind(queue: WorkQueue, clock: ManualClock) -> WorkQueue:
         session.ignore("default")
         session.reserve(0).bury()
     queue.put_many([b""] * 300, tube="many", delay=5)
-    with queue._lock:
+    with queue._core.lock:
         clock._elapsed_ns += 5_000_000_000
     return queue
 
@@ -190,7 +190,7 @@ def behind(queue: WorkQueue, clock: ManualClock) -> WorkQueue:
 def test_what_has_expired_is_not_there(behind: WorkQueue, call: Callable[[WorkQueue], object]) -> None:
     with pytest.raises(JobNotFound):
         call(behind)
-    assert behind._machine.next_due <= behind._clock.monotonic()  # there is more to be done still
+    assert behind._core.scheduler.next_due <= behind._core.clock.monotonic()  # there is more to be done still
 
 
 def test_what_has_expired_is_in_no_list_and_bars_no_key(behind: WorkQueue) -> None:
@@ -216,16 +216,16 @@ def test_a_key_is_its_new_jobs_when_the_old_one_expires_again(clock: ManualClock
     queue = WorkQueue("/work", **options)
     queue.put(b"old", key="key", expires_in=5)
     queue.put_many([b""] * 300, delay=5)
-    with queue._lock:
+    with queue._core.lock:
         clock._elapsed_ns += 5_000_000_000
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Keeping, "_write_expired_locked", lambda self: self._machine.expired.clear())
+        patched.setattr(WorkCore, "_write_expired_locked", lambda self: self.scheduler.expired.clear())
         new = queue.put(b"new", key="key")
     disk.kill()
     queue._abandon()
     with WorkQueue("/work", **options) as again:
         assert again.stats().total_jobs == 302
-        assert again._machine.keys == {("default", "key"): new}
+        assert again._core.scheduler.keys == {("default", "key"): new}
         again._check()
 
 
@@ -240,13 +240,13 @@ def test_very_many_expired_jobs_are_passed_over_in_slices(
     ):
         queue.put_many([b""] * 1000, expires_in=5)
         alive = queue.put(b"alive")
-        with queue._lock:
+        with queue._core.lock:
             clock._elapsed_ns += 5_000_000_000
         calls.calls = 0
         assert make(queue.session()).id == alive
         assert calls.calls >= 3
         queue.put_many([b""] * 1000, expires_in=5)
-        with queue._lock:
+        with queue._core.lock:
             clock._elapsed_ns += 5_000_000_000
         with pytest.raises(QueueEmpty):
             make(queue.session())

@@ -98,7 +98,7 @@ def test_what_is_no_duration_changes_nothing(queue: WorkQueue, wrong: Any) -> No
     for call in calls:
         with pytest.raises(ValueError, match="must be"):
             call()
-        assert not queue._disturbed
+        assert not queue._core._disturbed
     assert queue.stats()._replace(uptime=before.uptime) == before
     assert not future.done()
     assert session.reserved == (kept,)
@@ -299,11 +299,11 @@ def test_a_thread_that_reserves_lets_the_interpreter_end(script: Any, folder: Pa
 def test_a_work_queue_is_known_to_the_interpreters_end(queue: WorkQueue) -> None:
     """It, and not the journal under it, which it closes itself when it has saved what is only counted so far."""
     in_memory = WorkQueue(None)
-    assert queue._journal is not None
+    assert queue._core.journal is not None
     known = list(_process._live)
     assert queue in known
     assert in_memory in known
-    assert queue._journal.queue not in known
+    assert queue._core.journal.queue not in known
     in_memory.close()
     assert in_memory not in list(_process._live)
 
@@ -384,8 +384,8 @@ def test_an_error_that_is_kept_keeps_no_arguments(clock: ManualClock, disk: Memo
             queue.put(b"x")
         raised.append(caught.value)
     assert raised[0] is not raised[1]
-    assert queue._state is not None
-    assert queue._state.__traceback__ is None
+    assert queue._core.state is not None
+    assert queue._core.state.__traceback__ is None
 
 
 # -- sizes that have changed -------------------------------------------------------------------------------------------

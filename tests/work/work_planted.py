@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from kestrelpy.work import _records as records
-from kestrelpy.work._changing import Changing
 from kestrelpy.work._held_room import Gone, HeldRoom
-from kestrelpy.work._keeping import Keeping
 from kestrelpy.work._log import Log
 from kestrelpy.work._records import BURIED, State, Totals
 from kestrelpy.work._replay import Replay
-from kestrelpy.work._settling import Settling
+from kestrelpy.work.compaction import Compactor
+from kestrelpy.work.core import WorkCore
+from kestrelpy.work.queue import WorkQueue
 from kestrelpy.work.stored import StoredJob
 
 SETTLING = {"advance": 8.0, "checkpoint": 5.0}
@@ -56,39 +56,39 @@ def written_otherwise(job: Callable[[State], State]) -> Any:
 def deletes_are_not_written() -> Iterator[None]:
     """Only the journal's reader learns of them."""
 
-    def write(self: Keeping, job: StoredJob, cause: int) -> None:
-        self._log.over(job.at)
-        self._log.over(job.state_at)
+    def write(self: WorkCore, job: StoredJob, cause: int) -> None:
+        self.log.over(job.at)
+        self.log.over(job.state_at)
 
-    with patch.object(Keeping, "_write_gone_locked", write):
+    with patch.object(WorkCore, "write_gone_locked", write):
         yield
 
 
 @fault("(a)", steps={"bury": 0.0, "kick": 0.0, "release": 20.0})
 def the_priority_of_a_release_is_not_written() -> Iterator[None]:
     """BD-W5."""
-    real = Changing._become_locked
+    real, write = WorkCore.become_locked, WorkCore.write_state_locked
 
-    def become(self: Changing, live: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
-        write = self._write_state_locked
-        with patch.object(
-            self, "_write_state_locked", lambda job, state: write(job, state._replace(priority=job.priority))
-        ):
+    def write_state(self: WorkCore, job: StoredJob, state: State) -> None:
+        write(self, job, state._replace(priority=job.priority))
+
+    def become(self: WorkCore, live: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
+        with patch.object(WorkCore, "write_state_locked", write_state):
             real(self, live, new, now, due=due)
 
-    with patch.object(Changing, "_become_locked", become):
+    with patch.object(WorkCore, "become_locked", become):
         yield
 
 
 @fault("(a)")
 def kicks_are_not_written() -> Iterator[None]:
-    def kick(self: Changing, lives: list[StoredJob], now: float) -> int:
+    def kick(self: WorkQueue, lives: list[StoredJob], now: float) -> int:
         for live in lives:
             live.kicks += 1
-            self._machine.make_ready(live, now)
+            self._core.scheduler.make_ready(live, now)
         return len(lives)
 
-    with patch.object(Changing, "_kick_locked", kick):
+    with patch.object(WorkQueue, "_kick_locked", kick):
         yield
 
 
@@ -115,18 +115,18 @@ def buries_are_counted_at_opening() -> Iterator[None]:
 @fault("(h)")
 def counters_are_not_written() -> Iterator[None]:
     """BD-W12."""
-    with patch.object(Settling, "_write_counters", lambda self: self._journal.last_over):
+    with patch.object(Compactor, "_write_counters", lambda self: self._core.journal.last_over):
         yield
 
 
 @fault("(a) (h) itself", steps={"advance": 8.0})
 def timeouts_are_not_written() -> Iterator[None]:
-    def save(self: Keeping, jobs: list[StoredJob]) -> None:
+    def save(self: WorkCore, jobs: list[StoredJob]) -> None:
         for job in jobs:
-            self._machine.unsaved.pop(job.id, None)
-            self._machine.overdue.pop(job.id, None)
+            self.scheduler.unsaved.pop(job.id, None)
+            self.scheduler.overdue.pop(job.id, None)
 
-    with patch.object(Keeping, "_save_locked", save):
+    with patch.object(WorkCore, "save_locked", save):
         yield
 
 
@@ -140,15 +140,16 @@ def pauses_are_not_written() -> Iterator[None]:
 
 @fault("(a)", steps={"move": 8.0})
 def moves_are_not_written() -> Iterator[None]:
-    real = Changing.move
+    real = WorkQueue.move
 
-    def move(self: Changing, job_id: int, tube: str) -> None:
-        here = self._machine.jobs[job_id].tube.name if job_id in self._machine.jobs else ""
+    def move(self: WorkQueue, job_id: int, tube: str) -> None:
+        jobs = self._core.scheduler.jobs
+        here = jobs[job_id].tube.name if job_id in jobs else ""
         encode = records.encode_state
         with patch.object(records, "encode_state", lambda job_id, tube, state: encode(job_id, here, state)):
             real(self, job_id, tube)
 
-    with patch.object(Changing, "move", move):
+    with patch.object(WorkQueue, "move", move):
         yield
 
 
@@ -174,14 +175,14 @@ def records_are_committed_before_what_replaces_them_is_on_disk() -> Iterator[Non
 
 @fault("(a)", steps=SETTLING)
 def the_put_is_over_when_a_state_is_written() -> Iterator[None]:
-    real = Keeping._saved_locked
+    real = WorkCore.saved_locked
 
-    def saved(self: Keeping, job: StoredJob, at: int) -> None:
+    def saved(self: WorkCore, job: StoredJob, at: int) -> None:
         real(self, job, at)
         if at:
-            self._log.over(job.at)
+            self.log.over(job.at)
 
-    with patch.object(Keeping, "_saved_locked", saved), patch.object(Log, "_check", lambda self, live: None):
+    with patch.object(WorkCore, "saved_locked", saved), patch.object(Log, "_check", lambda self, live: None):
         yield
 
 
@@ -210,13 +211,13 @@ def jobs_that_are_carried_forward_lose_their_state() -> Iterator[None]:
 @fault("(a) (c)", steps=SETTLING, length=120)
 def jobs_that_are_carried_forward_count_again() -> Iterator[None]:
     """Their old records are not over, and the states after these strike once more: SS-B2."""
-    real = Keeping._rewrite_locked
+    real = WorkCore.rewrite_locked
 
-    def rewrite(self: Keeping, job: StoredJob, now: float) -> None:
+    def rewrite(self: WorkCore, job: StoredJob, now: float) -> None:
         real(self, job, now)
         job.buries += 1
 
-    with patch.object(Keeping, "_rewrite_locked", rewrite):
+    with patch.object(WorkCore, "rewrite_locked", rewrite):
         yield
 
 
@@ -279,14 +280,14 @@ def expiry_is_forgotten() -> Iterator[None]:
 def memory_is_changed_before_the_disk() -> Iterator[None]:
     """BD-W14: a release that fails leaves the job nowhere, or where it was not."""
 
-    def become(self: Changing, live: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
-        self._machine.take_out(live)
+    def become(self: WorkCore, live: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
+        self.scheduler.take_out(live)
         live.priority, live.delay = new.priority, new.delay
         live.releases, live.buries, live.kicks = new.releases, new.buries, new.kicks
-        self._machine.settle_into(live, new.state, now, due=due)
-        self._write_state_locked(live, new)
+        self.scheduler.settle_into(live, new.state, now, due=due)
+        self.write_state_locked(live, new)
 
-    with patch.object(Changing, "_become_locked", become):
+    with patch.object(WorkCore, "become_locked", become):
         yield
 
 

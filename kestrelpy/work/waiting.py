@@ -4,7 +4,7 @@ Whoever is told of a job holds it already: there is no moment between in which i
 
 A task may be gone without a word: its loop is closed while it waits, or it is thrown away. Then the job that was meant
 for it goes back. The garbage collector, which may find that out, may do so in the middle of anything: it takes no lock,
-and leaves a note for the next call (``Keeping._orphans``).
+and leaves a note for the next call (``WorkCore.leave_note``).
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from kestrelpy.work.job import Job, leave, unreserve
 from kestrelpy.work.stored import JobWaiter, SessionState
 
 if TYPE_CHECKING:
     import asyncio
-
-    from kestrelpy.work.session import Job, Session
 
 
 class Blocked(JobWaiter):
@@ -50,9 +49,8 @@ class Promised(JobWaiter):
     """Somebody with a future."""
 
     __slots__ = ("_is_told", "future")
-    holder: Session
 
-    def __init__(self, holder: Session, number: int) -> None:
+    def __init__(self, holder: SessionState, number: int) -> None:
         super().__init__(holder, number)
         self.future = Reservation(self)
         self._is_told = False
@@ -64,7 +62,7 @@ class Promised(JobWaiter):
         self.future._waiter = None  # no circle is left for the collector
         if not self.future.set_running_or_notify_cancel():
             if not isinstance(outcome, Exception):
-                outcome._unreserve()
+                unreserve(outcome)
         elif isinstance(outcome, Exception):
             self.future.set_exception(outcome)
         else:
@@ -75,9 +73,8 @@ class Awaiting(JobWaiter):
     """A task of asyncio. Made in its loop."""
 
     __slots__ = ("_is_told", "_loop", "future")
-    holder: Session
 
-    def __init__(self, holder: Session, number: int) -> None:
+    def __init__(self, holder: SessionState, number: int) -> None:
         from asyncio import get_running_loop  # here and not above: who does not use it must not pay for it
 
         super().__init__(holder, number)
@@ -94,7 +91,7 @@ class Awaiting(JobWaiter):
             self._loop.call_soon_threadsafe(self._arrive, arrived)
         except RuntimeError:  # the loop is closed
             if isinstance(arrived, Delivery):
-                arrived.take()._unreserve()
+                unreserve(arrived.take())
 
     def _arrive(self, outcome: Delivery | Exception) -> None:
         """In the loop."""
@@ -104,12 +101,12 @@ class Awaiting(JobWaiter):
             else:
                 self.future.set_result(outcome)
         elif isinstance(outcome, Delivery):  # it was cancelled
-            outcome.take()._unreserve()
+            unreserve(outcome.take())
 
     def give_back(self) -> None:
         """What has arrived, and the task was cancelled before it could look."""
         if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
-            self.future.result().take()._unreserve()
+            unreserve(self.future.result().take())
 
 
 class Delivery:
@@ -127,10 +124,10 @@ class Delivery:
 
     def __del__(self) -> None:
         if self._job is not None:
-            self._job._queue._leave_note(self._job)
+            leave(self._job)
 
 
-class Reservation(Future["Job"]):
+class Reservation(Future[Job]):
     """A job to come. ``cancel()`` leaves the line; a job that was on its way goes back to the front of it."""
 
     def __init__(self, waiter: Promised) -> None:

@@ -1,0 +1,595 @@
+"""``WorkCore``: the lock of a work queue, the turns that are taken with it, and what is written about its jobs.
+
+Rules:
+1. A change is written before memory knows it: what could not be written has not happened, and whoever asked is told.
+   What time alone does (the end of a reservation) happens all the same; it is written as soon as that is possible.
+2. Work is done in slices, with the lock released between.
+3. Nearly every call is ``with core.news, core.lock, core.turn as now``. The lock is a ``with`` of its own: no interrupt
+   falls between its being taken and the duty to release it.
+
+NOTE ON LOCKING: ``lock`` (W) guards the scheduler and the log. It is held for memory work and for appending to the
+journal; a delete on a full disk also waits for a sync under it. Never while somebody who waits is notified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from copy import copy
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+from weakref import WeakSet
+
+from kestrelpy import ForkedQueue, QueueClosed, QueueDiskFull, QueueFull
+from kestrelpy.errors import KestrelError
+from kestrelpy.work import _records as records
+from kestrelpy.work._held_room import NO_ROOM, Gone, HeldRoom
+from kestrelpy.work._log import Log, NoLog
+from kestrelpy.work._mending import check, mend
+from kestrelpy.work._names import check_tube
+from kestrelpy.work._records import (
+    BURIED,
+    DELAYED,
+    DELETED,
+    EXPIRED,
+    GONE,
+    READY,
+    RESERVED,
+    TIMED_OUT,
+    Origin,
+    State,
+    pack_gone,
+)
+from kestrelpy.work.errors import JobNotFound
+from kestrelpy.work.scheduler import NEVER, Scheduler
+from kestrelpy.work.stored import JobWaiter, Reserved, SessionState, StoredJob, Tube
+
+if TYPE_CHECKING:
+    from kestrelpy import Clock
+    from kestrelpy.clock import Timer
+    from kestrelpy.work._journal import JobJournal
+
+
+TICK = 100
+"""How much of what is due a call does before it does its own."""
+MUCH = 1000
+"""How much of it the timer does in one go."""
+BREATH = 0.001
+"""For how many seconds whoever works in slices leaves the lock to others: one that takes it again at once is never too
+late for it, and those who wait always are.
+"""
+SHORTEST = 1e-6
+"""In seconds: a shorter wait may end before its time, as clocks count nanoseconds and not parts of them."""
+
+
+class Compaction(Protocol):
+    """What a core needs of its ``Compactor``."""
+
+    is_armed: bool
+    """Whether it has been seen to that it comes."""
+    migrated: int
+
+    def arm(self, seconds: float) -> None:
+        """Shorten the journal in so many seconds, if that is not armed already."""
+
+    def look_locked(self) -> None:
+        """Something was written since the last look."""
+
+    def forget_totals(self) -> None:
+        """What the journal says of the totals may be wrong: say them again."""
+
+    def abandon(self) -> None: ...
+
+
+class LeftTubes(NamedTuple):
+    """What a session that the garbage collector has found watched, and used."""
+
+    watched: dict[str, Tube]
+    using: Tube
+
+
+class Turn:
+    """With the lock: time does its work first, and what is due next is seen to at the end."""
+
+    def __init__(self, core: WorkCore) -> None:
+        self._core = core
+
+    def __enter__(self) -> float:
+        try:
+            return self._core.begin_locked()
+        except BaseException as error:
+            self._core.note(error)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        core = self._core
+        try:
+            if error is not None:
+                core.note(error)
+            core.end_locked()
+        except BaseException as another:
+            core.note(another)
+            raise
+
+
+class News:
+    """Those who have left the line are notified, after the lock is released."""
+
+    def __init__(self, core: WorkCore) -> None:
+        self._core = core
+
+    def __enter__(self) -> None:
+        """Nothing to be done before."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._core.scheduler.told:
+            self._core.notify()
+
+
+class WorkCore:
+    """The lock, the scheduler and the log of one work queue. ``queue``: its journal; ``None``: in memory only."""
+
+    __slots__ = (
+        "__weakref__",
+        "_disturbed",
+        "_max_tubes",
+        "_numbers",
+        "_orphans",
+        "_owner",
+        "_pid",
+        "_refused",
+        "_timer",
+        "always",
+        "append",
+        "armed_at",
+        "at_work",
+        "clock",
+        "compactor",
+        "held",
+        "interval",
+        "jobs_held",
+        "journal",
+        "lock",
+        "log",
+        "name",
+        "news",
+        "scheduler",
+        "sessions",
+        "state",
+        "turn",
+        "unsaid",
+    )
+    compactor: Compaction
+
+    def __init__(
+        self,
+        owner: object,
+        name: str,
+        clock: Clock,
+        queue: JobJournal | None,
+        *,
+        segment_bytes: int,
+        interval: float,
+        always: bool,
+        max_tubes: int | None,
+        max_attempts: int | None,
+    ) -> None:
+        self._owner = owner  # lives as long as somebody has a session or a job of it
+        self.name = name
+        self.clock = clock
+        self.interval = interval
+        self.always = always
+        """Whether each call syncs what it has written."""
+        self._max_tubes = max_tubes
+        self._pid = os.getpid()
+        self.lock = threading.Lock()
+        self.turn = Turn(self)
+        self.news = News(self)
+        self.scheduler = Scheduler(max_attempts)
+        self.sessions: WeakSet[SessionState] = WeakSet()  # that are open, and that somebody has
+        self._orphans: deque[Reserved | JobWaiter | LeftTubes] = deque()
+        self._numbers = itertools.count(1)  # of those who wait
+        self.state: Exception | None = None  # why it can't be used
+        self._disturbed = False  # an exception from outside struck while the lock was held
+        self._refused: ValueError | None = None  # the error of our own that is being raised
+        self.at_work: Sequence[StoredJob] = ()  # about whom the last records were written, or are being written
+        self._timer: Timer | None = None
+        self.armed_at = NEVER
+        self.unsaid: list[int] = []  # jobs that are gone, and the journal had no room to say so
+        self.journal = None if queue is None else Log(queue, segment_bytes, self._look_locked)
+        self.log: Log | NoLog = self.journal or NoLog()
+        self.append = self.log.append
+        self.held = None if queue is None else HeldRoom(queue)
+        self.jobs_held = sys.maxsize if queue is None else 0  # room is held for the end of so many jobs
+
+    def _look_locked(self) -> None:
+        self.compactor.look_locked()
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    def find_locked(self, job_id: int, now: float) -> StoredJob:
+        """The job of that id. Raises ``JobNotFound``, also if its life is over and nobody has come to drop it yet."""
+        live = self.scheduler.jobs.get(job_id)
+        if live is None or (live.expires is not None and self.scheduler.expire(live, now)):
+            raise JobNotFound(job_id)
+        return live
+
+    def tube_locked(self, name: str) -> Tube:
+        """The tube of that name, made if need be. Raises ``InvalidName``, ``QueueFull``."""
+        machine = self.scheduler
+        tube = machine.tubes.get(name)
+        if tube is None:
+            check_tube(name)
+            if self._max_tubes is not None and len(machine.tubes) >= self._max_tubes:
+                raise QueueFull(f"work queue {self.name} has max_tubes={self._max_tubes}")
+            tube = machine.make_tube(name)
+        return tube
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def begin_locked(self) -> float:
+        """What time it is. Time has done its work by then, or a slice of it. Raises ``QueueClosed``.
+
+        Hot paths ask for the time themselves, and come here if that is not before ``next_due``: it is long past where
+        there is something wrong.
+        """
+        if self.state is not None:
+            raise copy(self.state)  # one object would keep what each caller had in hand
+        now = self.clock.monotonic()
+        if self._disturbed:
+            self._mend_locked(now)
+        machine = self.scheduler
+        if now >= machine.next_due:
+            self.advance_locked(now, TICK)
+        if self._orphans:  # after that: a note that comes later makes the next call come here
+            self._read_notes_locked(now)
+        return now
+
+    def leave_note(self, orphan: Reserved | JobWaiter | LeftTubes) -> None:
+        """The garbage collector has found what nobody has any more; without a lock: it may strike anywhere."""
+        self._orphans.append(orphan)
+        self.scheduler.next_due = -NEVER
+
+    def _read_notes_locked(self, now: float) -> None:
+        """A job that nobody got goes back, a task that is gone leaves the line, a session's tubes may go."""
+        machine = self.scheduler
+        while self._orphans:
+            orphan = self._orphans.popleft()
+            if isinstance(orphan, JobWaiter):
+                machine.leave_line(orphan)
+            elif isinstance(orphan, LeftTubes):
+                watched, using = orphan
+                for tube in watched.values():
+                    tube.watching -= 1
+                using.using -= 1
+                for tube in (*watched.values(), using):
+                    machine.forget_unneeded(tube)
+            elif orphan.is_held:
+                machine.unreserve(orphan.job, now)
+            del orphan  # a waiter may be the last to have what has arrived for it, which is noted in turn
+
+    def advance_locked(self, now: float, limit: int) -> None:
+        machine = self.scheduler
+        machine.advance(now, limit)
+        if machine.overdue:
+            self.save_locked(list(machine.overdue.values()))
+
+    def _mend_locked(self, now: float) -> None:
+        """An exception from outside struck in the middle of something: make the lists, the log and the journal agree.
+
+        Memory is right: what a record said of the jobs that were at work is said anew, as memory has it.
+        """
+        machine, log = self.scheduler, self.log
+        sessions = list(self.sessions)
+        for _ in range(len(self._orphans)):  # tubes are counted anew, by the sessions there are
+            orphan = self._orphans.popleft()
+            if not isinstance(orphan, LeftTubes):
+                self._orphans.append(orphan)
+        mend(machine, sessions, now)
+        log.realign()
+        self.compactor.forget_totals()
+        for tube in machine.tubes.values():
+            machine.note(tube)
+        at_work, self.at_work, self._disturbed = self.at_work, (), False
+        for job in at_work:
+            is_live = machine.jobs.get(job.id) is job
+            if is_live and job.id in self.unsaid:
+                self.unsaid.remove(job.id)
+            try:
+                if is_live:
+                    self.rewrite_locked(job, now)
+                else:
+                    machine.last_id = max(machine.last_id, job.id)
+                    log.over(self.append(pack_gone(GONE, EXPIRED, job.id)))
+            except QueueDiskFull:  # later, when there is room
+                if is_live:
+                    machine.unsaved[job.id] = job
+                    self._void_locked(job.id)
+                else:
+                    self.unsaid.append(job.id)
+
+    def end_locked(self) -> None:
+        """Before the lock is let go."""
+        machine = self.scheduler
+        if machine.expired:
+            self._write_expired_locked()
+        if machine.unsaved and not self.compactor.is_armed:
+            self.compactor.arm(self.interval)
+        if machine.next_due < self.armed_at:
+            self._arm_locked()
+
+    def note(self, error: BaseException) -> None:
+        """It was raised with the lock held. Errors of our own are raised where nothing is half done; any other, such as
+        a ``TypeError``, may come out of the middle of something.
+        """
+        refused, self._refused = self._refused, None
+        if not (isinstance(error, KestrelError | OSError) or error is refused):
+            self._disturbed = True
+            self.scheduler.next_due = -NEVER
+
+    def refusal_locked(self, reason: str) -> ValueError:
+        """To be raised now, before anything is changed."""
+        self._refused = ValueError(reason)
+        return self._refused
+
+    def _arm_locked(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.armed_at = self.scheduler.next_due
+        wait = self.armed_at - self.clock.monotonic()
+        wait = max(wait, SHORTEST) if wait > 0 else BREATH
+        try:
+            self._timer = self.clock.call_later(wait, self._tick, on_lost=self._timer_lost)
+        except RuntimeError:  # no thread can be started
+            self.armed_at = NEVER  # the next call sets another one, and sees to what is due by itself
+
+    def _timer_lost(self, _error: BaseException) -> None:
+        self.armed_at = NEVER  # the next call sets another one
+
+    def _tick(self) -> None:
+        """Something is due. On the clock's thread."""
+        with self.lock:
+            self.armed_at, self._timer = NEVER, None
+        try:
+            with self.unheard(), self.news, self.lock, self.turn as now:
+                if now >= self.scheduler.next_due:
+                    self.advance_locked(now, MUCH)
+        except KestrelError:  # it is closed, or has failed: whoever uses it is told
+            return
+
+    def unheard(self) -> contextlib.AbstractContextManager[None]:
+        """For what raises nothing, whatever is raised in it: closing tells of a journal that has failed."""
+        return contextlib.nullcontext() if self.journal is None else self.journal.queue.unheard()
+
+    def breathe(self) -> None:
+        """Between two slices of one call: let others have the lock. Without it, and in real time."""
+        threading.Event().wait(BREATH)
+
+    def notify(self) -> None:
+        """Tell those who have left the line what became of it, whatever they raise in what they call back: the last of
+        it is raised in the end. Without the lock.
+        """
+        told, raised = self.scheduler.told, None
+        for waiter, outcome in list(told.items()):
+            try:
+                waiter.tell(outcome)
+                told.pop(waiter, None)
+            except BaseException as struck:  # an interrupt, perhaps, and it was not told: it stays for the next call
+                raised = struck
+        if raised is not None:
+            raise raised
+
+    # -- what is written ---------------------------------------------------------------------------------------------
+
+    def write_state_locked(self, job: StoredJob, state: State) -> None:
+        """``job`` is about to be in this state. Raises as ``Log.append``, and nothing is changed."""
+        self.at_work = (job,)
+        at = self.append(records.encode_state(job.id, job.tube.name, state))
+        self.saved_locked(job, at)
+
+    def write_states_locked(self, jobs: list[StoredJob], states: list[State]) -> None:
+        """The same of many: all are written, or none."""
+        if jobs:
+            self.at_work = jobs
+            pairs = zip(jobs, states, strict=True)
+            ids = self.log.append_many([records.encode_state(job.id, job.tube.name, state) for job, state in pairs])
+            for job, at in zip(jobs, ids, strict=True):
+                self.saved_locked(job, at)
+
+    def write_tube_locked(self, tube: Tube, pauses: int, pause: float, until_ms: int) -> None:
+        """``tube`` has these pauses, or is about to have. Raises as ``Log.append``, and nothing is changed."""
+        figures = (tube.name, tube.total_jobs, tube.deletes, pauses, pause, until_ms)
+        at = self.append(records.encode_tube(records.TubeFigures(*figures)))
+        self.log.over(tube.at)
+        tube.at = at
+
+    def saved_locked(self, job: StoredJob, at: int) -> None:
+        """Record ``at`` says all there is to say about the job, but for how it was put."""
+        self.log.over(job.state_at)
+        job.state_at = at
+        job.new_timeouts = 0
+        self.scheduler.unsaved.pop(job.id, None)
+        self.scheduler.overdue.pop(job.id, None)
+
+    def state_of(self, job: StoredJob, now: float) -> State:
+        """As it would be after a restart: a reserved job is ready then."""
+        state = READY if job.state == RESERVED else job.state
+        due_ms = self.wall_ms(job.due - now) if state == DELAYED else 0
+        place = int(job.due) if state == BURIED else 0
+        return State(
+            state,
+            job.priority,
+            job.delay,
+            due_ms,
+            job.reserves,
+            job.timeouts,
+            job.releases,
+            job.buries,
+            job.kicks,
+            place,
+            job.new_timeouts,
+        )
+
+    def as_ready(self, job: StoredJob, now: float) -> State:
+        return self.state_of(job, now)._replace(state=READY, due_ms=0, place=0)
+
+    def wall_ms(self, seconds: float = 0.0) -> int:
+        """The instant in so many seconds, in milliseconds since the Unix epoch."""
+        return max(0, self.clock.time_ns() // 1_000_000 + round(seconds * 1000))
+
+    def save_locked(self, jobs: list[StoredJob]) -> None:
+        """Write the states of these; later, if that can't be done now."""
+        now = self.clock.monotonic()
+        try:
+            with self.unheard():
+                self.write_states_locked(jobs, [self.state_of(job, now) for job in jobs])
+        except (OSError, KestrelError):  # they stay in machine.unsaved
+            self.compactor.arm(self.interval)
+
+    def write_gone_locked(self, job: StoredJob, cause: int) -> None:
+        """It is about to be removed. Raises as ``Log.append``, and nothing is changed; on a full disk only if no room
+        was held.
+        """
+        log = self.log
+        self.at_work = (job,)
+        try:
+            log.over(self.append(pack_gone(GONE, cause, job.id)))
+        except QueueDiskFull as error:
+            self._write_apart_locked(job.id, cause, error)
+        log.over(job.at)
+        if job.state_at:
+            log.over(job.state_at)
+
+    def _write_apart_locked(self, job_id: int, cause: int, refused: QueueDiskFull) -> None:
+        """The journal has ``refused`` to take that the job is gone: say it where room was held for it."""
+        log, held = self.journal, self.held
+        assert log is not None
+        assert held is not None
+        log.queue.sync_under_lock()
+        try:
+            held.write(Gone(job_id, cause, log.last_id))
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise refused from None
+            raise
+        if not (self.always or log.queue.never_syncs):  # no later sync of the journal's own would do it
+            held.sync()
+        self.unsaid.append(job_id)
+        self.jobs_held = held.free
+        self.compactor.arm(self.interval)
+
+    def _void_locked(self, job_id: int) -> None:
+        if self.held is not None:
+            with contextlib.suppress(OSError):
+                self.held.void(job_id)
+
+    def hold_room_locked(self, jobs: int) -> None:
+        """Have room for the end of all jobs, and of so many more. Raises ``QueueDiskFull``, ``OSError``."""
+        log, held = self.journal, self.held
+        assert log is not None
+        assert held is not None
+        try:
+            held.hold(len(self.scheduler.jobs) + jobs)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise QueueDiskFull(log.queue.directory) from None
+            raise
+        finally:
+            self.jobs_held = held.free
+
+    def _write_expired_locked(self) -> None:
+        """The end of those that have expired. If it can't be written they expire again after a restart."""
+        expired, self.scheduler.expired = self.scheduler.expired, []
+        with self.unheard():
+            for job in expired:
+                try:
+                    self.write_gone_locked(job, TIMED_OUT if job.new_timeouts else EXPIRED)
+                except (OSError, KestrelError):
+                    self.log.over(job.at)
+                    self.log.over(job.state_at)
+
+    def sync(self) -> None:
+        """All that returned before is on disk when this returns. Raises ``DurabilityUnknown``."""
+        self.log.sync()
+        if self.held is not None:
+            self.held.sync()
+
+    def rewrite_locked(self, job: StoredJob, now: float) -> None:
+        """Write it anew, with its state. Raises as ``Log.append``."""
+        self.at_work = (job,)
+        at = self.append(records.encode_put(self.origin_of(job, now), job.body, self.state_of(job, now)))
+        self.log.over(job.at)
+        job.at = at
+        self.saved_locked(job, 0)
+
+    def origin_of(self, job: StoredJob, now: float) -> Origin:
+        added_ms = self.wall_ms(job.added - now)
+        expires_ms = 0 if job.expires is None else self.wall_ms(job.expires[0] - now)
+        return Origin(job.id, job.tube.name, job.key, job.priority, job.delay, job.ttr, added_ms, expires_ms)
+
+    # -- what becomes of a job ---------------------------------------------------------------------------------------
+
+    def become_locked(self, job: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
+        """Write the new state of a job, and then take it on."""
+        self.write_state_locked(job, new)
+        scheduler = self.scheduler
+        scheduler.take_out(job)
+        job.priority, job.delay = new.priority, new.delay
+        job.releases, job.buries, job.kicks = new.releases, new.buries, new.kicks
+        scheduler.settle_into(job, new.state, now, due=due)
+
+    def delete_locked(self, job: StoredJob) -> None:
+        """Write that it is gone, and then forget it."""
+        self.write_gone_locked(job, DELETED)
+        scheduler, tube = self.scheduler, job.tube
+        tube.deletes += 1
+        if not tube.is_changed:
+            scheduler.note(tube)
+        if job.state != RESERVED or job.key or job.expires:
+            scheduler.take_out(job)
+            scheduler.remove(job)
+        else:
+            scheduler.end_plain(job)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def dismiss_locked(self, error: QueueClosed) -> None:
+        """Whoever waits gets ``error``, at the next ``notify``."""
+        # Not where the lock is taken: at the jumps of such a loop CPython 3.13 does not see the "with".
+        for session in list(self.sessions):
+            for waiter in list(session.waiters):
+                self.scheduler.fail(waiter, copy(error))
+
+    def cancel_timer(self) -> None:
+        """It would keep alive what is closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def abandon(self) -> None:
+        """In a forked child: every later call says so, without touching what another thread may have held."""
+        self.lock = threading.Lock()
+        self.compactor.abandon()
+        self.state = ForkedQueue(self._pid)
+        self.scheduler.next_due = -NEVER
+        self.scheduler.told.clear()
+        self._orphans.clear()
+        if self.journal is not None and self.held is not None:
+            self.held.abandon()
+            self.journal.queue._abandon()
+
+    def _check(self) -> None:
+        """The invariants; for tests, with nobody else at work."""
+        with self.lock:
+            check(self.scheduler, self.sessions)
+            if self.journal is not None:
+                self.journal._check([job.at for job in self.scheduler.jobs.values()])

@@ -1,0 +1,128 @@
+"""``JobIntake``: what a work queue takes in: its limits, and how a new job is made. All with the lock held."""
+
+from __future__ import annotations
+
+from kestrelpy import QueueFull
+from kestrelpy.work._options import MAX_PRIORITY, MAX_SECONDS, check_priority, check_seconds, check_span
+from kestrelpy.work._records import DELAYED, READY, encode_put
+from kestrelpy.work.core import WorkCore
+from kestrelpy.work.errors import Draining, DuplicateJob, JobTooBig
+from kestrelpy.work.stored import StoredJob, Tube
+
+
+class JobIntake:
+    """The limits of one work queue, and the making of its jobs."""
+
+    __slots__ = ("_core", "_max_bytes", "_max_jobs", "draining", "is_limited", "max_job_bytes")
+
+    def __init__(self, core: WorkCore, max_job_bytes: int, max_jobs: int | None, max_bytes: int | None) -> None:
+        self._core = core
+        self.max_job_bytes = max_job_bytes
+        self._max_jobs = max_jobs
+        self._max_bytes = max_bytes
+        self.draining = False
+        self.is_limited = max_jobs is not None or max_bytes is not None
+        """By either, or it is draining."""
+
+    def put_many_locked(
+        self,
+        bodies: list[bytes],
+        tube: Tube,
+        priority: int,
+        delay: float,
+        ttr: float,
+        expires_in: float | None,
+        now: float,
+    ) -> None:
+        core = self._core
+        self.check_room_locked(len(bodies), sum(map(len, bodies)))
+        if len(core.scheduler.jobs) + len(bodies) > core.jobs_held:
+            core.hold_room_locked(len(bodies))
+        lives = []
+        for job_id, body in enumerate(bodies, core.scheduler.last_id + 1):
+            live = self.make_locked(tube, body, priority, delay, ttr, now)
+            live.id = job_id
+            self.adorn_locked(live, None, expires_in, now)
+            lives.append(live)
+        core.at_work = lives
+        ids = (
+            core.log.append_many([encode_put(core.origin_of(live, now), live.body) for live in lives]) if lives else ()
+        )
+        for live, at in zip(lives, ids, strict=True):
+            self.add_locked(live, at, now)
+        if not lives:
+            core.scheduler.forget_unneeded(tube)
+
+    def forget_empty_locked(self, name: str) -> None:
+        """A put has failed: its tube may have been made for it."""
+        core = self._core
+        tube = core.scheduler.tubes.get(name)
+        if tube is not None:
+            core.scheduler.forget_unneeded(tube)
+
+    def checked(self, body: bytes | bytearray | memoryview, priority: int, delay: float, ttr: float) -> bytes:
+        if type(body) is not bytes:
+            body = bytes(memoryview(body))
+        if len(body) > self.max_job_bytes:
+            raise JobTooBig(len(body), self.max_job_bytes)
+        if not (0 <= priority <= MAX_PRIORITY and 0 <= delay <= MAX_SECONDS and 0 < ttr <= MAX_SECONDS):
+            check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
+        return body
+
+    def check_room_locked(self, jobs: int, size: int) -> None:
+        core = self._core
+        machine = core.scheduler
+        if self.draining:
+            raise Draining(f"work queue {core.name} is draining")
+        if self._max_jobs is not None and len(machine.jobs) + jobs > self._max_jobs:
+            raise QueueFull(f"work queue {core.name} has max_jobs={self._max_jobs}")
+        if self._max_bytes is not None and machine.bytes + size > self._max_bytes:
+            raise QueueFull(f"work queue {core.name} has max_bytes={self._max_bytes}")
+
+    def check_key_locked(self, tube: Tube, key: str, now: float) -> None:
+        core = self._core
+        machine = core.scheduler
+        other = machine.keys.get((tube.name, key))
+        if other is not None and not machine.expire(machine.jobs[other], now):
+            raise DuplicateJob(other, tube.name, key)
+
+    def make_locked(self, tube: Tube, body: bytes, priority: int, delay: float, ttr: float, now: float) -> StoredJob:
+        """As ``Replay`` makes one."""
+        live = StoredJob()
+        live.tube, live.body, live.priority, live.delay, live.ttr = tube, body, priority, delay, ttr
+        live.added = now
+        live.key = live.expires = live.holder = None
+        live.state = live.state_at = 0
+        live.reserves = live.timeouts = live.releases = live.buries = live.kicks = live.new_timeouts = 0
+        return live
+
+    def adorn_locked(self, live: StoredJob, key: str | None, expires_in: float | None, now: float) -> None:
+        """What only some jobs have."""
+        if key is not None:
+            self.check_key_locked(live.tube, key, now)
+            live.key = key
+        if expires_in is not None:
+            live.expires = (now + expires_in, live.id)
+
+    def add_locked(self, live: StoredJob, at: int, now: float) -> None:
+        core = self._core
+        machine, tube = core.scheduler, live.tube
+        live.at = at
+        if live.id > machine.last_id:
+            machine.last_id = live.id
+        machine.total_jobs += 1
+        tube.total_jobs += 1
+        if not tube.is_changed:
+            machine.note(tube)
+        if live.delay or live.key or live.expires or tube.waiting:
+            live.place = (now + live.delay, live.id)
+            live.state = DELAYED if live.delay else READY
+            machine.add(live, now)
+        else:
+            machine.add_plain(live)
+
+    def drawn_locked(self, job_id: int) -> int:
+        core = self._core
+        if type(job_id) is not int or not 0 < job_id <= core.scheduler.last_id or job_id in core.scheduler.jobs:
+            raise core.refusal_locked(f"id {job_id} was not drawn, or a job lives with it")
+        return job_id

@@ -1,0 +1,207 @@
+"""``Job``: what a session hands out, and what becomes of it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from kestrelpy import KestrelError, QueueClosed
+from kestrelpy.work._options import check_priority, check_seconds
+from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
+from kestrelpy.work.core import WorkCore
+from kestrelpy.work.errors import JobNotFound, NotReserved
+from kestrelpy.work.stored import Reserved, SessionState, StoredJob
+
+__all__ = ["Job"]
+
+
+class Job:
+    """A job as it was when it was reserved, or looked at: ``id``, ``body`` (bytes), ``tube``, ``priority``, ``delay``,
+    ``ttr`` (seconds), ``reserves``.
+
+    As a context manager it is deleted at the end of the block, released if the block raises, and left alone if the
+    block has done either, or buried it. If the reservation is over by then, because its time to run was, and no call in
+    the block has said so, the end of the block raises ``NotReserved``: somebody else does the job, or has done it.
+    A block that raises keeps its own error; what goes wrong at its end is logged.
+
+    ``delete``, ``release``, ``bury`` and ``touch`` raise ``NotReserved`` once the reservation is over, also if the same
+    session has reserved the job again since; ``JobNotFound`` once it is gone.
+    """
+
+    __slots__ = ("_core", "_session", "_stored", "_told", "body", "delay", "id", "priority", "reserves", "ttr", "tube")
+
+    def __init__(self, core: WorkCore, session: SessionState | None, live: StoredJob) -> None:
+        self._core = core
+        self._session = session
+        self._stored = live
+        self._told = False  # the user has said what is to become of it, or was told that the reservation is over
+        self.id = live.id
+        self.body = live.body
+        self.tube = live.tube.name
+        self.priority = live.priority
+        self.delay = live.delay
+        self.ttr = live.ttr
+        self.reserves = live.reserves
+
+    def delete(self) -> None:
+        """Done with it: it is gone for good. Of one that was only looked at, as ``WorkQueue.delete``."""
+        self._told = True
+        if self._session is None:
+            delete_by(self._core, None, self.id)
+            return
+        core = self._core
+        scheduler = core.scheduler
+        with core.lock:  # a turn, written out: this is a hot path
+            try:
+                if core.clock.monotonic() >= scheduler.next_due:
+                    core.begin_locked()
+                core.delete_locked(self._held_locked())
+            except BaseException as error:
+                core.note(error)
+                raise
+            if scheduler.next_due < core.armed_at or scheduler.expired:
+                core.end_locked()
+        if scheduler.told:
+            core.notify()
+        if core.always:
+            core.sync()
+
+    def release(self, priority: int | None = None, delay: float = 0) -> bool:
+        """Give it back, ready at once or in ``delay`` seconds. False if it is worn out and was buried instead."""
+        self._told = True
+        delay = check_seconds("delay", delay)
+        if priority is not None:
+            priority = check_priority(priority)
+        core = self._core
+        with core.news, core.lock, core.turn as now:
+            live, scheduler = self._held_locked(), core.scheduler
+            is_worn_out = scheduler.is_worn_out(live.timeouts + live.releases + 1)
+            state = BURIED if is_worn_out else DELAYED if delay else READY
+            new = core.state_of(live, now)._replace(
+                state=state,
+                priority=live.priority if priority is None else priority,
+                delay=delay,
+                due_ms=core.wall_ms(delay) if state == DELAYED else 0,
+                releases=live.releases + 1,
+                buries=live.buries + is_worn_out,
+                place=scheduler.places + 1 if is_worn_out else 0,
+            )
+            core.become_locked(live, new, now, due=now + delay)
+        if core.always:
+            core.sync()
+        return not is_worn_out
+
+    def bury(self, priority: int | None = None) -> None:
+        """Set it aside, until it is kicked."""
+        self._told = True
+        if priority is not None:
+            priority = check_priority(priority)
+        core = self._core
+        with core.news, core.lock, core.turn as now:
+            live = self._held_locked()
+            new = core.state_of(live, now)._replace(
+                state=BURIED,
+                priority=live.priority if priority is None else priority,
+                buries=live.buries + 1,
+                place=core.scheduler.places + 1,
+            )
+            core.become_locked(live, new, now)
+        if core.always:
+            core.sync()
+
+    def touch(self) -> None:
+        """Its time to run begins again."""
+        core = self._core
+        try:
+            with core.news, core.lock, core.turn as now:
+                core.scheduler.touch(self._held_locked(), now)
+        except (NotReserved, JobNotFound):
+            self._told = True
+            raise
+
+    @property
+    def time_left(self) -> float:
+        """Seconds until the reservation ends, or a delayed one is ready; 0 if neither."""
+        core = self._core
+        with core.news, core.lock, core.turn as now:
+            live = self._stored
+            if self._session is not None:
+                is_running = self._is_held()
+            else:
+                is_running = live.state in (DELAYED, RESERVED) and core.scheduler.jobs.get(live.id) is live
+            return max(0.0, live.due - now) if is_running else 0.0
+
+    def _is_held(self) -> bool:
+        live, session = self._stored, self._session
+        return session is not None and live.holder is session and live.reserves == self.reserves
+
+    def _held_locked(self) -> StoredJob:
+        """The job that this handle has reserved."""
+        if self._is_held():
+            return self._stored
+        raise NotReserved(self.id) if self.id in self._core.scheduler.jobs else JobNotFound(self.id)
+
+    def __enter__(self) -> Job:
+        if self._session is not None:
+            self._told = False
+            self._session.blocks[self.id, self.reserves] = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is None:
+            return
+        self._session.blocks.pop((self.id, self.reserves), None)
+        if self._told and not self._is_held():
+            return
+        try:
+            if kind is None:
+                self.delete()
+            else:
+                self.release()
+        except (KestrelError, OSError) as failure:
+            if kind is None and isinstance(failure, JobNotFound):
+                raise NotReserved(self.id) from None
+            if kind is None:
+                raise
+            from logging import getLogger  # here and not above: mostly there is nothing to say
+
+            getLogger("kestrelpy").warning("%r was not released when its block raised: %s", self, failure)
+
+    def __repr__(self) -> str:
+        shown = self.body if len(self.body) <= 32 else self.body[:29] + b"..."
+        return f"<Job {self.id} of {self.tube}: {shown!r}, {len(self.body)} bytes>"
+
+
+def settle(job: Job) -> None:
+    """The reservation has ended as its session wanted: the ``with`` that the job may be in has nothing to do."""
+    job._told = True
+
+
+def unreserve(job: Job) -> None:
+    """Nobody got to see it: back, as if it had not been reserved. No error if its reservation is over."""
+    core = job._core
+    try:
+        with core.news, core.lock, core.turn as now:
+            if job._is_held():
+                core.scheduler.unreserve(job._stored, now)
+    except QueueClosed:
+        return
+
+
+def leave(job: Job) -> None:
+    """``unreserve`` by the next call: the garbage collector has found a job that nobody got to see."""
+    job._core.leave_note(Reserved(job._stored, job._session, job.reserves))
+
+
+def delete_by(core: WorkCore, session: SessionState | None, job_id: int) -> None:
+    """Delete a job that ``session`` has reserved, or that nobody has. Raises ``JobNotFound``, ``NotReserved``."""
+    with core.news, core.lock, core.turn as now:
+        if session is not None and session.closed:
+            raise QueueClosed("this session is closed")
+        live = core.find_locked(job_id, now)
+        if live.state == RESERVED and live.holder is not session:
+            raise NotReserved(job_id)
+        core.delete_locked(live)
+    if core.always:
+        core.sync()

@@ -65,12 +65,6 @@ FOLDERS = {"_disk", "_journal", "_waiting", "_reading", "memory", "_writing", "i
 PUBLIC_MODULES = {"", "inbox", "work", "spark", "server"}
 PRIVATE_ALLOWED = {"testing", "spark"}
 """... except by the fakes, and by Spark's executors, which decode segments by themselves."""
-STILL_UP = {
-    ("server._commands", "server._connection"),
-    ("server._turns", "server._connection"),
-    ("server._connection", "server._server"),
-}
-"""Imports that still go up or in a circle, each to go: nothing is added here."""
 
 
 @dataclass(frozen=True)
@@ -240,8 +234,6 @@ def layer_complaints(path: str, source: str, known: set[str]) -> list[str]:
         other = area_of(name)
         its_layer = LAYERS.get(other, 0)
         is_public_face = name in PUBLIC_MODULES or other in ("errors", "item", "config", "clock", "codecs")
-        if (module, name) in STILL_UP:
-            continue
         if its_layer > layer or (its_layer == layer and other != area and {other, area} & FOLDERS):
             complaints.append(f"{path}:{line}: {area} of layer {layer} imports {name} of layer {its_layer}")
         elif not name and layer < PUBLIC_ONLY:
@@ -431,8 +423,6 @@ def test_there_is_no_import_cycle() -> None:
     found = list(sources("kestrelpy"))
     known = {module_of(path) for path, _ in found}
     graph = {module_of(path): set(imported(source, known)) - {"", module_of(path)} for path, source in found}
-    for module, other in STILL_UP:
-        graph[module].remove(other)
     _fail_with(cycles(graph))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kestrelpy.errors import KestrelError, QueueDiskFull, QueueEmpty, QueueFull
 from kestrelpy.server import _replies as replies
@@ -20,12 +20,12 @@ from kestrelpy.work import (
     JobNotFound,
     JobTooBig,
     NotReserved,
+    Session,
     TubeNotFound,
     WorkQueue,
 )
 
 if TYPE_CHECKING:
-    from kestrelpy.server._connection import Connection
     from kestrelpy.server._parser import Command
 
 __all__ = ["Commands"]
@@ -43,6 +43,26 @@ _REPLIES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], bytes], ...
 )
 
 _logger = logging.getLogger("kestrelpy.server")
+
+
+class Client(Protocol):
+    """What a command sees, and changes, of whoever has sent it: a ``Connection``."""
+
+    session: Session
+    watching: list[str]
+    places: dict[str, int]
+    has_announced: bool
+    announced_id: int
+    is_producer: bool
+    is_worker: bool
+    is_half_closed: bool
+    chore: Iterator[bytes | None] | None
+
+    def wait_for(self, future: Future[Job]) -> None:
+        """Do nothing for this client until it has its job."""
+
+    def finish(self) -> None:
+        """It has quit: its jobs are ready again at once."""
 
 
 class Commands:
@@ -90,7 +110,7 @@ class Commands:
             "bad-pause": self._bad_pause,
         }
 
-    def perform(self, client: Connection, command: Command) -> bytes | None:
+    def perform(self, client: Client, command: Command) -> bytes | None:
         """Do it. Raises nothing: what goes wrong is a reply, too."""
         try:
             return self._do[command[0]](client, *command[1:])
@@ -125,7 +145,7 @@ class Commands:
 
     # -- jobs come ---------------------------------------------------------------------------------------------------
 
-    def announce_put(self, client: Connection, *, is_too_big: bool) -> None:
+    def announce_put(self, client: Client, *, is_too_big: bool) -> None:
         """A put's line is there, its body is not: like beanstalkd, count it, and give it its id already."""
         if not client.has_announced:
             self.counts["put"] += 1
@@ -134,14 +154,14 @@ class Commands:
                 client.is_producer = True
                 client.announced_id = self.queue.new_id()
 
-    def _begin_put(self, client: Connection) -> int:
+    def _begin_put(self, client: Client) -> int:
         """The body is there, too. The id that it got already, or 0."""
         if not client.has_announced:
             self.counts["put"] += 1
         job_id, client.announced_id, client.has_announced = client.announced_id, 0, False
         return job_id
 
-    def _put(self, client: Connection, priority: int, delay: int, ttr: int, body: bytes) -> bytes:
+    def _put(self, client: Client, priority: int, delay: int, ttr: int, body: bytes) -> bytes:
         client.is_producer = True
         announced_id = self._begin_put(client)
         self.wrote = True
@@ -160,15 +180,15 @@ class Commands:
             raise
         return b"INSERTED %d\r\n" % job_id
 
-    def _too_big(self, client: Connection) -> bytes:
+    def _too_big(self, client: Client) -> bytes:
         self._begin_put(client)
         return replies.JOB_TOO_BIG
 
-    def _bad_put(self, _client: Connection) -> bytes:
+    def _bad_put(self, _client: Client) -> bytes:
         self.counts["put"] += 1
         return replies.BAD_FORMAT
 
-    def _expected_crlf(self, client: Connection) -> bytes:
+    def _expected_crlf(self, client: Client) -> bytes:
         client.is_producer = True
         if not self._begin_put(client):
             self.queue.new_id()
@@ -176,15 +196,15 @@ class Commands:
 
     # -- jobs go -----------------------------------------------------------------------------------------------------
 
-    def _reserve(self, client: Connection) -> bytes | None:
+    def _reserve(self, client: Client) -> bytes | None:
         self.counts["reserve"] += 1
         return self._take(client, None)
 
-    def _reserve_with_timeout(self, client: Connection, seconds: int | None) -> bytes | None:
+    def _reserve_with_timeout(self, client: Client, seconds: int | None) -> bytes | None:
         self.counts["reserve-with-timeout"] += 1
         return self._take(client, seconds)
 
-    def _take(self, client: Connection, seconds: int | None) -> bytes | None:
+    def _take(self, client: Client, seconds: int | None) -> bytes | None:
         client.is_worker = True
         try:
             job = client.session.reserve(0)  # cheaper than a future, and mostly enough
@@ -198,55 +218,55 @@ class Commands:
         client.wait_for(future)
         return None
 
-    def _reserve_job(self, client: Connection, job_id: int) -> bytes:
+    def _reserve_job(self, client: Client, job_id: int) -> bytes:
         self.counts["reserve-job"] += 1
         job = client.session.reserve_job(job_id)
         client.is_worker = True
         return replies.reserved(job_id, job.body)
 
-    def _delete(self, client: Connection, job_id: int) -> bytes:
+    def _delete(self, client: Client, job_id: int) -> bytes:
         self.counts["delete"] += 1
         self.wrote = True
         client.session.delete(job_id)
         return replies.DELETED
 
-    def _release(self, client: Connection, job_id: int, priority: int, delay: int) -> bytes:
+    def _release(self, client: Client, job_id: int, priority: int, delay: int) -> bytes:
         self.counts["release"] += 1
         self.wrote = True
         return replies.RELEASED if client.session.release(job_id, priority, delay) else replies.BURIED
 
-    def _bury(self, client: Connection, job_id: int, priority: int) -> bytes:
+    def _bury(self, client: Client, job_id: int, priority: int) -> bytes:
         self.counts["bury"] += 1
         self.wrote = True
         client.session.bury(job_id, priority)
         return replies.BURIED
 
-    def _touch(self, client: Connection, job_id: int) -> bytes:
+    def _touch(self, client: Client, job_id: int) -> bytes:
         self.counts["touch"] += 1
         client.session.touch(job_id)
         return replies.TOUCHED
 
     # -- jobs are looked at --------------------------------------------------------------------------------------------
 
-    def _peek(self, _client: Connection, job_id: int) -> bytes:
+    def _peek(self, _client: Client, job_id: int) -> bytes:
         self.counts["peek"] += 1
         return _found(self.queue.peek(job_id))
 
-    def _peek_ready(self, client: Connection) -> bytes:
+    def _peek_ready(self, client: Client) -> bytes:
         self.counts["peek-ready"] += 1
         return _found(self.queue.peek_ready(client.session.used))
 
-    def _peek_delayed(self, client: Connection) -> bytes:
+    def _peek_delayed(self, client: Client) -> bytes:
         self.counts["peek-delayed"] += 1
         return _found(self.queue.peek_delayed(client.session.used))
 
-    def _peek_buried(self, client: Connection) -> bytes:
+    def _peek_buried(self, client: Client) -> bytes:
         self.counts["peek-buried"] += 1
         return _found(self.queue.peek_buried(client.session.used))
 
     # -- jobs are kicked -----------------------------------------------------------------------------------------------
 
-    def _kick(self, client: Connection, count: int) -> bytes | None:
+    def _kick(self, client: Client, count: int) -> bytes | None:
         self.counts["kick"] += 1
         self.wrote = True
         if count <= KICK_SLICE:
@@ -271,7 +291,7 @@ class Commands:
             yield None
         yield b"KICKED %d\r\n" % kicked
 
-    def _kick_job(self, _client: Connection, job_id: int) -> bytes:
+    def _kick_job(self, _client: Client, job_id: int) -> bytes:
         self.counts["kick-job"] += 1
         self.wrote = True
         self.queue.kick_job(job_id)
@@ -279,12 +299,12 @@ class Commands:
 
     # -- tubes ---------------------------------------------------------------------------------------------------------
 
-    def _use(self, client: Connection, tube: str) -> bytes:
+    def _use(self, client: Client, tube: str) -> bytes:
         self.counts["use"] += 1
         client.session.use(tube)
         return b"USING %b\r\n" % tube.encode("ascii")
 
-    def _watch(self, client: Connection, tube: str) -> bytes:
+    def _watch(self, client: Client, tube: str) -> bytes:
         self.counts["watch"] += 1
         if tube not in client.places:
             client.session.watch(tube)
@@ -292,7 +312,7 @@ class Commands:
             client.watching.append(tube)
         return b"WATCHING %d\r\n" % len(client.watching)
 
-    def _ignore(self, client: Connection, tube: str) -> bytes:
+    def _ignore(self, client: Client, tube: str) -> bytes:
         """The last of the list takes the place of the ignored one, as in beanstalkd."""
         self.counts["ignore"] += 1
         watching, places = client.watching, client.places
@@ -306,46 +326,46 @@ class Commands:
             del places[tube]
         return b"WATCHING %d\r\n" % len(watching)
 
-    def _list_tubes(self, _client: Connection) -> bytes:
+    def _list_tubes(self, _client: Client) -> bytes:
         self.counts["list-tubes"] += 1
         return replies.names(self.queue.tubes())
 
-    def _list_tube_used(self, client: Connection) -> bytes:
+    def _list_tube_used(self, client: Client) -> bytes:
         self.counts["list-tube-used"] += 1
         return b"USING %b\r\n" % client.session.used.encode("ascii")
 
-    def _list_tubes_watched(self, client: Connection) -> bytes:
+    def _list_tubes_watched(self, client: Client) -> bytes:
         self.counts["list-tubes-watched"] += 1
         return replies.names(client.watching)
 
-    def _pause_tube(self, _client: Connection, tube: str, seconds: int) -> bytes:
+    def _pause_tube(self, _client: Client, tube: str, seconds: int) -> bytes:
         self.counts["pause-tube"] += 1
         self.wrote = True
         self.queue.pause_tube(tube, seconds)
         return replies.PAUSED
 
-    def _bad_pause(self, _client: Connection) -> bytes:
+    def _bad_pause(self, _client: Client) -> bytes:
         self.counts["pause-tube"] += 1
         return replies.BAD_FORMAT
 
     # -- figures, and the rest -----------------------------------------------------------------------------------------
 
-    def _stats(self, _client: Connection) -> bytes:
+    def _stats(self, _client: Client) -> bytes:
         self.counts["stats"] += 1
         return self._figures()
 
-    def _stats_job(self, _client: Connection, job_id: int) -> bytes:
+    def _stats_job(self, _client: Client, job_id: int) -> bytes:
         self.counts["stats-job"] += 1
         return replies.stats_job(self.queue.stats_job(job_id))
 
-    def _stats_tube(self, _client: Connection, tube: str) -> bytes:
+    def _stats_tube(self, _client: Client, tube: str) -> bytes:
         self.counts["stats-tube"] += 1
         return replies.stats_tube(self.queue.stats_tube(tube))
 
-    def _quit(self, client: Connection) -> None:
+    def _quit(self, client: Client) -> None:
         client.finish()
 
-    def _refused(self, _client: Connection, reply: bytes) -> bytes:
+    def _refused(self, _client: Client, reply: bytes) -> bytes:
         return reply
 
 

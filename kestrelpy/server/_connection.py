@@ -16,14 +16,18 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from types import MethodType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kestrelpy.server import _replies as replies
 from kestrelpy.server._parser import Parser
 from kestrelpy.work import Job, Session
 
 if TYPE_CHECKING:
-    from kestrelpy.server._server import BeanstalkServer
+    from collections.abc import Callable
+
+    from kestrelpy.server._commands import Commands
+    from kestrelpy.server._turns import Turns
+    from kestrelpy.work import WorkQueue
 
 __all__ = ["Connection"]
 
@@ -42,10 +46,29 @@ MAX_REPLY_BYTES = 256 * 1024
 _logger = logging.getLogger("kestrelpy.server")
 
 
+class ConnectionHost(Protocol):
+    """What a connection needs of its server."""
+
+    queue: WorkQueue
+    turns: Turns
+    commands: Commands
+    loop: asyncio.AbstractEventLoop
+    monotonic: Callable[[], float]
+
+    def admit(self, client: Connection) -> bool:
+        """Whether there is room for one more."""
+
+    def forget(self, client: Connection) -> None:
+        """It is gone."""
+
+    def watch_over(self, client: Connection) -> None:
+        """It is not read from: look from time to time whether it has hung up."""
+
+
 class Connection(asyncio.Protocol):
     """The protocol of one connection. The server makes it, and is told when it is gone."""
 
-    def __init__(self, server: BeanstalkServer) -> None:
+    def __init__(self, server: ConnectionHost) -> None:
         self._server = server
         self._turns = server.turns
         self._commands = server.commands

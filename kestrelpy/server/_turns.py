@@ -13,14 +13,27 @@ from __future__ import annotations
 import logging
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kestrelpy.server._connection import Connection
+from typing import Protocol
 
 __all__ = ["Turns"]
 
 _logger = logging.getLogger("kestrelpy.server")
+
+
+class TurnTaker(Protocol):
+    """What a turn does with a client: a ``Connection``."""
+
+    def run(self) -> None:
+        """Do a slice of what it asked for."""
+
+    def flush(self) -> None:
+        """Send its replies."""
+
+    def take_back_replies(self) -> None:
+        """What they say has not come true."""
+
+    def hang_up(self) -> None:
+        """There is trouble with it."""
 
 
 class Turns:
@@ -39,25 +52,25 @@ class Turns:
         self._loop = loop
         self._commit = commit
         self._on_failure = on_failure
-        self._speaking: dict[Connection, None] = {}
-        self._busy: dict[Connection, None] = {}
+        self._speaking: dict[TurnTaker, None] = {}
+        self._busy: dict[TurnTaker, None] = {}
         self._is_ending = False
 
     @property
     def holds_replies(self) -> bool:
         return self._commit is not None
 
-    def speak(self, client: Connection) -> None:
+    def speak(self, client: TurnTaker) -> None:
         """It has replies: send them at the end of this turn."""
         self._speaking[client] = None
         self._see_to_the_end()
 
-    def again(self, client: Connection) -> None:
+    def again(self, client: TurnTaker) -> None:
         """It has more to do: serve it in the next turn."""
         self._busy[client] = None
         self._see_to_the_end()
 
-    def forget(self, client: Connection) -> None:
+    def forget(self, client: TurnTaker) -> None:
         self._speaking.pop(client, None)
         self._busy.pop(client, None)
 
@@ -82,7 +95,7 @@ class Turns:
         for client in busy:
             self._see_to(client, client.run)
 
-    def _see_to(self, client: Connection, call: Callable[[], None]) -> None:
+    def _see_to(self, client: TurnTaker, call: Callable[[], None]) -> None:
         """What goes wrong with one client, such as memory for its replies, ends that one, and the others are served."""
         try:
             call()

@@ -5,6 +5,7 @@
 3. What is banned outside its module is named in ``BANS``, each with what to use instead.
 4. Every public name is exported and documented.
 5. Links in the documents lead somewhere; the commands in them exist.
+6. A private name of an object is used by its own module (``PRIVATE_USES`` has the rest). A class name is used once.
 Each check is a function from source text to complaints, and is itself tested on a planted fault.
 """
 
@@ -16,6 +17,7 @@ import inspect
 import re
 import shlex
 import types
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +67,30 @@ FOLDERS = {"_disk", "_journal", "_waiting", "_reading", "memory", "_writing", "i
 PUBLIC_MODULES = {"", "inbox", "work", "spark", "server"}
 PRIVATE_ALLOWED = {"testing", "spark"}
 """... except by the fakes, and by Spark's executors, which decode segments by themselves."""
+
+
+PUBLIC_IN_SPITE = {"_replace", "_asdict", "_make", "_exit", "_getframe"}
+"""Names of the standard library that are documented, whatever they look like."""
+PRIVATE_USES = {
+    "_process": ("_register_atexit",),
+    "cli._records": ("_SubParsersAction",),
+    # hot copies, and an item whose owner is stored as it is made
+    "queue": ("_at", "_last_ms", "_marker", "_buffer", "_at", "_undo"),
+    "_reading.backlog": ("_owner", "_owner"),
+    "_reading.dispatch": ("_owner",),
+    "_reading.reader": ("_owner",),
+    # what ``Waiting`` gives to its heirs alone
+    "blocking": ("_wait",),
+    "memory._exchange": ("_quit", "_quit"),
+    "memory._simple": ("_wait",),
+    "_reading.local_source": ("_directory",),
+    "spark._plan": ("_chain", "_open", "_counts"),
+    "spark._stream": ("_readership", "_home", "_readership", "_home"),
+    "testing._crash": ("_mounts",),
+    "work._mending": ("_check",),
+    "work.core": ("_abandon",),
+}
+"""By module: private names of other modules that it uses, as often as each is here. Nothing is added."""
 
 
 @dataclass(frozen=True)
@@ -266,6 +292,52 @@ def cycles(graph: dict[str, set[str]]) -> list[str]:
     return complaints
 
 
+def private_uses(source: str) -> Iterator[tuple[str, int]]:
+    """Private attributes of objects that this module does not define, each with its line."""
+    tree = ast.parse(source)
+    own: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            own.add(node.attr)
+        elif isinstance(node, ast.ClassDef):
+            for part in node.body:
+                names = [part.target] if isinstance(part, ast.AnnAssign) else getattr(part, "targets", [])
+                own.update(name.id for name in names if isinstance(name, ast.Name))
+                if any(isinstance(name, ast.Name) and name.id == "__slots__" for name in names):
+                    own.update(str(each.value) for each in ast.walk(part) if isinstance(each, ast.Constant))
+    for node in ast.walk(tree):
+        is_private = isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr) and not _is_self(node.value)
+        if is_private and node.attr not in own | PUBLIC_IN_SPITE:
+            yield node.attr, node.lineno
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def private_complaints(path: str, source: str) -> list[str]:
+    """Private names of others that are used here, and not let be."""
+    allowed = Counter(PRIVATE_USES.get(module_of(path), ()))
+    complaints = []
+    for name, line in private_uses(source):
+        if allowed[name] < 1:
+            complaints.append(f"{path}:{line}: {name} is private to another module")
+        allowed[name] -= 1
+    return complaints + [f"{path}: PRIVATE_USES lets {name} be, which is not used" for name in +allowed]
+
+
+def class_complaints(found: list[tuple[str, str]]) -> list[str]:
+    """Names that more than one class has."""
+    classes: dict[str, list[str]] = {}
+    for path, source in found:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(path)
+    return [f"{name} is a class in each of {', '.join(paths)}" for name, paths in classes.items() if len(paths) > 1]
+
+
 def length_complaints(path: str, source: str) -> list[str]:
     """Functions and modules that are too long."""
     complaints = []
@@ -426,6 +498,14 @@ def test_there_is_no_import_cycle() -> None:
     _fail_with(cycles(graph))
 
 
+def test_private_names_are_used_by_their_own_module() -> None:
+    _fail_with([one for path, source in sources("kestrelpy") for one in private_complaints(path, source)])
+
+
+def test_a_class_name_is_used_once() -> None:
+    _fail_with(class_complaints(list(sources("kestrelpy"))))
+
+
 def test_functions_and_modules_are_short() -> None:
     _fail_with([one for path, source in sources("kestrelpy", "bench") for one in length_complaints(path, source)])
 
@@ -545,6 +625,21 @@ def test_an_import_that_goes_down_is_fine(path: str, source: str) -> None:
 def test_a_cycle_is_seen() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a imports b imports c imports a"]
     assert not cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+
+
+def test_private_uses_are_seen() -> None:
+    source = "class A:\n    def f(self, other):\n        self._mine = other._mine\n        other._theirs.x()\n"
+    assert private_complaints("kestrelpy/x.py", source) == ["kestrelpy/x.py:4: _theirs is private to another module"]
+    allowed = "def f(queue):\n    return queue._wait, queue._wait\n"
+    assert "kestrelpy/blocking.py:2" in private_complaints("kestrelpy/blocking.py", allowed)[0]
+    assert "which is not used" in private_complaints("kestrelpy/blocking.py", "pass\n")[0]
+
+
+def test_a_class_name_that_is_used_twice_is_seen() -> None:
+    assert not class_complaints([("a.py", "class A: ..."), ("b.py", "class B: ...")])
+    assert "A is a class in each of a.py, b.py" in class_complaints(
+        [("a.py", "class A: ..."), ("b.py", "class A: ...")]
+    )
 
 
 def test_long_ones_are_seen() -> None:

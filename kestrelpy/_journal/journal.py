@@ -126,7 +126,7 @@ class Journal(JournalView):
         """Store one item; its id. In the kernel when this returns: the death of the process does not lose it.
 
         Raises ``QueueDiskFull`` or another ``OSError`` with nothing stored, ``DurabilityUnknown`` if a rotation's
-        sync failed. ``fmt.encode_item``, written out; and ``JournaledQueue.put`` has this written out once more.
+        sync failed.
         """
         offset, tail_id, total_bytes = self._at
         size = len(data)
@@ -140,6 +140,7 @@ class Journal(JournalView):
         if added_ms != self._last_ms:
             self._note_time(added_ms)
         tail_id += 1
+        # HOT COPY of format.encode_item
         frame = pack_frame(size, tail_id, added_ms, tail_id - self.durable_id, self._marker) + data
         try:
             self._buffer[offset:end] = pack_crc(crc32(frame)) + frame  # type: ignore[index]  # room means a buffer

@@ -247,7 +247,7 @@ class Backlog:
             if left < 0:
                 self.ahead[item_id] = entry
                 break
-            item = made[item_id] = new_item(Item)
+            item = made[item_id] = new_item(Item)  # HOT COPY of Item
             item.id = item_id
             item.data = data
             item.added_ms = added_ms
@@ -270,7 +270,7 @@ class Backlog:
             left -= len(data)
             if left < 0:
                 break
-            item = made[item_id] = new_item(Item)
+            item = made[item_id] = new_item(Item)  # HOT COPY of Item
             item.id = item_id
             item.data = data
             item.added_ms = added_ms

@@ -39,7 +39,7 @@ class Progress:
         return progress
 
     def release(self, item_id: int, size: int) -> None:
-        """``item_id``, of ``size`` bytes, is done. (``Reader.commit`` has this written out.)
+        """``item_id``, of ``size`` bytes, is done.
 
         No call is made until it is so: an interrupt comes before all of it or after. What is left then, the next
         ``absorb`` does.

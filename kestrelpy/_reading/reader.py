@@ -78,7 +78,7 @@ class Reader:
                     if entry is not None:
                         data, added_ms, expires_ms = entry
                         if expires_ms is None:
-                            item = new_item(Item)
+                            item = new_item(Item)  # HOT COPY of Item
                             item.id = item_id
                             item.data = data
                             item.added_ms = added_ms
@@ -180,7 +180,7 @@ class Reader:
                         raise self._unknown(item_id) from None
                 if opened.get(item_id) is not item:
                     raise self._unknown(item_id)
-            # Progress.release, written out: this is a hot path. Nor is there a call from here on until it is done.
+            # HOT COPY of Progress.release. Nor is there a call from here on until it is done.
             size = len(item.data)  # type: ignore[union-attr]
             progress = backlog.progress
             items, size = progress.released_items + 1, progress.released_bytes + size

@@ -102,7 +102,7 @@ class Totals(NamedTuple):
 
 
 def encode_put(origin: Origin, body: bytes, state: State | None = None) -> bytes:
-    """A PUT, or with a state a CARRIED. (``WorkQueue.put`` has a plain one written out.)"""
+    """A PUT, or with a state a CARRIED."""
     tube = origin.tube.encode()
     key = b"" if origin.key is None else origin.key.encode()
     head = pack_put(

@@ -50,8 +50,8 @@ class Job:
             return
         core = self._core
         scheduler = core.scheduler
-        with core.lock:  # a turn, written out: this is a hot path
-            try:
+        with core.lock:
+            try:  # HOT COPY of Turn
                 if core.clock.monotonic() >= scheduler.next_due:
                     core.begin_locked()
                 core.delete_locked(self._held_locked())

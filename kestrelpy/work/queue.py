@@ -217,8 +217,8 @@ class WorkQueue:
             expires_in = check_span("expires_in", expires_in)
         core, intake = self._core, self._intake
         scheduler = core.scheduler
-        with core.lock:  # a turn, and one record, written out: this is a hot path
-            try:
+        with core.lock:
+            try:  # HOT COPY of Turn
                 now = core.clock.monotonic()
                 if now >= scheduler.next_due:
                     now = core.begin_locked()
@@ -232,6 +232,7 @@ class WorkQueue:
                 core.at_work = (live,)
                 if key is None and expires_in is None:
                     added_ms = core.clock.time_ns() // 1_000_000
+                    # HOT COPY of records.encode_put
                     record = pack_put(PUT, len(where.encoded), 0, priority, live.id, added_ms, delay, ttr, 0)
                     at = core.append(record + body + where.encoded)
                 else:

@@ -113,8 +113,8 @@ class Session(SessionState):
             timeout = check_timeout(timeout)
         core = self._core
         scheduler = core.scheduler
-        with core.lock:  # a turn, written out: this is a hot path
-            try:
+        with core.lock:
+            try:  # HOT COPY of Turn
                 now = core.clock.monotonic()
                 if now >= scheduler.next_due:
                     now = core.begin_locked()

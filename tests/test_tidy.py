@@ -93,6 +93,14 @@ PRIVATE_USES = {
 """By module: private names of other modules that it uses, as often as each is here. Nothing is added."""
 
 
+LOOPS = {
+    ("_journal.view", "_sizes"),  # the file that is open is closed by its finaliser, too
+    ("spark.buffer", "_run"),  # on a thread of its own, where no interrupt falls
+    ("work.session", "close"),  # its ``except`` is for errors of our own
+}
+"""Loops with a condition inside ``try`` or ``with`` that may be."""
+
+
 @dataclass(frozen=True)
 class Ban:
     """A name that only some modules may use: a builtin, or a module's attribute (``os.*``: any)."""
@@ -328,6 +336,24 @@ def private_complaints(path: str, source: str) -> list[str]:
     return complaints + [f"{path}: PRIVATE_USES lets {name} be, which is not used" for name in +allowed]
 
 
+def loop_complaints(path: str, source: str) -> list[str]:
+    """Loops with a condition inside ``try`` or ``with``: docs/interrupts.md, rule 3."""
+    complaints = []
+
+    def visit(node: ast.AST, name: str, *, guarded: bool) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            name, guarded = node.name, False
+        is_bad = isinstance(node, ast.While) and guarded and not isinstance(node.test, ast.Constant)
+        if is_bad and (module_of(path), name) not in LOOPS:
+            complaints.append(f"{path}:{node.lineno}: a loop with a condition, in a try or with")
+        inner = node.body if isinstance(node, ast.Try | ast.With) else []
+        for child in ast.iter_child_nodes(node):
+            visit(child, name, guarded=guarded or child in inner)
+
+    visit(ast.parse(source), "", guarded=False)
+    return complaints
+
+
 def class_complaints(found: list[tuple[str, str]]) -> list[str]:
     """Names that more than one class has."""
     classes: dict[str, list[str]] = {}
@@ -506,6 +532,11 @@ def test_a_class_name_is_used_once() -> None:
     _fail_with(class_complaints(list(sources("kestrelpy"))))
 
 
+def test_loops_that_an_interrupt_may_leave_have_no_condition() -> None:
+    found = [(path, source) for path, source in sources("kestrelpy") if area_of(module_of(path)) not in PROGRAMS[:4]]
+    _fail_with([one for path, source in found for one in loop_complaints(path, source)])
+
+
 def test_functions_and_modules_are_short() -> None:
     _fail_with([one for path, source in sources("kestrelpy", "bench") for one in length_complaints(path, source)])
 
@@ -633,6 +664,13 @@ def test_private_uses_are_seen() -> None:
     allowed = "def f(queue):\n    return queue._wait, queue._wait\n"
     assert "kestrelpy/blocking.py:2" in private_complaints("kestrelpy/blocking.py", allowed)[0]
     assert "which is not used" in private_complaints("kestrelpy/blocking.py", "pass\n")[0]
+
+
+def test_a_loop_with_a_condition_is_seen() -> None:
+    loop = "def f(x):\n    {}:\n        while x:\n            pass\n    finally:\n        pass\n"
+    assert "kestrelpy/x.py:3" in loop_complaints("kestrelpy/x.py", loop.format("try"))[0]
+    assert not loop_complaints("kestrelpy/x.py", loop.format("try").replace("while x", "while True"))
+    assert not loop_complaints("kestrelpy/x.py", "while x:\n    with y:\n        pass\n")
 
 
 def test_a_class_name_that_is_used_twice_is_seen() -> None:

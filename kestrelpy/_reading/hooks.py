@@ -63,7 +63,7 @@ class Hooks:
             return
         items = _in_hook[key] = [item]
         try:
-            while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "except"
+            while True:  # and no condition: docs/interrupts.md, rule 3
                 if not items:
                     break
                 self._show(items[0])

@@ -498,7 +498,7 @@ class ReaderRegistry:
             if heads:
                 with feed.lock:
                     self.undisposed += journal.take_retired(min(heads))
-            while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "with"
+            while True:  # and no condition: docs/interrupts.md, rule 3
                 if not self.undisposed or (heads and self.undisposed[0].last_id > min(heads)):
                     break  # the latter: it could not be disposed of, and a reader elsewhere has gone back to it
                 journal.dispose(self.undisposed[0])

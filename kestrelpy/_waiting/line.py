@@ -85,7 +85,7 @@ class Line:
         """Take out everybody who still wants an item."""
         gone: list[Waiter] = []
         try:
-            while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "except"
+            while True:  # and no condition: docs/interrupts.md, rule 3
                 waiter = self.wanting()
                 if waiter is None:
                     break

@@ -352,7 +352,7 @@ def _need_frames(count: int) -> None:
 
 
 def _without(tickets: list[tuple[int, Ticket]], gone: object) -> list[tuple[int, Ticket]]:
-    # Not where a lock is held: at the jumps of such a loop CPython 3.13 does not see the "with".
+    # Not where a lock is held: docs/interrupts.md, rule 3.
     return [entry for entry in tickets if entry[1] is not gone]
 
 

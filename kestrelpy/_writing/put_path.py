@@ -219,7 +219,7 @@ class PutPath:
         room = self._room
         try:
             try:
-                while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "finally"
+                while True:  # and no condition: docs/interrupts.md, rule 3
                     ids = self._look_for_room(parcel, producer)
                     if isinstance(ids, range):
                         break

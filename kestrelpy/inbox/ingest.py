@@ -133,7 +133,7 @@ class Ingest:
 
     def _remove(self, old: list[str]) -> None:
         with self._publishing():
-            self._remove_unnamed(old)  # by itself: at jumps backwards in here CPython 3.13 would not see the "with"
+            self._remove_unnamed(old)  # a separate function: docs/interrupts.md, rule 3
 
     def _remove_unnamed(self, old: list[str]) -> None:
         there = [(name, file_names.parse_inbox(name)) for name in self._folder.names()]

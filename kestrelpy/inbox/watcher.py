@@ -167,7 +167,7 @@ class InboxWatcher:
 
 
 def _look_for(found: list[Watched]) -> None:
-    """By itself: at the jump backwards of this loop CPython 3.13 would not see a "finally"."""
+    """A separate function: docs/interrupts.md, rule 3."""
     while found:
         found.pop().look()
 

@@ -171,7 +171,7 @@ class Exchange(Waiting[T]):
         waiter: Waiter | None = None
         entry: Any = _NOTHING
         try:
-            while True:  # and no condition: at its jump backwards CPython 3.13 does not see the "except"
+            while True:  # and no condition: docs/interrupts.md, rule 3
                 if not (consumers and (self._items or self._returned)) and not (
                     producers and (self._has_room() or self._admitting)
                 ):

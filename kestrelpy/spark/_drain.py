@@ -110,8 +110,8 @@ class Drain:
         return self._batch(found)
 
     def _take_up_to(self, last_id: int, count: int, hand: list[Item]) -> None:
-        """Take until ``hand`` has an item of that id or behind it, or nothing is there. By itself, as ``_among``: at
-        jumps backwards in a ``try`` CPython 3.13 does not see the "except".
+        """Take until ``hand`` has an item of that id or behind it, or nothing is there. A separate function, as
+        ``_among``: docs/interrupts.md, rule 3.
         """
         with contextlib.suppress(QueueEmpty):
             self._take_on(last_id, count, hand)

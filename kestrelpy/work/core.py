@@ -565,7 +565,7 @@ class WorkCore:
 
     def dismiss_locked(self, error: QueueClosed) -> None:
         """Whoever waits gets ``error``, at the next ``notify``."""
-        # Not where the lock is taken: at the jumps of such a loop CPython 3.13 does not see the "with".
+        # Not where the lock is taken: docs/interrupts.md, rule 3.
         for session in list(self.sessions):
             for waiter in list(session.waiters):
                 self.scheduler.fail(waiter, copy(error))

@@ -1,6 +1,7 @@
-"""The ledger: what every soak has seen, one run behind the other, and the page that says so.
+"""The ledger: what every soak has seen, one run after the other, and the pages that say so.
 
-``python tests/soak/ledger.py`` writes the table into docs/guarantees.md; a test sees to it that it is the ledger's.
+``python tests/soak/ledger.py`` writes the table into docs/guarantees.md, and the runs into docs/ledger.md; a test sees
+to it that they are the ledger's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 LEDGER = ROOT / "docs" / "ledger.json"
 PAGE = ROOT / "docs" / "guarantees.md"
+RUNS = ROOT / "docs" / "ledger.md"
 BEGIN, END = "<!-- the ledger -->", "<!-- its end -->"
 
 
@@ -89,9 +91,18 @@ def table(runs: list[Run]) -> str:
     lines = ["| cases | seen | 95% sure that it happens in fewer than one in |", "|---|---|---|"]
     failed = Counter(failure.kind for run in runs for failure in run.failures)
     for name, count in total.items():
-        bound = f"{count // 3:,}" if not failed[name] else "see below"
+        bound = f"{count // 3:,}" if not failed[name] else "see the [ledger](ledger.md)"
         lines.append(f"| {name} | {count:,} | {bound} |")
-    lines += ["", f"{len(runs)} runs, {hours:.1f} hours, {failures} failures."]
+    lines += [
+        "",
+        f"{len(runs)} runs, {hours:.1f} hours, {failures} failures. The [ledger](ledger.md) has each of them.",
+    ]
+    return "\n".join(lines)
+
+
+def listing(runs: list[Run]) -> str:
+    """Every run, and every failure in it with what came of it."""
+    lines = []
     for run in runs:
         on = ", ".join(f"{name} {value}" for name, value in run.machine.items())
         lines.append(f"- {run.began}: {run.seconds / 3600:.1f} h, seed {run.seed}, {on}")
@@ -99,12 +110,13 @@ def table(runs: list[Run]) -> str:
     return "\n".join(lines)
 
 
-def page(text: str, runs: list[Run]) -> str:
-    """The page with the ledger's table in it."""
+def page(text: str, what: str) -> str:
+    """The page with this of the ledger in it."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{table(runs)}\n{END}{after}"
+    return f"{before}{BEGIN}\n{what}\n{END}{after}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(), load(LEDGER)))
+    PAGE.write_text(page(PAGE.read_text(), table(load(LEDGER))))
+    RUNS.write_text(page(RUNS.read_text(), listing(load(LEDGER))))

@@ -10,7 +10,7 @@ from pathlib import Path
 import ledger
 import pytest
 from kinds import KINDS, TESTS, call
-from ledger import LEDGER, PAGE, Failure, Run, load, page, save, table
+from ledger import LEDGER, PAGE, RUNS, Failure, Run, listing, load, page, save, table
 
 HERE = Path(__file__).parent
 
@@ -71,12 +71,14 @@ def test_a_failure_takes_the_bound_away() -> None:
         2, "tuesday", {}, counts={"kills": 100}, failures=[Failure("kills", "a command", "what it said", "mended")]
     )
     text = table([good, bad])
-    assert "| kills | 1,000 | see below |" in text
+    assert "| kills | 1,000 | see the [ledger](ledger.md) |" in text
     assert "| cuts | 300 | 100 |" in text
-    assert "kills: `a command`. mended" in text
+    assert "kills: `a command`. mended" in listing([good, bad])
 
 
 @pytest.mark.skipif(not LEDGER.exists(), reason="there is no ledger yet")
 def test_the_page_has_what_the_ledger_has() -> None:
-    text = PAGE.read_text()
-    assert page(text, load(LEDGER)) == text, f"python {Path(ledger.__file__).name} writes it"
+    runs = load(LEDGER)
+    for path, what in ((PAGE, table(runs)), (RUNS, listing(runs))):
+        text = path.read_text()
+        assert page(text, what) == text, f"python {Path(ledger.__file__).name} writes it"

@@ -84,8 +84,6 @@ PRIVATE_USES = {
     "memory._exchange": ("_quit", "_quit"),
     "memory._simple": ("_wait",),
     "_reading.local_source": ("_directory",),
-    "spark._plan": ("_chain", "_open", "_counts"),
-    "spark._stream": ("_readership", "_home", "_readership", "_home"),
     "testing._crash": ("_mounts",),
     "work._mending": ("_check",),
     "work.core": ("_abandon",),

@@ -15,7 +15,15 @@ from kestrelpy._journal import file_names
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.checkpoint import known_queue_id
 from kestrelpy._journal.queue_files import QueueFiles
-from kestrelpy._journal.segment import HeadersBehind, Objection, Segment, is_abandoned, link_offset, stored_header
+from kestrelpy._journal.segment import (
+    HeadersBehind,
+    Objection,
+    Segment,
+    identify,
+    is_abandoned,
+    link_offset,
+    stored_header,
+)
 from kestrelpy.errors import CorruptJournal
 
 
@@ -92,9 +100,13 @@ class SegmentCatalog:
         """A file of the list is gone, and was retired if readers are past it: they may have moved."""
         self._may_have_moved = True
 
-    def is_abandoned(self, file: File, name: str, number: int, header: fmt.SegmentHeader | None) -> bool:
-        """As ``_segment.is_abandoned``."""
-        return is_abandoned(file, name, number, header, self.header_behind(number))
+    def identify(self, file: File, path: str, name: str, number: int) -> fmt.SegmentHeader | Objection | None:
+        """What this file is, by its beginning; ``None`` for a segment whose creation was abandoned."""
+        return identify(file, path, name, number, self.queue_id, lambda: self.header_behind(number))
+
+    def is_abandoned(self, file: File, segment: Segment) -> bool:
+        """Whether the creation of a segment without a footer, which is not the last one, was abandoned."""
+        return is_abandoned(file, segment.name, segment.number, segment.header, self.header_behind(segment.number))
 
     def header_behind(self, number: int) -> fmt.SegmentHeader | None:
         """The first whole header of the queue after that number. In an archive there may be others' behind its last."""

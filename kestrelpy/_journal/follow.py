@@ -13,17 +13,16 @@ from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.file_names import is_new, segments_among
 from kestrelpy._journal.segment import (
-    FOREIGN,
     Listed,
+    Objection,
     Segment,
     first_header,
+    identify,
     is_abandoned,
     iterate_frames,
     load_segment,
     open_segment,
     read_footer,
-    read_header,
-    wrong_header,
 )
 from kestrelpy._journal.view import JournalView
 from kestrelpy.errors import CorruptJournal, copy_of
@@ -161,15 +160,16 @@ class FollowingView(JournalView):
         """
         number, name = later.numbered[at]
         path = f"{self._directory.path}/{name}"
-        header = read_header(file, path)
-        if header is None or header.number != number:
-            if is_abandoned(file, name, number, None, later.header_from(at + 1)):
+        queue_id = self.queue_id if any(self.queue_id) else b""
+        for is_last_try in (False, True):  # it may be made meanwhile
+            header = identify(file, path, name, number, queue_id, lambda: later.header_from(at + 1))
+            if header is None:
                 return None
-            header = read_header(file, path)  # it may have been made meanwhile
-            if header is None or header.number != number:
-                raise wrong_header(header).error(path)
-        if any(self.queue_id) and header.queue_id != self.queue_id:
-            raise FOREIGN.error(path)
+            if not isinstance(header, Objection):
+                break
+            if is_last_try:
+                raise header.error(path)
+        assert isinstance(header, fmt.SegmentHeader)
         segment = load_segment(file, name, header)
         after = later.header_from(at + 1) if not segment.closed else None
         return None if after is not None and is_abandoned(file, name, number, header, after) else segment

@@ -29,18 +29,18 @@ from kestrelpy._journal.file_names import (
 from kestrelpy._journal.segment import (
     FOREIGN,
     Listed,
+    Objection,
     Segment,
     close_segment,
     first_header,
+    identify,
     is_abandoned,
     iterate_frames,
     link_offset,
     load_segment,
-    read_header,
     read_searchable,
     read_used,
     sync_and_name,
-    wrong_header,
 )
 from kestrelpy.errors import CorruptJournal
 
@@ -153,15 +153,17 @@ class Recovery:
             if last:  # what was written there, a footer too, may be in the page cache alone (R10)
                 file.sync()
                 file.forget()
-            header = read_header(file, self._path(name))
-            if header is None or header.number != number:
+            found = self._found
+            header = identify(
+                file, self._path(name), name, number, found.queue_id, lambda: self._listed.header_from(at + 1)
+            )
+            if header is FOREIGN:
+                self._damage(name, *FOREIGN)
+                return None
+            if not isinstance(header, fmt.SegmentHeader):
                 header = self._without_header(file, at, header)
                 if header is None:
                     return None
-            found = self._found
-            if header.queue_id != found.queue_id:
-                self._damage(name, *FOREIGN)
-                return None
             segment = load_segment(file, name, header)
             found.watermark = max(found.watermark, header.previous_last_id)
             found.tail_id = max(found.tail_id, header.first_id - 1)
@@ -182,7 +184,7 @@ class Recovery:
         finally:
             file.close()
 
-    def _without_header(self, file: File, at: int, found: fmt.SegmentHeader | None) -> fmt.SegmentHeader | None:
+    def _without_header(self, file: File, at: int, objection: Objection | None) -> fmt.SegmentHeader | None:
         """A crash while a segment was made leaves a file without a valid header: it has taken no frame yet, or
         none that is known to be on disk (R1).
 
@@ -192,8 +194,8 @@ class Recovery:
         """
         number, name = self._listed.numbered[at]
         rest = read_used(file, fmt.HEADER_BYTES, file.size())
-        if not is_abandoned(file, name, number, None, self._listed.header_from(at + 1)):
-            self._damage(name, *wrong_header(found))
+        if objection is not None:
+            self._damage(name, *objection)
             return self._rebuilt_header(rest[-fmt.FOOTER_BYTES :], at)
         self._none.append((number, name, bool(rest)))
         return None

@@ -408,8 +408,8 @@ def _was_on_disk(file: File, segment: Segment, offset: int, item_id: int) -> boo
 def is_abandoned(
     file: File, name: str, number: int, header: fmt.SegmentHeader | None, after: fmt.SegmentHeader | None
 ) -> bool:
-    """Whether a file without a footer is what is left of a making that failed, or that a crash has ended, and has never
-    taken a frame; or was new, and a power cut has kept frames of it without the header.
+    """Whether a crash or an error ended this segment's creation before its first durable frame: the file has no footer,
+    and has never taken a frame; or it was new, and a power cut has kept frames of it without the header.
 
     ``header``: its own, if it has a valid one; then this is to be asked only if there are later segments. ``after``:
     the first whole header behind it, which would name it.
@@ -420,6 +420,26 @@ def is_abandoned(
         return is_new(name)
     data = read_searchable(file, 0, file.size(), header.marker)
     return next(fmt.frames_in(data, 0, header.marker), None) is None
+
+
+def identify(
+    file: File,
+    path: str,
+    name: str,
+    number: int,
+    queue_id: bytes,
+    after: Callable[[], fmt.SegmentHeader | None],
+) -> fmt.SegmentHeader | Objection | None:
+    """What a file with the name of a segment is, by its beginning: the header of that segment of this queue; or what is
+    wrong with it; or ``None`` if its creation was abandoned.
+
+    ``queue_id``: empty if it is not known. ``after``: finds the first whole header after this file, as in
+    ``is_abandoned``. Raises as ``read_header``.
+    """
+    header = read_header(file, path)
+    if header is None or header.number != number:
+        return None if is_abandoned(file, name, number, None, after()) else wrong_header(header)
+    return header if queue_id in (b"", header.queue_id) else FOREIGN
 
 
 def read_entries(

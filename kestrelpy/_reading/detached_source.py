@@ -100,7 +100,7 @@ class DetachedSource:
         self._next_poll: Timer | None = None
         self._next_round: Timer | None = None
         self._pid = os.getpid()
-        readership._home.places = cast("Directory", Places(readership._home, self._check_there))
+        readership.files.places = cast("Directory", Places(readership.files, self._check_there))
         self._look()
         self._moved_at = clock.monotonic()
         remember(self)
@@ -109,7 +109,7 @@ class DetachedSource:
         with self._looking:
             self._view.follow()
             if not self._view.segments:
-                states = self._readership._home.load_all(self._directory.names())
+                states = self._readership.files.load_all(self._directory.names())
                 self._view.queue_id = known_queue_id(states) or self._view.queue_id
         self._seen_id = self._view.tail_id
 
@@ -177,6 +177,11 @@ class DetachedSource:
     @property
     def directory(self) -> Directory:
         return self._directory
+
+    @property
+    def files(self) -> QueueFiles:
+        """The queue's files, and who owns which of them."""
+        return self._readership.files
 
     @property
     def durable_id(self) -> int:

@@ -58,7 +58,7 @@ class ReaderRegistry:
         changed: Callable[[], object],
         check: Callable[[], object] = bool,
     ) -> None:
-        self._home = home
+        self.files = home
         self._configs = dict(configs)
         self._default_config = default_config
         self._changed = changed
@@ -92,10 +92,10 @@ class ReaderRegistry:
         (and not in use). One that nobody has taken over is its reader's, whoever else there is. ``names``: the readers
         that have a place.
         """
-        if "" in names and self._home.has_heir(names - {""}, self.feed.queue_id):
-            with self._home.guard():
-                if not self._home.is_owned(""):
-                    self._home.drop("")
+        if "" in names and self.files.has_heir(names - {""}, self.feed.queue_id):
+            with self.files.guard():
+                if not self.files.is_owned(""):
+                    self.files.drop("")
         self.update_limits()
 
     def update_limits(self) -> bool:
@@ -128,7 +128,7 @@ class ReaderRegistry:
 
     def _find_limited(self) -> Iterator[Limited]:
         known = {(each.name, id(each.config)): each for each in self.limited if isinstance(each, OfflineReader)}
-        for name in sorted(self._home.readers(self.feed.queue_id, known=self.open) | set(self.open)) or [""]:
+        for name in sorted(self.files.readers(self.feed.queue_id, known=self.open) | set(self.open)) or [""]:
             config = self.config_for(name)
             if has_limits(config):
                 saver = self._open_here(name)
@@ -139,7 +139,7 @@ class ReaderRegistry:
                     absent.refresh()
                     yield absent
                 else:
-                    yield OfflineReader(self._home, self.feed, name, config)
+                    yield OfflineReader(self.files, self.feed, name, config)
 
     def refresh_limits(self) -> bool:
         """``update_limits`` for what other processes have done. What can't be read now counts as it was."""
@@ -200,12 +200,12 @@ class ReaderRegistry:
     @contextlib.contextmanager
     def _guard_open(self) -> Iterator[None]:
         """The guard of a queue that has not ended. One that was erased leaves nothing, this guard's file neither."""
-        with self._home.guard():
+        with self.files.guard():
             try:
                 self._check()
             except Exception:
                 with contextlib.suppress(OSError):  # its folder is closed, say
-                    self._home.leave_nothing()
+                    self.files.leave_nothing()
                 raise
             yield
 
@@ -231,7 +231,7 @@ class ReaderRegistry:
             self._set_open({name: each for name, each in self.open.items() if each is not reader})
 
     def _make(self, name: str, start: Start) -> Reader:
-        home = self._home
+        home = self.files
         names = home.directory.names()
         on_disk = home.reader_names(names)
         if not name:
@@ -273,14 +273,14 @@ class ReaderRegistry:
         """The named readers that there are, open here or not; those open first, which costs nothing."""
         yield from filter(None, self.open)
         for name in sorted(on_disk - set(self.open) - {""}):
-            if self._home.is_there(name, self.feed.queue_id):
+            if self.files.is_there(name, self.feed.queue_id):
                 yield name
 
     def _check_default(self, on_disk: set[str]) -> None:
         """Raise ``NoDefaultReader`` if there are named readers, and no default reader's place that none of them has
         taken over.
         """
-        home, queue_id = self._home, self.feed.queue_id
+        home, queue_id = self.files, self.feed.queue_id
         named = tuple(self._named(on_disk))
         if named and not ("" in on_disk and home.is_there("", queue_id) and not home.has_heir(named, queue_id)):
             raise NoDefaultReader(home.queue, tuple(sorted(named)))
@@ -296,17 +296,17 @@ class ReaderRegistry:
     def _inherit_default(self, name: str) -> Progress | None:
         """The default reader's place, for the first named reader; ``None`` if another process has that reader open."""
         try:
-            lock = self._home.lock_reader("")
+            lock = self.files.lock_reader("")
         except QueueLocked:
             return None
         try:
-            state = self._home.load("", self.feed.queue_id)
+            state = self.files.load("", self.feed.queue_id)
             if state is None:
-                self._home.hand_down(name)
+                self.files.hand_down(name)
                 return self._beginning("earliest")
-            queue = self._home.queue
+            queue = self.files.queue
             take_over(
-                self._home.directory, file_names.checkpoint_name(queue, ""), file_names.checkpoint_name(queue, name)
+                self.files.directory, file_names.checkpoint_name(queue, ""), file_names.checkpoint_name(queue, name)
             )
             return progress_of(state, self.feed)
         finally:
@@ -316,14 +316,14 @@ class ReaderRegistry:
         """The default reader is open here: it is the same reader, under its new name (LK-F32). Not beside a checkpoint
         of it, which would make the old file again.
         """
-        lock, file_name = self._home.lock_reader(name), file_names.checkpoint_name(self._home.queue, name)
+        lock, file_name = self.files.lock_reader(name), file_names.checkpoint_name(self.files.queue, name)
         try:
             self._files[reader].rename(file_name)
             self._rename(reader, name, lock)
         except BaseException:
-            if file_name in self._home.directory.names():  # it is renamed, and there is no way back
+            if file_name in self.files.directory.names():  # it is renamed, and there is no way back
                 self._rename(reader, name, lock)
-                self._home.directory.sync()
+                self.files.directory.sync()
             else:
                 lock.release()
             raise
@@ -333,7 +333,7 @@ class ReaderRegistry:
         """May be repeated after an interrupt."""
         old, self._locks[reader] = self._locks[reader], lock
         file = self._files[reader]
-        file.name, file.inherited = file_names.checkpoint_name(self._home.queue, name), True
+        file.name, file.inherited = file_names.checkpoint_name(self.files.queue, name), True
         checkpointer_of(reader).dispatcher.rename(name, self.config_for(name))
         self._shut(reader)
         if old is not lock:
@@ -346,9 +346,9 @@ class ReaderRegistry:
         killed, the new name must be on disk before.
         """
         if name:
-            self._home.directory.sync()
+            self.files.directory.sync()
         reader = Reader(self.feed, name, self.config_for(name), progress)
-        self._files[reader] = file = self._home.checkpoint_file(name)
+        self._files[reader] = file = self.files.checkpoint_file(name)
         file.inherited = inherited
         self._locks[reader] = lock
         saver = checkpointer_of(reader)
@@ -378,7 +378,7 @@ class ReaderRegistry:
 
     def guard(self, *, wait: bool = True) -> contextlib.AbstractContextManager[None]:
         """Held while a reader's place moves back, as while readers are made and segments retired."""
-        return self._home.guard(wait=wait)
+        return self.files.guard(wait=wait)
 
     def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
         if self._stopped is not None:  # it is being erased: what is saved now would stay
@@ -408,7 +408,7 @@ class ReaderRegistry:
 
     def leave(self) -> None:
         """Give up whatever an interrupt has left owned."""
-        self._home.leave_guard()
+        self.files.leave_guard()
         for reader in self.owned():
             self.release(reader)
 
@@ -443,11 +443,11 @@ class ReaderRegistry:
                     continue
                 self._release_left(name)
                 with self._guard_open():
-                    names = self._home.directory.names()
-                    if name in self._home.reader_names(names) | self._home.lost_names(names, set()):
-                        lock = self._home.lock_reader(name)
+                    names = self.files.directory.names()
+                    if name in self.files.reader_names(names) | self.files.lost_names(names, set()):
+                        lock = self.files.lock_reader(name)
                         try:
-                            self._home.drop(name)
+                            self.files.drop(name)
                         finally:
                             lock.release()
                 self.update_limits()
@@ -490,9 +490,9 @@ class ReaderRegistry:
             if self._durable_head(reader) < first_last_id:
                 with contextlib.suppress(QueueClosed):  # closed meanwhile: then it is looked up by its file
                     reader.checkpoint(durable=True)
-        with self._home.guard(wait=wait):
+        with self.files.guard(wait=wait):
             heads = [min(self._durable_head(reader), reader.head) for reader in own]
-            elsewhere = self._home.lowest_head_elsewhere({reader.name for reader in own}, first_last_id, feed.queue_id)
+            elsewhere = self.files.lowest_head_elsewhere({reader.name for reader in own}, first_last_id, feed.queue_id)
             if elsewhere is not None:
                 heads.append(elsewhere)
             if heads:
@@ -518,6 +518,6 @@ class ReaderRegistry:
         """
         if len(feed.journal.segments) < 2:
             return False
-        names = self._home.directory.names()
-        there = self._home.readers(feed.queue_id, names, known=self.open)
-        return bool((there | self._home.lost_names(names, there)) - set(self.open))
+        names = self.files.directory.names()
+        there = self.files.readers(feed.queue_id, names, known=self.open)
+        return bool((there | self.files.lost_names(names, there)) - set(self.open))

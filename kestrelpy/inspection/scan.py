@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import NamedTuple
 
 from kestrelpy._disk.interface import Directory, Disk, File, StrPath
 from kestrelpy._disk.real import RealDisk
@@ -16,19 +16,22 @@ from kestrelpy._journal import format as fmt
 from kestrelpy._journal.catalog import SegmentCatalog, missing_items
 from kestrelpy._journal.segment import (
     FOREIGN,
+    Objection,
     Segment,
     frames_of,
     load_segment,
     open_segment,
-    read_footer,
-    read_header,
-    wrong_header,
 )
 from kestrelpy.errors import CorruptJournal
 from kestrelpy.item import Record
 
-Opened: TypeAlias = tuple[File, str, str, fmt.SegmentHeader]
-"""A segment's file, its path, its name and its header."""
+
+class Opened(NamedTuple):
+    """A segment, and its file, which whoever has asked for it closes."""
+
+    file: File
+    path: str
+    segment: Segment
 
 
 def scan(
@@ -55,13 +58,13 @@ def scan(
     try:
         if archive_dir is not None:
             folders.append(chosen.directory(os.fspath(archive_dir)))
-        yield from _Scan(folders, queue, start_id, stop_id, start_ms, stop_ms).records()
+        yield from Scan(folders, queue, start_id, stop_id, start_ms, stop_ms).records()
     finally:
         for folder in folders:
             folder.close()
 
 
-class _Scan:
+class Scan:
     """One scan. That a live writer retires what was listed is no damage; that a file is missing otherwise is."""
 
     def __init__(
@@ -79,35 +82,35 @@ class _Scan:
         self._stop_id = stop_id
         self._start_ms = start_ms
         self._stop_ms = stop_ms
-        self._chain = SegmentCatalog(folders, queue)  # before the listing: the segments listed go at least as far
-        self._counts: dict[int, int] = {}
-        for state in self._chain.states:
+        self.catalog = SegmentCatalog(folders, queue)  # before the listing: the segments listed go at least as far
+        self.error_counts: dict[int, int] = {}
+        for state in self.catalog.states:
             for item_id, count in state.error_counts:
-                self._counts[item_id] = max(count, self._counts.get(item_id, 0))
+                self.error_counts[item_id] = max(count, self.error_counts.get(item_id, 0))
         self._before: Segment | None = None
 
     def records(self) -> Iterator[Record]:
-        numbers = list(self._chain.numbered())
+        numbers = list(self.catalog.numbered())
         gone = False
         for number in numbers:
             last = number == numbers[-1]
-            opened = self._open(number, last=last)
+            opened = self.open(number, last=last)
             if opened is None:  # being made in this moment, or retired since the folder was listed
-                if number not in self._chain.numbered():
-                    self._chain.check_there()
+                if number not in self.catalog.numbered():
+                    self.catalog.check_there()
                     self._before, gone = None, True
                 continue
             gone = False
             try:
                 yield from self._records_of(*opened, last=last)
             finally:
-                opened[0].close()
-        last_id, watermark = self._before.last_id if self._before is not None else 0, self._chain.watermark
+                opened.file.close()
+        last_id, watermark = self._before.last_id if self._before is not None else 0, self.catalog.watermark
         sought = self._stop_id is None or last_id + 1 < self._stop_id
         if last_id < watermark and sought and not gone:
             raise missing_items(self._folders[0].path, self._queue, self._before, watermark)
 
-    def _open(self, number: int, *, last: bool) -> Opened | None:
+    def open(self, number: int, *, last: bool) -> Opened | None:
         """The file of a segment, wherever it is by now; ``None`` if it is gone, or never was one.
 
         Raises ``CorruptJournal`` where there is no other than a file without a valid header. In an archive another
@@ -115,7 +118,7 @@ class _Scan:
         """
         opened, objection, is_gone = self._open_listed(number, last)
         if opened is None and is_gone:
-            self._chain.look_again()
+            self.catalog.look_again()
             opened, objection, _ = self._open_listed(number, last)
         if opened is None and objection is not None:
             raise objection
@@ -125,10 +128,10 @@ class _Scan:
         """The file where it was when the folders were listed, what is wrong with what was found in its place, and
         whether a file of the list is gone.
         """
-        chain = self._chain
+        catalog = self.catalog
         objection: CorruptJournal | None = None
         is_gone = False
-        for folder, name in chain.numbered().get(number, []):
+        for folder, name in catalog.numbered().get(number, []):
             path = f"{folder.path}/{name}"
             try:
                 file = open_segment(folder, name)
@@ -136,26 +139,24 @@ class _Scan:
                 is_gone = True
                 continue
             try:
-                header = read_header(file, path)
-                if header is None or header.number != number:
-                    if not chain.is_abandoned(file, name, number, None):
-                        objection = objection or wrong_header(header).error(path)
-                elif chain.queue_id not in (b"", header.queue_id):
-                    if folder is self._folders[0]:
-                        objection = FOREIGN.error(path)
-                elif last or read_footer(file, header) or not chain.is_abandoned(file, name, number, header):
-                    return (file, path, name, header), None, False
+                header = catalog.identify(file, path, name, number)
+                if isinstance(header, Objection):
+                    if header is not FOREIGN:
+                        objection = objection or header.error(path)
+                    elif folder is self._folders[0]:
+                        objection = header.error(path)
+                elif header is not None:
+                    segment = load_segment(file, name, header)
+                    if last or segment.closed or not catalog.is_abandoned(file, segment):
+                        return Opened(file, path, segment), None, False
             except BaseException:
                 file.close()
                 raise
             file.close()
         return None, objection, is_gone
 
-    def _records_of(
-        self, file: File, path: str, name: str, header: fmt.SegmentHeader, *, last: bool
-    ) -> Iterator[Record]:
-        segment = load_segment(file, name, header)
-        objection = self._chain.objection(self._before, segment)
+    def _records_of(self, file: File, path: str, segment: Segment, *, last: bool) -> Iterator[Record]:
+        objection = self.catalog.objection(self._before, segment)
         if objection is not None:
             raise objection.error(path)
         self._before = segment
@@ -169,9 +170,9 @@ class _Scan:
                 segment.last_id, segment.records_end = frame.last_id, offset + frame.size
             for item_id, (data, added_ms, expires_ms) in enumerate(frame.entries, frame.first_id):
                 if self._wants(item_id, added_ms):
-                    yield Record(item_id, data, added_ms, expires_ms, self._counts.get(item_id, 0), name)
+                    yield Record(item_id, data, added_ms, expires_ms, self.error_counts.get(item_id, 0), segment.name)
                     self._next_id = item_id + 1
-        if not segment.closed and not last and self._chain.header_behind(segment.number) is not None:
+        if not segment.closed and not last and self.catalog.header_behind(segment.number) is not None:
             raise CorruptJournal(
                 path, fmt.footer_offset(segment.size), "the footer of this closed segment is not intact"
             )

@@ -15,12 +15,12 @@ from kestrelpy._journal.checkpoint import load_checkpoint
 from kestrelpy._journal.format import Checkpoint
 from kestrelpy._journal.purpose import ITEMS, kind_of
 from kestrelpy._journal.segment import (
+    Objection,
     Segment,
     frames_of,
+    identify,
     load_segment,
     open_segment,
-    read_header,
-    wrong_header,
 )
 from kestrelpy._value import Value
 from kestrelpy.errors import CorruptJournal
@@ -100,7 +100,7 @@ def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None 
 
 def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> QueueInspection | None:
     """``None`` if the writer has moved on so far that what was listed says nothing of it any more."""
-    chain = SegmentCatalog([folder], queue)  # before the listing: the segments listed go at least as far
+    catalog = SegmentCatalog([folder], queue)  # before the listing: the segments listed go at least as far
     names = [name for name in folder.names() if (owner := file_names.parse_owner(name)) and owner[0] == queue]
     # Checkpoints before segments: what they name must then still be there or further on.
     states = [
@@ -110,12 +110,12 @@ def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> 
         and (state := load_checkpoint(folder, name)[0]) is not None
     ]
     numbered = file_names.segments_among(names, queue)
-    segments, is_gone = _segments(folder, chain, numbered)
+    segments, is_gone = _segments(folder, catalog, numbered)
     last_id = segments[-1].last_id if segments else 0
     if numbered and not (segments and segments[-1].number == numbered[-1][0]):
         if is_gone and not is_last_try:
             return None
-        if chain.watermark > last_id and not is_gone:
+        if catalog.watermark > last_id and not is_gone:
             path, reason = f"{folder.path}/{numbered[-1][1]}", "this segment has no valid header, and items are missing"
             raise CorruptJournal(path, 0, reason)
     put_items = segments[-1].header.base_items + segments[-1].items if segments else 0
@@ -133,7 +133,9 @@ def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> 
     )
 
 
-def _segments(folder: Directory, chain: SegmentCatalog, numbered: list[tuple[int, str]]) -> tuple[list[Segment], bool]:
+def _segments(
+    folder: Directory, catalog: SegmentCatalog, numbered: list[tuple[int, str]]
+) -> tuple[list[Segment], bool]:
     """The segments, in order, and whether one that was listed is gone: retired in this moment.
 
     From the newest on: it is the last to be retired.
@@ -142,7 +144,7 @@ def _segments(folder: Directory, chain: SegmentCatalog, numbered: list[tuple[int
     is_gone = False
     for number, name in reversed(numbered):
         try:
-            segment = _segment(folder, chain, number, name, last=name == numbered[-1][1])
+            segment = _segment(folder, catalog, number, name, last=name == numbered[-1][1])
         except FileNotFoundError:
             is_gone = True
             continue
@@ -168,19 +170,19 @@ def _readers(states: list[Checkpoint], segments: list[Segment], put_items: int, 
     ]
 
 
-def _segment(folder: Directory, chain: SegmentCatalog, number: int, name: str, *, last: bool) -> Segment | None:
+def _segment(folder: Directory, catalog: SegmentCatalog, number: int, name: str, *, last: bool) -> Segment | None:
     """A segment, counted if it is not closed; ``None`` for one that is being made, or never was one."""
     file = open_segment(folder, name)
     path = f"{folder.path}/{name}"
     try:
-        header = read_header(file, path)
-        if header is None or header.number != number:
-            if chain.is_abandoned(file, name, number, None):
-                return None
-            raise wrong_header(header).error(path)
+        header = identify(file, path, name, number, b"", lambda: catalog.header_behind(number))
+        if header is None:
+            return None
+        if isinstance(header, Objection):
+            raise header.error(path)
         segment = load_segment(file, name, header)
         if not segment.closed:
-            if not last and chain.is_abandoned(file, name, number, header):
+            if not last and catalog.is_abandoned(file, segment):
                 return None
             for offset, frame in frames_of(file, segment, path):
                 segment.count(offset, frame)

@@ -17,14 +17,12 @@ from kestrelpy._journal.purpose import ITEMS, kind_of
 from kestrelpy._journal.queue_files import QueueFiles, is_place_of
 from kestrelpy._journal.recovery import claimed_at, out_of_reach
 from kestrelpy._journal.segment import (
-    FOREIGN,
+    Objection,
     Segment,
     frames_of,
     load_segment,
     open_segment,
-    read_header,
     read_used,
-    wrong_header,
 )
 from kestrelpy._value import Value
 from kestrelpy.errors import CorruptJournal
@@ -74,9 +72,9 @@ class Verification:
         self._queue = queue
         self._damage: list[Damage] = []
         self._items = self._bytes = self._torn = 0
-        self._chain = SegmentCatalog([folder], queue)
-        self._watermark = self._chain.watermark
-        self._tail_id = max((state.highest_id for state in self._chain.states), default=0)
+        self._catalog = SegmentCatalog([folder], queue)
+        self._watermark = self._catalog.watermark
+        self._tail_id = max((state.highest_id for state in self._catalog.states), default=0)
 
     def _report(self, name: str, offset: int, reason: str) -> None:
         self._damage.append(Damage(f"{self._folder.path}/{name}", offset, reason))
@@ -121,7 +119,7 @@ class Verification:
         for number, name in numbered:
             segment, is_last_gone = self._check_segment(number, name, last=name == numbered[-1][1])
             if segment is not None:
-                objection = self._chain.objection(segments[-1] if segments else None, segment)
+                objection = self._catalog.objection(segments[-1] if segments else None, segment)
                 if objection is not None:
                     self._report(name, *objection)
                 segments.append(segment)
@@ -129,7 +127,7 @@ class Verification:
 
     def _check_states(self, readers: tuple[str, ...]) -> None:
         names = {file_names.checkpoint_name(self._queue, reader): reader for reader in readers}
-        queue_id = self._chain.queue_id
+        queue_id = self._catalog.queue_id
         for name in [*names, file_names.mark_name(self._queue)]:
             state, exists = load_checkpoint(self._folder, name)
             if state is not None and not queue_id:  # nothing was there at the first look: it has been made since
@@ -151,7 +149,7 @@ class Verification:
         tail_id = max(self._tail_id, self._watermark, last_id)
         reason = out_of_reach(tail_id, last_id, last)
         if reason is not None:
-            found = claimed_at(self._folder, self._queue, self._chain.queue_id, tail_id, segments[-1:])
+            found = claimed_at(self._folder, self._queue, self._catalog.queue_id, tail_id, segments[-1:])
             self._report(*(found or (name or file_names.mark_name(self._queue), end)), reason)
 
     def _check_segment(self, number: int, name: str, *, last: bool) -> tuple[Segment | None, bool]:
@@ -161,7 +159,7 @@ class Verification:
         try:
             file = open_segment(self._folder, name)
         except FileNotFoundError:
-            self._chain.note_gone()
+            self._catalog.note_gone()
             return None, True
         try:
             return self._check_file(file, number, name, last), False
@@ -175,18 +173,16 @@ class Verification:
             if number > fmt.LARGEST >> 1:
                 self._report(name, 0, f"no segment has a number like {number}")
                 return None
-            header = read_header(file, path)
-            if header is None or header.number != number:
-                if not self._chain.is_abandoned(file, name, number, None):
-                    self._report(name, *wrong_header(header))
+            header = self._catalog.identify(file, path, name, number)
+            if header is None:
                 return None
-            if self._chain.queue_id not in (b"", header.queue_id):
-                self._report(name, *FOREIGN)
+            if isinstance(header, Objection):
+                self._report(name, *header)
                 return None
             segment = load_segment(file, name, header)
             self._watermark = max(self._watermark, header.previous_last_id)
             if not segment.closed and not last:
-                if self._chain.is_abandoned(file, name, number, header):
+                if self._catalog.is_abandoned(file, segment):
                     return None
                 self._report(name, fmt.footer_offset(segment.size), "no valid footer")
             self._count(file, segment, path)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.catalog import missing_items
-from kestrelpy._journal.segment import Segment, load_segment
-from kestrelpy.inspection.scan import _Scan
+from kestrelpy._journal.segment import Segment
+from kestrelpy.inspection.scan import Scan
 from kestrelpy.spark._follow import runs
 from kestrelpy.spark._part import Piece, SegmentPart
 from kestrelpy.spark._wanted import Wanted
@@ -23,39 +23,38 @@ def pieces_of(folders: list[Directory], queue: str, wanted: Wanted) -> list[Piec
     Raises as ``scan`` does: ``CorruptJournal`` where segments do not follow one another or are missing,
     ``UnsupportedFormat``, ``OSError``.
     """
-    scan = _Scan(folders, queue, None, None, None, None)
-    chain = scan._chain
-    counts = sorted(scan._counts.items())
+    scan = Scan(folders, queue, None, None, None, None)
+    catalog = scan.catalog
+    counts = sorted(scan.error_counts.items())
     pieces: list[Piece] = []
     before: Segment | None = None
     gone, broken = False, False  # whether the one before was retired meanwhile, or is not closed and not the last
-    numbers = list(chain.numbered())
+    numbers = list(catalog.numbered())
     for number in numbers:
         is_last = number == numbers[-1]
-        opened = scan._open(number, last=is_last)
+        opened = scan.open(number, last=is_last)
         if opened is None:
-            if number not in chain.numbered():
-                chain.check_there()
+            if number not in catalog.numbered():
+                catalog.check_there()
                 before, gone = None, True
             continue
-        file, path, name, header = opened
+        file, path, segment = opened
         try:
-            segment = load_segment(file, name, header)
-            through_id = _reach(file, segment, chain.watermark) if is_last else 0
+            through_id = _reach(file, segment, catalog.watermark) if is_last else 0
         finally:
             file.close()
-        objection = None if broken else chain.objection(before, segment)
+        objection = None if broken else catalog.objection(before, segment)
         if objection is not None:
             raise objection.error(path)
         before, gone, broken = segment, False, not segment.closed and not is_last
-        folder = next(at for at, each in enumerate(folders) if path == f"{each.path}/{name}")
+        folder = next(at for at, each in enumerate(folders) if path == f"{each.path}/{segment.name}")
         piece = piece_of(queue, folder, segment, wanted, counts, is_last=is_last, through_id=through_id)
         if piece is not None:
             pieces.append(piece)
     if before is None or before.closed:
         last_id = before.last_id if before is not None else 0
-        if last_id < chain.watermark and last_id + 1 < wanted.stop_id and not gone:
-            raise missing_items(folders[0].path, queue, before, chain.watermark)
+        if last_id < catalog.watermark and last_id + 1 < wanted.stop_id and not gone:
+            raise missing_items(folders[0].path, queue, before, catalog.watermark)
     return pieces
 
 

@@ -245,7 +245,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return last_id if max_bytes is None else self._source.view.reach(first_id, last_id, max_bytes)
 
     def _pieces(self, first_id: int, last_id: int) -> list[Piece]:
-        home = self._source._readership._home
+        home = self._source.files
         counts: dict[int, int] = {}
         for state in home.load_all(home.directory.names()):
             if state.queue_id == self._source.queue_id:
@@ -331,7 +331,7 @@ def open_at(directory: str, queue: str, name: str, start: Start) -> tuple[Reader
         return open_source(directory, queue, name, start)
     try:
         begin_id = _place_of(start, source.first_id, source.visible_id)
-        home = source._readership._home
+        home = source.files
         others = [other for other in home.reader_names() if other and home.is_there(other, source.queue_id)]
         if others or begin_id > default.head + 1:
             return open_source(directory, queue, name, start)

@@ -27,6 +27,8 @@ from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery
 from kestrelpy._journal.segment import Segment
+from kestrelpy._reading.backlog import Backlog
+from kestrelpy._reading.checkpointer import Checkpointer
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.progress import Progress
 from kestrelpy._reading.reader import Reader
@@ -461,7 +463,7 @@ def every_checkpoint_lost() -> Iterator[None]:
 
 @fault("", "(3)", style=Style(expiring=0.7))
 def expired_items_delivered() -> Iterator[None]:
-    with patch.object(Reader, "_is_expired", lambda *_: False):
+    with patch.object(Backlog, "is_expired", lambda *_: False):
         yield
 
 
@@ -860,7 +862,7 @@ def seek_not_saved() -> Iterator[None]:
     real = Reader.seek
 
     def seek(self: Reader, *where: Any, **how: Any) -> None:
-        with patch.object(Reader, "_store", lambda *_, **__: None):
+        with patch.object(Checkpointer, "_store", lambda *_, **__: None):
             real(self, *where, **how)
 
     with patch.object(Reader, "seek", seek):

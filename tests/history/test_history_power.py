@@ -14,7 +14,8 @@ from relatives import content, headerless_file_refused, history, on_disk, power_
 
 from kestrelpy import CorruptJournal, UnsupportedFormat
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal import journal, recovery
+from kestrelpy._journal import journal
+from kestrelpy._journal import segment as segment_module
 from kestrelpy._journal.recovery import Recovery
 from kestrelpy._writing.group_commit import GroupCommit
 from kestrelpy.testing import CrashingDisk, PowerModel
@@ -188,7 +189,7 @@ def test_history_bbolt_567_a_power_cut_in_the_first_initialisation(tmp_path: Pat
 @contextlib.contextmanager
 def a_header_of_zeros_is_a_version() -> Iterator[None]:
     """What no header has been written to yet is taken for a file of version 0."""
-    real = recovery.read_header
+    real = segment_module.read_header
 
     def read(file: Any, path: str) -> Any:
         header = real(file, path)
@@ -196,7 +197,7 @@ def a_header_of_zeros_is_a_version() -> Iterator[None]:
             raise UnsupportedFormat(path, 0, fmt.FORMAT_VERSION)
         return header
 
-    with patch.object(recovery, "read_header", read):
+    with patch.object(segment_module, "read_header", read):
         yield
 
 

@@ -21,7 +21,6 @@ from kestrelpy._journal import format as format_module
 from kestrelpy._journal import segment as segment_module
 from kestrelpy._journal.catalog import SegmentCatalog
 from kestrelpy._journal.follow import FollowingView
-from kestrelpy._reading import detached_source
 from kestrelpy._writing import open_journal, options
 from kestrelpy.errors import ItemTooLarge
 from kestrelpy.inbox import publishing
@@ -263,7 +262,7 @@ def no_look_at_the_system() -> Iterator[None]:
 def offsets_by_hand() -> Iterator[None]:
     foreign = segment_module.Objection(32, segment_module.FOREIGN.reason)
     with ExitStack() as stack:
-        for module in (detached_source, recovery, verify, scan):
+        for module in (segment_module, recovery, scan):
             stack.enter_context(patch.object(module, "FOREIGN", foreign))
         for module in (catalog, recovery):
             stack.enter_context(patch.object(module, "link_offset", lambda header, before: 48))

@@ -27,6 +27,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MAX_FUNCTION_LINES = 70
 MAX_MODULE_LINES = 650
+MAX_PROSE_COLUMNS = 100
+UNWRAPPED = {"locking.md", "security.md", "comparison.md", "ledger.md"}
+"""Two pages that stay as they are, and two that programs write."""
 
 LAYERS = {
     # values, time, the ends of processes: import nothing but each other
@@ -418,6 +421,17 @@ def sleep_complaints(path: str, source: str) -> list[str]:
     ]
 
 
+def wrap_complaints(path: Path) -> list[str]:
+    """Lines of prose that are too long. Tables, code, pictures, and lists that a program writes are left alone."""
+    complaints, is_code = [], False
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        is_code ^= line.startswith("```")
+        is_long = len(line) > MAX_PROSE_COLUMNS and " " in line.strip()
+        if is_long and not is_code and not line.startswith(("```", "|", "    ", "![")):
+            complaints.append(f"{path.name}:{number}: {len(line)} columns, more than {MAX_PROSE_COLUMNS}")
+    return complaints
+
+
 def heading_anchor(heading: str) -> str:
     """The anchor that a heading of a Markdown page has."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
@@ -587,6 +601,11 @@ def _documentation(module: types.ModuleType, name: str) -> str | None:
     return made.__doc__ if is_of_its_own else inspect.getdoc(made)
 
 
+def test_prose_is_wrapped() -> None:
+    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    _fail_with([one for path in paths if path.name not in UNWRAPPED for one in wrap_complaints(path)])
+
+
 def test_links_are_alive() -> None:
     _fail_with([one for path, text in pages() for one in link_complaints(path, text)])
 
@@ -711,6 +730,14 @@ def test_what_is_allowed_is_allowed() -> None:
 def test_a_sleeping_test_is_seen() -> None:
     assert sleep_complaints("tests/test_x.py", "import time\ntime.sleep(1)\n")
     assert not sleep_complaints("tests/stress/test_x.py", "import time\ntime.sleep(1)\n")
+
+
+def test_long_prose_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{'word ' * 20}\n| {'cell ' * 30}|\n```\n{'code ' * 30}\n```\n")
+    assert wrap_complaints(page) == []
+    page.write_text(f"short\n{'word ' * 21}\n")
+    assert "page.md:2" in wrap_complaints(page)[0]
 
 
 def test_dead_links_and_commands_are_seen() -> None:

@@ -94,14 +94,17 @@ if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__
         ),
         **dict.fromkeys(("Damage", "VerifyReport", "verify"), "inspection.verify"),
     }
+    _MODULES = ("codecs", "inbox", "server", "spark", "testing", "work")
 
     def __getattr__(name: str) -> object:
         """What a program with a queue of its own has no need of is imported when it is asked for (PEP 562)."""
-        if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
+        if name in _MODULES:
+            return import_module(f"{__name__}.{name}")
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return globals().setdefault(name, getattr(import_module(f"{__name__}.{_LATER[name]}"), name))
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_LATER})
+        return sorted({*globals(), *_LATER, *_MODULES})

@@ -1223,3 +1223,12 @@ def test_an_opening_that_fails_behind_its_journal_keeps_no_file_open(open_queue:
             failures.append(type(error))
         assert len(os.listdir("/proc/self/fd")) == before, at
     assert DurabilityUnknown in failures
+
+
+def test_what_is_no_part_is_refused_by_name(folder: Path) -> None:
+    from kestrelpy import inbox
+
+    for what in ("x", b"x", 7):
+        with pytest.raises(TypeError, match=r"a part is what PartWriter\.seal\(\) returns, not "):
+            inbox.publish(folder, "jobs", [what])  # type: ignore[list-item]
+    assert inbox.pending(folder, "jobs") == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import Any
 
@@ -92,3 +93,10 @@ def test_a_name_that_is_not_there() -> None:
         kestrelpy.scam  # noqa: B018
     with pytest.raises(ImportError, match="scam"):
         from kestrelpy import scam  # noqa: F401
+
+
+@pytest.mark.parametrize("name", ["codecs", "inbox", "server", "testing", "work"])
+def test_public_modules_are_there_when_they_are_asked_for(name: str) -> None:
+    program = f"import sys, kestrelpy; assert 'kestrelpy.{name}' not in sys.modules; print(kestrelpy.{name}.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == f"kestrelpy.{name}\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import socket
 import stat
 import sys
@@ -60,7 +61,7 @@ def add_commands(commands: Any) -> None:
         "-f",
         "--sync-ms",
         metavar="MS",
-        type=common.seconds,
+        type=_milliseconds,
         default=50.0,
         help="sync at most so often (default: 50); 0: reply when it is on the disk, one sync for all who wait",
     )
@@ -95,7 +96,7 @@ def add_commands(commands: Any) -> None:
         "--max-connections", metavar="N", type=common.positive, help="(default: what the system allows)"
     )
     parser.add_argument("-u", "--user", metavar="USER", help="become this user, once the addresses are bound")
-    parser.add_argument("-V", "--verbose", action="count", default=0, help="say where it listens")
+    parser.add_argument("-V", "--verbose", action="count", default=0, help="taken for the sake of beanstalkd")
     parser.add_argument("-v", action="version", version="kestrelpy serve beanstalk", help="say what this is, and exit")
     parser.add_argument("-c", action="store_true", help=argparse.SUPPRESS)  # beanstalkd takes both, and does nothing
     parser.add_argument("-n", action="store_true", help=argparse.SUPPRESS)
@@ -106,11 +107,15 @@ def _serve_beanstalk(args: argparse.Namespace) -> int:
     from kestrelpy.server import serve
 
     def said(server: BeanstalkServer) -> None:
-        if args.verbose:
-            for address in server.addresses:
-                sys.stderr.write(f"kestrelpy serve: listening at {_shown(address)}\n")
-            sys.stderr.flush()
+        for address in server.addresses:
+            _say(f"listening at {_shown(address)}")
 
+    def obeyed(number: signal.Signals) -> None:
+        is_end = number != signal.SIGUSR1
+        _say(f"stopped by {number.name}" if is_end else "draining: puts are refused from now on")
+
+    if args.dir == "":  # a variable that is not set, perhaps
+        raise CommandError("-b: names no folder; leave it out to keep the jobs in memory", status=2)
     if args.max_job_bytes > _MAX_JOB_BYTES:
         raise CommandError(f"-z: at most {_MAX_JOB_BYTES} bytes, not {args.max_job_bytes}", status=2)
     max_connections = args.max_connections or _room_for_connections()
@@ -132,6 +137,7 @@ def _serve_beanstalk(args: argparse.Namespace) -> int:
                 max_attempts=args.max_attempts,
                 on_corruption=args.on_corruption,
                 on_start=said,
+                on_signal=obeyed,
             )
         except QueueLocked as error:
             raise CommandError(str(error), status=LOCKED) from None
@@ -140,6 +146,19 @@ def _serve_beanstalk(args: argparse.Namespace) -> int:
         except ValueError as error:  # limits that do not go together
             raise CommandError(str(error), status=2) from None
     return 0
+
+
+def _say(what: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads standard error any more: no reason to stop
+        sys.stderr.write(f"kestrelpy serve: {what}\n")
+        sys.stderr.flush()
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        return common.seconds(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"must be a number of milliseconds, not {text}") from None
 
 
 # -- sockets -----------------------------------------------------------------------------------------------------------

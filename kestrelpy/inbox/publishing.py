@@ -63,6 +63,7 @@ def publish(
     if version and app_id is None:
         raise ValueError(f"version={version} is of an app_id, and there is none: give both, or neither")
     parts = list(parts)
+    _check_parts(parts)
     named = tuple(as_batch_part(part, queue) for part in parts if part.items)
     if len(named) > MOST_PARTS:
         raise ValueError(f"a batch has at most {MOST_PARTS:,} parts, not {len(named):,}")
@@ -239,6 +240,12 @@ def _check_part(folder: Directory, queue: str, part: BatchPart, largest: int | N
                 raise ItemTooLarge(largest, limit)
     finally:
         file.close()
+
+
+def _check_parts(parts: list[Part]) -> None:
+    for part in parts:
+        if not isinstance(part, Part):
+            raise TypeError(f"a part is what PartWriter.seal() returns, not {part!r}")
 
 
 def _check_named_once(queue: str, named: tuple[BatchPart, ...]) -> None:

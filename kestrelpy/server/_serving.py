@@ -25,22 +25,34 @@ def serve(
     directory: str | PathLike[str] | None = None,
     *,
     on_start: Callable[[BeanstalkServer], None] | None = None,
+    on_signal: Callable[[signal.Signals], None] | None = None,
     **options: Any,
 ) -> None:
     """Serve until SIGTERM or SIGINT; SIGUSR1 makes it refuse puts. To be called in the main thread of its own process.
 
-    The arguments are those of ``BeanstalkServer``; ``on_start`` is called once it listens. Returns when the queue is
+    The arguments are those of ``BeanstalkServer``; ``on_start`` is called once it listens, ``on_signal`` with each
+    signal, after it has been obeyed. Returns when the queue is
     closed. Raises what ``BeanstalkServer.start`` raises, and the error of a sync that failed.
     """
-    asyncio.run(_serve(BeanstalkServer(directory, **options), on_start))
+    asyncio.run(_serve(BeanstalkServer(directory, **options), on_start, on_signal))
 
 
-async def _serve(server: BeanstalkServer, on_start: Callable[[BeanstalkServer], None] | None) -> None:
+async def _serve(
+    server: BeanstalkServer,
+    on_start: Callable[[BeanstalkServer], None] | None,
+    on_signal: Callable[[signal.Signals], None] | None,
+) -> None:
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    loop.add_signal_handler(signal.SIGUSR1, server.drain)  # before the start: unhandled, it would be the end
+
+    def obey(number: signal.Signals, what: Callable[[], object]) -> None:
+        what()
+        if on_signal is not None:
+            on_signal(number)
+
+    # Before the start: unhandled, SIGUSR1 would be the end.
+    for number, what in ((signal.SIGTERM, told.set), (signal.SIGINT, told.set), (signal.SIGUSR1, server.drain)):
+        loop.add_signal_handler(number, obey, number, what)
     await server.start()
     try:
         _spare_the_collector()

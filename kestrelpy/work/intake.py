@@ -62,7 +62,11 @@ class JobIntake:
 
     def checked(self, body: bytes | bytearray | memoryview, priority: int, delay: float, ttr: float) -> bytes:
         if type(body) is not bytes:
-            body = bytes(memoryview(body))
+            try:
+                body = bytes(memoryview(body))
+            except TypeError:
+                what = f"a job's body must be bytes, bytearray or memoryview, not {type(body).__name__}"
+                raise TypeError(what) from None
         if len(body) > self.max_job_bytes:
             raise JobTooBig(len(body), self.max_job_bytes)
         if not (0 <= priority <= MAX_PRIORITY and 0 <= delay <= MAX_SECONDS and 0 < ttr <= MAX_SECONDS):

@@ -45,10 +45,12 @@ class Process:
         return self.clients[-1]
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Its exit status after this signal; it must have nothing more to say."""
+        """Its exit status after this signal; it must say what its signals did, and nothing else."""
         self.process.send_signal(number)
         _, said = self.process.communicate(timeout=PATIENCE)
-        assert said == b""
+        lines = said.decode().splitlines()
+        drained = [line for line in lines if line == "kestrelpy serve: draining: puts are refused from now on"]
+        assert lines == [*drained, f"kestrelpy serve: stopped by {signal.Signals(number).name}"]
         return self.process.returncode
 
 
@@ -162,7 +164,7 @@ def test_an_address_in_use_is_said(capfd: pytest.CaptureFixture[str]) -> None:
         (("-l", "unix:"), "unix: needs a path"),
         (("-z", "0"), "must be above zero"),
         (("-z", str((1 << 30) + 1)), "-z: at most 1073741824 bytes"),
-        (("-f", "-1"), "must be a number of seconds"),
+        (("-f", "-1"), "must be a number of milliseconds"),
         (("-f", "1", "-F"), "not allowed with argument"),
         (("--max-jobs", "0"), "must be above zero"),
         (("--max-tubes", "0"), "must be above zero"),
@@ -280,3 +282,23 @@ def test_other_commands_do_not_pay_for_it() -> None:
     code = "import sys; import kestrelpy.cli; print('asyncio' in sys.modules, 'kestrelpy.server' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout == "False False\n"
+
+
+def test_it_says_where_it_listens_and_what_a_signal_did(tmp_path: Path) -> None:
+    command = [*SERVE, "--dir", str(tmp_path / "jobs"), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith(b"kestrelpy serve: listening at 127.0.0.1:")
+        process.send_signal(signal.SIGUSR1)
+        assert process.stderr.readline() == b"kestrelpy serve: draining: puts are refused from now on\n"
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+        assert process.stderr.read() == b"kestrelpy serve: stopped by SIGTERM\n"
+
+
+def test_a_folder_without_a_name_and_a_wrong_number_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "beanstalk", "-b", ""]) == 2
+    assert "-b: names no folder" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", "beanstalk", "-f", "-1"])
+    assert "must be a number of milliseconds, not -1" in capfd.readouterr().err

@@ -429,3 +429,11 @@ def test_a_closed_session_deletes_nothing(queue: WorkQueue) -> None:
     with pytest.raises(QueueClosed):
         session.delete(job_id)
     assert queue.stats_job(job_id).state == "ready"
+
+
+@pytest.mark.parametrize("body", ["text", 7, None])
+def test_a_body_that_is_no_bytes_is_called_a_body(body: Any) -> None:
+    with WorkQueue(None) as queue:
+        for call in (lambda: queue.put(body), lambda: queue.put_many([body])):
+            with pytest.raises(TypeError, match=f"a job's body must be bytes, .*, not {type(body).__name__}"):
+                call()

@@ -2,7 +2,12 @@
 
 ``ConcurrentBlockingQueue`` and ``SimpleBlockingQueue`` live in memory; ``JournaledQueue`` survives whatever its
 machine does to it; ``open_reader`` reads one from another process; ``scan`` and ``verify`` look at one without
-touching it.
+touching it. ``kestrelpy.work`` has jobs, ``kestrelpy.inbox`` producers in other processes.
+
+    with JournaledQueue("queues", "jobs") as queue:
+        queue.put(b"resize photo 7")
+        with queue.get(timeout=5) as item:  # committed at the end of the block
+            print(item.data)
 """
 
 from __future__ import annotations

@@ -400,45 +400,55 @@ class JournaledQueue:
         return MappingProxyType(self._registry.open)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Item:
-        """``get`` of the default reader."""
+        """Open a read of the next item of the default reader: commit it when the work is done, or abort it.
+
+        Waits in line for up to ``timeout`` seconds of real time (``None``: for ever; ``block=False``: not at all).
+        Raises ``QueueEmpty``, ``NoDefaultReader`` if there are named readers only, and what ``Reader.get`` raises.
+        """
         reader = self._registry.alone
         return (reader if reader is not None else self.reader()).get(block, timeout)
 
     def get_nowait(self) -> Item:
-        """``get_nowait`` of the default reader."""
+        """``get(block=False)`` of the default reader."""
         return self.reader().get(False)
 
     def get_many(self, max_items: int, *, max_bytes: int | None = None, timeout: float | None = None) -> list[Item]:
-        """``get_many`` of the default reader."""
+        """Open reads of up to ``max_items`` items of the default reader: waits for the first, then takes what is there.
+
+        Raises as ``Reader.get_many``.
+        """
         return self.reader().get_many(max_items, max_bytes=max_bytes, timeout=timeout)
 
     def get_future(self, timeout: float | None = None) -> Future[Item]:
-        """``get_future`` of the default reader."""
+        """A future of the next item of the default reader; never blocks. Raises as ``Reader.get_future``."""
         return self.reader().get_future(timeout)
 
     async def aget(self, timeout: float | None = None) -> Item:
-        """``aget`` of the default reader."""
+        """The next item of the default reader, for asyncio. Raises as ``Reader.aget``."""
         return await self.reader().aget(timeout)
 
     def peek(self, timeout: float | None = 0) -> Item:
-        """``peek`` of the default reader."""
+        """The next item of the default reader, not opened: it stays where it is. Raises as ``Reader.peek``."""
         return self.reader().peek(timeout)
 
     def commit(self, item_or_id: Item | int) -> None:
-        """``commit`` of the default reader."""
+        """The work on an item of the default reader is done; in any order. Raises as ``Reader.commit``."""
         reader = self._registry.alone
         (reader if reader is not None else self.reader()).commit(item_or_id)
 
     def commit_many(self, items: Iterable[Item | int]) -> None:
-        """``commit_many`` of the default reader."""
+        """Commit all of these items of the default reader, or none. Raises as ``Reader.commit_many``."""
         self.reader().commit_many(items)
 
     def abort(self, item_or_id: Item | int) -> None:
-        """``abort`` of the default reader."""
+        """Give an item of the default reader back, ahead of unread ones. Raises as ``Reader.abort``."""
         self.reader().abort(item_or_id)
 
     def seek(self, item_id: int | None = None, *, time_ms: int | None = None) -> None:
-        """``seek`` of the default reader."""
+        """Move the default reader: its next item is ``item_id``, or the first one added at ``time_ms`` or later.
+
+        Raises as ``Reader.seek``.
+        """
         self.reader().seek(item_id, time_ms=time_ms)
 
     # -- all readers ----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import importlib
 import inspect
 import re
 import shlex
+import subprocess
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -30,6 +31,22 @@ MAX_MODULE_LINES = 650
 MAX_PROSE_COLUMNS = 100
 UNWRAPPED = {"locking.md", "security.md", "comparison.md", "ledger.md"}
 """Two pages that stay as they are, and two that programs write."""
+
+TOP = {
+    ".ci",
+    ".gitignore",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "bench",
+    "docs",
+    "kestrelpy",
+    "pyproject.toml",
+    "tests",
+}
+"""All there is at the top."""
 
 LAYERS = {
     # values, time, the ends of processes: import nothing but each other
@@ -750,3 +767,11 @@ def test_dead_links_and_commands_are_seen() -> None:
     assert not command_complaints("x.md", "you can make do, and `kestrelpy put d q`", set(), {"put"})
     assert parse_complaints("x.md", "```sh\nkestrelpy get d q --no-such-option\n```\n")
     assert not parse_complaints("x.md", "```console\n$ seq 3 | kestrelpy put d q  # three\n```\n")
+
+
+def test_nothing_lies_about_at_the_top() -> None:
+    """A queue that somebody tried out here was once committed."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a checkout of git")
+    assert {path.split("/")[0] for path in listed.stdout.splitlines()} == TOP

@@ -161,15 +161,17 @@ class FollowingView(JournalView):
         number, name = later.numbered[at]
         path = f"{self._directory.path}/{name}"
         queue_id = self.queue_id if any(self.queue_id) else b""
-        for is_last_try in (False, True):  # it may be made meanwhile
-            header = identify(file, path, name, number, queue_id, lambda: later.header_from(at + 1))
-            if header is None:
-                return None
-            if not isinstance(header, Objection):
-                break
-            if is_last_try:
-                raise header.error(path)
-        assert isinstance(header, fmt.SegmentHeader)
+
+        def look() -> fmt.SegmentHeader | Objection | None:
+            return identify(file, path, name, number, queue_id, lambda: later.header_from(at + 1))
+
+        header = look()
+        if isinstance(header, Objection):
+            header = look()  # the writer may have completed it since
+        if isinstance(header, Objection):
+            raise header.error(path)
+        if header is None:
+            return None
         segment = load_segment(file, name, header)
         after = later.header_from(at + 1) if not segment.closed else None
         return None if after is not None and is_abandoned(file, name, number, header, after) else segment

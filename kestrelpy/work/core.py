@@ -47,7 +47,7 @@ from kestrelpy.work._records import (
 )
 from kestrelpy.work.errors import JobNotFound
 from kestrelpy.work.scheduler import NEVER, Scheduler
-from kestrelpy.work.stored import JobWaiter, Reserved, SessionState, StoredJob, Tube
+from kestrelpy.work.stored import JobWaiter, Reserved, SessionState, StoredJob, Tube, is_held
 
 if TYPE_CHECKING:
     from kestrelpy import Clock
@@ -274,7 +274,7 @@ class WorkCore:
                 using.using -= 1
                 for tube in (*watched.values(), using):
                     machine.forget_unneeded(tube)
-            elif orphan.is_held:
+            elif is_held(*orphan):
                 machine.unreserve(orphan.job, now)
             del orphan  # a waiter may be the last to have what has arrived for it, which is noted in turn
 

@@ -9,7 +9,7 @@ from kestrelpy.work._options import check_priority, check_seconds
 from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
 from kestrelpy.work.core import WorkCore
 from kestrelpy.work.errors import JobNotFound, NotReserved
-from kestrelpy.work.stored import Reserved, SessionState, StoredJob
+from kestrelpy.work.stored import Reserved, SessionState, StoredJob, is_held
 
 __all__ = ["Job"]
 
@@ -125,18 +125,14 @@ class Job:
         with core.news, core.lock, core.turn as now:
             live = self._stored
             if self._session is not None:
-                is_running = self._is_held()
+                is_running = is_held(live, self._session, self.reserves)
             else:
                 is_running = live.state in (DELAYED, RESERVED) and core.scheduler.jobs.get(live.id) is live
             return max(0.0, live.due - now) if is_running else 0.0
 
-    def _is_held(self) -> bool:
-        live, session = self._stored, self._session
-        return session is not None and live.holder is session and live.reserves == self.reserves
-
     def _held_locked(self) -> StoredJob:
         """The job that this handle has reserved."""
-        if self._is_held():
+        if is_held(self._stored, self._session, self.reserves):
             return self._stored
         raise NotReserved(self.id) if self.id in self._core.scheduler.jobs else JobNotFound(self.id)
 
@@ -152,7 +148,7 @@ class Job:
         if self._session is None:
             return
         self._session.blocks.pop((self.id, self.reserves), None)
-        if self._told and not self._is_held():
+        if self._told and not is_held(self._stored, self._session, self.reserves):
             return
         try:
             if kind is None:
@@ -183,7 +179,7 @@ def unreserve(job: Job) -> None:
     core = job._core
     try:
         with core.news, core.lock, core.turn as now:
-            if job._is_held():
+            if is_held(job._stored, job._session, job.reserves):
                 core.scheduler.unreserve(job._stored, now)
     except QueueClosed:
         return
@@ -197,8 +193,8 @@ def leave(job: Job) -> None:
 def delete_by(core: WorkCore, session: SessionState | None, job_id: int) -> None:
     """Delete a job that ``session`` has reserved, or that nobody has. Raises ``JobNotFound``, ``NotReserved``."""
     with core.news, core.lock, core.turn as now:
-        if session is not None and session.closed:
-            raise QueueClosed("this session is closed")
+        if session is not None:
+            session.check_open()
         live = core.find_locked(job_id, now)
         if live.state == RESERVED and live.holder is not session:
             raise NotReserved(job_id)

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator
-from copy import copy
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
@@ -545,11 +544,10 @@ class WorkQueue:
             pass  # the journal tells of it below, unless it has told somebody before
         finally:
             with core.lock:
-                core.state = QueueClosed(f"work queue {self.name} is closed")
-                for session in list(core.sessions):
+                core.state = closed = QueueClosed(f"work queue {self.name} is closed")
+                core.dismiss_locked(closed)
+                for session in core.sessions:
                     session.closed = True
-                    for waiter in list(session.waiters):
-                        core.scheduler.fail(waiter, copy(core.state))
                 core.sessions.clear()
                 core.scheduler.next_due = -NEVER
             core.cancel_timer()

@@ -67,7 +67,7 @@ class Session(SessionState):
         ``QueueFull``.
         """
         with self._core.news, self._core.lock, self._core.turn:
-            self._check_open()
+            self.check_open()
             found = self._core.tube_locked(tube)
             left, self.using = self.using, found
             found.using += 1
@@ -81,7 +81,7 @@ class Session(SessionState):
         Raises ``InvalidName``, ``QueueFull``. Each reserve looks at every tube that is watched.
         """
         with self._core.news, self._core.lock, self._core.turn:
-            self._check_open()
+            self.check_open()
             if tube not in self.watched:
                 found = self._core.tube_locked(tube)
                 self.watched[tube] = found
@@ -91,7 +91,7 @@ class Session(SessionState):
     def ignore(self, tube: str) -> int:
         """Watch it no longer; how many are watched then. ``ValueError`` for the last one; others may not be watched."""
         with self._core.news, self._core.lock, self._core.turn:
-            self._check_open()
+            self.check_open()
             if tube in self.watched:
                 if len(self.watched) == 1:
                     raise self._core.refusal_locked("a session watches at least one tube")
@@ -174,7 +174,7 @@ class Session(SessionState):
         """
         core = self._core
         with core.news, core.lock, core.turn as now:
-            self._check_open()
+            self.check_open()
             live = core.find_locked(job_id, now)
             if live.state == RESERVED:
                 raise NotReserved(job_id)
@@ -258,7 +258,7 @@ class Session(SessionState):
         """No job is ready: a place in the line, or why there is none; ``None`` if it is not known yet that none is.
         A thread waits in real time, as a get does.
         """
-        self._check_open()
+        self.check_open()
         scheduler = self._core.scheduler
         if scheduler.is_behind:
             scheduler.is_behind = False
@@ -339,7 +339,7 @@ class Session(SessionState):
 
     def _held(self, job_id: int) -> Job:
         with self._core.news, self._core.lock, self._core.turn:
-            self._check_open()
+            self.check_open()
             live = self.held.get(job_id)
             if live is None:
                 raise NotReserved(job_id) if job_id in self._core.scheduler.jobs else JobNotFound(job_id)
@@ -380,10 +380,6 @@ class Session(SessionState):
             tube.watching -= 1
             scheduler.forget_unneeded(tube)
         return bool(self.watched)
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise QueueClosed("this session is closed")
 
     def __enter__(self) -> Session:
         return self

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from sortedcontainers import SortedList
 
+from kestrelpy import QueueClosed
 from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
 
 URGENT = 1024
@@ -152,6 +153,11 @@ class SessionState:
         self.using: Tube | None = None
         self._deadlines: SortedList[tuple[float, int]] | None = None  # of all held, if they are many
 
+    def check_open(self) -> None:
+        """Raises ``QueueClosed``."""
+        if self.closed:
+            raise QueueClosed("this session is closed")
+
     def hold(self, job: StoredJob) -> None:
         self.held[job.id] = job
         if self._deadlines is not None:
@@ -210,8 +216,7 @@ class Reserved(NamedTuple):
     holder: SessionState | None
     reserves: int
 
-    @property
-    def is_held(self) -> bool:
-        """Whether it goes on: the same session may have reserved the job again since."""
-        job, holder = self.job, self.holder
-        return holder is not None and job.holder is holder and job.reserves == self.reserves
+
+def is_held(job: StoredJob, holder: SessionState | None, reserves: int) -> bool:
+    """Whether ``holder`` still has its reservation number ``reserves``: it may have reserved the job again since."""
+    return holder is not None and job.holder is holder and job.reserves == reserves

@@ -455,10 +455,7 @@ class Dispatcher(Waiting[Item]):
     # -- expiry and limits -----------------------------------------------------------------------------------------
 
     def discard_expired(self, limit: int | None = None) -> int:
-        """Drop expired items from the front, at most ``limit`` (default: ``max_expire_sweep``); returns how many.
-
-        Only the front is looked at: an expired item behind one that is not waits until that is gone.
-        """
+        """``Reader.discard_expired``."""
         backlog = self.backlog
         limit = backlog.config.max_expire_sweep if limit is None else limit
         if self.hooks.failed:

@@ -19,15 +19,13 @@ from kestrelpy._journal.format import Checkpoint, Entry
 from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.segment import ITEM_COST, FramePosition
 from kestrelpy._journal.view import Block
-from kestrelpy._reading.backlog import BLOCK_BYTES
+from kestrelpy._reading.backlog import BLOCK_BYTES, NO_LIMIT
 from kestrelpy._reading.reader import Reader
 from kestrelpy._reading.source import Cursor, Served, Take
 from kestrelpy._reading.window import Window
 from kestrelpy.clock import Clock
 from kestrelpy.config import Codec
 from kestrelpy.errors import CorruptJournal
-
-NO_LIMIT = 1 << 62
 
 
 class _Errand:

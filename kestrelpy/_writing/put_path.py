@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kestrelpy._checks import check_timeout
 from kestrelpy._journal.format import Entry
 from kestrelpy._process import why_not_wait
+from kestrelpy._reading.backlog import NO_LIMIT
 from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy._reading.limits import Limited
 from kestrelpy._reading.local_source import LocalSource
@@ -27,7 +28,6 @@ from kestrelpy.errors import DurabilityUnknown, ItemTooLarge, KestrelError, Queu
 if TYPE_CHECKING:
     from kestrelpy._waiting.put_future import PutFuture
 
-_NO_LIMIT = 1 << 62
 LARGE_BATCH = 16
 """A batch of so many items stays together in the window: a reader makes the entries of a smaller one no cheaper."""
 
@@ -324,7 +324,7 @@ class PutPath:
         for reader in self.registry.limited:
             if isinstance(reader, Dispatcher) and self._is_refused(reader, parcel):
                 with contextlib.suppress(KestrelError, OSError):
-                    reader.discard_expired(_NO_LIMIT)
+                    reader.discard_expired(NO_LIMIT)
 
     def _is_refused(self, reader: Limited, parcel: Parcel) -> bool:
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
@@ -376,11 +376,7 @@ class PutPath:
         """``JournaledQueue.put_future``."""
         promise = (self._promise or self._import_promise())()
         try:
-            item_id = self._store([data], expires_in, expires_at_ms, timeout)[0]
-            if self.status.sync_seconds is None:
-                promise.give(item_id)
-            else:
-                self.syncer.commit.add(item_id, promise, soon=self.status.sync_seconds == 0)
+            self._promise_durable(promise, self._store([data], expires_in, expires_at_ms, timeout)[0])
         except BaseException:
             self.recover()
             raise
@@ -390,14 +386,18 @@ class PutPath:
         """The future of an item that is stored."""
         promise = (self._promise or self._import_promise())()
         try:
-            if self.status.sync_seconds is None:
-                promise.give(item_id)
-            else:
-                self.syncer.commit.add(item_id, promise, soon=self.status.sync_seconds == 0)
+            self._promise_durable(promise, item_id)
         except BaseException:
             self.recover()
             raise
         return promise
+
+    def _promise_durable(self, promise: PutFuture[int], item_id: int) -> None:
+        """``promise`` gets the id of a stored item once that is as durable as ``sync`` asks for."""
+        if self.status.sync_seconds is None:
+            promise.give(item_id)
+        else:
+            self.syncer.commit.add(item_id, promise, soon=self.status.sync_seconds == 0)
 
     def _import_promise(self) -> type[PutFuture[int]]:
         from kestrelpy._waiting.put_future import (

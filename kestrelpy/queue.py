@@ -150,7 +150,7 @@ class JournaledQueue:
         held, status, registry, room = self._held, self._status, self._registry, self._room
         self._journal = journal = held.journal
         self._opened_at = (journal.tail_id, journal.total_bytes)
-        self._source = registry.feed = source = LocalSource(
+        self._source = registry.source = source = LocalSource(
             self.name,
             self._clock,
             journal,
@@ -598,14 +598,14 @@ class JournaledQueue:
 
     def _check(self) -> None:
         """The invariants; for tests, with nobody else at work."""
-        feed, journal = self._source, self._journal
+        source, journal = self._source, self._journal
         with self._lock:
-            assert feed.visible_id <= journal.tail_id
+            assert source.visible_id <= journal.tail_id
             assert journal.durable_id <= journal.tail_id
-            assert feed.visible_id == journal.tail_id or self._status.sync_seconds == 0 or self._status.is_unfinished
-            assert all(feed.visible_id < item_id <= journal.tail_id for item_id, _ in feed.pending)
-            assert all(item_id <= feed.visible_id for item_id in feed.shared.entries)
-            assert all(last_of(batch) <= feed.visible_id for batch in feed.shared.batches.values())
+            assert source.visible_id == journal.tail_id or self._status.sync_seconds == 0 or self._status.is_unfinished
+            assert all(source.visible_id < item_id <= journal.tail_id for item_id, _ in source.pending)
+            assert all(item_id <= source.visible_id for item_id in source.shared.entries)
+            assert all(last_of(batch) <= source.visible_id for batch in source.shared.batches.values())
             ids = [(segment.first_id, segment.last_id) for segment in journal.segments]
             assert ids == sorted(ids)
         for reader in self._registry.open.values():

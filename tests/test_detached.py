@@ -599,7 +599,7 @@ def test_a_checkpoint_that_is_under_way_while_the_queue_is_erased_replaces_nothi
     queue.put(b"old")
     far = open_reader("/q", "jobs", "far", start="earliest", **options)
     far.get_nowait().commit()
-    far._source._readership._files[far].forget()  # type: ignore[attr-defined]  # the next save makes the file anew
+    far._source._registry._files[far].forget()  # type: ignore[attr-defined]  # the next save makes the file anew
     raised: list[BaseException] = []
 
     def save() -> None:

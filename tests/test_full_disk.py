@@ -188,12 +188,12 @@ def test_the_spare_file_is_not_made_beside_a_reader_that_is_being_made() -> None
     """What an opening queue holds back for the first reader would be written over that reader's place."""
     disk = MemoryDisk()
     with contextlib.closing(disk.directory("/queues", create=True)) as directory:
-        home = QueueFiles(directory, "jobs")
+        files = QueueFiles(directory, "jobs")
         with QueueFiles(directory, "jobs").guard():
-            home.hold_back([])
+            files.hold_back([])
         assert "jobs+.checkpoint.tmp" not in directory.names()
         with contextlib.closing(open_reader("/queues", "jobs", "a", disk=disk)):
-            home.hold_back([])  # the list is from before the reader was made
+            files.hold_back([])  # the list is from before the reader was made
             assert "jobs+.checkpoint.tmp" not in directory.names()
 
 

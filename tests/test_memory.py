@@ -560,15 +560,15 @@ def test_a_get_does_not_pass_those_in_line(make: Make) -> None:
         late: list[Any] = []
 
         def hold_up(q: SimpleBlockingQueue[Any] = q, late: list[Any] = late) -> None:
-            settle = type(q)._settle
-            q.__dict__.pop("_settle")
+            settle = type(q)._match
+            q.__dict__.pop("_match")
             for call in (q.get_nowait, lambda: q.get_if(lambda item: True)):
                 with pytest.raises(QueueEmpty):
                     call()
             late.append(q.get_future())
             settle(q)
 
-        q._settle = hold_up  # type: ignore[method-assign]
+        q._match = hold_up  # type: ignore[method-assign]
         q.put(1)
         assert first.result(0) == 1
         q.put(2)
@@ -597,15 +597,15 @@ def test_lk_b7_peek_does_not_swallow_wakeup(make: Make) -> None:
     waiting = parked(q, q.get)
     with pytest.raises(QueueEmpty):
         q.peek()
-    settle = q._settle
+    settle = q._match
     peeked = []
 
     def peek_in_between() -> None:
-        q.__dict__.pop("_settle", None)
+        q.__dict__.pop("_match", None)
         peeked.append(q.peek())
         settle()
 
-    q._settle = peek_in_between  # type: ignore[method-assign]
+    q._match = peek_in_between  # type: ignore[method-assign]
     q.put(1)
     assert waiting.result() == 1
     assert peeked == [1]
@@ -707,17 +707,17 @@ def test_a_future_completed_by_its_holder_is_passed_over(make: Make, caplog: pyt
 def test_a_cancel_between_the_append_and_the_hand_off(make: Make) -> None:
     q = make()
     first, second = q.get_future(), q.get_future()
-    settle = q._settle
+    settle = q._match
 
     def cancel_in_between() -> None:
-        del q._settle
+        del q._match
         leave = q._leave
         q._leave = lambda waiter: False  # type: ignore[method-assign]  # as if it had not got the lock yet
         first.cancel()
         q._leave = leave  # type: ignore[method-assign]
         settle()
 
-    q._settle = cancel_in_between  # type: ignore[method-assign]
+    q._match = cancel_in_between  # type: ignore[method-assign]
     q.put(1)
     assert (second.result(0), first.cancelled()) == (1, True)
 
@@ -1159,13 +1159,13 @@ def test_a_get_that_enters_the_line_of_a_closed_queue_too_late(make: Make) -> No
     q = make()
     q.put(1)
     q.shutdown()
-    settle = q._settle
+    settle = q._match
 
     def settle_too_late() -> None:
         q._items.clear()
         settle()
 
-    q._settle = settle_too_late  # type: ignore[method-assign]
+    q._match = settle_too_late  # type: ignore[method-assign]
     with pytest.raises(QueueClosed):
         q._wait(PATIENCE)
 
@@ -1280,7 +1280,7 @@ def test_calls_from_within_calls(make: Make) -> None:
                     calls["get_future"]()
                     calls["put"]()
                 nested.busy = True
-                q._settle()
+                q._match()
                 served = [one for one in futures if not one.cancel() and one.exception(0) is None]
                 found = [*taken, *(future.result(0) for future in served), *drain(q)]
                 assert sorted(found) == sorted(put_items), (maxsize, outer, inner)

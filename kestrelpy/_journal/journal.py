@@ -93,7 +93,7 @@ class Journal(JournalView):
         self._limit = 0
         self._marker = 0
         self._last_ms = 0
-        self._unsettled = False
+        self._is_torn = False
         self._refusal: Exception | None = None
         self._begun: str | None = None  # the name of a segment that was begun and is not among ours yet
 
@@ -237,8 +237,8 @@ class Journal(JournalView):
         if self._refusal is not None:
             raise copy_of(self._refusal)
         try:
-            if self._unsettled:
-                self._settle()
+            if self._is_torn:
+                self._clear_torn_append()
             if self._file is not None and self._at[0] + frame_bytes + fmt.FOOTER_BYTES > self._limit:
                 self.rotate()
             if self._file is None:
@@ -255,13 +255,13 @@ class Journal(JournalView):
         once, or else before the next append, for which there is no room until then. Raises ``QueueDiskFull`` for an
         ``error`` that is one, where stores are writes.
         """
-        self._unsettled, self._room = True, 0
+        self._is_torn, self._room = True, 0
         with contextlib.suppress(OSError):
-            self._settle()
+            self._clear_torn_append()
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             raise QueueDiskFull(self._directory.path) from error
 
-    def _settle(self) -> None:
+    def _clear_torn_append(self) -> None:
         """Zero what an interrupted append left behind the last frame."""
         if self._file is not None and self._buffer is not None and self._segment is not None:
             offset, size = self._at[0], self._segment.size
@@ -269,7 +269,7 @@ class Journal(JournalView):
             if left:
                 self._buffer[offset : offset + len(left)] = bytes(len(left))
             self._room = size - fmt.FOOTER_BYTES if self._refusal is None else 0
-        self._unsettled = False
+        self._is_torn = False
 
     def _grow(self, needed: int, *, large: bool) -> None:
         """Make the file ``needed`` bytes at least. For a ``large`` item, which is written and not stored, ``_room``
@@ -348,8 +348,8 @@ class Journal(JournalView):
         file, segment = self._file, self._segment
         if file is None or segment is None:
             return
-        if self._unsettled:
-            self._settle()
+        if self._is_torn:
+            self._clear_torn_append()
         end, tail_id, total_bytes = self._at
         segment.records_end, segment.last_id = end, tail_id
         segment.data_bytes = total_bytes - segment.header.base_bytes

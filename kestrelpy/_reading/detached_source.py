@@ -61,17 +61,17 @@ class Places:
 
     GUARDED = ("open", "create", "rename", "exchange", "unlink")
 
-    def __init__(self, home: QueueFiles, check: Callable[[], None]) -> None:
-        self._home = home
+    def __init__(self, files: QueueFiles, check: Callable[[], None]) -> None:
+        self._files = files
         self._check = check
 
     def __getattr__(self, name: str) -> Any:
-        call = getattr(self._home.directory, name)
+        call = getattr(self._files.directory, name)
         return partial(self._guarded, call) if name in self.GUARDED else call
 
     def _guarded(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         self._check()  # first: to ask for the guard makes its file
-        with nullcontext() if self._home.is_guarded else self._home.guard():
+        with nullcontext() if self._files.is_guarded else self._files.guard():
             self._check()
             return call(*arguments, **options)
 
@@ -84,7 +84,7 @@ class DetachedSource:
     _gone = False  # guarded by self._looking: the reader is closed, and the files with it
 
     def __init__(
-        self, directory: Directory, queue: str, clock: Clock, poll_interval: float, readership: ReaderRegistry
+        self, directory: Directory, queue: str, clock: Clock, poll_interval: float, registry: ReaderRegistry
     ) -> None:
         self.name = queue
         self.clock = clock
@@ -92,7 +92,7 @@ class DetachedSource:
         self._directory = directory
         self._poll_interval = poll_interval
         self._first_poll = min(FIRST_POLL, poll_interval)
-        self._readership = readership
+        self._registry = registry
         self._view = self.view_type(directory, queue, self._check_there)
         self._looking = threading.Lock()
         self._polling = False
@@ -100,7 +100,7 @@ class DetachedSource:
         self._next_poll: Timer | None = None
         self._next_round: Timer | None = None
         self._pid = os.getpid()
-        readership.files.places = cast("Directory", Places(readership.files, self._check_there))
+        registry.files.places = cast("Directory", Places(registry.files, self._check_there))
         self._look()
         self._moved_at = clock.monotonic()
         remember(self)
@@ -109,7 +109,7 @@ class DetachedSource:
         with self._looking:
             self._view.follow()
             if not self._view.segments:
-                states = self._readership.files.load_all(self._directory.names())
+                states = self._registry.files.load_all(self._directory.names())
                 self._view.queue_id = known_queue_id(states) or self._view.queue_id
         self._seen_id = self._view.tail_id
 
@@ -143,7 +143,7 @@ class DetachedSource:
         return self._view.tail_id
 
     def _check_there(self) -> None:
-        if self._readership.is_robbed():
+        if self._registry.is_robbed():
             raise QueueClosed(f"queue {self.name!r} was erased")
 
     @contextmanager
@@ -181,7 +181,7 @@ class DetachedSource:
     @property
     def files(self) -> QueueFiles:
         """The queue's files, and who owns which of them."""
-        return self._readership.files
+        return self._registry.files
 
     @property
     def durable_id(self) -> int:
@@ -219,7 +219,7 @@ class DetachedSource:
     @property
     def _reader(self) -> Checkpointer | None:
         """The one reader that this source is for, from when it is made until it is closed."""
-        return next((checkpointer_of(reader) for reader in self._readership.open.values()), None)
+        return next((checkpointer_of(reader) for reader in self._registry.open.values()), None)
 
     def decode(self, data: bytes) -> Any:
         return data
@@ -229,11 +229,11 @@ class DetachedSource:
             self._view.make_durable(item_id)
 
     def guard(self) -> AbstractContextManager[None]:
-        return self._readership.guard()
+        return self._registry.guard()
 
     def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
         try:
-            self._readership.save(reader, state, durable)
+            self._registry.save(reader, state, durable)
         except QueueClosed:
             if checkpointer_of(reader).backlog.broken is None:
                 raise
@@ -310,9 +310,9 @@ class DetachedSource:
         if backlog.config.full_policy is FullPolicy.DROP_OLDEST:
             reader.dispatcher.keep_limits()
         if reader.is_unsaved:
-            trouble, what = self._readership.trouble, f"saving the place of {backlog.full_name}"
+            trouble, what = self._registry.trouble, f"saving the place of {backlog.full_name}"
             try:
-                with self._readership.guard(wait=False):  # else this thread would wait, and all timers of the process
+                with self._registry.guard(wait=False):  # else this thread would wait, and all timers of the process
                     pass
                 reader.save(True)
                 trouble.end(what)
@@ -328,12 +328,12 @@ class DetachedSource:
         """The reader has closed, and with it all that was opened for it."""
         forget(self)
         try:
-            self._readership.release(reader)
+            self._registry.release(reader)
         finally:
-            self._readership.leave()
-            self._let_go()
+            self._registry.leave()
+            self._release_all()
 
-    def _let_go(self) -> None:
+    def _release_all(self) -> None:
         for timer in (self._next_poll, self._next_round):
             if timer is not None:  # it would keep all of this alive
                 timer.cancel()
@@ -355,11 +355,11 @@ class DetachedSource:
             if reader is not None:
                 reader.close()
         finally:
-            self._readership.leave()
-            self._let_go()
+            self._registry.leave()
+            self._release_all()
 
     def _abandon(self) -> None:
-        self._readership.abandon(ForkedQueue(self._pid))
+        self._registry.abandon(ForkedQueue(self._pid))
         self._looking = threading.Lock()
         self._gone = True  # figures go by what was seen
         self._view.close()
@@ -399,12 +399,10 @@ def open_reader(
     outside: DetachedSource | None = None
     try:
         refuse_jobs(folder, queue)
-        readership = ReaderRegistry(QueueFiles(folder, queue), {}, config, _nothing)
-        outside = DetachedSource(
-            folder, queue, clock if clock is not None else SystemClock(), poll_interval, readership
-        )
-        readership.feed = outside
-        return readership.reader(reader, start)
+        registry = ReaderRegistry(QueueFiles(folder, queue), {}, config, _nothing)
+        outside = DetachedSource(folder, queue, clock if clock is not None else SystemClock(), poll_interval, registry)
+        registry.source = outside
+        return registry.reader(reader, start)
     except BaseException:
         if outside is None:
             folder.close()

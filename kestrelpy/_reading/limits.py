@@ -31,41 +31,41 @@ class Limited(Protocol):
     def bytes(self) -> int: ...
 
 
-def progress_of(state: Checkpoint, feed: Source) -> Progress:
+def progress_of(state: Checkpoint, source: Source) -> Progress:
     """As it was saved; if a power cut has taken items that the reader is done with, only what is left counts."""
     progress = Progress.load(state)
-    if feed.is_gap(progress.head):
-        progress.released_items, progress.released_bytes = done_before(feed, progress, progress.head + 1)
+    if source.is_gap(progress.head):
+        progress.released_items, progress.released_bytes = done_before(source, progress, progress.head + 1)
     return progress
 
 
 class OfflineReader:
     """A reader that is not open here. Its limits count by its checkpoint, read again when they would refuse a put."""
 
-    def __init__(self, home: QueueFiles, feed: Source, name: str, config: ReaderConfig) -> None:
-        self._home = home
-        self._feed = feed
+    def __init__(self, files: QueueFiles, source: Source, name: str, config: ReaderConfig) -> None:
+        self._files = files
+        self._source = source
         self.name = name
-        self.full_name = f"{home.queue}+{name}" if name else home.queue
+        self.full_name = f"{files.queue}+{name}" if name else files.queue
         self.config = config
         self._released = (0, 0)
         self.refresh()
 
     def refresh(self) -> None:
-        state = self._home.find(self.name, self._feed.queue_id)  # and logs nothing: the log may be this queue
+        state = self._files.find(self.name, self._source.queue_id)  # and logs nothing: the log may be this queue
         if state is None:
-            self._released = self._feed.before(self._feed.first_id)
+            self._released = self._source.before(self._source.first_id)
         else:
-            progress = progress_of(state, self._feed)
+            progress = progress_of(state, self._source)
             self._released = (progress.released_items, progress.released_bytes)
 
     @property
     def items(self) -> int:
-        return self._feed.visible_id - self._feed.missing - self._released[0]
+        return self._source.visible_id - self._source.missing - self._released[0]
 
     @property
     def bytes(self) -> int:
-        return self._feed.visible_bytes - self._released[1]
+        return self._source.visible_bytes - self._released[1]
 
 
 def has_limits(config: ReaderConfig) -> bool:

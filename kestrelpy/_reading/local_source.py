@@ -1,4 +1,4 @@
-"""The feed: what the readers of a queue see of it in the process that writes it.
+"""``LocalSource``: what the readers of a queue see of it in the process that writes it.
 
 Journal, shared window, and the line between what is written and what may be seen.
 
@@ -29,14 +29,14 @@ from kestrelpy.errors import CorruptJournal
 
 
 class _Errand:
-    """In the line of a feed: something to do for who serves it next."""
+    """In the line of a source: something to do for who serves it next."""
 
-    def __init__(self, feed: LocalSource, what: Callable[[], object]) -> None:
-        self._feed = feed
+    def __init__(self, source: LocalSource, what: Callable[[], object]) -> None:
+        self._source = source
         self._what = what
 
     def hand_off(self) -> None:
-        self._feed.waiting.pop(self, None)
+        self._source.waiting.pop(self, None)
         self._what()
 
 

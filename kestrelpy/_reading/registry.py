@@ -52,13 +52,13 @@ class ReaderRegistry:
 
     def __init__(
         self,
-        home: QueueFiles,
+        files: QueueFiles,
         configs: Mapping[str, ReaderConfig],
         default_config: ReaderConfig,
         changed: Callable[[], object],
         check: Callable[[], object] = bool,
     ) -> None:
-        self.files = home
+        self.files = files
         self._configs = dict(configs)
         self._default_config = default_config
         self._changed = changed
@@ -74,7 +74,7 @@ class ReaderRegistry:
         self.may_limit = any(map(has_limits, (default_config, *configs.values())))
         self.trouble = Trouble()
         self._stopped: Exception | None = None
-        self.feed: Source
+        self.source: Source
         self.open: dict[str, Reader] = {}
         self.alone: Reader | None = None
         """The default reader, if it is open here: what a queue's own ``get`` and ``commit`` go to."""
@@ -92,7 +92,7 @@ class ReaderRegistry:
         (and not in use). One that nobody has taken over is its reader's, whoever else there is. ``names``: the readers
         that have a place.
         """
-        if "" in names and self.files.has_heir(names - {""}, self.feed.queue_id):
+        if "" in names and self.files.has_heir(names - {""}, self.source.queue_id):
             with self.files.guard():
                 if not self.files.is_owned(""):
                     self.files.drop("")
@@ -128,7 +128,7 @@ class ReaderRegistry:
 
     def _find_limited(self) -> Iterator[Limited]:
         known = {(each.name, id(each.config)): each for each in self.limited if isinstance(each, OfflineReader)}
-        for name in sorted(self.files.readers(self.feed.queue_id, known=self.open) | set(self.open)) or [""]:
+        for name in sorted(self.files.readers(self.source.queue_id, known=self.open) | set(self.open)) or [""]:
             config = self.config_for(name)
             if has_limits(config):
                 saver = self._open_here(name)
@@ -139,7 +139,7 @@ class ReaderRegistry:
                     absent.refresh()
                     yield absent
                 else:
-                    yield OfflineReader(self.files, self.feed, name, config)
+                    yield OfflineReader(self.files, self.source, name, config)
 
     def refresh_limits(self) -> bool:
         """``update_limits`` for what other processes have done. What can't be read now counts as it was."""
@@ -182,7 +182,7 @@ class ReaderRegistry:
                 default = self._open_here("") if name else None  # which may get that name
                 guard = self._guard_open
                 with guard() if default is None else guard_and_saving(guard, default.lock):
-                    self.feed.look_again()
+                    self.source.look_again()
                     reader = self._make(name, start)
                 with self._listing:
                     self._set_open({**self.open, reader.name: reader})
@@ -192,7 +192,7 @@ class ReaderRegistry:
         self._check_again(reader)
         self.update_limits()
         dispatcher = checkpointer_of(reader).dispatcher
-        self.feed.attach(dispatcher.backlog)
+        self.source.attach(dispatcher.backlog)
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
             dispatcher.keep_limits()
         return reader
@@ -231,32 +231,32 @@ class ReaderRegistry:
             self._set_open({name: each for name, each in self.open.items() if each is not reader})
 
     def _make(self, name: str, start: Start) -> Reader:
-        home = self.files
-        names = home.directory.names()
-        on_disk = home.reader_names(names)
+        files = self.files
+        names = files.directory.names()
+        on_disk = files.reader_names(names)
         if not name:
             self._check_default(on_disk)
         default = self.open.get("")
         is_first = bool(name) and next(self._named(on_disk), None) is None
         if is_first and default is not None:
             return self._take_over_open(default, name)
-        known = file_names.reader_lock_name(home.queue, name) in names  # whether it was ever owned
-        lock = home.lock_reader(name)
+        known = file_names.reader_lock_name(files.queue, name) in names  # whether it was ever owned
+        lock = files.lock_reader(name)
         try:
             if is_first and (not known or "" in on_disk):  # known: a crash in the middle of taking over
                 inherited = self._inherit_default(name)
                 progress = inherited or self._beginning("earliest" if known else start)
                 return self._start(name, lock, progress, inherited=inherited is not None)
             if name in on_disk:
-                file = home.checkpoint_file(name)
+                file = files.checkpoint_file(name)
                 if file_names.temporary_name(file.name) not in names:
                     file.hold()
-                state = home.load(name, self.feed.queue_id, file)
+                state = files.load(name, self.source.queue_id, file)
                 if state is not None:
                     return self._go_on(name, lock, state, file)
             # A checkpoint that is lost or damaged, and the default reader: begin with the earliest item kept, never
             # skip.
-            lost = known or not name or (name in on_disk and home.is_there(name, self.feed.queue_id))
+            lost = known or not name or (name in on_disk and files.is_there(name, self.source.queue_id))
             return self._start(name, lock, self._beginning("earliest" if lost else start))
         except BaseException:
             for reader in [reader for reader, its in list(self._locks.items()) if its is lock]:
@@ -264,7 +264,7 @@ class ReaderRegistry:
                 self._files.pop(reader, None)
             try:
                 if not known:
-                    home.forget_owner(name, self.feed.queue_id)
+                    files.forget_owner(name, self.source.queue_id)
             finally:
                 lock.release()
             raise
@@ -273,25 +273,25 @@ class ReaderRegistry:
         """The named readers that there are, open here or not; those open first, which costs nothing."""
         yield from filter(None, self.open)
         for name in sorted(on_disk - set(self.open) - {""}):
-            if self.files.is_there(name, self.feed.queue_id):
+            if self.files.is_there(name, self.source.queue_id):
                 yield name
 
     def _check_default(self, on_disk: set[str]) -> None:
         """Raise ``NoDefaultReader`` if there are named readers, and no default reader's place that none of them has
         taken over.
         """
-        home, queue_id = self.files, self.feed.queue_id
+        files, queue_id = self.files, self.source.queue_id
         named = tuple(self._named(on_disk))
-        if named and not ("" in on_disk and home.is_there("", queue_id) and not home.has_heir(named, queue_id)):
-            raise NoDefaultReader(home.queue, tuple(sorted(named)))
+        if named and not ("" in on_disk and files.is_there("", queue_id) and not files.has_heir(named, queue_id)):
+            raise NoDefaultReader(files.queue, tuple(sorted(named)))
 
     def _beginning(self, start: Start) -> Progress:
-        feed = self.feed
-        visible_id = feed.visible_id
+        source = self.source
+        visible_id = source.visible_id
         if start == "tail":
-            return Progress(visible_id, *feed.before(visible_id + 1))
-        item_id = feed.first_id if start == "earliest" else max(feed.first_id, min(int(start), visible_id + 1))
-        return Progress(item_id - 1, *feed.before(item_id))
+            return Progress(visible_id, *source.before(visible_id + 1))
+        item_id = source.first_id if start == "earliest" else max(source.first_id, min(int(start), visible_id + 1))
+        return Progress(item_id - 1, *source.before(item_id))
 
     def _inherit_default(self, name: str) -> Progress | None:
         """The default reader's place, for the first named reader; ``None`` if another process has that reader open."""
@@ -300,7 +300,7 @@ class ReaderRegistry:
         except QueueLocked:
             return None
         try:
-            state = self.files.load("", self.feed.queue_id)
+            state = self.files.load("", self.source.queue_id)
             if state is None:
                 self.files.hand_down(name)
                 return self._beginning("earliest")
@@ -308,7 +308,7 @@ class ReaderRegistry:
             take_over(
                 self.files.directory, file_names.checkpoint_name(queue, ""), file_names.checkpoint_name(queue, name)
             )
-            return progress_of(state, self.feed)
+            return progress_of(state, self.source)
         finally:
             lock.release()
 
@@ -347,7 +347,7 @@ class ReaderRegistry:
         """
         if name:
             self.files.directory.sync()
-        reader = Reader(self.feed, name, self.config_for(name), progress)
+        reader = Reader(self.source, name, self.config_for(name), progress)
         self._files[reader] = file = self.files.checkpoint_file(name)
         file.inherited = inherited
         self._locks[reader] = lock
@@ -359,13 +359,13 @@ class ReaderRegistry:
     def _go_on(self, name: str, lock: Lock, state: Checkpoint, file: CheckpointFile) -> Reader:
         """Make a reader that goes on where its checkpoint says. What that says may not be durable: it is when the
         reader saves so, and until then nothing is retired on its word."""
-        progress = progress_of(state, self.feed)
+        progress = progress_of(state, self.source)
         file.inherited = state.has_inherited(name)
         # Quarantine has let the journal open without its beginning. Who reads elsewhere cannot know that: it is told
         # when it reads, and may seek.
-        if progress.head + 1 < self.feed.first_id and self.feed.knows_heads:
+        if progress.head + 1 < self.source.first_id and self.source.knows_heads:
             return self._start(name, lock, self._beginning("earliest"), inherited=file.inherited)
-        reader = Reader(self.feed, name, self.config_for(name), progress)
+        reader = Reader(self.source, name, self.config_for(name), progress)
         saver = checkpointer_of(reader)
         if state.hint_number:
             saver.backlog.hint = (state.hint_number, (state.hint_id, state.hint_offset))
@@ -423,7 +423,7 @@ class ReaderRegistry:
         lock = self._locks.get(reader)
         try:
             saver = checkpointer_of(reader)
-            self.feed.detach(saver.backlog)
+            self.source.detach(saver.backlog)
             with saver.lock:  # not from under a checkpoint, or who gives it another name
                 self._files.pop(reader, None)
                 self._shut(reader)
@@ -474,11 +474,11 @@ class ReaderRegistry:
 
     # -- retiring ----------------------------------------------------------------------------------------------------
 
-    def retire(self, feed: LocalSource, *, wait: bool = True) -> None:
+    def retire(self, source: LocalSource, *, wait: bool = True) -> None:
         """Delete or archive the segments that every reader's durable checkpoint is past (R5). Raises ``OSError``, and
         without ``wait`` ``QueueLocked`` while somebody makes or drops a reader, or retires.
         """
-        journal = feed.journal
+        journal = source.journal
         segments = journal.segments
         if len(segments) < 2 and not self.undisposed:
             return
@@ -492,11 +492,13 @@ class ReaderRegistry:
                     reader.checkpoint(durable=True)
         with self.files.guard(wait=wait):
             heads = [min(self._durable_head(reader), reader.head) for reader in own]
-            elsewhere = self.files.lowest_head_elsewhere({reader.name for reader in own}, first_last_id, feed.queue_id)
+            elsewhere = self.files.lowest_head_elsewhere(
+                {reader.name for reader in own}, first_last_id, source.queue_id
+            )
             if elsewhere is not None:
                 heads.append(elsewhere)
             if heads:
-                with feed.lock:
+                with source.lock:
                     self.undisposed += journal.take_retired(min(heads))
             while True:  # and no condition: docs/interrupts.md, rule 3
                 if not self.undisposed or (heads and self.undisposed[0].last_id > min(heads)):
@@ -512,12 +514,12 @@ class ReaderRegistry:
         """Segments that came back from a deletion: retire them again, when the next ones are."""
         self.undisposed += segments
 
-    def waits_for_others(self, feed: LocalSource) -> bool:
+    def waits_for_others(self, source: LocalSource) -> bool:
         """Whether segments are kept that only readers elsewhere may still need: then somebody has to look now and
         then.
         """
-        if len(feed.journal.segments) < 2:
+        if len(source.journal.segments) < 2:
             return False
         names = self.files.directory.names()
-        there = self.files.readers(feed.queue_id, names, known=self.open)
+        there = self.files.readers(source.queue_id, names, known=self.open)
         return bool((there | self.files.lost_names(names, there)) - set(self.open))

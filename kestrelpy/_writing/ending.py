@@ -114,7 +114,7 @@ class Ending:
         finally:
             if mine:
                 try:
-                    self._let_go(closed)
+                    self._release_all(closed)
                 finally:
                     self._is_ending = False
 
@@ -136,7 +136,7 @@ class Ending:
         self._dismiss_producers()
 
     def _dismiss_producers(self) -> None:
-        """Tell those who wait for room. Done again by ``_let_go``, for those that an interrupt has left."""
+        """Tell those who wait for room. Done again by ``_release_all``, for those that an interrupt has left."""
         self._room.ring_all()
 
     def _close_cleanly(self, closed: QueueClosed, tell: Tell) -> None:
@@ -161,7 +161,7 @@ class Ending:
                 if saver.backlog.broken is None or saver.is_ending:
                     rest.callback(saver.save_last, True, closed, tell)
 
-    def _let_go(self, closed: QueueClosed) -> None:
+    def _release_all(self, closed: QueueClosed) -> None:
         """Wake everybody and release everything, whatever raises on the way. May be repeated."""
         if self._status.error is None:  # an allocation failed where ``_end`` was to say so
             self._status.error, self._status.fast = closed, False

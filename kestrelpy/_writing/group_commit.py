@@ -131,7 +131,7 @@ class GroupCommit:
             if error is None and not done:
                 self._tickets.append((item_id, ticket))
         if error is not None or done:
-            _settle([(ticket, item_id, None if done else error)])
+            _pay([(ticket, item_id, None if done else error)])
         elif soon and leader is None:
             try:
                 self._schedule_once()
@@ -217,9 +217,9 @@ class GroupCommit:
                         owed, self.owed = self.owed, owed
                 self._serve()
             finally:
-                _settle(owed)
+                _pay(owed)
         except BaseException:
-            _settle(owed)
+            _pay(owed)
             raise
 
     @property
@@ -382,7 +382,7 @@ def _complete(tickets: list[tuple[int, Ticket]], error: BaseException | None = N
             ticket.give(ticket.news if isinstance(ticket, _Link) else _DONE)
 
 
-def _settle(owed: list[Debt]) -> None:
+def _pay(owed: list[Debt]) -> None:
     """Tell each of them, whatever is raised on the way by what they call back; the last of it is raised in the end.
     May be repeated.
     """

@@ -120,17 +120,17 @@ class PutPath:
 
     def recover(self) -> None:
         """A put was cut short, perhaps after it stored its item (R13): then that is there, for readers too."""
-        feed = self.source
+        source = self.source
         with self.source.lock:
             if self.status.sync_seconds != 0:
-                feed.visible_id = min(self.journal.tail_id, feed.limit_id)
+                source.visible_id = min(self.journal.tail_id, source.limit_id)
             hidden = (
-                not self.status.is_unfinished and self.status.error is None and feed.visible_id < self.journal.tail_id
+                not self.status.is_unfinished and self.status.error is None and source.visible_id < self.journal.tail_id
             )
         if hidden:
             self.syncer.sync_soon()
-        if feed.waiting:
-            feed.wake()
+        if source.waiting:
+            source.wake()
 
     def put_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> int:
         """``put`` that waits for room whatever the reader's policy, as long as ``check`` does not raise: for the
@@ -164,7 +164,7 @@ class PutPath:
         """``_store`` where there is nothing but journal and window to see to."""
         if len(data) > self.max_item_bytes:
             raise ItemTooLarge(len(data), self.max_item_bytes)
-        feed = self.source
+        source = self.source
         try:
             with self.source.lock:
                 self.status.check_usable()
@@ -172,16 +172,16 @@ class PutPath:
                 added_ms = self.clock.time_ns() // 1_000_000
                 item_id = self._append(data, added_ms)
                 if self.status.sync_seconds == 0:
-                    feed.pending.append((item_id, (data, added_ms, None)))
+                    source.pending.append((item_id, (data, added_ms, None)))
                 else:
-                    feed.show_locked(item_id, [(data, added_ms, None)], len(data))
+                    source.show_locked(item_id, [(data, added_ms, None)], len(data))
                 if not self.status.sync_armed:
                     self.syncer.arm()
         except DurabilityUnknown as error:
             self.syncer.fail(error, told=True)
             raise
-        if feed.waiting:
-            feed.wake()
+        if source.waiting:
+            source.wake()
         return range(item_id, item_id + 1)
 
     # -- room --------------------------------------------------------------------------------------------------------
@@ -340,12 +340,12 @@ class PutPath:
         item out: ``before_last`` are those of all items but the last. Nor is a large batch kept out of a reader that
         has none.
         """
-        config, feed = reader.config, self.source
-        if config.max_items is not None and reader.items + len(feed.pending) + count > config.max_items:
+        config, source = reader.config, self.source
+        if config.max_items is not None and reader.items + len(source.pending) + count > config.max_items:
             return False
         if config.max_bytes is None:
             return True
-        size = reader.bytes + self.journal.total_bytes - feed.visible_bytes
+        size = reader.bytes + self.journal.total_bytes - source.visible_bytes
         return size + before_last < config.max_bytes or size <= 0 < config.max_bytes
 
     def _append_locked(self, items: list[bytes], expires_in: float | None, expires_at_ms: int | None) -> range:

@@ -164,7 +164,7 @@ class PartWriter:
             )
             self._file.write(self._end, fmt.encode_footer(footer, 0, self._marker))
             self._file.sync()
-        self._let_go()
+        self._release_all()
         return Part(self.name, self._items, self._data_bytes, self._digest, self._largest)
 
     def discard(self) -> None:
@@ -177,7 +177,7 @@ class PartWriter:
                 with contextlib.suppress(FileNotFoundError):
                     self._folder.unlink(self.name)
         finally:
-            self._let_go()
+            self._release_all()
 
     def __enter__(self) -> Self:
         return self
@@ -194,7 +194,7 @@ class PartWriter:
     def _last_ms(self) -> int:
         return max(self._now_ms, self._clock.time_ns() // 1_000_000)
 
-    def _let_go(self) -> None:
+    def _release_all(self) -> None:
         self._is_done = True
         file, self._file = self._file, None
         try:

@@ -147,14 +147,14 @@ def take_in(directory: StrPath, queue: str, *, disk: Disk | None = None, clock: 
     folder = (disk or RealDisk()).directory(os.fspath(directory), create=True)
     try:
         refuse_jobs(folder, queue)
-        home = QueueFiles(folder, queue)
-        lock, names = home.lock()
+        files = QueueFiles(folder, queue)
+        lock, names = files.lock()
         try:
             refuse_jobs(folder, queue, names)
             with _looking(directory, disk) as inbox:
                 if inbox is None or not _has_work(inbox, queue):
                     return 0
-                return _Visit(home, names, clock if clock is not None else SystemClock()).take_in(inbox)
+                return _Visit(files, names, clock if clock is not None else SystemClock()).take_in(inbox)
         finally:
             lock.release()
     finally:
@@ -166,14 +166,14 @@ class _Visit:
 
     max_item_bytes: int | None = None
 
-    def __init__(self, home: QueueFiles, names: list[str], clock: Clock) -> None:
-        home.remove_leftovers(names)
-        self._home = home
+    def __init__(self, files: QueueFiles, names: list[str], clock: Clock) -> None:
+        files.remove_leftovers(names)
+        self._files = files
         self._clock = clock
-        self._found = Recovery(home.directory, home.queue, home.load_all(names), quarantine=False).run(names)
+        self._found = Recovery(files.directory, files.queue, files.load_all(names), quarantine=False).run(names)
         self.journal = Journal(
-            home.directory,
-            home.queue,
+            files.directory,
+            files.queue,
             self._found,
             segment_bytes=VISITOR_SEGMENT_BYTES,
             randomness=os.urandom,
@@ -181,7 +181,7 @@ class _Visit:
 
     def take_in(self, inbox: Directory) -> int:
         try:
-            intake = Ingest(inbox, self._home.queue, self)
+            intake = Ingest(inbox, self._files.queue, self)
             intake.open(quarantine=False)
             taken = intake.run()
             self.journal.rotate()
@@ -189,7 +189,7 @@ class _Visit:
             self.journal.abandon()
         if self.journal.tail_id != self._found.tail_id:
             mark = Recovered(queue_id=self.journal.queue_id, tail_id=self.journal.tail_id)
-            write_mark(self._home.directory, self._home.queue, mark, self.journal.durable_id)
+            write_mark(self._files.directory, self._files.queue, mark, self.journal.durable_id)
         return taken
 
     def lock(self) -> AbstractContextManager[object]:

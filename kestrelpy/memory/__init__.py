@@ -8,7 +8,7 @@ Rules:
    which would find the item taken and ``x`` not set.
 3. Nobody is completed, no callback runs and no item is freed while the lock is held. The predicate of ``get_if`` is run
    under it, as part of the take.
-4. Whoever has held the lock settles after releasing it (``_settle``): others may have counted on that.
+4. Whoever has held the lock matches items and waiters after releasing it (``_match``): others may have counted on that.
 
 Atomic operations relied upon, in CPython with the GIL and without: ``deque.append``, ``popleft``, ``pop``, ``len`` and
 truth of a container, ``list.pop``, the load and the store of an attribute, one step of an iterator of rule 2.

@@ -51,9 +51,9 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
             if self._busy:
                 if self._closed:
                     self._take_back(item)
-                self._settle()
+                self._match()
         except BaseException:  # an interrupt: no consumer may sleep while an item is there
-            self._settle()
+            self._match()
             raise
 
     def put_head(self, item: T) -> None:
@@ -66,9 +66,9 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
             if self._busy:
                 if self._closed:
                     self._take_back(item)
-                self._settle()
+                self._match()
         except BaseException:
-            self._settle()
+            self._match()
             raise
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:

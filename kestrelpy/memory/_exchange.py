@@ -37,9 +37,9 @@ def settles(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
             try:
                 return method(self, *args, **options)
             finally:
-                self._settle()
+                self._match()
         except BaseException:
-            self._settle()
+            self._match()
             raise
 
     return call
@@ -95,7 +95,7 @@ class Exchange(Waiting[T]):
                     raise self._nothing()
                 self._line.add(waiter)
         finally:
-            self._settle()
+            self._match()
         if self._closed:
             self._turn_away()
 
@@ -104,7 +104,7 @@ class Exchange(Waiting[T]):
             with self._lock:
                 return self._line.remove(waiter)
         finally:
-            self._settle()
+            self._match()
 
     def _forsake(self, waiter: TaskWaiter) -> None:
         self._end_of(self, waiter)
@@ -162,7 +162,7 @@ class Exchange(Waiting[T]):
 
     # -- settling: serving whoever can be served ---------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def _match(self) -> None:
         """Hand items to consumers in line and room to producers in line, until one or the other runs out.
 
         Never waits for the lock: if somebody has it, that one will look again after releasing it.
@@ -215,7 +215,7 @@ class Exchange(Waiting[T]):
         except BaseException:  # an interrupt, or a future's callback: others may count on this thread to go on
             if waiter is not None:
                 waiter.give(entry)  # if for the second time, that does nothing
-            self._settle()
+            self._match()
             raise
 
     def _serve_others_locked(self) -> tuple[Waiter | None, Any]:
@@ -257,7 +257,7 @@ class Exchange(Waiting[T]):
     def _turn_away(self) -> None:
         """The queue is closed: serve consumers in line while there are items, and tell the others."""
         while self._line.waiters:
-            self._settle()
+            self._match()
             gone: list[Waiter] = []
             try:
                 with self._lock:
@@ -316,7 +316,7 @@ class SupplierLine(Waiting[None]):
                 queue._check_open_locked()
                 self._line.add(waiter)
         finally:
-            queue._settle()
+            queue._match()
 
     def _leave(self, waiter: Waiter) -> bool:
         queue = self._queue
@@ -324,7 +324,7 @@ class SupplierLine(Waiting[None]):
             with queue._lock:
                 return self._line.remove(waiter)
         finally:
-            queue._settle()
+            queue._match()
 
     def _forsake(self, waiter: TaskWaiter) -> None:
         self._queue._end_of(self, waiter)

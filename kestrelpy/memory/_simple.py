@@ -125,9 +125,9 @@ class SimpleBlockingQueue(Exchange[T]):
                         if not room or self._settling:
                             raise QueueFull(f"the queue holds its {self._maxsize} items")
                 finally:
-                    self._settle()  # if there are both room and producers in line, these come first
+                    self._match()  # if there are both room and producers in line, these come first
         except BaseException:  # as in settles()
-            self._settle()
+            self._match()
             raise
 
     def _make_room_locked(self, gone: deque[T]) -> None:
@@ -169,7 +169,7 @@ class SimpleBlockingQueue(Exchange[T]):
                     return self._take_if_locked(predicate)
                 if not self._has_items() or self._settling:
                     raise self._nothing()
-            self._settle()
+            self._match()
 
     @settles
     def peek(self) -> T:
@@ -187,9 +187,9 @@ class SimpleBlockingQueue(Exchange[T]):
                         if not self._has_items() or self._settling:
                             raise self._nothing()
                 finally:
-                    self._settle()  # if there are both items and consumers in line, these come first
+                    self._match()  # if there are both items and consumers in line, these come first
         except BaseException:  # as in settles()
-            self._settle()
+            self._match()
             raise
 
     def _take_locked(self) -> T:

@@ -245,9 +245,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return last_id if max_bytes is None else self._source.view.reach(first_id, last_id, max_bytes)
 
     def _pieces(self, first_id: int, last_id: int) -> list[Piece]:
-        home = self._source.files
+        files = self._source.files
         counts: dict[int, int] = {}
-        for state in home.load_all(home.directory.names()):
+        for state in files.load_all(files.directory.names()):
             if state.queue_id == self._source.queue_id:
                 for item_id, count in state.error_counts:
                     counts[item_id] = max(count, counts.get(item_id, 0))
@@ -303,10 +303,10 @@ def open_source(directory: str, queue: str, name: str, start: Start) -> tuple[Re
     source: StreamSource | None = None
     try:
         refuse_jobs(folder, queue)
-        readership = ReaderRegistry(QueueFiles(folder, queue), {}, ReaderConfig(), _nothing)
-        source = StreamSource(folder, queue, SystemClock(), 0.05, readership)
-        readership.feed = source
-        return readership.reader(name, start), source
+        registry = ReaderRegistry(QueueFiles(folder, queue), {}, ReaderConfig(), _nothing)
+        source = StreamSource(folder, queue, SystemClock(), 0.05, registry)
+        registry.source = source
+        return registry.reader(name, start), source
     except BaseException:
         if source is None:
             folder.close()
@@ -331,8 +331,8 @@ def open_at(directory: str, queue: str, name: str, start: Start) -> tuple[Reader
         return open_source(directory, queue, name, start)
     try:
         begin_id = _place_of(start, source.first_id, source.visible_id)
-        home = source.files
-        others = [other for other in home.reader_names() if other and home.is_there(other, source.queue_id)]
+        files = source.files
+        others = [other for other in files.reader_names() if other and files.is_there(other, source.queue_id)]
         if others or begin_id > default.head + 1:
             return open_source(directory, queue, name, start)
     finally:

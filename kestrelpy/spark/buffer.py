@@ -122,7 +122,7 @@ class DriverBuffer:
         self._file = PlanFile(source.directory, source.name, reader.name)
         self._plan: BatchPlan | None = None  # the last one
         self._loaded = False
-        self._unsettled = False  # a commit may not be on disk yet
+        self._is_unfinished = False  # a commit may not be on disk yet
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -164,7 +164,7 @@ class DriverBuffer:
             try:
                 self._thread.start()
             except BaseException:
-                self._let_go()
+                self._release_all()
                 raise
         return self
 
@@ -193,7 +193,7 @@ class DriverBuffer:
         while True:
             with self._changed:
                 running = self.running
-                if not self._reader.items and not self._unsettled:
+                if not self._reader.items and not self._is_unfinished:
                     return True
                 left = IDLE if deadline is None else min(IDLE, deadline - time.monotonic())
                 if running and left > 0:
@@ -217,7 +217,7 @@ class DriverBuffer:
         try:
             return self._tried(timeout)
         finally:
-            self._let_go()
+            self._release_all()
 
     def __enter__(self) -> DriverBuffer:
         return self.start()
@@ -237,7 +237,7 @@ class DriverBuffer:
                 raise ValueError(f"another buffer drains {self._reader.full_name!r}")
             _claimed.add(self._reader)
 
-    def _let_go(self) -> None:
+    def _release_all(self) -> None:
         self._drain.drop()
         with _claiming:
             _claimed.discard(self._reader)
@@ -263,7 +263,7 @@ class DriverBuffer:
                 else:
                     pause = 0.0 if taken else pause
         finally:
-            self._let_go()
+            self._release_all()
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class DriverBuffer:
 
         ``ahead``: the next one is taken meanwhile.
         """
-        self._settle()
+        self._finish_plan()
         batch = self._next(timeout)
         if not batch.items:
             return 0
@@ -308,15 +308,15 @@ class DriverBuffer:
             raise
         self.items += len(batch.items)
         self.batches += 1
-        self._settle()
+        self._finish_plan()
         return len(batch.items)
 
     def _commit(self, items: list[Item], plan: BatchPlan) -> None:
-        self._unsettled = True  # before the items are gone: somebody may be waiting for that
+        self._is_unfinished = True  # before the items are gone: somebody may be waiting for that
         try:
             self._reader.commit_many(items)
         except BaseException as error:
-            self._unsettled = False
+            self._is_unfinished = False
             if isinstance(error, UnknownItem):  # the reader was moved meanwhile: what is left of it comes as another
                 self._plan = self._file.finish(plan)
             raise
@@ -328,8 +328,8 @@ class DriverBuffer:
             batch = self._drain.take_planned(plan)
             if batch.items:
                 return batch
-            self._unsettled = True  # rule 4
-            self._settle()
+            self._is_unfinished = True  # rule 4
+            self._finish_plan()
         return self._drain.take(timeout)
 
     def _planned(self, batch: Batch) -> BatchPlan:
@@ -349,15 +349,15 @@ class DriverBuffer:
         self._plan = plan
         return plan
 
-    def _settle(self) -> None:
+    def _finish_plan(self) -> None:
         """The commit before is on disk, and the plan that it finished says so (rule 3)."""
         if not self._loaded:
             self._load()
-        if self._unsettled:
+        if self._is_unfinished:
             self._reader.checkpoint(durable=True)
             assert self._plan is not None
             self._plan = self._file.finish(self._plan)
-            self._unsettled = False
+            self._is_unfinished = False
 
     def _load(self) -> None:
         plan = self._file.load()

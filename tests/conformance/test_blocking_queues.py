@@ -148,10 +148,10 @@ class LosesWakeUps(SimpleBlockingQueue[bytes]):
 
 
 class Unfair(SimpleBlockingQueue[bytes]):
-    def _settle(self) -> None:
+    def _match(self) -> None:
         if len(self._line) > 1:
             self._line.waiters.move_to_end(next(reversed(self._line.waiters)), last=False)
-        super()._settle()
+        super()._match()
 
 
 class ServesTheGone(SimpleBlockingQueue[bytes]):
@@ -240,10 +240,10 @@ class PutsFromAThread(Full):
 
 
 class LastComeFirstServed(Full):
-    def _settle(self) -> None:
+    def _match(self) -> None:
         if len(self._producers) > 1:
             self._producers.waiters.move_to_end(next(reversed(self._producers.waiters)), last=False)
-        super()._settle()
+        super()._match()
 
 
 WRONG: list[tuple[type[SimpleBlockingQueue[bytes]], str]] = [

@@ -62,26 +62,26 @@ def contents(disk: CrashingDisk, names: tuple[str, ...], now_ms: int) -> tuple[d
 
     Raises what an opening raises, and ``BrokenPromise`` if the figures say other than what is there.
     """
-    home, journal = _recover(disk)
-    there, everything = home.directory.names(), _read(journal)
-    unread = {name: _unread(journal, everything, _load(home, journal, there, name), name, now_ms) for name in names}
+    files, journal = _recover(disk)
+    there, everything = files.directory.names(), _read(journal)
+    unread = {name: _unread(journal, everything, _load(files, journal, there, name), name, now_ms) for name in names}
     return unread, journal.tail_id
 
 
 def _recover(disk: CrashingDisk) -> tuple[QueueFiles, Journal]:
     directory = disk.directory("/data", create=True)
-    home, names = QueueFiles(directory, "jobs"), directory.names()
-    home.remove_leftovers(names)
-    found = Recovery(directory, "jobs", home.load_all(names), quarantine=False).run(names)
-    return home, Journal(directory, "jobs", found, segment_bytes=1 << 20, randomness=os.urandom)
+    files, names = QueueFiles(directory, "jobs"), directory.names()
+    files.remove_leftovers(names)
+    found = Recovery(directory, "jobs", files.load_all(names), quarantine=False).run(names)
+    return files, Journal(directory, "jobs", found, segment_bytes=1 << 20, randomness=os.urandom)
 
 
-def _load(home: QueueFiles, journal: Journal, names: list[str], name: str) -> Checkpoint | None:
+def _load(files: QueueFiles, journal: Journal, names: list[str], name: str) -> Checkpoint | None:
     """A reader's saved state. The first named one inherits the default reader's."""
-    readers = home.reader_names(names)
+    readers = files.reader_names(names)
     if readers == {""} and name == READERS[0]:
-        return home.load("", journal.queue_id)
-    return home.load(name, journal.queue_id) if name in readers else None
+        return files.load("", journal.queue_id)
+    return files.load(name, journal.queue_id) if name in readers else None
 
 
 def _read(journal: Journal) -> dict[int, Entry]:

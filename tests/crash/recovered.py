@@ -90,7 +90,7 @@ def bury(reader: Reader) -> None:
     """The death of the process of a reader elsewhere."""
     outside: Any = reader._source
     forget(outside)
-    locks = list(outside._readership._locks.values())
+    locks = list(outside._registry._locks.values())
     outside._abandon()
     for lock in locks:
         lock.release()
@@ -99,8 +99,8 @@ def bury(reader: Reader) -> None:
 def take_apart(queue: JournaledQueue) -> None:
     """What refers to each other goes at once, without the collector: hundreds of thousands of queues come here."""
     opened.discard(queue)
-    readership, feed = queue._registry, queue._source
-    for part in (*readership.open.values(), readership, feed, feed.journal, queue._syncer.commit, queue):
+    registry, source = queue._registry, queue._source
+    for part in (*registry.open.values(), registry, source, source.journal, queue._syncer.commit, queue):
         part.__dict__.clear()
 
 

@@ -143,18 +143,18 @@ class Scene:
 
     def check_locks(self) -> None:
         """(1) Nobody has a lock: there is one thread, and it is back."""
-        queue, readership = self.queue, self.queue._registry
+        queue, registry = self.queue, self.queue._registry
         held = {
             "queue._lock": queue._lock,
             "queue._held.syncing": queue._held.syncing,
-            "readership._opening": readership._opening,
-            "readership._limiting": readership._limiting,
-            "readership._listing": readership._listing,
+            "registry._opening": registry._opening,
+            "registry._limiting": registry._limiting,
+            "registry._listing": registry._listing,
             "commit._lock": queue._syncer.commit._lock,
             "_process._guard": _process._guard,
             "clock._lock": self.clock._lock,
         }
-        readers = [*readership.open.values(), *([] if self.far is None else [self.far])]
+        readers = [*registry.open.values(), *([] if self.far is None else [self.far])]
         for reader in readers:
             held[f"{reader.name}._lock"], held[f"{reader.name}._saving"] = (
                 reader._backlog.lock,

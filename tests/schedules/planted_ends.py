@@ -48,10 +48,10 @@ def retires_without_the_guard() -> Iterator[None]:
     real, real_guard = ReaderRegistry.retire, QueueFiles.guard
     retiring: set[int] = set()
 
-    def retire(self: ReaderRegistry, feed: LocalSource, *, wait: bool = True) -> None:
+    def retire(self: ReaderRegistry, source: LocalSource, *, wait: bool = True) -> None:
         retiring.add(get_ident())
         try:
-            real(self, feed, wait=wait)
+            real(self, source, wait=wait)
         finally:
             retiring.discard(get_ident())
 

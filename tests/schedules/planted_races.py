@@ -82,7 +82,7 @@ def claims_without_removing() -> Iterator[None]:
             with self._lock:
                 self._line.remove(waiter)
 
-    with patch.object(Exchange, "_settle", settle):
+    with patch.object(Exchange, "_match", settle):
         yield
 
 

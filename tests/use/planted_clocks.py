@@ -169,8 +169,8 @@ def one_thread_for_syncs_and_callbacks() -> Iterator[None]:
 def retiring_waits_for_the_guard() -> Iterator[None]:
     real = ReaderRegistry.retire
 
-    def retire(self: ReaderRegistry, feed: LocalSource, *, wait: bool = True) -> None:
-        real(self, feed)
+    def retire(self: ReaderRegistry, source: LocalSource, *, wait: bool = True) -> None:
+        real(self, source)
 
     with patch.object(ReaderRegistry, "retire", retire):
         yield

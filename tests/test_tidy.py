@@ -105,7 +105,7 @@ PRIVATE_USES = {
     "memory._simple": ("_wait",),
     "_reading.local_source": ("_directory",),
     "testing._crash": ("_mounts",),
-    "work._mending": ("_check",),
+    "work.repair": ("_check",),
     "work.core": ("_abandon",),
 }
 """By module: private names of other modules that it uses, as often as each is here. Nothing is added."""

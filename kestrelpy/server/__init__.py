@@ -6,7 +6,7 @@ docs/beanstalk-protocol.md says what is as in beanstalkd, what is better and wha
 
 from __future__ import annotations
 
+from kestrelpy.server._process import serve, serve_in_thread
 from kestrelpy.server._server import BeanstalkServer, parse_address
-from kestrelpy.server._serving import serve, serve_in_thread
 
 __all__ = ["BeanstalkServer", "parse_address", "serve", "serve_in_thread"]

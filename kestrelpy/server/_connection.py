@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kestrelpy.server._commands import Commands
-    from kestrelpy.server._turns import Turns
+    from kestrelpy.server._rounds import Rounds
     from kestrelpy.work import WorkQueue
 
 __all__ = ["Connection"]
@@ -50,7 +50,7 @@ class ConnectionHost(Protocol):
     """What a connection needs of its server."""
 
     queue: WorkQueue
-    turns: Turns
+    rounds: Rounds
     commands: Commands
     loop: asyncio.AbstractEventLoop
     monotonic: Callable[[], float]
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: ConnectionHost) -> None:
         self._server = server
-        self._turns = server.turns
+        self._rounds = server.rounds
         self._commands = server.commands
         self._parser = Parser(server.queue.max_job_bytes)
         self._transport: asyncio.Transport
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
     def _has_hung_up(self) -> None:
         self.is_half_closed = True
         self._stop_waiting()
-        self._turns.again(self)
+        self._rounds.again(self)
 
     def pause_writing(self) -> None:
         self._is_stuck = True
@@ -137,10 +137,10 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._is_stuck = False
         if self._is_open:
-            self._turns.again(self)
+            self._rounds.again(self)
 
     def connection_lost(self, _error: BaseException | None) -> None:
-        self._turns.forget(self)
+        self._rounds.forget(self)
         if self._is_open:
             self._is_open = False
             self._finish_session()
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
             if self.chore is not None:
                 reply = self._commands.proceed(self.chore)
                 if reply is None:
-                    self._turns.again(self)
+                    self._rounds.again(self)
                     break
                 self.chore = None
             else:
@@ -175,13 +175,13 @@ class Connection(asyncio.Protocol):
             if reply is not None:
                 self._say(reply)
                 if self._reply_bytes > MAX_REPLY_BYTES:
-                    self._turns.again(self)
+                    self._rounds.again(self)
                     break
             if monotonic() > end:
-                self._turns.again(self)
+                self._rounds.again(self)
                 break
         else:
-            self._turns.again(self)
+            self._rounds.again(self)
         if self._replies or self._is_finished:
             self._deliver()
         self._mind_its_reading()
@@ -198,8 +198,8 @@ class Connection(asyncio.Protocol):
         self._reply_bytes += len(reply)
 
     def _deliver(self) -> None:
-        if self._turns.holds_replies:
-            self._turns.speak(self)
+        if self._rounds.holds_replies:
+            self._rounds.speak(self)
         else:
             self.flush()
 
@@ -222,7 +222,7 @@ class Connection(asyncio.Protocol):
         """It has quit or hung up: its jobs are ready again at once; what was said to it still goes out."""
         if not self._is_finished:
             self._finish_session()
-            self._turns.speak(self)
+            self._rounds.speak(self)
 
     def hang_up(self) -> None:
         """The server stops, or has trouble with it."""
@@ -262,8 +262,8 @@ class Connection(asyncio.Protocol):
             return  # it has given up waiting
         self._waiting = None
         self._say(self._commands.outcome(future))
-        self._turns.speak(self)
-        self._turns.again(self)
+        self._rounds.speak(self)
+        self._rounds.again(self)
 
     def _stop_waiting(self) -> None:
         future, self._waiting = self._waiting, None
@@ -271,7 +271,7 @@ class Connection(asyncio.Protocol):
             return
         if future.cancel():
             self._say(replies.TIMED_OUT)
-            self._turns.speak(self)
+            self._rounds.speak(self)
         else:
             self._waiting = future  # its job is on its way here from another thread
 

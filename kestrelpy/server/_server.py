@@ -21,7 +21,7 @@ from kestrelpy.server import _replies as replies
 from kestrelpy.server._clock import LoopClock
 from kestrelpy.server._commands import Commands
 from kestrelpy.server._connection import Connection
-from kestrelpy.server._turns import Turns
+from kestrelpy.server._rounds import Rounds
 from kestrelpy.work import WorkQueue
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class BeanstalkServer:
     queue: WorkQueue
     loop: asyncio.AbstractEventLoop
     commands: Commands
-    turns: Turns
+    rounds: Rounds
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class BeanstalkServer:
         self.monotonic = clock.monotonic
         self._identity = f"{getpid() & 0xFFFFFFFF:08x}{clock.time_ns() >> 10 & 0xFFFFFFFF:08x}"
         self.commands = Commands(self.queue, self._figures)
-        self.turns = Turns(self.loop, self._commit if self._syncs_each_turn else None, self._fail)
+        self.rounds = Rounds(self.loop, self._commit if self._syncs_each_turn else None, self._fail)
         try:
             for address in self._listen:
                 self._listeners.append(await self._listen_at(parse_address(address)))

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from kestrelpy import QueueClosed, QueueDiskFull
 from kestrelpy.errors import KestrelError
-from kestrelpy.work import _records as records
-from kestrelpy.work._log import FRAME_BYTES, SLICE
-from kestrelpy.work._records import EXPIRED, GONE, PUT_BYTES, pack_gone
+from kestrelpy.work import records
 from kestrelpy.work.core import WorkCore
+from kestrelpy.work.job_log import FRAME_BYTES, SLICE
+from kestrelpy.work.records import EXPIRED, GONE, PUT_BYTES, pack_gone
 
 if TYPE_CHECKING:
     from kestrelpy import Clock
@@ -149,7 +149,7 @@ class Compactor:
                     core.save_locked(some)
                 left = len(unsaved) if len(unsaved) < before else 0
             if left:
-                core.breathe()
+                core.yield_lock()
         try:
             return self._write_counters()
         except QueueDiskFull:
@@ -164,19 +164,19 @@ class Compactor:
         at the beginning.
         """
         core = self._core
-        log, machine = core.journal, core.scheduler
+        log, scheduler = core.journal, core.scheduler
         assert log is not None
         with core.news, core.lock, core.turn as now:
-            said = self._write_unsaid_locked()
+            said = self._write_unrecorded_locked()
             end = log.last_id
-            tubes = list(machine.changed_tubes.values())
+            tubes = list(scheduler.changed_tubes.values())
             self._write_tubes_locked(tubes[:SLICE], now)
             if len(tubes) <= SLICE:
                 self._write_totals_locked()
                 self._said = said
                 return log.last_over
         for at in range(SLICE, len(tubes), SLICE):
-            core.breathe()
+            core.yield_lock()
             with core.news, core.lock, core.turn as now:
                 self._write_tubes_locked(tubes[at : at + SLICE], now)
         with core.news, core.lock, core.turn:
@@ -184,15 +184,15 @@ class Compactor:
             self._said = said
             return min(log.last_over, end)
 
-    def _write_unsaid_locked(self) -> int:
+    def _write_unrecorded_locked(self) -> int:
         """How many slots of the held room say nothing new any more, once the counters are written too."""
         core = self._core
         log, held = core.journal, core.held
         assert log is not None
         assert held is not None
-        while core.unsaid:
-            log.over(log.append(pack_gone(GONE, EXPIRED, core.unsaid[-1])))
-            core.unsaid.pop()
+        while core.unrecorded:
+            log.over(log.append(pack_gone(GONE, EXPIRED, core.unrecorded[-1])))
+            core.unrecorded.pop()
         return held.used
 
     def _clear_held_locked(self) -> None:
@@ -208,24 +208,24 @@ class Compactor:
 
     def _write_tubes_locked(self, tubes: list[Tube], now: float) -> None:
         core = self._core
-        log, machine = core.journal, core.scheduler
+        log, scheduler = core.journal, core.scheduler
         assert log is not None
         for tube in tubes:
-            if machine.changed_tubes.get(tube.name) is not tube:
+            if scheduler.changed_tubes.get(tube.name) is not tube:
                 continue
             until_ms = core.wall_ms(tube.paused_until - now) if tube.paused_until else 0
             core.write_tube_locked(tube, tube.pauses, tube.pause, until_ms)
             tube.is_changed = False
-            machine.changed_tubes.pop(tube.name, None)
-            if tube.name not in machine.tubes:  # it is no more: this record is to say so once
+            scheduler.changed_tubes.pop(tube.name, None)
+            if tube.name not in scheduler.tubes:  # it is no more: this record is to say so once
                 log.over(tube.at)
                 tube.at = 0
 
     def _write_totals_locked(self) -> None:
         core = self._core
-        log, machine = core.journal, core.scheduler
+        log, scheduler = core.journal, core.scheduler
         assert log is not None
-        totals = records.Totals(machine.last_id, machine.total_jobs, machine.timeouts, machine.places)
+        totals = records.Totals(scheduler.last_id, scheduler.total_jobs, scheduler.timeouts, scheduler.burials)
         if totals != self._saved_totals:
             at = log.append(records.encode_totals(totals))
             log.over(self.totals_at)
@@ -242,18 +242,18 @@ class Compactor:
             with core.news, core.lock, core.turn:
                 left = log.commit(last)
             if left > 0:
-                core.breathe()
+                core.yield_lock()
 
     def _carry_locked(self, now: float) -> None:
         """Write the oldest live records anew."""
         core = self._core
-        log, machine = core.journal, core.scheduler
+        log, scheduler = core.journal, core.scheduler
         assert log is not None
         for at, data in log.oldest(SLICE):
             if data[0] == records.TUBE:
-                tube = machine.tubes.get(records.decode_tube(data).name)
+                tube = scheduler.tubes.get(records.decode_tube(data).name)
                 if tube is not None and tube.at == at:
-                    machine.note(tube)
+                    scheduler.note(tube)
                 else:
                     log.over(at)  # an interrupt fell before anybody knew of it: it was said anew
             elif data[0] == records.TOTALS:
@@ -265,9 +265,9 @@ class Compactor:
 
     def _carry_job_locked(self, at: int, data: bytes, now: float) -> None:
         core = self._core
-        log, machine = core.journal, core.scheduler
+        log, scheduler = core.journal, core.scheduler
         assert log is not None
-        job = machine.jobs.get(records.job_of(data))
+        job = scheduler.jobs.get(records.job_of(data))
         if job is None or at not in (job.at, job.state_at):
             log.over(at)
             return

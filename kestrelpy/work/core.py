@@ -27,12 +27,11 @@ from weakref import WeakSet
 
 from kestrelpy import ForkedQueue, QueueClosed, QueueDiskFull, QueueFull
 from kestrelpy.errors import KestrelError
-from kestrelpy.work import _records as records
-from kestrelpy.work._held_room import NO_ROOM, Gone, HeldRoom
-from kestrelpy.work._log import Log, NoLog
-from kestrelpy.work._mending import check, mend
-from kestrelpy.work._names import check_tube
-from kestrelpy.work._records import (
+from kestrelpy.work import records
+from kestrelpy.work.errors import JobNotFound
+from kestrelpy.work.held_room import NO_ROOM, Gone, HeldRoom
+from kestrelpy.work.job_log import JobLog, NoLog
+from kestrelpy.work.records import (
     BURIED,
     DELAYED,
     DELETED,
@@ -45,21 +44,22 @@ from kestrelpy.work._records import (
     State,
     pack_gone,
 )
-from kestrelpy.work.errors import JobNotFound
+from kestrelpy.work.repair import check, repair
 from kestrelpy.work.scheduler import NEVER, Scheduler
 from kestrelpy.work.stored import JobWaiter, Reserved, SessionState, StoredJob, Tube, is_held
+from kestrelpy.work.tube_names import check_tube
 
 if TYPE_CHECKING:
     from kestrelpy import Clock
     from kestrelpy.clock import Timer
-    from kestrelpy.work._journal import JobJournal
+    from kestrelpy.work.journal import JobJournal
 
 
 TICK = 100
 """How much of what is due a call does before it does its own."""
 MUCH = 1000
 """How much of it the timer does in one go."""
-BREATH = 0.001
+YIELD_SECONDS = 0.001
 """For how many seconds whoever works in slices leaves the lock to others: one that takes it again at once is never too
 late for it, and those who wait always are.
 """
@@ -166,7 +166,7 @@ class WorkCore:
         "sessions",
         "state",
         "turn",
-        "unsaid",
+        "unrecorded",
     )
     compactor: Compaction
 
@@ -204,9 +204,9 @@ class WorkCore:
         self.at_work: Sequence[StoredJob] = ()  # about whom the last records were written, or are being written
         self._timer: Timer | None = None
         self.armed_at = NEVER
-        self.unsaid: list[int] = []  # jobs that are gone, and the journal had no room to say so
-        self.journal = None if queue is None else Log(queue, segment_bytes, self._look_locked)
-        self.log: Log | NoLog = self.journal or NoLog()
+        self.unrecorded: list[int] = []  # jobs that are gone, and the journal had no room to say so
+        self.journal = None if queue is None else JobLog(queue, segment_bytes, self._look_locked)
+        self.log: JobLog | NoLog = self.journal or NoLog()
         self.append = self.log.append
         self.held = None if queue is None else HeldRoom(queue)
         self.jobs_held = sys.maxsize if queue is None else 0  # room is held for the end of so many jobs
@@ -219,20 +219,20 @@ class WorkCore:
 
     def find_locked(self, job_id: int, now: float) -> StoredJob:
         """The job of that id. Raises ``JobNotFound``, also if its life is over and nobody has come to drop it yet."""
-        live = self.scheduler.jobs.get(job_id)
-        if live is None or (live.expires is not None and self.scheduler.expire(live, now)):
+        stored = self.scheduler.jobs.get(job_id)
+        if stored is None or (stored.expires is not None and self.scheduler.expire(stored, now)):
             raise JobNotFound(job_id)
-        return live
+        return stored
 
     def tube_locked(self, name: str) -> Tube:
         """The tube of that name, made if need be. Raises ``InvalidName``, ``QueueFull``."""
-        machine = self.scheduler
-        tube = machine.tubes.get(name)
+        scheduler = self.scheduler
+        tube = scheduler.tubes.get(name)
         if tube is None:
             check_tube(name)
-            if self._max_tubes is not None and len(machine.tubes) >= self._max_tubes:
+            if self._max_tubes is not None and len(scheduler.tubes) >= self._max_tubes:
                 raise QueueFull(f"work queue {self.name} has max_tubes={self._max_tubes}")
-            tube = machine.make_tube(name)
+            tube = scheduler.make_tube(name)
         return tube
 
     # -- turns -------------------------------------------------------------------------------------------------------
@@ -247,9 +247,9 @@ class WorkCore:
             raise copy(self.state)  # one object would keep what each caller had in hand
         now = self.clock.monotonic()
         if self._disturbed:
-            self._mend_locked(now)
-        machine = self.scheduler
-        if now >= machine.next_due:
+            self._repair_locked(now)
+        scheduler = self.scheduler
+        if now >= scheduler.next_due:
             self.advance_locked(now, TICK)
         if self._orphans:  # after that: a note that comes later makes the next call come here
             self._read_notes_locked(now)
@@ -262,70 +262,70 @@ class WorkCore:
 
     def _read_notes_locked(self, now: float) -> None:
         """A job that nobody got goes back, a task that is gone leaves the line, a session's tubes may go."""
-        machine = self.scheduler
+        scheduler = self.scheduler
         while self._orphans:
             orphan = self._orphans.popleft()
             if isinstance(orphan, JobWaiter):
-                machine.leave_line(orphan)
+                scheduler.leave_line(orphan)
             elif isinstance(orphan, LeftTubes):
                 watched, using = orphan
                 for tube in watched.values():
                     tube.watching -= 1
                 using.using -= 1
                 for tube in (*watched.values(), using):
-                    machine.forget_unneeded(tube)
+                    scheduler.forget_unneeded(tube)
             elif is_held(*orphan):
-                machine.unreserve(orphan.job, now)
+                scheduler.unreserve(orphan.job, now)
             del orphan  # a waiter may be the last to have what has arrived for it, which is noted in turn
 
     def advance_locked(self, now: float, limit: int) -> None:
-        machine = self.scheduler
-        machine.advance(now, limit)
-        if machine.overdue:
-            self.save_locked(list(machine.overdue.values()))
+        scheduler = self.scheduler
+        scheduler.advance(now, limit)
+        if scheduler.overdue:
+            self.save_locked(list(scheduler.overdue.values()))
 
-    def _mend_locked(self, now: float) -> None:
+    def _repair_locked(self, now: float) -> None:
         """An exception from outside struck in the middle of something: make the lists, the log and the journal agree.
 
         Memory is right: what a record said of the jobs that were at work is said anew, as memory has it.
         """
-        machine, log = self.scheduler, self.log
+        scheduler, log = self.scheduler, self.log
         sessions = list(self.sessions)
         for _ in range(len(self._orphans)):  # tubes are counted anew, by the sessions there are
             orphan = self._orphans.popleft()
             if not isinstance(orphan, LeftTubes):
                 self._orphans.append(orphan)
-        mend(machine, sessions, now)
+        repair(scheduler, sessions, now)
         log.realign()
         self.compactor.forget_totals()
-        for tube in machine.tubes.values():
-            machine.note(tube)
+        for tube in scheduler.tubes.values():
+            scheduler.note(tube)
         at_work, self.at_work, self._disturbed = self.at_work, (), False
         for job in at_work:
-            is_live = machine.jobs.get(job.id) is job
-            if is_live and job.id in self.unsaid:
-                self.unsaid.remove(job.id)
+            is_live = scheduler.jobs.get(job.id) is job
+            if is_live and job.id in self.unrecorded:
+                self.unrecorded.remove(job.id)
             try:
                 if is_live:
                     self.rewrite_locked(job, now)
                 else:
-                    machine.last_id = max(machine.last_id, job.id)
+                    scheduler.last_id = max(scheduler.last_id, job.id)
                     log.over(self.append(pack_gone(GONE, EXPIRED, job.id)))
             except QueueDiskFull:  # later, when there is room
                 if is_live:
-                    machine.unsaved[job.id] = job
+                    scheduler.unsaved[job.id] = job
                     self._void_locked(job.id)
                 else:
-                    self.unsaid.append(job.id)
+                    self.unrecorded.append(job.id)
 
     def end_locked(self) -> None:
         """Before the lock is let go."""
-        machine = self.scheduler
-        if machine.expired:
+        scheduler = self.scheduler
+        if scheduler.expired:
             self._write_expired_locked()
-        if machine.unsaved and not self.compactor.is_armed:
+        if scheduler.unsaved and not self.compactor.is_armed:
             self.compactor.arm(self.interval)
-        if machine.next_due < self.armed_at:
+        if scheduler.next_due < self.armed_at:
             self._arm_locked()
 
     def note(self, error: BaseException) -> None:
@@ -347,7 +347,7 @@ class WorkCore:
             self._timer.cancel()
         self.armed_at = self.scheduler.next_due
         wait = self.armed_at - self.clock.monotonic()
-        wait = max(wait, SHORTEST) if wait > 0 else BREATH
+        wait = max(wait, SHORTEST) if wait > 0 else YIELD_SECONDS
         try:
             self._timer = self.clock.call_later(wait, self._tick, on_lost=self._timer_lost)
         except RuntimeError:  # no thread can be started
@@ -371,9 +371,9 @@ class WorkCore:
         """For what raises nothing, whatever is raised in it: closing tells of a journal that has failed."""
         return contextlib.nullcontext() if self.journal is None else self.journal.queue.unheard()
 
-    def breathe(self) -> None:
+    def yield_lock(self) -> None:
         """Between two slices of one call: let others have the lock. Without it, and in real time."""
-        threading.Event().wait(BREATH)
+        threading.Event().wait(YIELD_SECONDS)
 
     def notify(self) -> None:
         """Tell those who have left the line what became of it, whatever they raise in what they call back: the last of
@@ -392,7 +392,7 @@ class WorkCore:
     # -- what is written ---------------------------------------------------------------------------------------------
 
     def write_state_locked(self, job: StoredJob, state: State) -> None:
-        """``job`` is about to be in this state. Raises as ``Log.append``, and nothing is changed."""
+        """``job`` is about to be in this state. Raises as ``JobLog.append``, and nothing is changed."""
         self.at_work = (job,)
         at = self.append(records.encode_state(job.id, job.tube.name, state))
         self.saved_locked(job, at)
@@ -407,7 +407,7 @@ class WorkCore:
                 self.saved_locked(job, at)
 
     def write_tube_locked(self, tube: Tube, pauses: int, pause: float, until_ms: int) -> None:
-        """``tube`` has these pauses, or is about to have. Raises as ``Log.append``, and nothing is changed."""
+        """``tube`` has these pauses, or is about to have. Raises as ``JobLog.append``, and nothing is changed."""
         figures = (tube.name, tube.total_jobs, tube.deletes, pauses, pause, until_ms)
         at = self.append(records.encode_tube(records.TubeFigures(*figures)))
         self.log.over(tube.at)
@@ -425,7 +425,7 @@ class WorkCore:
         """As it would be after a restart: a reserved job is ready then."""
         state = READY if job.state == RESERVED else job.state
         due_ms = self.wall_ms(job.due - now) if state == DELAYED else 0
-        place = int(job.due) if state == BURIED else 0
+        burial = int(job.due) if state == BURIED else 0
         return State(
             state,
             job.priority,
@@ -436,12 +436,12 @@ class WorkCore:
             job.releases,
             job.buries,
             job.kicks,
-            place,
+            burial,
             job.new_timeouts,
         )
 
     def as_ready(self, job: StoredJob, now: float) -> State:
-        return self.state_of(job, now)._replace(state=READY, due_ms=0, place=0)
+        return self.state_of(job, now)._replace(state=READY, due_ms=0, burial=0)
 
     def wall_ms(self, seconds: float = 0.0) -> int:
         """The instant in so many seconds, in milliseconds since the Unix epoch."""
@@ -453,12 +453,12 @@ class WorkCore:
         try:
             with self.unheard():
                 self.write_states_locked(jobs, [self.state_of(job, now) for job in jobs])
-        except (OSError, KestrelError):  # they stay in machine.unsaved
+        except (OSError, KestrelError):  # they stay in scheduler.unsaved
             self.compactor.arm(self.interval)
 
     def write_gone_locked(self, job: StoredJob, cause: int) -> None:
-        """It is about to be removed. Raises as ``Log.append``, and nothing is changed; on a full disk only if no room
-        was held.
+        """It is about to be removed. Raises as ``JobLog.append``, and nothing is changed; on a full disk only if no
+        room was held.
         """
         log = self.log
         self.at_work = (job,)
@@ -484,7 +484,7 @@ class WorkCore:
             raise
         if not (self.always or log.queue.never_syncs):  # no later sync of the journal's own would do it
             held.sync()
-        self.unsaid.append(job_id)
+        self.unrecorded.append(job_id)
         self.jobs_held = held.free
         self.compactor.arm(self.interval)
 
@@ -525,7 +525,7 @@ class WorkCore:
             self.held.sync()
 
     def rewrite_locked(self, job: StoredJob, now: float) -> None:
-        """Write it anew, with its state. Raises as ``Log.append``."""
+        """Write it anew, with its state. Raises as ``JobLog.append``."""
         self.at_work = (job,)
         at = self.append(records.encode_put(self.origin_of(job, now), job.body, self.state_of(job, now)))
         self.log.over(job.at)
@@ -546,7 +546,7 @@ class WorkCore:
         scheduler.take_out(job)
         job.priority, job.delay = new.priority, new.delay
         job.releases, job.buries, job.kicks = new.releases, new.buries, new.kicks
-        scheduler.settle_into(job, new.state, now, due=due)
+        scheduler.change_state(job, new.state, now, due=due)
 
     def delete_locked(self, job: StoredJob) -> None:
         """Write that it is gone, and then forget it."""

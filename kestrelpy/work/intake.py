@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kestrelpy import QueueFull
-from kestrelpy.work._options import MAX_PRIORITY, MAX_SECONDS, check_priority, check_seconds, check_span
-from kestrelpy.work._records import DELAYED, READY, encode_put
 from kestrelpy.work.core import WorkCore
 from kestrelpy.work.errors import Draining, DuplicateJob, JobTooBig
+from kestrelpy.work.options import MAX_PRIORITY, MAX_SECONDS, check_priority, check_seconds, check_span
+from kestrelpy.work.records import DELAYED, READY, encode_put
 from kestrelpy.work.stored import StoredJob, Tube
 
 
@@ -40,16 +40,18 @@ class JobIntake:
             core.hold_room_locked(len(bodies))
         lives = []
         for job_id, body in enumerate(bodies, core.scheduler.last_id + 1):
-            live = self.make_locked(tube, body, priority, delay, ttr, now)
-            live.id = job_id
-            self.adorn_locked(live, None, expires_in, now)
-            lives.append(live)
+            stored = self.make_locked(tube, body, priority, delay, ttr, now)
+            stored.id = job_id
+            self.adorn_locked(stored, None, expires_in, now)
+            lives.append(stored)
         core.at_work = lives
         ids = (
-            core.log.append_many([encode_put(core.origin_of(live, now), live.body) for live in lives]) if lives else ()
+            core.log.append_many([encode_put(core.origin_of(stored, now), stored.body) for stored in lives])
+            if lives
+            else ()
         )
-        for live, at in zip(lives, ids, strict=True):
-            self.add_locked(live, at, now)
+        for stored, at in zip(lives, ids, strict=True):
+            self.add_locked(stored, at, now)
         if not lives:
             core.scheduler.forget_unneeded(tube)
 
@@ -75,55 +77,55 @@ class JobIntake:
 
     def check_room_locked(self, jobs: int, size: int) -> None:
         core = self._core
-        machine = core.scheduler
+        scheduler = core.scheduler
         if self.draining:
             raise Draining(f"work queue {core.name} is draining")
-        if self._max_jobs is not None and len(machine.jobs) + jobs > self._max_jobs:
+        if self._max_jobs is not None and len(scheduler.jobs) + jobs > self._max_jobs:
             raise QueueFull(f"work queue {core.name} has max_jobs={self._max_jobs}")
-        if self._max_bytes is not None and machine.bytes + size > self._max_bytes:
+        if self._max_bytes is not None and scheduler.bytes + size > self._max_bytes:
             raise QueueFull(f"work queue {core.name} has max_bytes={self._max_bytes}")
 
     def check_key_locked(self, tube: Tube, key: str, now: float) -> None:
         core = self._core
-        machine = core.scheduler
-        other = machine.keys.get((tube.name, key))
-        if other is not None and not machine.expire(machine.jobs[other], now):
+        scheduler = core.scheduler
+        other = scheduler.keys.get((tube.name, key))
+        if other is not None and not scheduler.expire(scheduler.jobs[other], now):
             raise DuplicateJob(other, tube.name, key)
 
     def make_locked(self, tube: Tube, body: bytes, priority: int, delay: float, ttr: float, now: float) -> StoredJob:
-        """As ``Replay`` makes one."""
-        live = StoredJob()
-        live.tube, live.body, live.priority, live.delay, live.ttr = tube, body, priority, delay, ttr
-        live.added = now
-        live.key = live.expires = live.holder = None
-        live.state = live.state_at = 0
-        live.reserves = live.timeouts = live.releases = live.buries = live.kicks = live.new_timeouts = 0
-        return live
+        """As ``JobRecovery`` makes one."""
+        stored = StoredJob()
+        stored.tube, stored.body, stored.priority, stored.delay, stored.ttr = tube, body, priority, delay, ttr
+        stored.added = now
+        stored.key = stored.expires = stored.holder = None
+        stored.state = stored.state_at = 0
+        stored.reserves = stored.timeouts = stored.releases = stored.buries = stored.kicks = stored.new_timeouts = 0
+        return stored
 
-    def adorn_locked(self, live: StoredJob, key: str | None, expires_in: float | None, now: float) -> None:
+    def adorn_locked(self, stored: StoredJob, key: str | None, expires_in: float | None, now: float) -> None:
         """What only some jobs have."""
         if key is not None:
-            self.check_key_locked(live.tube, key, now)
-            live.key = key
+            self.check_key_locked(stored.tube, key, now)
+            stored.key = key
         if expires_in is not None:
-            live.expires = (now + expires_in, live.id)
+            stored.expires = (now + expires_in, stored.id)
 
-    def add_locked(self, live: StoredJob, at: int, now: float) -> None:
+    def add_locked(self, stored: StoredJob, at: int, now: float) -> None:
         core = self._core
-        machine, tube = core.scheduler, live.tube
-        live.at = at
-        if live.id > machine.last_id:
-            machine.last_id = live.id
-        machine.total_jobs += 1
+        scheduler, tube = core.scheduler, stored.tube
+        stored.at = at
+        if stored.id > scheduler.last_id:
+            scheduler.last_id = stored.id
+        scheduler.total_jobs += 1
         tube.total_jobs += 1
         if not tube.is_changed:
-            machine.note(tube)
-        if live.delay or live.key or live.expires or tube.waiting:
-            live.place = (now + live.delay, live.id)
-            live.state = DELAYED if live.delay else READY
-            machine.add(live, now)
+            scheduler.note(tube)
+        if stored.delay or stored.key or stored.expires or tube.waiting:
+            stored.sort_key = (now + stored.delay, stored.id)
+            stored.state = DELAYED if stored.delay else READY
+            scheduler.add(stored, now)
         else:
-            machine.add_plain(live)
+            scheduler.add_plain(stored)
 
     def drawn_locked(self, job_id: int) -> int:
         core = self._core

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import TracebackType
 
 from kestrelpy import KestrelError, QueueClosed
-from kestrelpy.work._options import check_priority, check_seconds
-from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
 from kestrelpy.work.core import WorkCore
 from kestrelpy.work.errors import JobNotFound, NotReserved
+from kestrelpy.work.options import check_priority, check_seconds
+from kestrelpy.work.records import BURIED, DELAYED, READY, RESERVED
 from kestrelpy.work.stored import Reserved, SessionState, StoredJob, is_held
 
 __all__ = ["Job"]
@@ -29,18 +29,18 @@ class Job:
 
     __slots__ = ("_core", "_session", "_stored", "_told", "body", "delay", "id", "priority", "reserves", "ttr", "tube")
 
-    def __init__(self, core: WorkCore, session: SessionState | None, live: StoredJob) -> None:
+    def __init__(self, core: WorkCore, session: SessionState | None, stored: StoredJob) -> None:
         self._core = core
         self._session = session
-        self._stored = live
+        self._stored = stored
         self._told = False  # the user has said what is to become of it, or was told that the reservation is over
-        self.id = live.id
-        self.body = live.body
-        self.tube = live.tube.name
-        self.priority = live.priority
-        self.delay = live.delay
-        self.ttr = live.ttr
-        self.reserves = live.reserves
+        self.id = stored.id
+        self.body = stored.body
+        self.tube = stored.tube.name
+        self.priority = stored.priority
+        self.delay = stored.delay
+        self.ttr = stored.ttr
+        self.reserves = stored.reserves
 
     def delete(self) -> None:
         """Done with it: it is gone for good. Of one that was only looked at, as ``WorkQueue.delete``."""
@@ -73,19 +73,19 @@ class Job:
             priority = check_priority(priority)
         core = self._core
         with core.news, core.lock, core.turn as now:
-            live, scheduler = self._held_locked(), core.scheduler
-            is_worn_out = scheduler.is_worn_out(live.timeouts + live.releases + 1)
+            stored, scheduler = self._held_locked(), core.scheduler
+            is_worn_out = scheduler.is_worn_out(stored.timeouts + stored.releases + 1)
             state = BURIED if is_worn_out else DELAYED if delay else READY
-            new = core.state_of(live, now)._replace(
+            new = core.state_of(stored, now)._replace(
                 state=state,
-                priority=live.priority if priority is None else priority,
+                priority=stored.priority if priority is None else priority,
                 delay=delay,
                 due_ms=core.wall_ms(delay) if state == DELAYED else 0,
-                releases=live.releases + 1,
-                buries=live.buries + is_worn_out,
-                place=scheduler.places + 1 if is_worn_out else 0,
+                releases=stored.releases + 1,
+                buries=stored.buries + is_worn_out,
+                burial=scheduler.burials + 1 if is_worn_out else 0,
             )
-            core.become_locked(live, new, now, due=now + delay)
+            core.become_locked(stored, new, now, due=now + delay)
         if core.always:
             core.sync()
         return not is_worn_out
@@ -97,14 +97,14 @@ class Job:
             priority = check_priority(priority)
         core = self._core
         with core.news, core.lock, core.turn as now:
-            live = self._held_locked()
-            new = core.state_of(live, now)._replace(
+            stored = self._held_locked()
+            new = core.state_of(stored, now)._replace(
                 state=BURIED,
-                priority=live.priority if priority is None else priority,
-                buries=live.buries + 1,
-                place=core.scheduler.places + 1,
+                priority=stored.priority if priority is None else priority,
+                buries=stored.buries + 1,
+                burial=core.scheduler.burials + 1,
             )
-            core.become_locked(live, new, now)
+            core.become_locked(stored, new, now)
         if core.always:
             core.sync()
 
@@ -123,12 +123,12 @@ class Job:
         """Seconds until the reservation ends, or a delayed one is ready; 0 if neither."""
         core = self._core
         with core.news, core.lock, core.turn as now:
-            live = self._stored
+            stored = self._stored
             if self._session is not None:
-                is_running = is_held(live, self._session, self.reserves)
+                is_running = is_held(stored, self._session, self.reserves)
             else:
-                is_running = live.state in (DELAYED, RESERVED) and core.scheduler.jobs.get(live.id) is live
-            return max(0.0, live.due - now) if is_running else 0.0
+                is_running = stored.state in (DELAYED, RESERVED) and core.scheduler.jobs.get(stored.id) is stored
+            return max(0.0, stored.due - now) if is_running else 0.0
 
     def _held_locked(self) -> StoredJob:
         """The job that this handle has reserved."""
@@ -195,9 +195,9 @@ def delete_by(core: WorkCore, session: SessionState | None, job_id: int) -> None
     with core.news, core.lock, core.turn as now:
         if session is not None:
             session.check_open()
-        live = core.find_locked(job_id, now)
-        if live.state == RESERVED and live.holder is not session:
+        stored = core.find_locked(job_id, now)
+        if stored.state == RESERVED and stored.holder is not session:
             raise NotReserved(job_id)
-        core.delete_locked(live)
+        core.delete_locked(stored)
     if core.always:
         core.sync()

@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING, Literal
 
 from kestrelpy import KestrelError, QueueClosed, SystemClock
 from kestrelpy._process import forget, remember, warn_unclosed
-from kestrelpy.work import _records as records
-from kestrelpy.work._journal import JobJournal
-from kestrelpy.work._options import (
+from kestrelpy.work import records
+from kestrelpy.work.compaction import Compactor
+from kestrelpy.work.core import MUCH, WorkCore
+from kestrelpy.work.errors import JobNotFound, NotReserved, TubeNotFound
+from kestrelpy.work.intake import JobIntake
+from kestrelpy.work.job import Job, delete_by
+from kestrelpy.work.journal import JobJournal
+from kestrelpy.work.options import (
     PLAIN,
     check_interval,
     check_job_bytes,
@@ -29,13 +34,8 @@ from kestrelpy.work._options import (
     check_span,
     check_sync,
 )
-from kestrelpy.work._records import BURIED, DELAYED, PUT, READY, RESERVED, STATES, encode_put, pack_put
-from kestrelpy.work._replay import Replay
-from kestrelpy.work.compaction import Compactor
-from kestrelpy.work.core import MUCH, WorkCore
-from kestrelpy.work.errors import JobNotFound, NotReserved, TubeNotFound
-from kestrelpy.work.intake import JobIntake
-from kestrelpy.work.job import Job, delete_by
+from kestrelpy.work.records import BURIED, DELAYED, PUT, READY, RESERVED, STATES, encode_put, pack_put
+from kestrelpy.work.recovery import JobRecovery
 from kestrelpy.work.scheduler import NEVER
 from kestrelpy.work.session import Session
 from kestrelpy.work.stats import JobStats, TubeStats, WorkStats, job_stats, tube_stats, work_stats
@@ -152,7 +152,7 @@ class WorkQueue:
         log = core.journal
         assert log is not None
         assert core.held is not None
-        replay = Replay(
+        recovery = JobRecovery(
             core.scheduler,
             log,
             core.held.load() if is_known else (),
@@ -163,10 +163,10 @@ class WorkQueue:
             is_known=is_known,
             quarantine=quarantine,
         )
-        self._compactor.totals_at = replay.run()
-        core.unsaid = replay.unsaid
+        self._compactor.totals_at = recovery.run()
+        core.unrecorded = recovery.unrecorded
         if not is_known:
-            queue.adopt(disk, records=replay.records)
+            queue.adopt(disk, records=recovery.records)
         with contextlib.suppress(OSError), core.lock:  # the disk may be full since before there was held room
             core.hold_room_locked(1)
         if log.carry_to:  # what is damaged goes, once all that lives there was written anew
@@ -226,18 +226,18 @@ class WorkQueue:
                     intake.check_room_locked(1, len(body))
                 if len(scheduler.jobs) >= core.jobs_held:
                     core.hold_room_locked(1)
-                live = intake.make_locked(where, body, priority, delay, ttr, now)
-                live.id = scheduler.last_id + 1 if job_id is None else intake.drawn_locked(job_id)
-                core.at_work = (live,)
+                stored = intake.make_locked(where, body, priority, delay, ttr, now)
+                stored.id = scheduler.last_id + 1 if job_id is None else intake.drawn_locked(job_id)
+                core.at_work = (stored,)
                 if key is None and expires_in is None:
                     added_ms = core.clock.time_ns() // 1_000_000
                     # HOT COPY of records.encode_put
-                    record = pack_put(PUT, len(where.encoded), 0, priority, live.id, added_ms, delay, ttr, 0)
+                    record = pack_put(PUT, len(where.encoded), 0, priority, stored.id, added_ms, delay, ttr, 0)
                     at = core.append(record + body + where.encoded)
                 else:
-                    intake.adorn_locked(live, key, expires_in, now)
-                    at = core.append(encode_put(core.origin_of(live, now), live.body))
-                intake.add_locked(live, at, now)
+                    intake.adorn_locked(stored, key, expires_in, now)
+                    at = core.append(encode_put(core.origin_of(stored, now), stored.body))
+                intake.add_locked(stored, at, now)
             except BaseException as error:
                 core.note(error)
                 intake.forget_empty_locked(tube)
@@ -248,7 +248,7 @@ class WorkQueue:
             core.notify()
         if core.always:
             core.sync()
-        return live.id
+        return stored.id
 
     def put_many(
         self,
@@ -316,11 +316,11 @@ class WorkQueue:
                 if where is None:
                     break
                 state = (BURIED if where.buried else DELAYED) if state is None else state
-                places = (where.buried if state == BURIED else where.delayed)[: min(_STEP, n - done)]
-                done += self._kick_locked([core.scheduler.jobs[place[1]] for place in places], now)
-            if len(places) < _STEP or done >= n:
+                keys = (where.buried if state == BURIED else where.delayed)[: min(_STEP, n - done)]
+                done += self._kick_locked([core.scheduler.jobs[key[1]] for key in keys], now)
+            if len(keys) < _STEP or done >= n:
                 break
-            core.breathe()
+            core.yield_lock()
         if done and core.always:
             core.sync()
         return done
@@ -329,46 +329,48 @@ class WorkQueue:
         """Make a buried or delayed job ready. Raises ``JobNotFound`` for any other."""
         core = self._core
         with core.news, core.lock, core.turn as now:
-            live = core.find_locked(job_id, now)
-            if live.state not in (BURIED, DELAYED):
+            stored = core.find_locked(job_id, now)
+            if stored.state not in (BURIED, DELAYED):
                 raise JobNotFound(job_id, "it is neither buried nor delayed")
-            self._kick_locked([live], now)
+            self._kick_locked([stored], now)
         if core.always:
             core.sync()
 
     def _kick_locked(self, lives: list[StoredJob], now: float) -> int:
         """How many of them live still."""
         core = self._core
-        lives = [live for live in lives if not core.scheduler.expire(live, now)]
-        core.write_states_locked(lives, [core.as_ready(live, now)._replace(kicks=live.kicks + 1) for live in lives])
-        for live in lives:
-            live.kicks += 1
-            core.scheduler.make_ready(live, now)
+        lives = [stored for stored in lives if not core.scheduler.expire(stored, now)]
+        core.write_states_locked(
+            lives, [core.as_ready(stored, now)._replace(kicks=stored.kicks + 1) for stored in lives]
+        )
+        for stored in lives:
+            stored.kicks += 1
+            core.scheduler.make_ready(stored, now)
         return len(lives)
 
     def move(self, job_id: int, tube: str) -> None:
-        """To another tube; its state, delay and place stay.
+        """To another tube; its state, delay and order stay.
 
         Raises ``JobNotFound``, ``NotReserved`` if a session has it, ``DuplicateJob``, ``InvalidName``, ``QueueFull``.
         """
         core = self._core
         with core.news, core.lock, core.turn as now:
-            live = core.find_locked(job_id, now)
-            if live.state == RESERVED:
+            stored = core.find_locked(job_id, now)
+            if stored.state == RESERVED:
                 raise NotReserved(job_id)
             where = core.scheduler.tubes.get(tube) or core.tube_locked(tube)
-            if where is live.tube:
+            if where is stored.tube:
                 return
-            if live.key is not None:
-                self._intake.check_key_locked(where, live.key, now)
-            core.at_work = (live,)
+            if stored.key is not None:
+                self._intake.check_key_locked(where, stored.key, now)
+            core.at_work = (stored,)
             try:
-                at = core.append(records.encode_state(live.id, tube, core.state_of(live, now)))
+                at = core.append(records.encode_state(stored.id, tube, core.state_of(stored, now)))
             except BaseException:
                 core.scheduler.forget_unneeded(where)
                 raise
-            core.saved_locked(live, at)
-            core.scheduler.move(live, where, now)
+            core.saved_locked(stored, at)
+            core.scheduler.move(stored, where, now)
         if core.always:
             core.sync()
 
@@ -384,15 +386,15 @@ class WorkQueue:
             done += len(lives)
             if len(lives) < _STEP:
                 break
-            core.breathe()
+            core.yield_lock()
         if done and core.always:
             core.sync()
         return done
 
     def _clear_locked(self, lives: list[StoredJob]) -> None:
         core = self._core
-        for live in lives:
-            core.delete_locked(live)
+        for stored in lives:
+            core.delete_locked(stored)
 
     def pause_tube(self, tube: str, seconds: float) -> None:
         """Give out no job of this tube for so long; 0 ends a pause. Raises ``TubeNotFound``."""
@@ -436,10 +438,10 @@ class WorkQueue:
                 page = core.scheduler.page(tube, state, None, _PAGE)
                 if not page:
                     raise JobNotFound(None, f"no job of {tube!r} is {STATES[state]}")
-                live = next((live for _, live in page if not core.scheduler.expire(live, now)), None)
-                if live is not None:
-                    return Job(core, None, live)
-            core.breathe()  # all of these had expired, and nobody had come to drop them yet
+                stored = next((stored for _, stored in page if not core.scheduler.expire(stored, now)), None)
+                if stored is not None:
+                    return Job(core, None, stored)
+            core.yield_lock()  # all of these had expired, and nobody had come to drop them yet
 
     # -- lists -------------------------------------------------------------------------------------------------------
 
@@ -467,8 +469,8 @@ class WorkQueue:
 
     def _all_stats_locked(self, tube: str, page: list[tuple[object, StoredJob]], now: float) -> list[JobStats]:
         core = self._core
-        alive = [live for _, live in page if not core.scheduler.expire(live, now)]
-        return [job_stats(live, now) for live in alive if live.tube.name == tube]
+        alive = [stored for _, stored in page if not core.scheduler.expire(stored, now)]
+        return [job_stats(stored, now) for stored in alive if stored.tube.name == tube]
 
     # -- figures -----------------------------------------------------------------------------------------------------
 

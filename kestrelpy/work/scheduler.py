@@ -2,11 +2,11 @@
 
 Rules:
 1. No locks, files or clocks: the caller holds the queue's lock and says what time it is (seconds, monotonic).
-2. ``job.state`` and what goes with it is the truth; every list can be made again from it (``mend``), and is after an
+2. ``job.state`` and what goes with it is the truth; every list can be made again from it (``repair``), and is after an
    exception from outside has struck.
 3. Whoever waits in line stands there because none of its tubes has a job for it. Waiters are served in the order of
    their coming; one that is served leaves every line in the same step.
-4. Nothing here takes longer with the number of jobs than a search in a sorted list, but ``mend``.
+4. Nothing here takes longer with the number of jobs than a search in a sorted list, but ``repair``.
 5. What is to be told to waiters is put into ``told``, for the caller to tell without the lock.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 from sortedcontainers import SortedList
 
 from kestrelpy.errors import QueueEmpty
-from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
 from kestrelpy.work.errors import DeadlineSoon
+from kestrelpy.work.records import BURIED, DELAYED, READY, RESERVED
 from kestrelpy.work.stored import ID_BITS, ID_MASK, URGENT, JobWaiter, SessionState, StoredJob, Tube
 
 MARGIN = 1.0
@@ -56,7 +56,7 @@ class Scheduler:
         self.next_due = NEVER
         self.is_behind = False
         self.bytes = self.urgent = self.buried = 0
-        self.last_id = self.total_jobs = self.timeouts = self.places = 0
+        self.last_id = self.total_jobs = self.timeouts = self.burials = 0
 
     # -- tubes ------------------------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class Scheduler:
     # -- in and out of the lists -------------------------------------------------------------------------------------
 
     def add(self, job: StoredJob, now: float) -> None:
-        """A new job, or one that was taken in again at opening. Its state and ``place`` are set."""
+        """A new job, or one that was taken in again at opening. Its state and ``sort_key`` are set."""
         self.jobs[job.id] = job
         self.bytes += len(job.body)
         if job.key is not None:
@@ -111,8 +111,8 @@ class Scheduler:
         job_id, tube, priority = job.id, job.tube, job.priority
         self.jobs[job_id] = job
         self.bytes += len(job.body)
-        job.place = place = priority << ID_BITS | job_id
-        tube.ready.add(place)
+        job.sort_key = key = priority << ID_BITS | job_id
+        tube.ready.add(key)
         if priority < URGENT:
             tube.urgent += 1
             self.urgent += 1
@@ -120,8 +120,8 @@ class Scheduler:
     def end_plain(self, job: StoredJob) -> None:
         """``take_out`` and ``remove`` for a reserved job without key or expiry: the usual case."""
         job_id, tube, holder = job.id, job.tube, job.holder
-        self.reserved.remove(job.place)
-        holder.let_go(job)  # type: ignore[union-attr]
+        self.reserved.remove(job.sort_key)
+        holder.drop(job)  # type: ignore[union-attr]
         job.holder = None
         tube.reserved -= 1
         del self.jobs[job_id]
@@ -149,21 +149,21 @@ class Scheduler:
         """Out of the list of its state."""
         tube, state = job.tube, job.state
         if state == RESERVED:
-            self.reserved.discard(job.place)
+            self.reserved.discard(job.sort_key)
             tube.reserved -= 1
             assert job.holder is not None
-            job.holder.let_go(job)
+            job.holder.drop(job)
             job.holder = None
         elif state == READY:
-            tube.ready.discard(job.place)
+            tube.ready.discard(job.sort_key)
             if job.priority < URGENT:
                 tube.urgent -= 1
                 self.urgent -= 1
         elif state == DELAYED:
-            self.delayed.discard(job.place)
-            tube.delayed.discard(job.place)
+            self.delayed.discard(job.sort_key)
+            tube.delayed.discard(job.sort_key)
         else:
-            tube.buried.discard(job.place)
+            tube.buried.discard(job.sort_key)
             self.buried -= 1
 
     def expire(self, job: StoredJob, now: float) -> bool:
@@ -180,7 +180,7 @@ class Scheduler:
         self.expired.append(job)
 
     def _enter(self, job: StoredJob, now: float) -> None:
-        """Into the list of its state, by its ``place``; a ready one may go to whoever waits for it."""
+        """Into the list of its state, by its ``sort_key``; a ready one may go to whoever waits for it."""
         if job.expires is not None and job.expires[0] <= now:
             self._drop(job)
             return
@@ -188,11 +188,11 @@ class Scheduler:
         if state == READY:
             self.put_ready(job, now)
         elif state == DELAYED:
-            self.delayed.add(job.place)
-            job.tube.delayed.add(job.place)
+            self.delayed.add(job.sort_key)
+            job.tube.delayed.add(job.sort_key)
             self._expect(job.due)
         else:
-            job.tube.buried.add(job.place)
+            job.tube.buried.add(job.sort_key)
             self.buried += 1
 
     def put_ready(self, job: StoredJob, now: float) -> None:
@@ -201,11 +201,11 @@ class Scheduler:
             self._drop(job)
             return
         tube = job.tube
-        job.state, job.place = READY, job.priority << ID_BITS | job.id
+        job.state, job.sort_key = READY, job.priority << ID_BITS | job.id
         if tube.waiting and not tube.paused_until:
             self._give(job, next(iter(tube.waiting)), now)
             return
-        tube.ready.add(job.place)
+        tube.ready.add(job.sort_key)
         if job.priority < URGENT:
             tube.urgent += 1
             self.urgent += 1
@@ -215,12 +215,12 @@ class Scheduler:
         self.take_out(job)
         self.put_ready(job, now)
 
-    def settle_into(self, job: StoredJob, state: int, now: float, *, due: float = 0.0) -> None:
+    def change_state(self, job: StoredJob, state: int, now: float, *, due: float = 0.0) -> None:
         """Into another state, but not into a reservation: a job in no list, whose priority is set already."""
         if state == BURIED:
-            self.places += 1
-            due = self.places
-        job.state, job.place = state, (due, job.id)
+            self.burials += 1
+            due = self.burials
+        job.state, job.sort_key = state, (due, job.id)
         self._enter(job, now)
 
     def move(self, job: StoredJob, tube: Tube, now: float) -> None:
@@ -274,11 +274,11 @@ class Scheduler:
     def reserve(self, job: StoredJob, holder: SessionState, now: float) -> None:
         """A job that is in no list is this session's from now on, for its time to run."""
         due = now + job.ttr
-        place = (due, job.id)
-        job.state, job.place, job.holder = RESERVED, place, holder
+        key = (due, job.id)
+        job.state, job.sort_key, job.holder = RESERVED, key, holder
         job.reserves += 1
         job.tube.reserved += 1
-        self.reserved.add(place)
+        self.reserved.add(key)
         holder.hold(job)
         self.unsaved[job.id] = job
         if due < self.next_due:
@@ -290,10 +290,10 @@ class Scheduler:
         """Its time to run begins again."""
         holder = job.holder
         assert holder is not None
-        self.reserved.discard(job.place)
-        holder.let_go(job)
-        job.place = (now + job.ttr, job.id)
-        self.reserved.add(job.place)
+        self.reserved.discard(job.sort_key)
+        holder.drop(job)
+        job.sort_key = (now + job.ttr, job.id)
+        self.reserved.add(job.sort_key)
         holder.hold(job)
         self._expect(job.due)
 
@@ -384,22 +384,22 @@ class Scheduler:
     def first_of(self, tube: Tube, count: int) -> list[StoredJob]:
         """Some of its jobs that are not reserved: ready ones, then delayed, then buried."""
         keys = [key & ID_MASK for key in tube.ready[:count]]
-        for places in (tube.delayed, tube.buried):
-            keys += [place[1] for place in places[: count - len(keys)]]
+        for listed in (tube.delayed, tube.buried):
+            keys += [key[1] for key in listed[: count - len(keys)]]
         return [self.jobs[key] for key in keys]
 
     def page(self, name: str, state: int, last: object, count: int) -> list[tuple[object, StoredJob]]:
-        """The next jobs of a tube and a state after ``last``, with their places; of reserved ones, those of other tubes
-        too.
+        """The next jobs of a tube and a state after ``last``, with their sort keys; among the reserved those of other
+        tubes too.
         """
         tube = self.tubes.get(name)
         if tube is None:
             return []
-        places: Any = {READY: tube.ready, DELAYED: tube.delayed, BURIED: tube.buried, RESERVED: self.reserved}[state]
-        found = islice(places.irange(last, None, (False, True)), count)
+        listed: Any = {READY: tube.ready, DELAYED: tube.delayed, BURIED: tube.buried, RESERVED: self.reserved}[state]
+        found = islice(listed.irange(last, None, (False, True)), count)
         if state == READY:
             return [(key, self.jobs[key & ID_MASK]) for key in found]
-        return [(place, self.jobs[place[1]]) for place in found]
+        return [(key, self.jobs[key[1]]) for key in found]
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -458,7 +458,7 @@ class Scheduler:
         self.unsaved[job.id] = self.overdue[job.id] = job
         if self.is_worn_out(job.timeouts + job.releases):
             job.buries += 1
-            self.settle_into(job, BURIED, now)
+            self.change_state(job, BURIED, now)
         else:
             self.put_ready(job, now)
         return True

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from kestrelpy import KestrelError, QueueClosed, QueueEmpty
 from kestrelpy._process import why_not_wait
-from kestrelpy.work._options import PLAIN, check_timeout
-from kestrelpy.work._records import READY, RESERVED
 from kestrelpy.work.core import MUCH, LeftTubes, WorkCore
 from kestrelpy.work.errors import DeadlineSoon, JobNotFound, NotReserved
 from kestrelpy.work.job import Job, delete_by, settle, unreserve
+from kestrelpy.work.options import PLAIN, check_timeout
+from kestrelpy.work.records import READY, RESERVED
 from kestrelpy.work.scheduler import NEVER
 from kestrelpy.work.stored import SessionState
 from kestrelpy.work.waiting import Awaiting, Blocked, Promised
@@ -118,9 +118,9 @@ class Session(SessionState):
                 now = core.clock.monotonic()
                 if now >= scheduler.next_due:
                     now = core.begin_locked()
-                live = scheduler.take(self, now)
+                stored = scheduler.take(self, now)
                 found: object
-                found = Job(core, self, live) if live is not None else self._line_up_locked(timeout, now, Blocked)
+                found = Job(core, self, stored) if stored is not None else self._line_up_locked(timeout, now, Blocked)
             except BaseException as error:
                 core.note(error)
                 raise
@@ -156,14 +156,14 @@ class Session(SessionState):
             with core.news, core.lock, core.turn as now:
                 some = self._take_locked(jobs, min(_STEP, n - len(jobs)), now)
             if some == _STEP:
-                core.breathe()
+                core.yield_lock()
         return jobs
 
     def _take_locked(self, jobs: list[Job], count: int, now: float) -> int:
         """Add up to so many that are ready; how many there were."""
         taken = 0
-        while taken < count and (live := self._core.scheduler.take(self, now)) is not None:
-            jobs.append(Job(self._core, self, live))
+        while taken < count and (stored := self._core.scheduler.take(self, now)) is not None:
+            jobs.append(Job(self._core, self, stored))
             taken += 1
         return taken
 
@@ -175,15 +175,15 @@ class Session(SessionState):
         core = self._core
         with core.news, core.lock, core.turn as now:
             self.check_open()
-            live = core.find_locked(job_id, now)
-            if live.state == RESERVED:
+            stored = core.find_locked(job_id, now)
+            if stored.state == RESERVED:
                 raise NotReserved(job_id)
-            if live.state != READY:  # else it would be what it was, if the process died now
-                core.write_state_locked(live, core.as_ready(live, now))
-            is_written = live.state != READY
-            core.scheduler.take_out(live)
-            core.scheduler.reserve(live, self, now)
-            job = Job(core, self, live)
+            if stored.state != READY:  # else it would be what it was, if the process died now
+                core.write_state_locked(stored, core.as_ready(stored, now))
+            is_written = stored.state != READY
+            core.scheduler.take_out(stored)
+            core.scheduler.reserve(stored, self, now)
+            job = Job(core, self, stored)
         if is_written and core.always:
             core.sync()
         return job
@@ -197,8 +197,8 @@ class Session(SessionState):
         timeout = check_timeout(timeout)
         core = self._core
         with core.news, core.lock, core.turn as now:
-            live = core.scheduler.take(self, now)
-            found = Job(core, self, live) if live is not None else self._line_up_locked(timeout, now, Promised)
+            stored = core.scheduler.take(self, now)
+            found = Job(core, self, stored) if stored is not None else self._line_up_locked(timeout, now, Promised)
         if found is None:
             found = self._try_again(timeout, Promised)
         if isinstance(found, Promised):
@@ -216,8 +216,8 @@ class Session(SessionState):
         timeout = check_timeout(timeout)
         core = self._core
         with core.news, core.lock, core.turn as now:
-            live = core.scheduler.take(self, now)
-            found = Job(core, self, live) if live is not None else self._line_up_locked(timeout, now, Awaiting)
+            stored = core.scheduler.take(self, now)
+            found = Job(core, self, stored) if stored is not None else self._line_up_locked(timeout, now, Awaiting)
         if found is None:
             found = self._try_again(timeout, Awaiting)
         if isinstance(found, Job):
@@ -246,10 +246,10 @@ class Session(SessionState):
         found: Job | JobWaiter | Exception | None = None
         while found is None:
             if kind is Blocked:
-                core.breathe()
+                core.yield_lock()
             with core.news, core.lock, core.turn as now:
-                live = core.scheduler.take(self, now)
-                found = Job(core, self, live) if live is not None else self._line_up_locked(timeout, now, kind)
+                stored = core.scheduler.take(self, now)
+                found = Job(core, self, stored) if stored is not None else self._line_up_locked(timeout, now, kind)
         return found
 
     def _line_up_locked(
@@ -340,10 +340,10 @@ class Session(SessionState):
     def _held(self, job_id: int) -> Job:
         with self._core.news, self._core.lock, self._core.turn:
             self.check_open()
-            live = self.held.get(job_id)
-            if live is None:
+            stored = self.held.get(job_id)
+            if stored is None:
                 raise NotReserved(job_id) if job_id in self._core.scheduler.jobs else JobNotFound(job_id)
-            return Job(self._core, self, live)
+            return Job(self._core, self, stored)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

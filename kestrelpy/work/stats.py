@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kestrelpy.work._records import DELAYED, RESERVED, STATES
+from kestrelpy.work.records import DELAYED, RESERVED, STATES
 
 if TYPE_CHECKING:
     from kestrelpy.work.core import WorkCore

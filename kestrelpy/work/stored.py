@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from sortedcontainers import SortedList
 
 from kestrelpy import QueueClosed
-from kestrelpy.work._records import BURIED, DELAYED, READY, RESERVED
+from kestrelpy.work.records import BURIED, DELAYED, READY, RESERVED
 
 URGENT = 1024
 """Jobs of a priority below this one are counted as urgent, as beanstalkd does."""
@@ -22,8 +22,8 @@ ID_MASK = (1 << ID_BITS) - 1
 class StoredJob:
     """One job that lives.
 
-    ``place`` is where it stands in the list of its state: priority and id in one number (ready), when it is due and the
-    id (delayed, reserved), the place in the order of burying and the id (buried). ``added`` and ``expires`` are by the
+    ``sort_key`` orders it in the list of its state: priority and id in one number (ready), when it is due and the id
+    (delayed, reserved), the number of the burial and the id (buried). ``added`` and ``expires`` are by the
     monotonic clock, before whose beginning a job may have been put; with the latter goes the id. ``at`` and
     ``state_at``: the ids of its records in the journal, 0 for none.
     """
@@ -40,10 +40,10 @@ class StoredJob:
         "key",
         "kicks",
         "new_timeouts",
-        "place",
         "priority",
         "releases",
         "reserves",
+        "sort_key",
         "state",
         "state_at",
         "timeouts",
@@ -58,7 +58,7 @@ class StoredJob:
     delay: float
     ttr: float
     added: float
-    place: Any
+    sort_key: Any
     expires: tuple[float, int] | None
     key: str | None
     holder: SessionState | None
@@ -74,7 +74,7 @@ class StoredJob:
     @property
     def due(self) -> float:
         """When a delayed one is ready, or a reservation ends, by the monotonic clock."""
-        due: float = self.place[0]
+        due: float = self.sort_key[0]
         return due
 
 
@@ -133,13 +133,13 @@ class Tube:
         assert {job_id for _, job_id in self.buried} == {job.id for job in mine if job.state == BURIED}
         assert self.reserved == sum(job.state == RESERVED for job in mine)
         assert self.urgent == sum(job.state == READY and job.priority < URGENT for job in mine)
-        assert all(jobs[key & ID_MASK].place == key for key in self.ready)
-        assert all(jobs[place[1]].place == place for place in (*self.delayed, *self.buried))
+        assert all(jobs[key & ID_MASK].sort_key == key for key in self.ready)
+        assert all(jobs[key[1]].sort_key == key for key in (*self.delayed, *self.buried))
         assert not (self.waiting and self.ready) or self.paused_until
 
 
 class SessionState:
-    """What the machine knows of a session: what it watches, holds and waits for."""
+    """What the scheduler knows of a session: what it watches, holds and waits for."""
 
     def __init__(self, number: int, *, deadline_soon: bool) -> None:
         self.number = number  # of its own among those who wait
@@ -161,19 +161,19 @@ class SessionState:
     def hold(self, job: StoredJob) -> None:
         self.held[job.id] = job
         if self._deadlines is not None:
-            self._deadlines.add(job.place)
+            self._deadlines.add(job.sort_key)
 
-    def let_go(self, job: StoredJob) -> None:
-        """No error for one that it does not hold; ``job.place`` must still be the reservation's."""
+    def drop(self, job: StoredJob) -> None:
+        """No error for one that it does not hold; ``job.sort_key`` must still be the reservation's."""
         if self.held.pop(job.id, None) is not None and self._deadlines is not None:
-            self._deadlines.discard(job.place)
+            self._deadlines.discard(job.sort_key)
             if not self._deadlines:
                 self._deadlines = None
 
     def soonest(self) -> tuple[float, int] | None:
         """The reservation that ends first: when, and the job's id."""
         if self._deadlines is None and len(self.held) > _MANY:
-            self._deadlines = SortedList(job.place for job in self.held.values())
+            self._deadlines = SortedList(job.sort_key for job in self.held.values())
         if self._deadlines is not None:
             return self._deadlines[0]
         return min(((job.due, job.id) for job in self.held.values()), default=None)
@@ -186,7 +186,7 @@ class SessionState:
         """It waits no longer. Takes the queue's lock."""
         raise NotImplementedError
 
-    def take_stock(self, jobs: Iterable[StoredJob]) -> None:
+    def reset_held(self, jobs: Iterable[StoredJob]) -> None:
         """These are what it holds, whatever it seemed to."""
         self.held = {job.id: job for job in jobs}
         self._deadlines = None

@@ -17,7 +17,7 @@ import portalocker
 from kestrelpy._disk import real as real_module
 from kestrelpy._disk.real import RealDirectory, RealFile
 from kestrelpy._journal.checkpoint import CheckpointFile
-from kestrelpy.work._held_room import HeldRoom
+from kestrelpy.work.held_room import HeldRoom
 
 
 def no_sync() -> None:

@@ -12,7 +12,7 @@ from kestrelpy._disk import real as real_module
 from kestrelpy._journal.checkpoint import SparedFile
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._logging import Trouble, warning
-from kestrelpy.work._held_room import HeldRoom
+from kestrelpy.work.held_room import HeldRoom
 
 
 @defect(

@@ -17,12 +17,12 @@ from kestrelpy.server._parser import Parser
 from kestrelpy.work import core, intake, job, queue
 from kestrelpy.work import queue as work_queue
 from kestrelpy.work import session as work_session
-from kestrelpy.work._held_room import HeldRoom
-from kestrelpy.work._journal import JobJournal
-from kestrelpy.work._log import Log
 from kestrelpy.work.compaction import Compactor
 from kestrelpy.work.core import WorkCore
 from kestrelpy.work.errors import JobTooBig
+from kestrelpy.work.held_room import HeldRoom
+from kestrelpy.work.job_log import JobLog
+from kestrelpy.work.journal import JobJournal
 from kestrelpy.work.scheduler import NEVER, Scheduler
 from kestrelpy.work.session import Job
 from kestrelpy.work.stored import SessionState, StoredJob
@@ -155,12 +155,12 @@ def a_job_too_big_is_an_item_too_large() -> Iterator[None]:
     test="tests/work/test_work_damage.py::test_one_bad_byte_costs_one_job",
 )
 def quarantine_does_not_reach_the_jobs() -> Iterator[None]:
-    real = Log.replay
+    real = JobLog.replay
 
-    def replay(self: Log, disk: Any, *, quarantine: bool) -> Any:
+    def replay(self: JobLog, disk: Any, *, quarantine: bool) -> Any:
         return real(self, disk, quarantine=False)
 
-    with patch.object(Log, "replay", replay):
+    with patch.object(JobLog, "replay", replay):
         yield
 
 
@@ -170,7 +170,7 @@ def quarantine_does_not_reach_the_jobs() -> Iterator[None]:
     test="tests/work/test_work_damage.py::test_what_is_damaged_goes_when_what_lives_there_was_written_anew",
 )
 def damage_stays() -> Iterator[None]:
-    with patch.object(Log, "is_short", lambda self, size: self.bytes <= self.bound(size)):
+    with patch.object(JobLog, "is_short", lambda self, size: self.bytes <= self.bound(size)):
         yield
 
 
@@ -236,7 +236,7 @@ def tubes_are_written_in_one_go() -> Iterator[None]:
         core = self._core
         assert core.journal is not None
         with core.news, core.lock, core.turn as now:
-            self._write_unsaid_locked()
+            self._write_unrecorded_locked()
             self._write_tubes_locked(list(core.scheduler.changed_tubes.values()), now)
             self._write_totals_locked()
             return core.journal.last_over

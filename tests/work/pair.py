@@ -19,7 +19,7 @@ from kestrelpy._disk.interface import Disk
 from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, MemoryDisk
 from kestrelpy.work import Job, JobStats, Session, WorkQueue
-from kestrelpy.work.core import BREATH
+from kestrelpy.work.core import YIELD_SECONDS
 
 START_MS = 1_700_000_000_000
 TUBES = ("default", "a", "b", "Tube-1/x")
@@ -223,7 +223,7 @@ class Pair:
 
     def compare_futures(self) -> None:
         if any(waiter.outcome == "DeadlineSoon" and not future.done() for future, waiter in self.futures):
-            self.advance(BREATH)  # a reservation has begun that ends soon: the others in line hear of it next
+            self.advance(YIELD_SECONDS)  # a reservation has begun that ends soon: the others in line hear of it next
         for future, waiter in self.futures:
             assert future.done() == (waiter.outcome != WAITING), waiter
             if waiter.outcome == WAITING:

@@ -15,7 +15,7 @@ from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner
 from kestrelpy.work import WorkQueue
-from kestrelpy.work._held_room import HeldRoom
+from kestrelpy.work.held_room import HeldRoom
 from kestrelpy.work.scheduler import Scheduler
 
 BODY = bytes(100)

@@ -28,7 +28,7 @@ from kestrelpy.inbox import PartWriter, publish, take_in
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk
 from kestrelpy.testing._crash import PowerModel
 from kestrelpy.work import WorkQueue
-from kestrelpy.work._journal import JobJournal
+from kestrelpy.work.journal import JobJournal
 
 MARK = "work.work"
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelpy.work import _records as records
-from kestrelpy.work._records import BURIED, CARRIED, DELAYED, PUT, READY, Origin, State, Totals, TubeFigures
+from kestrelpy.work import records
+from kestrelpy.work.records import BURIED, CARRIED, DELAYED, PUT, READY, Origin, State, Totals, TubeFigures
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -50,8 +50,8 @@ def test_a_tube_comes_back_whole(name: str, jobs: int, deletes: int, pauses: int
 
 
 @given(u64, u64, u64, u64)
-def test_totals_come_back_whole(last_id: int, jobs: int, timeouts: int, places: int) -> None:
-    totals = Totals(last_id, jobs, timeouts, places)
+def test_totals_come_back_whole(last_id: int, jobs: int, timeouts: int, burials: int) -> None:
+    totals = Totals(last_id, jobs, timeouts, burials)
     assert records.decode_totals(records.encode_totals(totals)) == totals
 
 

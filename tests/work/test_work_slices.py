@@ -103,14 +103,14 @@ def test_changed_tubes_are_written_in_slices(monkeypatch: pytest.MonkeyPatch, cl
         queue.put(b"", tube=f"tube-{number}")
     between: list[int] = []
 
-    def breathe(_: WorkCore) -> None:
+    def yield_lock(_: WorkCore) -> None:
         """Others come: they put into a tube that is written already, and take what was there."""
         assert not queue._core.lock.locked()
         between.append(len(queue._core.scheduler.changed_tubes))
         queue.put(b"", tube="tube-0")
         queue.delete(1 + len(between))
 
-    monkeypatch.setattr(WorkCore, "breathe", breathe)
+    monkeypatch.setattr(WorkCore, "yield_lock", yield_lock)
     queue.checkpoint()
     monkeypatch.undo()
     assert len(between) == 9

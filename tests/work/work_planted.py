@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from kestrelpy.work import _records as records
-from kestrelpy.work._held_room import Gone, HeldRoom
-from kestrelpy.work._log import Log
-from kestrelpy.work._records import BURIED, State, Totals
-from kestrelpy.work._replay import Replay
+from kestrelpy.work import records
 from kestrelpy.work.compaction import Compactor
 from kestrelpy.work.core import WorkCore
+from kestrelpy.work.held_room import Gone, HeldRoom
+from kestrelpy.work.job_log import JobLog
 from kestrelpy.work.queue import WorkQueue
+from kestrelpy.work.records import BURIED, State, Totals
+from kestrelpy.work.recovery import JobRecovery
 from kestrelpy.work.stored import StoredJob
 
 SETTLING = {"advance": 8.0, "checkpoint": 5.0}
@@ -72,9 +72,9 @@ def the_priority_of_a_release_is_not_written() -> Iterator[None]:
     def write_state(self: WorkCore, job: StoredJob, state: State) -> None:
         write(self, job, state._replace(priority=job.priority))
 
-    def become(self: WorkCore, live: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
+    def become(self: WorkCore, stored: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
         with patch.object(WorkCore, "write_state_locked", write_state):
-            real(self, live, new, now, due=due)
+            real(self, stored, new, now, due=due)
 
     with patch.object(WorkCore, "become_locked", become):
         yield
@@ -83,9 +83,9 @@ def the_priority_of_a_release_is_not_written() -> Iterator[None]:
 @fault("(a)")
 def kicks_are_not_written() -> Iterator[None]:
     def kick(self: WorkQueue, lives: list[StoredJob], now: float) -> int:
-        for live in lives:
-            live.kicks += 1
-            self._core.scheduler.make_ready(live, now)
+        for stored in lives:
+            stored.kicks += 1
+            self._core.scheduler.make_ready(stored, now)
         return len(lives)
 
     with patch.object(WorkQueue, "_kick_locked", kick):
@@ -95,20 +95,20 @@ def kicks_are_not_written() -> Iterator[None]:
 @fault("(d)", steps={"reserve_many": 8.0, "bury": 15.0, "kick": 0.0, "delete": 2.0})
 def the_order_of_burying_is_not_written() -> Iterator[None]:
     """BD-W6."""
-    with written_otherwise(lambda state: state._replace(place=0)):
+    with written_otherwise(lambda state: state._replace(burial=0)):
         yield
 
 
 @fault("(a)")
 def buries_are_counted_at_opening() -> Iterator[None]:
     """BD-W6: replay goes through the same door as a call."""
-    real = Replay._become
+    real = JobRecovery._become
 
-    def become(self: Replay, job: StoredJob, state: State) -> None:
+    def become(self: JobRecovery, job: StoredJob, state: State) -> None:
         real(self, job, state)
         job.buries += state.state == BURIED
 
-    with patch.object(Replay, "_become", become):
+    with patch.object(JobRecovery, "_become", become):
         yield
 
 
@@ -155,11 +155,11 @@ def moves_are_not_written() -> Iterator[None]:
 
 @fault("(g)", steps={"put_many": 8.0})
 def batches_are_many_records_in_many_writes() -> Iterator[None]:
-    def append_many(self: Log, some: list[bytes]) -> range:
+    def append_many(self: JobLog, some: list[bytes]) -> range:
         ids = [self.append(record) for record in some]
         return range(ids[0], ids[-1] + 1)
 
-    with patch.object(Log, "append_many", append_many):
+    with patch.object(JobLog, "append_many", append_many):
         yield
 
 
@@ -169,7 +169,7 @@ def batches_are_many_records_in_many_writes() -> Iterator[None]:
 @fault("(a) (b) (h)", steps=SETTLING)
 def records_are_committed_before_what_replaces_them_is_on_disk() -> Iterator[None]:
     """SS-B3."""
-    with patch.object(Log, "sync", lambda self: None):
+    with patch.object(JobLog, "sync", lambda self: None):
         yield
 
 
@@ -182,17 +182,19 @@ def the_put_is_over_when_a_state_is_written() -> Iterator[None]:
         if at:
             self.log.over(job.at)
 
-    with patch.object(WorkCore, "saved_locked", saved), patch.object(Log, "_check", lambda self, live: None):
+    with patch.object(WorkCore, "saved_locked", saved), patch.object(JobLog, "_check", lambda self, live: None):
         yield
 
 
 @fault("(a) (h) itself", steps=SETTLING)
 def one_record_too_many_is_committed() -> Iterator[None]:
-    real = Log.last_over.fget
+    real = JobLog.last_over.fget
     assert real is not None
     with (
-        patch.object(Log, "last_over", property(lambda self: min(real(self) + 1, self._first + len(self._over) - 1))),
-        patch.object(Log, "_check", lambda self, live: None),
+        patch.object(
+            JobLog, "last_over", property(lambda self: min(real(self) + 1, self._first + len(self._over) - 1))
+        ),
+        patch.object(JobLog, "_check", lambda self, live: None),
     ):
         yield
 
@@ -239,14 +241,14 @@ def ids_go_on_above_those_that_live() -> Iterator[None]:
 @fault("(h)", steps=SETTLING)
 def counters_are_added_up() -> Iterator[None]:
     """SS-B2: read twice, they count twice."""
-    real = Replay._totals
+    real = JobRecovery._totals
 
-    def totals(self: Replay, at: int, data: bytes) -> None:
-        before = self._machine.total_jobs
+    def totals(self: JobRecovery, at: int, data: bytes) -> None:
+        before = self._scheduler.total_jobs
         real(self, at, data)
-        self._machine.total_jobs += before
+        self._scheduler.total_jobs += before
 
-    with patch.object(Replay, "_totals", totals):
+    with patch.object(JobRecovery, "_totals", totals):
         yield
 
 
@@ -254,22 +256,22 @@ def counters_are_added_up() -> Iterator[None]:
 def delays_begin_anew_at_an_opening() -> Iterator[None]:
     """#62 of beanstalkd: replay makes delays longer."""
 
-    def delay(self: Replay, job: StoredJob, due_ms: int) -> None:
-        job.state, job.place = records.DELAYED, (self._now + job.delay, job.id)
+    def delay(self: JobRecovery, job: StoredJob, due_ms: int) -> None:
+        job.state, job.sort_key = records.DELAYED, (self._now + job.delay, job.id)
 
-    with patch.object(Replay, "_delay", delay):
+    with patch.object(JobRecovery, "_delay", delay):
         yield
 
 
 @fault("(a)", steps={"advance": 10.0, "put": 14.0})
 def expiry_is_forgotten() -> Iterator[None]:
-    real = Replay._put
+    real = JobRecovery._put
 
-    def put(self: Replay, at: int, data: bytes) -> None:
+    def put(self: JobRecovery, at: int, data: bytes) -> None:
         real(self, at, data)
-        self._machine.jobs[records.job_of(data)].expires = None
+        self._scheduler.jobs[records.job_of(data)].expires = None
 
-    with patch.object(Replay, "_put", put):
+    with patch.object(JobRecovery, "_put", put):
         yield
 
 
@@ -280,12 +282,12 @@ def expiry_is_forgotten() -> Iterator[None]:
 def memory_is_changed_before_the_disk() -> Iterator[None]:
     """BD-W14: a release that fails leaves the job nowhere, or where it was not."""
 
-    def become(self: WorkCore, live: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
-        self.scheduler.take_out(live)
-        live.priority, live.delay = new.priority, new.delay
-        live.releases, live.buries, live.kicks = new.releases, new.buries, new.kicks
-        self.scheduler.settle_into(live, new.state, now, due=due)
-        self.write_state_locked(live, new)
+    def become(self: WorkCore, stored: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
+        self.scheduler.take_out(stored)
+        stored.priority, stored.delay = new.priority, new.delay
+        stored.releases, stored.buries, stored.kicks = new.releases, new.buries, new.kicks
+        self.scheduler.change_state(stored, new.state, now, due=due)
+        self.write_state_locked(stored, new)
 
     with patch.object(WorkCore, "become_locked", become):
         yield
@@ -294,15 +296,15 @@ def memory_is_changed_before_the_disk() -> Iterator[None]:
 @fault("(a) (j) (k)", by_errors=True)
 def a_write_error_is_kept_quiet() -> Iterator[None]:
     """BD-W8."""
-    real = Log.append
+    real = JobLog.append
 
-    def append(self: Log, record: bytes) -> int:
+    def append(self: JobLog, record: bytes) -> int:
         try:
             return real(self, record)
         except OSError:
             return 0
 
-    with patch.object(Log, "append", append), patch.object(Log, "_check", lambda self, live: None):
+    with patch.object(JobLog, "append", append), patch.object(JobLog, "_check", lambda self, live: None):
         yield
 
 

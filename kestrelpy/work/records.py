@@ -36,11 +36,11 @@ LAST_CAUSE = TIMED_OUT
 
 # kind, bytes of the tube's name and of the key, priority, id, put at, delay, time to run, expires at (0: never)
 _PUT = Struct("<BBHIQQddQ")
-# state, timeouts since the last record, priority, delay, due at, reserves, timeouts, releases, buries, kicks, place
+# state, timeouts since the last record, priority, delay, due at, reserves, timeouts, releases, buries, kicks, burial
 _STATE = Struct("<BHIdQIIIIIQ")
 _OF_JOB = Struct("<BBQ")  # kind, bytes of the tube's name or the cause, id
 _TUBE = Struct("<BBQQQdQ")  # kind, bytes of the name, jobs put, deletes, pauses, length of the pause, paused until
-_TOTALS = Struct("<BQQQQ")  # kind, last id, jobs put, timeouts, places given out
+_TOTALS = Struct("<BQQQQ")  # kind, last id, jobs put, timeouts, burials
 
 PUT_BYTES = _PUT.size
 pack_put = _PUT.pack
@@ -66,7 +66,7 @@ class Origin(NamedTuple):
 
 
 class State(NamedTuple):
-    """How a job is. ``new_timeouts``: since the record before. ``place``: in the order of burying."""
+    """How a job is. ``new_timeouts``: since the record before. ``burial``: a number that orders the buried."""
 
     state: int
     priority: int
@@ -77,7 +77,7 @@ class State(NamedTuple):
     releases: int
     buries: int
     kicks: int
-    place: int
+    burial: int
     new_timeouts: int = 0
 
 
@@ -98,7 +98,7 @@ class Totals(NamedTuple):
     last_id: int
     total_jobs: int
     timeouts: int
-    places: int
+    burials: int
 
 
 def encode_put(origin: Origin, body: bytes, state: State | None = None) -> bytes:
@@ -158,7 +158,7 @@ def _pack_state(state: State) -> bytes:
         state.releases,
         state.buries,
         state.kicks,
-        state.place,
+        state.burial,
     )
 
 

@@ -1,4 +1,4 @@
-"""A machine from a journal: what is not committed is read in order, and the last word on each job counts."""
+"""A scheduler from a journal: what is not committed is read in order, and the last word on each job counts."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kestrelpy import CorruptJournal, UnsupportedFormat
-from kestrelpy.work import _records as records
-from kestrelpy.work._log import Log
-from kestrelpy.work._losses import Losses
-from kestrelpy.work._mending import rebuild
-from kestrelpy.work._records import BURIED, DELAYED, PUT_BYTES, State
+from kestrelpy.work import records
+from kestrelpy.work.job_log import JobLog
+from kestrelpy.work.losses import Losses
+from kestrelpy.work.records import BURIED, DELAYED, PUT_BYTES, State
+from kestrelpy.work.repair import rebuild
 from kestrelpy.work.scheduler import Scheduler
 from kestrelpy.work.stored import StoredJob
 
 if TYPE_CHECKING:
     from kestrelpy._disk.interface import Disk
-    from kestrelpy.work._held_room import Gone
+    from kestrelpy.work.held_room import Gone
     from kestrelpy.work.stored import Tube
 
 
-class Replay:
+class JobRecovery:
     """One opening. ``is_known``: whether a mark says that the journal is a work queue's. ``now`` and ``now_ms`` are the
     same moment on the monotonic clock and on the wall's.
     """
 
     def __init__(
         self,
-        machine: Scheduler,
-        log: Log,
+        scheduler: Scheduler,
+        log: JobLog,
         apart: Iterable[Gone],
         path: str,
         disk: Disk | None,
@@ -41,20 +41,20 @@ class Replay:
         is_known: bool,
         quarantine: bool,
     ) -> None:
-        self._machine = machine
+        self._scheduler = scheduler
         self._log = log
         self._apart = deque(apart)
         self._path = path
         self._is_known = is_known
         self._quarantine = quarantine
-        self._losses = Losses(machine, path)
+        self._losses = Losses(scheduler, path)
         self.records = 0
         """How many there were."""
         self._disk = disk
         self._now = now
         self._now_ms = now_ms
         self._totals_at = 0
-        self.unsaid: list[int] = []
+        self.unrecorded: list[int] = []
         """Jobs that are gone by what was said apart, and by no record."""
         self._tubes: dict[bytes, Tube] = {}
         self._priorities: dict[int, int] = {}
@@ -84,11 +84,11 @@ class Replay:
             if was_enabled:
                 gc.enable()
         self._losses.end()
-        machine = self._machine
-        rebuild(machine)
-        for tube in list(machine.tubes.values()):
-            machine.forget_unneeded(tube)
-        machine.next_due = self._now
+        scheduler = self._scheduler
+        rebuild(scheduler)
+        for tube in list(scheduler.tubes.values()):
+            scheduler.forget_unneeded(tube)
+        scheduler.next_due = self._now
         return self._totals_at
 
     def _read(self) -> None:
@@ -124,15 +124,15 @@ class Replay:
 
     def _end_apart(self, gone: Gone) -> None:
         """As a GONE, at its place among the records."""
-        job = self._machine.jobs.get(gone.job_id)
+        job = self._scheduler.jobs.get(gone.job_id)
         self._end(gone.job_id, gone.cause)
         if job is not None:
-            self.unsaid.append(gone.job_id)
-            self._machine.note(job.tube)
+            self.unrecorded.append(gone.job_id)
+            self._scheduler.note(job.tube)
 
     def _put(self, at: int, data: bytes) -> None:
         """A new job. One of a million of them: so there are few calls here, and one object for equal values."""
-        machine = self._machine
+        scheduler = self._scheduler
         _, tube_bytes, key_bytes, priority, job_id, added_ms, delay, ttr, expires_ms = records.unpack_put(data)
         key_at = len(data) - key_bytes
         tube_at = key_at - tube_bytes
@@ -140,8 +140,8 @@ class Replay:
             raise ValueError("it is shorter than it says")
         name = data[tube_at:key_at]
         tube = self._tubes.get(name) or self._find_tube(name)
-        if job_id in machine.jobs:  # it was carried, or put again after an interrupt
-            self._forget(machine.jobs[job_id])
+        if job_id in scheduler.jobs:  # it was carried, or put again after an interrupt
+            self._forget(scheduler.jobs[job_id])
         job = StoredJob()
         job.id, job.tube, job.body, job.at = job_id, tube, data[PUT_BYTES:tube_at], at
         job.priority = self._priorities.setdefault(priority, priority)
@@ -150,14 +150,14 @@ class Replay:
             self._last_ms, self._last_added = added_ms, self._when(added_ms)
         job.added = self._last_added
         job.key = data[key_at:].decode() if key_bytes else None
-        job.place = job.expires = job.holder = None
+        job.sort_key = job.expires = job.holder = None
         job.state = job.state_at = 0
         job.reserves = job.timeouts = job.releases = job.buries = job.kicks = job.new_timeouts = 0
-        machine.jobs[job_id] = job
-        machine.total_jobs += 1
+        scheduler.jobs[job_id] = job
+        scheduler.total_jobs += 1
         tube.total_jobs += 1
-        if job_id > machine.last_id:
-            machine.last_id = job_id
+        if job_id > scheduler.last_id:
+            scheduler.last_id = job_id
         if expires_ms:
             job.expires = (self._when(expires_ms), job_id)
         if delay:
@@ -166,14 +166,14 @@ class Replay:
     def _carried(self, at: int, data: bytes) -> None:
         head, state = records.split_carried(data)
         self._put(at, head)
-        job = self._machine.jobs[records.job_of(data)]
-        self._machine.total_jobs -= 1  # it was counted when it was put
+        job = self._scheduler.jobs[records.job_of(data)]
+        self._scheduler.total_jobs -= 1  # it was counted when it was put
         job.tube.total_jobs -= 1
         self._become(job, state)
 
     def _find_tube(self, name: bytes) -> Tube:
         found = name.decode()
-        tube = self._tubes[name] = self._machine.tubes.get(found) or self._machine.make_tube(found)
+        tube = self._tubes[name] = self._scheduler.tubes.get(found) or self._scheduler.make_tube(found)
         return tube
 
     def _forget(self, job: StoredJob) -> None:
@@ -182,14 +182,14 @@ class Replay:
 
     def _state(self, at: int, data: bytes) -> None:
         job_id, name, state = records.decode_state(data)
-        job = self._machine.jobs.get(job_id)
+        job = self._scheduler.jobs.get(job_id)
         if job is None:  # gone: its record was committed, and this one is to follow
             self._log.over(at)
             return
-        self._machine.timeouts += state.new_timeouts
+        self._scheduler.timeouts += state.new_timeouts
         self._log.over(job.state_at)
         job.state_at = at
-        job.tube = self._machine.tubes.get(name) or self._machine.make_tube(name)
+        job.tube = self._scheduler.tubes.get(name) or self._scheduler.make_tube(name)
         self._become(job, state)
 
     def _become(self, job: StoredJob, state: State) -> None:
@@ -199,12 +199,12 @@ class Replay:
         if job.state == DELAYED:
             self._delay(job, state.due_ms)
         elif job.state == BURIED:
-            job.place = (state.place, job.id)
-            self._machine.places = max(self._machine.places, state.place)
+            job.sort_key = (state.burial, job.id)
+            self._scheduler.burials = max(self._scheduler.burials, state.burial)
 
     def _delay(self, job: StoredJob, due_ms: int) -> None:
         job.state = DELAYED
-        job.place = (min(self._when(due_ms), self._now + job.delay), job.id)
+        job.sort_key = (min(self._when(due_ms), self._now + job.delay), job.id)
 
     def _when(self, instant_ms: int) -> float:
         return self._now + (instant_ms - self._now_ms) / 1000
@@ -215,11 +215,11 @@ class Replay:
         self._end(job_id, cause)
 
     def _end(self, job_id: int, cause: int) -> None:
-        job = self._machine.jobs.pop(job_id, None)
-        if job_id > self._machine.last_id:  # the record that put it is lost
-            self._machine.last_id = job_id
+        job = self._scheduler.jobs.pop(job_id, None)
+        if job_id > self._scheduler.last_id:  # the record that put it is lost
+            self._scheduler.last_id = job_id
         if cause == records.TIMED_OUT:
-            self._machine.timeouts += 1
+            self._scheduler.timeouts += 1
         if job is not None:
             self._forget(job)
             if cause == records.DELETED:
@@ -227,7 +227,7 @@ class Replay:
 
     def _tube(self, at: int, data: bytes) -> None:
         figures = records.decode_tube(data)
-        tube = self._machine.tubes.get(figures.name) or self._machine.make_tube(figures.name)
+        tube = self._scheduler.tubes.get(figures.name) or self._scheduler.make_tube(figures.name)
         self._log.over(tube.at)
         tube.at = at
         tube.total_jobs, tube.deletes, tube.pauses = figures.total_jobs, figures.deletes, figures.pauses
@@ -236,10 +236,10 @@ class Replay:
             tube.paused_until = min(self._when(figures.paused_until_ms), self._now + figures.pause)
 
     def _totals(self, at: int, data: bytes) -> None:
-        machine = self._machine
+        scheduler = self._scheduler
         totals = records.decode_totals(data)
         self._log.over(self._totals_at)
         self._totals_at = at
-        machine.last_id = max(machine.last_id, totals.last_id)
-        machine.total_jobs, machine.timeouts = totals.total_jobs, totals.timeouts
-        machine.places = max(machine.places, totals.places)
+        scheduler.last_id = max(scheduler.last_id, totals.last_id)
+        scheduler.total_jobs, scheduler.timeouts = totals.total_jobs, totals.timeouts
+        scheduler.burials = max(scheduler.burials, totals.burials)

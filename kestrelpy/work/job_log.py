@@ -22,7 +22,7 @@ from kestrelpy import CorruptJournal, NoDefaultReader, QueueEmpty, inspect, scan
 if TYPE_CHECKING:
     from kestrelpy import Reader
     from kestrelpy._disk.interface import Disk
-    from kestrelpy.work._journal import JobJournal
+    from kestrelpy.work.journal import JobJournal
 
 FRAME_BYTES = 24
 """About what a record takes on disk beside its data."""
@@ -32,7 +32,7 @@ MANY = 5000
 """From so many on it costs less to find the place behind them (the frames of one segment) than to read them."""
 
 
-class Log:
+class JobLog:
     """What was appended to ``queue`` and is not committed."""
 
     def __init__(self, queue: JobJournal, segment_bytes: int, on_look: Callable[[], object]) -> None:
@@ -178,8 +178,8 @@ class Log:
     @property
     def last_over(self) -> int:
         """Up to this record all are over, and may be committed once the journal is synced."""
-        live = self._over.find(0)
-        return self._first - 1 + (len(self._over) if live < 0 else live)
+        oldest = self._over.find(0)
+        return self._first - 1 + (len(self._over) if oldest < 0 else oldest)
 
     def bound(self, live_bytes: int) -> int:
         """How long the journal may be, if live records take so much of it."""

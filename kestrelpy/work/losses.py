@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from kestrelpy.work._records import CARRIED, PUT
+from kestrelpy.work.records import CARRIED, PUT
 
 if TYPE_CHECKING:
     from kestrelpy.work.scheduler import Scheduler
@@ -21,8 +21,8 @@ _MOST_SPANS = 100
 class Losses:
     """Of one opening, whose records are passed in the order of their ids."""
 
-    def __init__(self, machine: Scheduler, path: str) -> None:
-        self._machine = machine
+    def __init__(self, scheduler: Scheduler, path: str) -> None:
+        self._scheduler = scheduler
         self._path = path
         self._lost: list[int] = []  # records
         self._missing: list[tuple[int, int]] = []  # first and last ids of jobs that may have been put by these
@@ -32,11 +32,11 @@ class Losses:
     def lose(self, at: int) -> None:
         """Record ``at`` is not intact."""
         self._lost.append(at)
-        self.missing_from = self.missing_from or self._machine.last_id + 1
+        self.missing_from = self.missing_from or self._scheduler.last_id + 1
 
     def see(self, data: bytes) -> None:
         """The next record was taken in. If it is about a later job, those in between may have been put by lost ones."""
-        first, last_id = self.missing_from, self._machine.last_id
+        first, last_id = self.missing_from, self._scheduler.last_id
         if last_id >= first:
             last_id -= data[0] in (PUT, CARRIED)  # this one is there
             if last_id >= first:
@@ -47,11 +47,11 @@ class Losses:
         """All were read: let no id that may have been given out be given out again, and log what is in doubt."""
         if not self._lost:
             return
-        machine = self._machine
+        scheduler = self._scheduler
         if self.missing_from:
-            machine.last_id += len(self._lost)  # each of them may have put one
-            self._missing.append((self.missing_from, machine.last_id))
-        doubtful = sorted(job.id for job in machine.jobs.values() if max(job.at, job.state_at) < self._lost[-1])
+            scheduler.last_id += len(self._lost)  # each of them may have put one
+            self._missing.append((self.missing_from, scheduler.last_id))
+        doubtful = sorted(job.id for job in scheduler.jobs.values() if max(job.at, job.state_at) < self._lost[-1])
         from logging import getLogger  # here and not above: mostly there is nothing to say
 
         getLogger("kestrelpy").warning(

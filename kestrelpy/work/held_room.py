@@ -28,11 +28,11 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from kestrelpy.work._records import LAST_CAUSE
+from kestrelpy.work.records import LAST_CAUSE
 
 if TYPE_CHECKING:
     from kestrelpy._disk.interface import File
-    from kestrelpy.work._journal import JobJournal
+    from kestrelpy.work.journal import JobJournal
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BEGIN = 128

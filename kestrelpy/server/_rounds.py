@@ -15,12 +15,12 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Turns"]
+__all__ = ["Rounds"]
 
 _logger = logging.getLogger("kestrelpy.server")
 
 
-class TurnTaker(Protocol):
+class RoundClient(Protocol):
     """What a turn does with a client: a ``Connection``."""
 
     def run(self) -> None:
@@ -36,8 +36,8 @@ class TurnTaker(Protocol):
         """There is trouble with it."""
 
 
-class Turns:
-    """The turns of one server. All on the loop's thread.
+class Rounds:
+    """The rounds of one server. All on the loop's thread.
 
     ``commit``, if there is one, makes the turn's changes durable before its replies go out. If it raises, the clients
     of that turn get INTERNAL_ERROR, and ``on_failure`` gets the error.
@@ -52,25 +52,25 @@ class Turns:
         self._loop = loop
         self._commit = commit
         self._on_failure = on_failure
-        self._speaking: dict[TurnTaker, None] = {}
-        self._busy: dict[TurnTaker, None] = {}
+        self._speaking: dict[RoundClient, None] = {}
+        self._busy: dict[RoundClient, None] = {}
         self._is_ending = False
 
     @property
     def holds_replies(self) -> bool:
         return self._commit is not None
 
-    def speak(self, client: TurnTaker) -> None:
+    def speak(self, client: RoundClient) -> None:
         """It has replies: send them at the end of this turn."""
         self._speaking[client] = None
         self._see_to_the_end()
 
-    def again(self, client: TurnTaker) -> None:
+    def again(self, client: RoundClient) -> None:
         """It has more to do: serve it in the next turn."""
         self._busy[client] = None
         self._see_to_the_end()
 
-    def forget(self, client: TurnTaker) -> None:
+    def forget(self, client: RoundClient) -> None:
         self._speaking.pop(client, None)
         self._busy.pop(client, None)
 
@@ -95,7 +95,7 @@ class Turns:
         for client in busy:
             self._see_to(client, client.run)
 
-    def _see_to(self, client: TurnTaker, call: Callable[[], None]) -> None:
+    def _see_to(self, client: RoundClient, call: Callable[[], None]) -> None:
         """What goes wrong with one client, such as memory for its replies, ends that one, and the others are served."""
         try:
             call()

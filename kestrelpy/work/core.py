@@ -160,6 +160,7 @@ class WorkCore:
         "journal",
         "lock",
         "log",
+        "must_check",
         "name",
         "news",
         "scheduler",
@@ -199,6 +200,10 @@ class WorkCore:
         self._orphans: deque[Reserved | JobWaiter | LeftTubes] = deque()
         self._numbers = itertools.count(1)  # of those who wait
         self.state: Exception | None = None  # why it can't be used
+        self.must_check = False
+        """The next call looks at more than the time: it is closed, or interrupted, or somebody left a note. Stored as
+        True by whoever has such news, after the news, with or without the lock.
+        """
         self._disturbed = False  # an exception from outside struck while the lock was held
         self._refused: ValueError | None = None  # the error of our own that is being raised
         self.at_work: Sequence[StoredJob] = ()  # about whom the last records were written, or are being written
@@ -240,8 +245,7 @@ class WorkCore:
     def begin_locked(self) -> float:
         """What time it is. Time has done its work by then, or a slice of it. Raises ``QueueClosed``.
 
-        Hot paths ask for the time themselves, and come here if that is not before ``next_due``: it is long past where
-        there is something wrong.
+        Hot paths ask for the time themselves, and come here if ``next_due`` has come, or ``must_check`` is set.
         """
         if self.state is not None:
             raise copy(self.state)  # one object would keep what each caller had in hand
@@ -251,14 +255,15 @@ class WorkCore:
         scheduler = self.scheduler
         if now >= scheduler.next_due:
             self.advance_locked(now, TICK)
-        if self._orphans:  # after that: a note that comes later makes the next call come here
+        if self.must_check:
+            self.must_check = False  # before the notes are read: one that comes later sets it again
             self._read_notes_locked(now)
         return now
 
     def leave_note(self, orphan: Reserved | JobWaiter | LeftTubes) -> None:
         """The garbage collector has found what nobody has any more; without a lock: it may strike anywhere."""
         self._orphans.append(orphan)
-        self.scheduler.next_due = -NEVER
+        self.must_check = True
 
     def _read_notes_locked(self, now: float) -> None:
         """A job that nobody got goes back, a task that is gone leaves the line, a session's tubes may go."""
@@ -325,7 +330,7 @@ class WorkCore:
             self._write_expired_locked()
         if scheduler.unsaved and not self.compactor.is_armed:
             self.compactor.arm(self.interval)
-        if scheduler.next_due < self.armed_at:
+        if scheduler.next_due < self.armed_at or (self.must_check and self.armed_at != -NEVER):
             self._arm_locked()
 
     def note(self, error: BaseException) -> None:
@@ -334,8 +339,7 @@ class WorkCore:
         """
         refused, self._refused = self._refused, None
         if not (isinstance(error, KestrelError | OSError) or error is refused):
-            self._disturbed = True
-            self.scheduler.next_due = -NEVER
+            self._disturbed = self.must_check = True
 
     def refusal_locked(self, reason: str) -> ValueError:
         """To be raised now, before anything is changed."""
@@ -345,7 +349,7 @@ class WorkCore:
     def _arm_locked(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self.armed_at = self.scheduler.next_due
+        self.armed_at = -NEVER if self.must_check else self.scheduler.next_due
         wait = self.armed_at - self.clock.monotonic()
         wait = max(wait, SHORTEST) if wait > 0 else YIELD_SECONDS
         try:
@@ -580,7 +584,7 @@ class WorkCore:
         self.lock = threading.Lock()
         self.compactor.abandon()
         self.state = ForkedQueue(self._pid)
-        self.scheduler.next_due = -NEVER
+        self.must_check = True
         self.scheduler.told.clear()
         self._orphans.clear()
         if self.journal is not None and self.held is not None:

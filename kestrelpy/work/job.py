@@ -52,13 +52,13 @@ class Job:
         scheduler = core.scheduler
         with core.lock:
             try:  # HOT COPY of Turn
-                if core.clock.monotonic() >= scheduler.next_due:
+                if core.clock.monotonic() >= scheduler.next_due or core.must_check:
                     core.begin_locked()
                 core.delete_locked(self._held_locked())
             except BaseException as error:
                 core.note(error)
                 raise
-            if scheduler.next_due < core.armed_at or scheduler.expired:
+            if scheduler.next_due < core.armed_at or scheduler.expired or core.must_check:
                 core.end_locked()
         if scheduler.told:
             core.notify()

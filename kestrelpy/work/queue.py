@@ -36,7 +36,6 @@ from kestrelpy.work.options import (
 )
 from kestrelpy.work.records import BURIED, DELAYED, PUT, READY, RESERVED, STATES, encode_put, pack_put
 from kestrelpy.work.recovery import JobRecovery
-from kestrelpy.work.scheduler import NEVER
 from kestrelpy.work.session import Session
 from kestrelpy.work.stats import JobStats, TubeStats, WorkStats, job_stats, tube_stats, work_stats
 from kestrelpy.work.stored import StoredJob
@@ -219,7 +218,7 @@ class WorkQueue:
         with core.lock:
             try:  # HOT COPY of Turn
                 now = core.clock.monotonic()
-                if now >= scheduler.next_due:
+                if now >= scheduler.next_due or core.must_check:
                     now = core.begin_locked()
                 where = scheduler.tubes.get(tube) or core.tube_locked(tube)
                 if intake.is_limited:
@@ -242,7 +241,7 @@ class WorkQueue:
                 core.note(error)
                 intake.forget_empty_locked(tube)
                 raise
-            if scheduler.next_due < core.armed_at or scheduler.expired:
+            if scheduler.next_due < core.armed_at or scheduler.expired or core.must_check:
                 core.end_locked()
         if scheduler.told:
             core.notify()
@@ -551,7 +550,7 @@ class WorkQueue:
                 for session in core.sessions:
                     session.closed = True
                 core.sessions.clear()
-                core.scheduler.next_due = -NEVER
+                core.must_check = True
             core.cancel_timer()
             self._compactor.cancel_timer()
             forget(self)

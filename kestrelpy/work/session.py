@@ -116,7 +116,7 @@ class Session(SessionState):
         with core.lock:
             try:  # HOT COPY of Turn
                 now = core.clock.monotonic()
-                if now >= scheduler.next_due:
+                if now >= scheduler.next_due or core.must_check:
                     now = core.begin_locked()
                 stored = scheduler.take(self, now)
                 found: object
@@ -124,7 +124,7 @@ class Session(SessionState):
             except BaseException as error:
                 core.note(error)
                 raise
-            if scheduler.next_due < core.armed_at or scheduler.expired:
+            if scheduler.next_due < core.armed_at or scheduler.expired or core.must_check:
                 core.end_locked()
             if not core.compactor.is_armed:
                 core.compactor.arm(core.interval)

@@ -158,7 +158,7 @@ def test_many_greedy_ones_take_turns(it: Served) -> None:
     def all_at_once() -> None:
         for one in it.server._connections:
             one._parser.feed(b"put 0 0 1 1\r\nx\r\n" * 2000)
-            it.server.turns.again(one)
+            it.server.rounds.again(one)
 
     rounds = Rounds(it, spread)
     it.call(all_at_once)

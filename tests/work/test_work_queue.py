@@ -324,10 +324,10 @@ def test_what_is_committed_in_between_is_not_committed_again(world: World) -> No
             session.reserve(0).delete()
         last = queue._compactor._prepare()
         queue._core.log.sync()
-        queue._core._disturbed, queue._core.scheduler.next_due = True, float("-inf")
+        queue._core._disturbed = queue._core.must_check = True
         queue.stats()
         queue._compactor._commit(last)
-        queue._core._disturbed, queue._core.scheduler.next_due = True, float("-inf")
+        queue._core._disturbed = queue._core.must_check = True
         queue.stats()
         queue._compactor._commit(last)
         queue._check()

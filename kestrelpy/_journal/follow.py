@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from typing import Protocol
 
 from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import format as fmt
@@ -28,16 +29,33 @@ from kestrelpy._journal.view import JournalView
 from kestrelpy.errors import CorruptJournal, copy_of
 
 
+class FrameCounter(Protocol):
+    """What counts the frames of a view that has its own way to do that: a streaming query decodes them by the block."""
+
+    def count(self, file: File, segment: Segment) -> None:
+        """Count the whole frames from ``segment.records_end`` on into ``segment``."""
+
+    def bytes_to(self, segment: Segment, last_id: int) -> int:
+        """The bytes of a segment's items up to ``last_id``. Raises ``CorruptJournal``, ``OSError``."""
+
+
 class FollowingView(JournalView):
     """The journal as another process writes it. ``follow`` brings it up to date.
 
     ``check`` is called before new segments are taken for this journal's, and raises if the queue has gone: they are of
-    one that was made anew, under the same name.
+    one that was made anew, under the same name. ``counter`` counts frames; by default they are read one by one.
     """
 
-    def __init__(self, directory: Directory, queue: str, check: Callable[[], object] = bool) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        queue: str,
+        check: Callable[[], object] = bool,
+        counter: FrameCounter | None = None,
+    ) -> None:
         super().__init__(directory, queue)
         self._check = check
+        self._counter = counter
         self._file: File | None = None
         self._at = (0, 0)
         self.queue_id = bytes(16)
@@ -98,14 +116,14 @@ class FollowingView(JournalView):
         assert file is not None
         if not file.read(segment.records_end, fmt.FRAME_BYTES).strip(b"\0"):
             return False
+        footer = read_footer(file, segment.header)
         try:
-            for offset, frame in iterate_frames(file, segment.header.marker, segment.records_end, file.size()):
-                if frame.footer is not None or frame.first_id != segment.last_id + 1:
-                    break
-                segment.count(offset, frame)
-            footer = read_footer(file, segment.header)
             if footer is not None:
                 segment.apply(footer)
+            elif self._counter is not None:
+                self._counter.count(file, segment)
+            else:
+                _count(file, segment)
         finally:  # what was counted is not looked at again, whatever can't be read now
             self._at = (segment.last_id, segment.header.base_bytes + segment.data_bytes)
         if footer is not None:
@@ -113,6 +131,10 @@ class FollowingView(JournalView):
             self._file = None
             self.durable_id = segment.last_id
         return footer is not None
+
+    def _bytes_to(self, segment: Segment, last_id: int) -> int:
+        counter = self._counter
+        return super()._bytes_to(segment, last_id) if counter is None else counter.bytes_to(segment, last_id)
 
     def _take_following(self, later: Listed, last_number: int) -> bool:
         """Add what the list has behind the segment of that number, up to the first one that is not closed; whether
@@ -252,6 +274,13 @@ class FollowingView(JournalView):
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _count(file: File, segment: Segment) -> None:
+    for offset, frame in iterate_frames(file, segment.header.marker, segment.records_end, file.size()):
+        if frame.footer is not None or frame.first_id != segment.last_id + 1:
+            return
+        segment.count(offset, frame)
 
 
 def _number(each: tuple[int, str]) -> int:

@@ -232,12 +232,16 @@ class JournalView:
             if self._intact[0] != key:
                 if item_id == header.first_id:  # there is nothing to read
                     return items, header.base_bytes
-                return items, header.base_bytes + sum(self._sizes(segment, item_id - 1).values())
+                return items, header.base_bytes + self._bytes_to(segment, item_id - 1)
         except CorruptJournal:
             sizes = self._sizes(segment, last_id, around=True)
             self._intact = key, array("Q", sizes), array("Q", accumulate(sizes.values(), initial=0))
         _, ids, sums = self._intact
         return items, header.base_bytes + sums[bisect_left(ids, item_id)] + data_bytes - sums[-1]
+
+    def _bytes_to(self, segment: Segment, last_id: int) -> int:
+        """The bytes of a segment's items up to ``last_id``. Raises ``CorruptJournal``, ``OSError``."""
+        return sum(self._sizes(segment, last_id).values())
 
     def _sizes(self, segment: Segment, last_id: int, *, around: bool = False) -> dict[int, int]:
         """The sizes of a segment's items up to ``last_id``; with ``around`` those that are intact."""

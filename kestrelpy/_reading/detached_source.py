@@ -23,7 +23,7 @@ from kestrelpy._disk.interface import Directory, Disk
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
 from kestrelpy._journal.checkpoint import known_queue_id
-from kestrelpy._journal.follow import FollowingView
+from kestrelpy._journal.follow import FollowingView, FrameCounter
 from kestrelpy._journal.format import Checkpoint
 from kestrelpy._journal.purpose import refuse_jobs
 from kestrelpy._journal.queue_files import QueueFiles
@@ -79,12 +79,17 @@ class Places:
 class DetachedSource:
     """The ``Source`` of a reader in another process."""
 
-    view_type = FollowingView
     knows_heads = False
     _gone = False  # guarded by self._looking: the reader is closed, and the files with it
 
     def __init__(
-        self, directory: Directory, queue: str, clock: Clock, poll_interval: float, registry: ReaderRegistry
+        self,
+        directory: Directory,
+        queue: str,
+        clock: Clock,
+        poll_interval: float,
+        registry: ReaderRegistry,
+        counter: FrameCounter | None = None,
     ) -> None:
         self.name = queue
         self.clock = clock
@@ -93,7 +98,8 @@ class DetachedSource:
         self._poll_interval = poll_interval
         self._first_poll = min(FIRST_POLL, poll_interval)
         self._registry = registry
-        self._view = self.view_type(directory, queue, self._check_there)
+        self._counter = counter
+        self._view = FollowingView(directory, queue, self._check_there, counter)
         self._looking = threading.Lock()
         self._polling = False
         self._maintenance_armed = False
@@ -119,8 +125,13 @@ class DetachedSource:
         """
         if not self._view.is_left_alone():
             self._view.close()
-            self._view = self.view_type(self._directory, self.name, self._check_there)
+            self._view = FollowingView(self._directory, self.name, self._check_there, self._counter)
             self._look()
+
+    @property
+    def view(self) -> FollowingView:
+        """The journal, as of the last look."""
+        return self._view
 
     @property
     def visible_id(self) -> int:

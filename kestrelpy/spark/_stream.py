@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -36,13 +36,14 @@ from kestrelpy._journal import format as fmt
 from kestrelpy._journal.purpose import refuse_jobs
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import Segment
+from kestrelpy._reading.detached_source import DetachedSource
 from kestrelpy._reading.reader import Reader
 from kestrelpy._reading.registry import ReaderRegistry, Start
 from kestrelpy.clock import SystemClock
 from kestrelpy.config import ReaderConfig
 from kestrelpy.errors import KestrelError, NoDefaultReader, QueueLocked
 from kestrelpy.spark._batch import chosen, columns_of, folders_of, queues_of
-from kestrelpy.spark._follow import StreamSource
+from kestrelpy.spark._follow import RunCounter
 from kestrelpy.spark._part import Piece, read_in_worker
 from kestrelpy.spark._plan import PART_BYTES, parts_of
 from kestrelpy.spark._wanted import Wanted, check_names, truth, whole_number
@@ -92,7 +93,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._fails = truth(options, "failOnDataLoss", default=True)
         self._target: int | None = None
         self._reader: Reader | None = None
-        self._source: StreamSource
+        self._source: DetachedSource
+        self._counter: RunCounter
 
     # -- what Spark asks for -----------------------------------------------------------------------------------------
 
@@ -163,7 +165,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while True:
             try:
                 opens = open_source if start is not None or self._takes_over else open_at
-                self._reader, self._source = opens(self._folders[0], self._queue, self._name, place)
+                self._reader, self._source, self._counter = opens(self._folders[0], self._queue, self._name, place)
                 break
             except QueueLocked as locked:
                 if time.monotonic() > until:
@@ -242,7 +244,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._max_bytes
         if max_items is not None:
             last_id = min(last_id, first_id + max_items - 1)
-        return last_id if max_bytes is None else self._source.view.reach(first_id, last_id, max_bytes)
+        return (
+            last_id
+            if max_bytes is None
+            else self._counter.reach(self._source.view.segments, first_id, last_id, max_bytes)
+        )
 
     def _pieces(self, first_id: int, last_id: int) -> list[Piece]:
         files = self._source.files
@@ -297,16 +303,25 @@ def starting_position(options: Mapping[str, str]) -> Start:
     return int(text)
 
 
-def open_source(directory: str, queue: str, name: str, start: Start) -> tuple[Reader, StreamSource]:
-    """As ``open_reader``: the reader, whose place is on disk from here on, and what it reads from. Raises as that."""
+class Opened(NamedTuple):
+    """A query's reader, the source that it reads from, and what counts frames there."""
+
+    reader: Reader
+    source: DetachedSource
+    counter: RunCounter
+
+
+def open_source(directory: str, queue: str, name: str, start: Start) -> Opened:
+    """As ``open_reader``. The reader's checkpoint is on disk when this returns. Raises as that."""
     folder = RealDisk().directory(directory)
-    source: StreamSource | None = None
+    source: DetachedSource | None = None
     try:
         refuse_jobs(folder, queue)
         registry = ReaderRegistry(QueueFiles(folder, queue), {}, ReaderConfig(), _nothing)
-        source = StreamSource(folder, queue, SystemClock(), 0.05, registry)
+        counter = RunCounter(folder)
+        source = DetachedSource(folder, queue, SystemClock(), 0.05, registry, counter)
         registry.source = source
-        return registry.reader(name, start), source
+        return Opened(registry.reader(name, start), source, counter)
     except BaseException:
         if source is None:
             folder.close()
@@ -315,7 +330,7 @@ def open_source(directory: str, queue: str, name: str, start: Start) -> tuple[Re
         raise
 
 
-def open_at(directory: str, queue: str, name: str, start: Start) -> tuple[Reader, StreamSource]:
+def open_at(directory: str, queue: str, name: str, start: Start) -> Opened:
     """As ``open_source``; but a place that is made begins at ``start`` also if it is the first named one.
 
     The first named reader takes the default reader's place over, unless somebody has that reader open: so it is open
@@ -326,7 +341,7 @@ def open_at(directory: str, queue: str, name: str, start: Start) -> tuple[Reader
     if _has_reader(directory, queue, name):
         return open_source(directory, queue, name, start)
     try:
-        default, source = open_source(directory, queue, "", "earliest")
+        default, source, _ = open_source(directory, queue, "", "earliest")
     except (NoDefaultReader, QueueLocked):
         return open_source(directory, queue, name, start)
     try:
@@ -337,11 +352,11 @@ def open_at(directory: str, queue: str, name: str, start: Start) -> tuple[Reader
             return open_source(directory, queue, name, start)
     finally:
         default.close()
-    reader, source = open_source(directory, queue, name, start)
-    if reader.head + 1 > begin_id:
-        reader.seek(begin_id)
-        reader.checkpoint(durable=True)
-    return reader, source
+    opened = open_source(directory, queue, name, start)
+    if opened.reader.head + 1 > begin_id:
+        opened.reader.seek(begin_id)
+        opened.reader.checkpoint(durable=True)
+    return opened
 
 
 def _has_reader(directory: str, queue: str, name: str) -> bool:

@@ -28,7 +28,7 @@ from kestrelpy._journal.follow import FollowingView
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy.spark import _stream
 from kestrelpy.spark._columns import ARROW_SCHEMA
-from kestrelpy.spark._follow import StreamView
+from kestrelpy.spark._follow import RunCounter
 from kestrelpy.spark._stream import DataLoss, Offset, StreamReader
 
 Open = Callable[..., JournaledQueue]
@@ -102,7 +102,7 @@ def test_a_query_that_is_started_while_its_queue_is_erased_is_of_what_is_there_t
 
     with monkeypatch.context() as patch:
         patch.setattr(ReaderRegistry, "reader", reader)
-        place, _ = _stream.open_source(str(folder), "jobs", "q", "earliest")
+        place, _, _ = _stream.open_source(str(folder), "jobs", "q", "earliest")
     with closing(place):
         assert place.items == 0
     assert scanned(folder) == []
@@ -242,7 +242,7 @@ def test_bytes_are_counted_exactly(folder: Path, open_queue: Open, query: Query)
         last = first
         while last + 1 < len(sizes) and sum(sizes[first : last + 2]) <= most:
             last += 1
-        assert source._source.view.reach(first + 1, len(sizes), most) == last + 1
+        assert source._counter.reach(source._source.view.segments, first + 1, len(sizes), most) == last + 1
 
 
 def test_available_now_ends_with_what_there_is(open_queue: Open, query: Query) -> None:
@@ -282,7 +282,8 @@ def test_the_view_sees_what_the_core_sees(folder: Path, open_queue: Open) -> Non
     rnd = random.Random(6)
     queue = open_queue(segment_bytes=8192)
     directory = RealDisk().directory(str(folder))
-    ours, theirs = StreamView(directory, "jobs"), FollowingView(directory, "jobs")
+    ours = FollowingView(directory, "jobs", counter=RunCounter(directory))
+    theirs = FollowingView(directory, "jobs")
     for _ in range(share(60)):
         fill(queue, rnd, rnd.randrange(30))
         for view in (ours, theirs):

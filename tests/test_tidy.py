@@ -113,7 +113,7 @@ PRIVATE_USES = {
 
 LOOPS = {
     ("_journal.view", "_sizes"),  # the file that is open is closed by its finaliser, too
-    ("spark.buffer", "_run"),  # on a thread of its own, where no interrupt falls
+    ("spark.buffer.driver_buffer", "_run"),  # on a thread of its own, where no interrupt falls
     ("work.session", "close"),  # its ``except`` is for errors of our own
 }
 """Loops with a condition inside ``try`` or ``with`` that may be."""

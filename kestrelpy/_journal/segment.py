@@ -392,11 +392,11 @@ def frames_of(file: File, segment: Segment, path: str) -> Iterator[tuple[int, fm
         at = offset + frame.size
     if segment.closed and (due != segment.last_id + 1 or at != end):
         raise CorruptJournal(path, at, f"item {due} is not intact here", item_id=due)
-    if not segment.closed and _was_on_disk(file, segment, at, due):
+    if not segment.closed and was_on_disk(file, segment, at, due):
         raise CorruptJournal(path, at, f"item {due} was on disk and is not intact here", item_id=due)
 
 
-def _was_on_disk(file: File, segment: Segment, offset: int, item_id: int) -> bool:
+def was_on_disk(file: File, segment: Segment, offset: int, item_id: int) -> bool:
     """Whether whole frames behind ``offset``, where there is none for the item, say that it was on disk (R15)."""
     marker = segment.header.marker
     if fmt.look_beyond(read_searchable(file, offset, file.size(), marker), marker, item_id)[1] < item_id:

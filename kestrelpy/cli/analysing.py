@@ -37,7 +37,7 @@ def add_commands(commands: Commands) -> None:
     report = commands.add_parser(
         "report",
         help="say what archives tell about the load",
-        description="Write a page, pictures and tables on the load: items and data per minute, sizes, bursts, expiry "
+        description="Write a page, charts and tables on the load: items and data per minute, sizes, bursts, expiry "
         "and errors. Needs the extra [spark] and Java.",
     )
     report.add_argument("source", metavar="SOURCE", help="a lake, an archive, or a folder of queues")

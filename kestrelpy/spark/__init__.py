@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from kestrelpy.spark.session import JavaMissing, local_session, register
 
 if TYPE_CHECKING:
-    from kestrelpy.spark._part import FilesNotSeen
-    from kestrelpy.spark.buffer import DriverBuffer, UndecodableItem
-    from kestrelpy.spark.lake import LAKE_SCHEMA, LakeSummary, archive_to_parquet
-    from kestrelpy.spark.report import LoadReport, NothingToReport, load_report
+    from kestrelpy.spark.buffer.driver_buffer import DriverBuffer
+    from kestrelpy.spark.buffer.rows import UndecodableItem
+    from kestrelpy.spark.lake.conversion import LAKE_SCHEMA, LakeSummary, archive_to_parquet
+    from kestrelpy.spark.locations import FilesNotSeen
+    from kestrelpy.spark.report.load_report import LoadReport, NothingToReport, load_report
 
 __all__ = [
     "LAKE_SCHEMA",
@@ -32,15 +33,15 @@ __all__ = [
 ]
 
 _LATER = {
-    "DriverBuffer": "buffer",
-    "FilesNotSeen": "_part",
-    "LAKE_SCHEMA": "lake",
-    "LakeSummary": "lake",
-    "LoadReport": "report",
-    "NothingToReport": "report",
-    "UndecodableItem": "buffer",
-    "archive_to_parquet": "lake",
-    "load_report": "report",
+    "DriverBuffer": "buffer.driver_buffer",
+    "FilesNotSeen": "locations",
+    "LAKE_SCHEMA": "lake.conversion",
+    "LakeSummary": "lake.conversion",
+    "LoadReport": "report.load_report",
+    "NothingToReport": "report.load_report",
+    "UndecodableItem": "buffer.rows",
+    "archive_to_parquet": "lake.conversion",
+    "load_report": "report.load_report",
 }
 """What is imported when it is asked for: without pyarrow and PySpark, a session can say what is missing."""
 

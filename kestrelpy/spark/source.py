@@ -11,7 +11,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from kestrelpy.spark._columns import SCHEMA
+from kestrelpy.spark.read.columns import SCHEMA
 
 __all__ = ["SCHEMA", "KestrelSource"]
 
@@ -27,21 +27,21 @@ class KestrelSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from kestrelpy.spark._batch import batch_reader
+        from kestrelpy.spark.read.batch import batch_reader
 
         return batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        from kestrelpy.spark._stream import StreamReader
+        from kestrelpy.spark.read.stream import StreamReader
 
         return StreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from kestrelpy.spark._sink import BatchSink
+        from kestrelpy.spark.write.sink import BatchSink
 
         return BatchSink(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        from kestrelpy.spark._sink import StreamSink
+        from kestrelpy.spark.write.sink import StreamSink
 
         return StreamSink(self.options, schema, overwrite)

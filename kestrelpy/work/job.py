@@ -9,7 +9,7 @@ from kestrelpy.work.core import WorkCore
 from kestrelpy.work.errors import JobNotFound, NotReserved
 from kestrelpy.work.options import check_priority, check_seconds
 from kestrelpy.work.records import BURIED, DELAYED, READY, RESERVED
-from kestrelpy.work.stored import Reserved, SessionState, StoredJob, is_held
+from kestrelpy.work.stored import Reserved, SessionState, StoredJob, check_open, is_held
 
 __all__ = ["Job"]
 
@@ -194,7 +194,7 @@ def delete_by(core: WorkCore, session: SessionState | None, job_id: int) -> None
     """Delete a job that ``session`` has reserved, or that nobody has. Raises ``JobNotFound``, ``NotReserved``."""
     with core.news, core.lock, core.turn as now:
         if session is not None:
-            session.check_open()
+            check_open(session)
         stored = core.find_locked(job_id, now)
         if stored.state == RESERVED and stored.holder is not session:
             raise NotReserved(job_id)

@@ -15,7 +15,7 @@ from kestrelpy.work.job import Job, delete_by, settle, unreserve
 from kestrelpy.work.options import PLAIN, check_timeout
 from kestrelpy.work.records import READY, RESERVED
 from kestrelpy.work.scheduler import NEVER
-from kestrelpy.work.stored import SessionState
+from kestrelpy.work.stored import SessionState, check_open
 from kestrelpy.work.waiting import Awaiting, Blocked, Promised
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Session(SessionState):
         ``QueueFull``.
         """
         with self._core.news, self._core.lock, self._core.turn:
-            self.check_open()
+            check_open(self)
             found = self._core.tube_locked(tube)
             left, self.using = self.using, found
             found.using += 1
@@ -81,7 +81,7 @@ class Session(SessionState):
         Raises ``InvalidName``, ``QueueFull``. Each reserve looks at every tube that is watched.
         """
         with self._core.news, self._core.lock, self._core.turn:
-            self.check_open()
+            check_open(self)
             if tube not in self.watched:
                 found = self._core.tube_locked(tube)
                 self.watched[tube] = found
@@ -91,7 +91,7 @@ class Session(SessionState):
     def ignore(self, tube: str) -> int:
         """Watch it no longer; how many are watched then. ``ValueError`` for the last one; others may not be watched."""
         with self._core.news, self._core.lock, self._core.turn:
-            self.check_open()
+            check_open(self)
             if tube in self.watched:
                 if len(self.watched) == 1:
                     raise self._core.refusal_locked("a session watches at least one tube")
@@ -174,7 +174,7 @@ class Session(SessionState):
         """
         core = self._core
         with core.news, core.lock, core.turn as now:
-            self.check_open()
+            check_open(self)
             stored = core.find_locked(job_id, now)
             if stored.state == RESERVED:
                 raise NotReserved(job_id)
@@ -258,7 +258,7 @@ class Session(SessionState):
         """No job is ready: a place in the line, or why there is none; ``None`` if it is not known yet that none is.
         A thread waits in real time, as a get does.
         """
-        self.check_open()
+        check_open(self)
         scheduler = self._core.scheduler
         if scheduler.is_behind:
             scheduler.is_behind = False
@@ -339,7 +339,7 @@ class Session(SessionState):
 
     def _held(self, job_id: int) -> Job:
         with self._core.news, self._core.lock, self._core.turn:
-            self.check_open()
+            check_open(self)
             stored = self.held.get(job_id)
             if stored is None:
                 raise NotReserved(job_id) if job_id in self._core.scheduler.jobs else JobNotFound(job_id)

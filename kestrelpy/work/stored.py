@@ -153,11 +153,6 @@ class SessionState:
         self.using: Tube | None = None
         self._deadlines: SortedList[tuple[float, int]] | None = None  # of all held, if they are many
 
-    def check_open(self) -> None:
-        """Raises ``QueueClosed``."""
-        if self.closed:
-            raise QueueClosed("this session is closed")
-
     def hold(self, job: StoredJob) -> None:
         self.held[job.id] = job
         if self._deadlines is not None:
@@ -207,6 +202,12 @@ class JobWaiter:
     def tell(self, outcome: Any) -> None:
         """The job that was reserved for it, or the error that it waited for in vain. Without the queue's lock."""
         raise NotImplementedError
+
+
+def check_open(session: SessionState) -> None:
+    """Raises ``QueueClosed``."""
+    if session.closed:
+        raise QueueClosed("this session is closed")
 
 
 class Reserved(NamedTuple):

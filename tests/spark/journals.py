@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from kestrelpy import JournaledQueue, Record, scan
 from kestrelpy._journal.file_names import lasting_name
-from kestrelpy.spark._columns import ARROW_SCHEMA
-from kestrelpy.spark._part import PartReader, SegmentPart
+from kestrelpy.spark.read.columns import ARROW_SCHEMA
+from kestrelpy.spark.read.part import PartReader, SegmentPart
 
 ROW = tuple[Any, ...]
 

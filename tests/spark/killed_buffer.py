@@ -21,7 +21,7 @@ from typing import Any
 
 from kestrelpy import JournaledQueue
 from kestrelpy.spark import DriverBuffer
-from kestrelpy.spark._batch_plan import PlanFile
+from kestrelpy.spark.buffer.batch_plan import PlanFile
 
 STEPS = 12
 """The steps of two batches: a kill is at one of them."""

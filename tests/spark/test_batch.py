@@ -34,8 +34,8 @@ from sessions import need_java, slow_spark, spark  # noqa: F401 - a fixture
 
 from kestrelpy import CorruptJournal, InvalidName, JournaledQueue
 from kestrelpy.spark import FilesNotSeen
-from kestrelpy.spark._batch import BatchReader, FilteringReader, batch_reader
-from kestrelpy.spark._columns import ARROW_SCHEMA, SCHEMA
+from kestrelpy.spark.read.batch import BatchReader, FilteringReader, batch_reader
+from kestrelpy.spark.read.columns import ARROW_SCHEMA, SCHEMA
 from kestrelpy.testing import ManualClock
 
 Open = Callable[..., JournaledQueue]

@@ -33,7 +33,7 @@ from kestrelpy import (
 )
 from kestrelpy.codecs import JSON, UTF8
 from kestrelpy.spark import DriverBuffer, UndecodableItem
-from kestrelpy.spark._batch_plan import BatchPlan, decode_plan, encode_plan, spans_of
+from kestrelpy.spark.buffer.batch_plan import BatchPlan, decode_plan, encode_plan, spans_of
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk, PowerModel
 
 OpenQueue = Callable[..., JournaledQueue]

@@ -16,11 +16,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from kestrelpy import CorruptJournal, JournaledQueue
 from kestrelpy._journal import format as fmt
-from kestrelpy.spark import _decode
-from kestrelpy.spark._batch import BatchReader
-from kestrelpy.spark._columns import ARROW_SCHEMA, LAST_MS, MOST_ROWS, Columns
-from kestrelpy.spark._decode import NEVER, Run, decode
-from kestrelpy.spark._part import PartReader
+from kestrelpy.spark.read import decode as decoding
+from kestrelpy.spark.read.batch import BatchReader
+from kestrelpy.spark.read.columns import ARROW_SCHEMA, LAST_MS, MOST_ROWS, Columns
+from kestrelpy.spark.read.decode import NEVER, Run, decode
+from kestrelpy.spark.read.part import PartReader
 from kestrelpy.testing import ManualClock
 
 Open = Callable[..., JournaledQueue]
@@ -162,14 +162,14 @@ def test_one_checksum_says_what_many_say() -> None:
         frames = some_frames(rnd, 30)
         starts = np.cumsum([0, *map(len, frames[:-1])])
         data = bytearray(b"".join(frames))
-        heads = np.array([frame[: fmt.FRAME_BYTES] for frame in frames], f"V{fmt.FRAME_BYTES}").view(_decode._HEAD)
-        assert _decode._is_intact(bytes(data), starts, heads)
+        heads = np.array([frame[: fmt.FRAME_BYTES] for frame in frames], f"V{fmt.FRAME_BYTES}").view(decoding._HEAD)
+        assert decoding._is_intact(bytes(data), starts, heads)
         for _ in range(rnd.randrange(1, 4)):  # bodies only: the heads were read before
             number = rnd.randrange(len(frames))
             at = int(starts[number]) + rnd.choice([8, 12, 20, len(frames[number]) - 1])
             data[at] ^= rnd.randrange(1, 256)
-        intact = _decode._intact(bytes(data), starts, heads) == len(frames)
-        assert _decode._is_intact(bytes(data), starts, heads) == intact
+        intact = decoding._intact(bytes(data), starts, heads) == len(frames)
+        assert decoding._is_intact(bytes(data), starts, heads) == intact
 
 
 def test_a_marker_that_overlaps_itself() -> None:

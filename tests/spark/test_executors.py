@@ -24,10 +24,10 @@ from sessions import need_java, slow_spark
 from kestrelpy import CorruptJournal, JournaledQueue, inspect, scan
 from kestrelpy._journal.format import HEADER_BYTES
 from kestrelpy.spark import FilesNotSeen
-from kestrelpy.spark._batch import BatchReader
-from kestrelpy.spark._columns import ARROW_SCHEMA
-from kestrelpy.spark._part import SegmentPart
-from kestrelpy.spark._stream import StreamReader
+from kestrelpy.spark.read.batch import BatchReader
+from kestrelpy.spark.read.columns import ARROW_SCHEMA
+from kestrelpy.spark.read.part import SegmentPart
+from kestrelpy.spark.read.stream import StreamReader
 from kestrelpy.testing import ManualClock
 
 COLUMNS = from_arrow_schema(ARROW_SCHEMA)

@@ -22,15 +22,16 @@ from sessions import spark  # noqa: F401
 
 from kestrelpy import CorruptJournal, UnsupportedFormat
 from kestrelpy._journal import format as fmt
-from kestrelpy.spark import LAKE_SCHEMA, FilesNotSeen, LakeSummary, archive_to_parquet, lake
-from kestrelpy.spark._parquet import Digest, to_day_files
-from kestrelpy.spark._store import Store
+from kestrelpy.spark import LAKE_SCHEMA, FilesNotSeen, LakeSummary, archive_to_parquet
+from kestrelpy.spark.lake import conversion
+from kestrelpy.spark.lake.parquet import Digest, to_day_files
+from kestrelpy.spark.lake.store import Store
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasks of a run are done here, without Spark."""
-    monkeypatch.setattr(lake, "_run", lambda _, job, names: [job.found(name) for name in names])
+    monkeypatch.setattr(conversion, "_run", lambda _, job, names: [job.found(name) for name in names])
 
 
 def convert(folder: Path, **options: Any) -> LakeSummary:
@@ -153,7 +154,9 @@ def test_tasks_that_see_another_folder_are_told(tmp_path: Path, monkeypatch: pyt
     segments = archived(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     theirs = {what: Store(tmp_path / "elsewhere")}
-    monkeypatch.setattr(lake, "_run", lambda _, job, names: [job._replace(**theirs).found(name) for name in names])
+    monkeypatch.setattr(
+        conversion, "_run", lambda _, job, names: [job._replace(**theirs).found(name) for name in names]
+    )
     with pytest.raises(FilesNotSeen, match="a task has"):
         convert(tmp_path, delete=True)
     assert archived(tmp_path) == segments
@@ -172,7 +175,7 @@ def test_what_goes_from_the_archive_meanwhile_must_be_in_the_lake(
             path.unlink()
         return convert_all(job, names)
 
-    monkeypatch.setattr(lake, "_run", run)
+    monkeypatch.setattr(conversion, "_run", run)
     by_another_run = False
     with pytest.raises(FilesNotSeen, match="the lake does not have it"):
         convert(tmp_path)
@@ -224,7 +227,9 @@ def test_every_byte_of_a_small_segment(tmp_path: Path, here: None) -> None:
     path = archived(tmp_path)[0]
     whole = path.read_bytes()
     (tmp_path / "lake").mkdir()
-    job = lake._Job(Store(tmp_path / "archive"), Store(tmp_path / "lake", beside=lake.BESIDE), frozenset(), False)
+    job = conversion._Job(
+        Store(tmp_path / "archive"), Store(tmp_path / "lake", beside=conversion.BESIDE), frozenset(), False
+    )
     unseen = []
     for at in range(0, len(whole), 1 if ALL else 7):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkAttributeError
 
-from kestrelpy.spark._places import local_folder, slots
-from kestrelpy.spark._store import Store
-from kestrelpy.spark.report import _place
+from kestrelpy.spark.lake.store import Store
+from kestrelpy.spark.locations import local_folder, slots
+from kestrelpy.spark.report.load_report import _place
 
 
 @pytest.mark.parametrize(

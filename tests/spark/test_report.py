@@ -1,4 +1,4 @@
-"""``load_report``: its figures are those of a plain computation, its pictures are pictures, its page stands alone."""
+"""``load_report``: its figures are those of a plain computation, its charts are pictures, its page stands alone."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from archives import Row, make_archive
 from sessions import slow_spark, spark  # noqa: F401
 
 from kestrelpy import JournaledQueue
-from kestrelpy.spark import NothingToReport, lake, load_report, report
-from kestrelpy.spark._load import Load, Tables
-from kestrelpy.spark._page import page
-from kestrelpy.spark._pictures import DARK, LIGHT, draw
-from kestrelpy.spark._store import Store
+from kestrelpy.spark import NothingToReport, archive_to_parquet, load_report
+from kestrelpy.spark.lake import conversion
+from kestrelpy.spark.lake.store import Store
+from kestrelpy.spark.report import load_report as reporting
+from kestrelpy.spark.report.charts import DARK, LIGHT, draw
+from kestrelpy.spark.report.load import Load, Tables
+from kestrelpy.spark.report.page import page
 from kestrelpy.testing import ManualClock
 
 PNG = b"\x89PNG\r\n\x1a\n"
 HOSTILE = '<script>alert("$x$")</script> & "quoted"'
-PICTURES = ["items", "bytes", "curve", "sizes", "gaps", "lifetimes", "errors"]
+CHARTS = ["items", "bytes", "curve", "sizes", "gaps", "lifetimes", "errors"]
 START_MS = 1_767_225_000_000
 
 
@@ -171,14 +173,14 @@ class Reading(HTMLParser):
 
 def test_the_page_stands_alone_and_escapes_what_it_is_told(load: Load) -> None:
     light, dark = draw(load, LIGHT), draw(load, DARK)
-    assert list(light) == list(dark) == PICTURES
+    assert list(light) == list(dark) == CHARTS
     assert all(picture.startswith(PNG) for picture in (*light.values(), *dark.values()))
-    assert all(light[name] != dark[name] for name in PICTURES)
+    assert all(light[name] != dark[name] for name in CHARTS)
     reading = Reading()
     text = page("/data/<lake>", load, light, dark)
     reading.feed(text)
     assert reading.tags["script"] == reading.tags["link"] == 0
-    assert reading.tags["img"] == len(PICTURES)
+    assert reading.tags["img"] == len(CHARTS)
     assert all(source.startswith("data:image/png;base64,") for source in reading.sources)
     assert "http:" not in text
     assert "https:" not in text
@@ -193,7 +195,7 @@ def test_a_report_of_an_archive(tmp_path: Path, spark: Any) -> None:  # noqa: F8
     made = load_report(spark, tmp_path / "archive", tmp_path / "out")
     assert (made.items, made.data_bytes) == (len(rows), sum(len(row.data) for row in rows))
     assert sorted(made.queues) == ["jobs", "mail"]
-    assert made.plots == tuple(f"{name}.png" for name in PICTURES if name != "errors")  # an archive has none
+    assert made.plots == tuple(f"{name}.png" for name in CHARTS if name != "errors")  # an archive has none
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"tables", made.page, *made.plots}
     minutes = pq.read_table(str(tmp_path / "out" / "tables" / "minutes")).to_pylist()
@@ -205,11 +207,11 @@ def test_a_report_of_an_archive(tmp_path: Path, spark: Any) -> None:  # noqa: F8
 
 def test_a_lake_has_the_same_items_as_its_archive(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     rows = make_archive(tmp_path, "007", items=100)
-    monkeypatch.setattr(lake, "_run", lambda _, job, names: [job.found(name) for name in names])
-    lake.archive_to_parquet(spark, tmp_path / "archive", tmp_path / "lake")
+    monkeypatch.setattr(conversion, "_run", lambda _, job, names: [job.found(name) for name in names])
+    archive_to_parquet(spark, tmp_path / "archive", tmp_path / "lake")
     found = set()
     for place in (str(tmp_path / "archive"), str(tmp_path / "lake"), (tmp_path / "lake").as_uri()):
-        items = report._items(spark, Store(place), place)
+        items = reporting._items(spark, Store(place), place)
         told = items.selectExpr("queue", "id", "unix_millis(added)", "unix_millis(expires)", "data").collect()
         found.add(frozenset(Row(*row[:4], bytes(row[4])) for row in told))
     assert found == {frozenset(rows)}
@@ -222,7 +224,7 @@ def test_error_counts_come_from_the_folder_of_a_queue(tmp_path: Path, spark: Any
         for _ in range(2):
             queue.get().abort()
     folder = str(tmp_path / "queues")
-    told = report._items(spark, Store(folder), folder).select("id", "error_count").collect()
+    told = reporting._items(spark, Store(folder), folder).select("id", "error_count").collect()
     assert [tuple(row) for row in told] == [(1, 2), (2, 0), (3, 0), (4, 0), (5, 0)]
 
 

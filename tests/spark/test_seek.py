@@ -13,9 +13,9 @@ from journals import ROW, fill, read_part, scanned
 
 from kestrelpy import JournaledQueue
 from kestrelpy._disk.real import RealDisk
-from kestrelpy.spark._part import SegmentPart
-from kestrelpy.spark._plan import parts_of, pieces_of
-from kestrelpy.spark._wanted import Wanted
+from kestrelpy.spark.read.part import SegmentPart
+from kestrelpy.spark.read.plan import parts_of, pieces_of
+from kestrelpy.spark.read.pushdown import Wanted
 from kestrelpy.testing import ManualClock, MemoryDisk
 
 Open = Callable[..., JournaledQueue]

@@ -22,7 +22,7 @@ from sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401 
 from kestrelpy import InvalidName, ItemTooLarge, JournaledQueue, QueueLocked, inbox, scan
 from kestrelpy._disk import real as real_module
 from kestrelpy.spark import FilesNotSeen
-from kestrelpy.spark._sink import CHUNK_ITEMS, BatchSink, Sealed, SinkMistake, StreamSink
+from kestrelpy.spark.write.sink import CHUNK_ITEMS, BatchSink, Sealed, SinkMistake, StreamSink
 
 ROWS = StructType().add("data", BinaryType())
 EXPIRING = StructType().add("data", StringType()).add("expires", TimestampType())

@@ -26,10 +26,10 @@ from kestrelpy import InvalidName, JournaledQueue, KestrelError, NoDefaultReader
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal.follow import FollowingView
 from kestrelpy._reading.registry import ReaderRegistry
-from kestrelpy.spark import _stream
-from kestrelpy.spark._columns import ARROW_SCHEMA
-from kestrelpy.spark._follow import RunCounter
-from kestrelpy.spark._stream import DataLoss, Offset, StreamReader
+from kestrelpy.spark.read import stream
+from kestrelpy.spark.read.columns import ARROW_SCHEMA
+from kestrelpy.spark.read.run_counter import RunCounter
+from kestrelpy.spark.read.stream import DataLoss, Offset, StreamReader
 
 Open = Callable[..., JournaledQueue]
 Query = Callable[..., StreamReader]
@@ -102,7 +102,7 @@ def test_a_query_that_is_started_while_its_queue_is_erased_is_of_what_is_there_t
 
     with monkeypatch.context() as patch:
         patch.setattr(ReaderRegistry, "reader", reader)
-        place, _, _ = _stream.open_source(str(folder), "jobs", "q", "earliest")
+        place, _, _ = stream.open_source(str(folder), "jobs", "q", "earliest")
     with closing(place):
         assert place.items == 0
     assert scanned(folder) == []
@@ -351,7 +351,7 @@ def test_an_older_checkpoint_of_spark_keeps_what_it_needs(folder: Path, open_que
 
 def test_a_reader_has_one_query(folder: Path, open_queue: Open, query: Query, monkeypatch: Any) -> None:
     open_queue()
-    monkeypatch.setattr(_stream, "LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr(stream, "LOCK_PATIENCE", 0.0)
     sentence = r"reader 'spark' of queue 'jobs' is owned by process \d+: a reader belongs to one query"
     with closing(open_reader(folder, "jobs", "spark")), pytest.raises(KestrelError, match=sentence):
         query().initialOffset()

@@ -20,9 +20,9 @@ NEEDS_SPARK = "the explorer runs no Spark: what executors and the sink do is tri
     unreachable=NEEDS_SPARK,
 )
 def _not_here_is_taken_for_retired() -> Iterator[None]:
-    from kestrelpy.spark import _part
+    from kestrelpy.spark.read import part
 
-    with patch.object(_part, "check_retired", lambda chain, piece, folders: None):
+    with patch.object(part, "check_retired", lambda chain, piece, folders: None):
         yield
 
 
@@ -33,9 +33,9 @@ def _not_here_is_taken_for_retired() -> Iterator[None]:
     unreachable=NEEDS_SPARK,
 )
 def _the_last_segment_may_end_anywhere() -> Iterator[None]:
-    from kestrelpy.spark import _plan
+    from kestrelpy.spark.read import plan
 
-    with patch.object(_plan, "_reach", lambda file, segment, watermark: watermark):
+    with patch.object(plan, "_reach", lambda file, segment, watermark: watermark):
         yield
 
 
@@ -46,9 +46,9 @@ def _the_last_segment_may_end_anywhere() -> Iterator[None]:
     unreachable=NEEDS_SPARK,
 )
 def _what_tasks_say_is_believed() -> Iterator[None]:
-    from kestrelpy.spark import lake
+    from kestrelpy.spark.conversion import conversion
 
-    with patch.object(lake, "_check_seen", lambda archive, lake, found: None):
+    with patch.object(conversion, "_check_seen", lambda archive, conversion, found: None):
         yield
 
 
@@ -93,9 +93,9 @@ def _as_a_relative_folder(place: str) -> str:
     unreachable=NEEDS_SPARK,
 )
 def _the_sink_knows_no_uri() -> Iterator[None]:
-    from kestrelpy.spark import _sink
+    from kestrelpy.spark.write import sink
 
-    with patch.object(_sink, "local_folder", _as_a_relative_folder):
+    with patch.object(sink, "local_folder", _as_a_relative_folder):
         yield
 
 
@@ -106,9 +106,9 @@ def _the_sink_knows_no_uri() -> Iterator[None]:
     unreachable=NEEDS_SPARK,
 )
 def _the_source_knows_no_uri() -> Iterator[None]:
-    from kestrelpy.spark import _batch
+    from kestrelpy.spark.read import batch
 
-    with patch.object(_batch, "local_folder", _as_a_relative_folder):
+    with patch.object(batch, "local_folder", _as_a_relative_folder):
         yield
 
 
@@ -119,9 +119,9 @@ def _the_source_knows_no_uri() -> Iterator[None]:
     unreachable=NEEDS_SPARK,
 )
 def _the_first_reader_inherits_whatever_is_said() -> Iterator[None]:
-    from kestrelpy.spark import _stream
+    from kestrelpy.spark.read import stream
 
-    with patch.object(_stream, "open_at", _stream.open_source):
+    with patch.object(stream, "open_at", stream.open_source):
         yield
 
 
@@ -132,11 +132,11 @@ def _the_first_reader_inherits_whatever_is_said() -> Iterator[None]:
     unreachable=NEEDS_SPARK,
 )
 def _the_sink_checks_no_name() -> Iterator[None]:
-    from kestrelpy.spark import _sink
+    from kestrelpy.spark.write import sink
 
     with (
-        patch.object(_sink, "check_name", lambda name: name),
-        patch.object(_sink, "refuse_jobs_in", lambda *_: None),
+        patch.object(sink, "check_name", lambda name: name),
+        patch.object(sink, "refuse_jobs_in", lambda *_: None),
     ):
         yield
 
@@ -163,15 +163,15 @@ def _parts_need_a_disk_of_their_own() -> Iterator[None]:
     unreachable=NEEDS_SPARK,
 )
 def _a_session_has_a_context() -> Iterator[None]:
-    from kestrelpy.spark import _places
+    from kestrelpy.spark import locations
 
     # The test asks by the name that it has imported: what it calls is changed, and not where it is found.
-    asked = _places.slots.__code__
-    _places.slots.__code__ = (lambda spark: int(spark.sparkContext.defaultParallelism)).__code__
+    asked = locations.slots.__code__
+    locations.slots.__code__ = (lambda spark: int(spark.sparkContext.defaultParallelism)).__code__
     try:
         yield
     finally:
-        _places.slots.__code__ = asked
+        locations.slots.__code__ = asked
 
 
 @defect(

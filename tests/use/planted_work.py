@@ -25,7 +25,7 @@ from kestrelpy.work.job_log import JobLog
 from kestrelpy.work.journal import JobJournal
 from kestrelpy.work.scheduler import NEVER, Scheduler
 from kestrelpy.work.session import Job
-from kestrelpy.work.stored import SessionState, StoredJob
+from kestrelpy.work.stored import SessionState, StoredJob, is_held
 from kestrelpy.work.waiting import Awaiting, Delivery
 
 
@@ -115,7 +115,7 @@ def blocks_are_silent_about_what_they_lost() -> Iterator[None]:
     real = Job.__exit__
 
     def leave(self: Job, *error: Any) -> None:
-        if self._is_held():
+        if is_held(self._stored, self._session, self.reserves):
             real(self, *error)
 
     with patch.object(Job, "__exit__", leave):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kestrelpy import DurabilityUnknown, KestrelError
 from kestrelpy._process import forget
 from kestrelpy.work import Job, Session, WorkQueue
+from kestrelpy.work.stored import is_held
 
 if TYPE_CHECKING:
     from use_world import Process, World
@@ -222,7 +223,7 @@ class Work:
         w.require(-EPS <= left <= job.ttr + EPS, f"{job} has a ttr of {job.ttr} s, and {left} s are left")
         job.given += 1
         job.tube, job.priority = handle.tube, handle.priority
-        held = self.ask(handle._is_held)
+        held = self.ask(lambda: is_held(handle._stored, handle._session, handle.reserves))
         job.vague = not held or age != self.age  # to ask may have told others, who have closed it
         job.buried, job.due = False, 0.0
         if not job.vague:

@@ -285,10 +285,10 @@ def test_spark_refuses_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     from pyspark.sql.types import BinaryType, StructType
 
     from kestrelpy.spark import DriverBuffer
-    from kestrelpy.spark._archived import segments_of
-    from kestrelpy.spark._batch import queues_of
-    from kestrelpy.spark._sink import BatchSink
-    from kestrelpy.spark._stream import open_source
+    from kestrelpy.spark.lake.archived import segments_of
+    from kestrelpy.spark.read.batch import queues_of
+    from kestrelpy.spark.read.stream import open_source
+    from kestrelpy.spark.write.sink import BatchSink
 
     folder = str(tmp_path)
     with WorkQueue(folder) as queue:

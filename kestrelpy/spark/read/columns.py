@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kestrelpy.spark._decode import NEVER, Data, Numbers, Run
+from kestrelpy.spark.read.decode import NEVER, Data, Numbers, Run
 
 SCHEMA = "queue string, id bigint, added timestamp, expires timestamp, error_count int, data binary, segment string"
 ARROW_SCHEMA = pa.schema(

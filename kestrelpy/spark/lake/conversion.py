@@ -29,11 +29,10 @@ import pyarrow as pa
 
 from kestrelpy._journal import file_names
 from kestrelpy.errors import CorruptJournal, KestrelError, UnsupportedFormat
-from kestrelpy.spark._archived import Archived, queue_of, segments_of
-from kestrelpy.spark._parquet import DayFile, read_back, to_day_files
-from kestrelpy.spark._part import FilesNotSeen
-from kestrelpy.spark._places import slots
-from kestrelpy.spark._store import Store
+from kestrelpy.spark.lake.archived import Archived, queue_of, segments_of
+from kestrelpy.spark.lake.parquet import DayFile, read_back, to_day_files
+from kestrelpy.spark.lake.store import Store
+from kestrelpy.spark.locations import FilesNotSeen, slots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

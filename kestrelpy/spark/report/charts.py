@@ -1,4 +1,4 @@
-"""Pictures of a load, as PNG bytes. Each is drawn for a light page and for a dark one.
+"""Charts of a load, as PNG bytes. Each is drawn for a light page and for a dark one.
 
 One axis of time is shared by all queues of a picture, and each queue keeps its colour in all of them. Names are drawn
 as they are: nothing in them is taken for mathematics.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from kestrelpy.spark._load import CURVE, MINUTE_MS, Load, Row
+from kestrelpy.spark.report.load import CURVE, MINUTE_MS, Load, Row
 
 COLOURS = ("#1b6ca8", "#d98841", "#3f8f5f", "#8e5ea2", "#b5484d", "#7a6a4f")
 WIDE, DOTS = 9.0, 110
@@ -32,7 +32,7 @@ LIGHT = Theme("light", "#ffffff", "#202124", "#d7dbdf")
 DARK = Theme("dark", "#17191c", "#e4e6e8", "#3b4147")
 
 
-class Picture(NamedTuple):
+class Chart(NamedTuple):
     """One picture: its file's name without the ending, what it shows, and how it is read."""
 
     name: str
@@ -40,32 +40,32 @@ class Picture(NamedTuple):
     text: str
 
 
-PICTURES = (
-    Picture(
+CHARTS = (
+    Chart(
         "items",
         "Items per minute",
         "Mean of each slot of time; the pale area reaches up to the busiest minute in it.",
     ),
-    Picture("bytes", "Data per minute", "Mean of each slot of time, without what the journal adds."),
-    Picture(
+    Chart("bytes", "Data per minute", "Mean of each slot of time, without what the journal adds."),
+    Chart(
         "curve",
         "How busy the minutes are",
         "A point at 10% and 500 says: in a tenth of all minutes there were 500 items or more. A steady load is a flat "
         "line, a load in bursts falls steeply. Minutes without an item count.",
     ),
-    Picture("sizes", "Sizes of items", "Share of the items, and of the data, by size; a column is a power of two."),
-    Picture(
+    Chart("sizes", "Sizes of items", "Share of the items, and of the data, by size; a column is a power of two."),
+    Chart(
         "gaps",
         "Time from one item to the next",
         "Share of the items that came so long after the one before. Items of one batch come at the same instant.",
     ),
-    Picture("lifetimes", "Time that items are given until they expire", "Share of those items that expire at all."),
-    Picture("errors", "Items that were aborted", "How many items were aborted how often, of those that were."),
+    Chart("lifetimes", "Time that items are given until they expire", "Share of those items that expire at all."),
+    Chart("errors", "Items that were aborted", "How many items were aborted how often, of those that were."),
 )
 
 
 def draw(load: Load, theme: Theme) -> dict[str, bytes]:
-    """The pictures there is something to show in, by their names."""
+    """The charts that have something to show, by their names."""
     matplotlib = import_module("matplotlib")
     style = {
         "figure.facecolor": theme.ground,
@@ -90,7 +90,7 @@ def draw(load: Load, theme: Theme) -> dict[str, bytes]:
 
 def _painted(load: Load) -> dict[str, bytes]:
     found = {}
-    for picture in PICTURES:
+    for picture in CHARTS:
         figure = _PAINTERS[picture.name](load)
         if figure is not None:
             figure.suptitle(picture.title, x=0.01, ha="left", fontsize=12)
@@ -154,7 +154,7 @@ def _along_time(load: Load, column: str, label: str, *, peaks: bool) -> Any:
         axes.stairs(means, edges, fill=not peaks, color=colour, alpha=1.0 if peaks else 0.85, linewidth=1.2)
         axes.set_ylim(bottom=0)
         axes.margins(x=0.01)
-        axes.yaxis.set_major_formatter(_plain if column == "items" else _data)
+        axes.yaxis.set_major_formatter(_plain if column == "items" else data_size)
         _name(axes, queue)
     slot = "" if width == 1 else f" (a slot is {_length(width)})"
     figure.supylabel(label, fontsize=9)
@@ -217,7 +217,7 @@ def _gaps(load: Load) -> Any:
         counts = {row["from_ms"]: row["count"] for row in load.gaps if row["queue"] == queue}
         share = 100 * counts.get(0, 0) / (sum(counts.values()) or 1)
         notes[queue] = f"   {share:.3g}% come at the same instant, the others:" if rows is not load.gaps else ""
-    return _columns(load, rows, "ms", ("count",), "time since the item before", _milliseconds, notes)
+    return _columns(load, rows, "ms", ("count",), "time since the item before", milliseconds, notes)
 
 
 def _lifetimes(load: Load) -> Any:
@@ -313,7 +313,7 @@ def _plain(value: float, _: object = None) -> str:
     return f"{value:,.4g}"
 
 
-def _data(value: float, _: object = None) -> str:
+def data_size(value: float, _: object = None) -> str:
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
         if value >= size:
             return f"{value / size:.3g} {unit}"
@@ -327,7 +327,7 @@ def _size(value: float) -> str:
     return f"{value:.3g} B"
 
 
-def _milliseconds(value: float) -> str:
+def milliseconds(value: float) -> str:
     return f"{_short(value)} ms" if value < 1000 else _seconds(value / 1000)
 
 

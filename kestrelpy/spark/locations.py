@@ -1,16 +1,35 @@
-"""Where things are: folders of this machine, as Spark names them, and how many tasks a session has room for."""
+"""Where files are and tasks run: folders of this machine as Spark names them, and how many tasks a session runs."""
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
 import re
 from typing import TYPE_CHECKING
+
+from kestrelpy.errors import KestrelError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _SLOT_SETTINGS = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
+
+
+class FilesNotSeen(KestrelError, FileNotFoundError):
+    """What was planned to be read at ``path`` is not seen by the process that is to read it; ``reason`` says why that
+    is not taken for "nothing to read".
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        message = (
+            f"{platform.node() or 'this machine'} does not see what was planned to be read: {reason}. Every executor "
+            'must see the same folder under this path (docs/spark.md, "On a cluster")'
+        )
+        super().__init__(errno.ENOENT, message, path)
+        self.path = path
+        self.reason = reason
 
 
 def local_folder(place: str | os.PathLike[str]) -> str:

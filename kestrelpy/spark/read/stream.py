@@ -42,11 +42,11 @@ from kestrelpy._reading.registry import ReaderRegistry, Start
 from kestrelpy.clock import SystemClock
 from kestrelpy.config import ReaderConfig
 from kestrelpy.errors import KestrelError, NoDefaultReader, QueueLocked
-from kestrelpy.spark._batch import chosen, columns_of, folders_of, queues_of
-from kestrelpy.spark._follow import RunCounter
-from kestrelpy.spark._part import Piece, read_in_worker
-from kestrelpy.spark._plan import PART_BYTES, parts_of
-from kestrelpy.spark._wanted import Wanted, check_names, truth, whole_number
+from kestrelpy.spark.read.batch import chosen, columns_of, folders_of, queues_of
+from kestrelpy.spark.read.part import Piece, read_in_worker
+from kestrelpy.spark.read.plan import PART_BYTES, parts_of
+from kestrelpy.spark.read.pushdown import Wanted, check_names, truth, whole_number
+from kestrelpy.spark.read.run_counter import RunCounter
 
 OPTIONS = (
     "path",
@@ -303,7 +303,7 @@ def starting_position(options: Mapping[str, str]) -> Start:
     return int(text)
 
 
-class Opened(NamedTuple):
+class OpenedReader(NamedTuple):
     """A query's reader, the source that it reads from, and what counts frames there."""
 
     reader: Reader
@@ -311,7 +311,7 @@ class Opened(NamedTuple):
     counter: RunCounter
 
 
-def open_source(directory: str, queue: str, name: str, start: Start) -> Opened:
+def open_source(directory: str, queue: str, name: str, start: Start) -> OpenedReader:
     """As ``open_reader``. The reader's checkpoint is on disk when this returns. Raises as that."""
     folder = RealDisk().directory(directory)
     source: DetachedSource | None = None
@@ -321,7 +321,7 @@ def open_source(directory: str, queue: str, name: str, start: Start) -> Opened:
         counter = RunCounter(folder)
         source = DetachedSource(folder, queue, SystemClock(), 0.05, registry, counter)
         registry.source = source
-        return Opened(registry.reader(name, start), source, counter)
+        return OpenedReader(registry.reader(name, start), source, counter)
     except BaseException:
         if source is None:
             folder.close()
@@ -330,7 +330,7 @@ def open_source(directory: str, queue: str, name: str, start: Start) -> Opened:
         raise
 
 
-def open_at(directory: str, queue: str, name: str, start: Start) -> Opened:
+def open_at(directory: str, queue: str, name: str, start: Start) -> OpenedReader:
     """As ``open_source``; but a place that is made begins at ``start`` also if it is the first named one.
 
     The first named reader takes the default reader's place over, unless somebody has that reader open: so it is open

@@ -12,7 +12,7 @@ from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.segment import MARK_EVERY, Segment, open_segment
 from kestrelpy.errors import CorruptJournal
-from kestrelpy.spark._decode import Run, decode
+from kestrelpy.spark.read.decode import Run, decode
 
 BLOCK_BYTES = 1 << 20
 

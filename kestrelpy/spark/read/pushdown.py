@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
 )
 
 from kestrelpy._journal import format as fmt
-from kestrelpy.spark._decode import Run
+from kestrelpy.spark.read.decode import Run
 
 NEVER_NULL = {"queue", "id", "added", "error_count", "data", "segment"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -33,8 +33,7 @@ from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal.file_names import check_name
 from kestrelpy._journal.purpose import refuse_jobs_in
 from kestrelpy.inbox import Part, PartWriter, discard, publish, take_in
-from kestrelpy.spark._part import FilesNotSeen
-from kestrelpy.spark._places import local_folder
+from kestrelpy.spark.locations import FilesNotSeen, local_folder
 
 CHUNK_BYTES = 256 << 10
 CHUNK_ITEMS = 4096

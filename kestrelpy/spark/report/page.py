@@ -1,6 +1,6 @@
 """The page of a load: one HTML file that needs nothing else, readable in light and in dark.
 
-Whatever comes from the data is escaped; pictures are in the page; it asks for nothing from elsewhere, and says so to
+Whatever comes from the data is escaped; charts are in the page; it asks for nothing from elsewhere, and says so to
 the browser.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
-from kestrelpy.spark._load import MOST_DRAWN, Load, Row
-from kestrelpy.spark._pictures import PICTURES, _data, _milliseconds
+from kestrelpy.spark.report.charts import CHARTS, data_size, milliseconds
+from kestrelpy.spark.report.load import MOST_DRAWN, Load, Row
 
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -37,26 +37,26 @@ Cell = Callable[[Row], str]
 
 
 def page(source: str, load: Load, light: Mapping[str, bytes], dark: Mapping[str, bytes]) -> str:
-    """The whole page. ``light`` and ``dark``: the pictures by their names."""
+    """The whole page. ``light`` and ``dark``: the charts by their names."""
     count = len(load.queues) + load.more_queues
     parts = [
         _HEAD.format(title=escape(source)),
         f"<h1>Load of {escape(source)}</h1>",
-        f'<p class="soft">{load.items:,} items, {_data(load.data_bytes)}, ',
+        f'<p class="soft">{load.items:,} items, {data_size(load.data_bytes)}, ',
         f"in {count:,} {'queue' if count == 1 else 'queues'}; ",
         f"added from {_instant(load.first_added)} to {_instant(load.last_added)}, UTC.",
     ]
     if load.more_queues:
         parts.append(f" {load.more_queues:,} queues with less data are left out here; they are in the tables.")
     if len(load.queues) > MOST_DRAWN:
-        parts.append(f" The pictures show the {MOST_DRAWN} queues with the most data.")
+        parts.append(f" The charts show the {MOST_DRAWN} queues with the most data.")
     parts.append("</p>")
     for title, text, columns in _TABLES:
         parts.append(_table(title, text, columns, load.queues))
-    for picture in PICTURES:
-        if picture.name in light:
-            parts.append(f"<h2>{picture.title}</h2><p>{escape(picture.text)}</p>")
-            parts.append(_image(picture.title, light[picture.name], dark[picture.name]))
+    for chart in CHARTS:
+        if chart.name in light:
+            parts.append(f"<h2>{chart.title}</h2><p>{escape(chart.text)}</p>")
+            parts.append(_image(chart.title, light[chart.name], dark[chart.name]))
     parts.append("</body></html>\n")
     return "".join(parts)
 
@@ -96,11 +96,11 @@ def _ratio(name: str) -> Cell:
 
 
 def _bytes(name: str) -> Cell:
-    return lambda row: _data(row[name])
+    return lambda row: data_size(row[name])
 
 
 def _duration(name: str) -> Cell:
-    return lambda row: "-" if row[name] is None else _milliseconds(row[name])
+    return lambda row: "-" if row[name] is None else milliseconds(row[name])
 
 
 def _share(part: str, whole: str) -> Cell:

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from kestrelpy.spark._places import local_folder
+from kestrelpy.spark.locations import local_folder
 
 _UPLOADS = ("s3", "gcs", "abfs")
 """File systems without renames and without folders, where a file is there when all of it is."""

@@ -9,9 +9,9 @@ from kestrelpy._journal import format as fmt
 from kestrelpy._journal.catalog import missing_items
 from kestrelpy._journal.segment import Segment
 from kestrelpy.inspection.scan import Scan
-from kestrelpy.spark._follow import runs
-from kestrelpy.spark._part import Piece, SegmentPart
-from kestrelpy.spark._wanted import Wanted
+from kestrelpy.spark.read.part import Piece, SegmentPart
+from kestrelpy.spark.read.pushdown import Wanted
+from kestrelpy.spark.read.run_counter import runs
 
 PART_BYTES = 16 << 20
 """So many bytes of segments make a part, if there is a choice."""

@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 from kestrelpy._disk.interface import File
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.segment import FramePosition, Segment
-from kestrelpy.spark._wanted import Wanted
+from kestrelpy.spark.read.pushdown import Wanted
 
 SMALL_BYTES = 256 << 10
 """A stretch of this size is read and not searched."""

@@ -14,9 +14,7 @@ Rules:
 
 from __future__ import annotations
 
-import errno
 import gc
-import platform
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
@@ -28,12 +26,13 @@ from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.catalog import SegmentCatalog
 from kestrelpy._journal.file_names import lasting_name
-from kestrelpy._journal.segment import Segment, _was_on_disk, load_segment, open_segment, read_header
-from kestrelpy.errors import CorruptJournal, KestrelError
-from kestrelpy.spark._columns import Columns
-from kestrelpy.spark._decode import decode
-from kestrelpy.spark._seek import Counted, seek
-from kestrelpy.spark._wanted import Wanted
+from kestrelpy._journal.segment import Segment, load_segment, open_segment, read_header, was_on_disk
+from kestrelpy.errors import CorruptJournal
+from kestrelpy.spark.locations import FilesNotSeen
+from kestrelpy.spark.read.columns import Columns
+from kestrelpy.spark.read.decode import decode
+from kestrelpy.spark.read.pushdown import Wanted
+from kestrelpy.spark.read.seek import Counted, seek
 
 BLOCK_BYTES = 4 << 20
 """How much one read asks for."""
@@ -60,21 +59,6 @@ class Piece(NamedTuple):
     error_counts: tuple[tuple[int, int], ...]
     data_bytes: int
     is_kept: bool = False
-
-
-class FilesNotSeen(KestrelError, FileNotFoundError):
-    """What was planned to be read at ``path`` is not seen by the process that is to read it; ``reason`` says why that
-    is not taken for "nothing to read".
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        message = (
-            f"{platform.node() or 'this machine'} does not see what was planned to be read: {reason}. Every executor "
-            'must see the same folder under this path (docs/spark.md, "On a cluster")'
-        )
-        super().__init__(errno.ENOENT, message, path)
-        self.path = path
-        self.reason = reason
 
 
 class SegmentPart(InputPartition):
@@ -173,7 +157,7 @@ class PartReader:
             if due != segment.last_id + 1 or offset != segment.records_end:
                 raise CorruptJournal(path, offset, f"item {due} is not intact here", item_id=due)
             return
-        if _was_on_disk(cast("File", counted), segment, offset, due):
+        if was_on_disk(cast("File", counted), segment, offset, due):
             raise CorruptJournal(path, offset, f"item {due} was on disk and is not intact here", item_id=due)
         if not piece.is_last:
             at, reason = fmt.footer_offset(segment.size), "the footer of this closed segment is not intact"

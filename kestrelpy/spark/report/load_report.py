@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kestrelpy.errors import KestrelError
-from kestrelpy.spark._archived import Archived, segments_of
-from kestrelpy.spark._columns import SCHEMA
-from kestrelpy.spark._load import Tables
-from kestrelpy.spark._page import page
-from kestrelpy.spark._pictures import DARK, LIGHT, draw
-from kestrelpy.spark._places import local_folder, slots
-from kestrelpy.spark._store import Store
-from kestrelpy.spark.lake import LAKE_SCHEMA
+from kestrelpy.spark.lake.archived import Archived, segments_of
+from kestrelpy.spark.lake.conversion import LAKE_SCHEMA
+from kestrelpy.spark.lake.store import Store
+from kestrelpy.spark.locations import local_folder, slots
+from kestrelpy.spark.read.columns import SCHEMA
+from kestrelpy.spark.report.charts import DARK, LIGHT, draw
+from kestrelpy.spark.report.load import Tables
+from kestrelpy.spark.report.page import page
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +60,7 @@ def load_report(
 
     ``source``: a lake (``archive_to_parquet``), an archive, or a folder of queues, by path or URI; ``filesystem`` as
     for ``archive_to_parquet``, for an archive alone. Into ``out_dir`` go ``index.html``, which needs nothing else,
-    the pictures in it as PNG, and the tables as Parquet: ``tables/queues``, ``minutes``, ``sizes``, ``gaps``,
+    the charts in it as PNG, and the tables as Parquet: ``tables/queues``, ``minutes``, ``sizes``, ``gaps``,
     ``lifetimes``, ``errors``. What was there under these names is replaced.
 
     Only what a page shows comes to the driver; the rest is worked out and written by Spark, which reads the source

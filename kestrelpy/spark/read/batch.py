@@ -24,11 +24,11 @@ from kestrelpy._journal import file_names
 from kestrelpy._journal.purpose import refuse_jobs_in
 from kestrelpy.errors import WrongKind
 from kestrelpy.inspection.summary import queue_names
-from kestrelpy.spark._columns import SCHEMA
-from kestrelpy.spark._part import SegmentPart, read_in_worker
-from kestrelpy.spark._places import local_folder
-from kestrelpy.spark._plan import PART_BYTES, parts_of, pieces_of
-from kestrelpy.spark._wanted import check_names, push, truth, wanted_by, whole_number
+from kestrelpy.spark.locations import local_folder
+from kestrelpy.spark.read.columns import SCHEMA
+from kestrelpy.spark.read.part import SegmentPart, read_in_worker
+from kestrelpy.spark.read.plan import PART_BYTES, parts_of, pieces_of
+from kestrelpy.spark.read.pushdown import check_names, push, truth, wanted_by, whole_number
 
 OPTIONS = ("path", "queue", "archive", "startId", "endId", "startTime", "endTime", "minPartitionBytes", "pushFilters")
 

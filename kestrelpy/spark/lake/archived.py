@@ -16,8 +16,8 @@ from kestrelpy._journal import file_names
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.purpose import JOBS, kind_of
 from kestrelpy.errors import CorruptJournal, UnsupportedFormat, WrongKind
-from kestrelpy.spark._columns import Columns
-from kestrelpy.spark._decode import decode
+from kestrelpy.spark.read.columns import Columns
+from kestrelpy.spark.read.decode import decode
 
 BLOCK_BYTES = 4 << 20
 """How much one read asks for."""

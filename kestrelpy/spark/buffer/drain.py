@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy.errors import KestrelError, QueueEmpty
 from kestrelpy.item import Item
-from kestrelpy.spark._batch_plan import BatchPlan
-from kestrelpy.spark._rows import Rows
+from kestrelpy.spark.buffer.batch_plan import BatchPlan
+from kestrelpy.spark.buffer.rows import Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,7 +30,7 @@ SLICES = 20
 LONGEST_SLICE = 0.05
 
 
-class Batch(NamedTuple):
+class MicroBatch(NamedTuple):
     """Open reads, in the order of their ids, and what ``process`` sees of them, or why it can't."""
 
     items: list[Item]
@@ -50,7 +50,7 @@ class Drain:
         self._stopping = self._hurried = False
         self._wanted = True  # somebody waits for the batch that is being taken
         self._thread: threading.Thread | None = None
-        self._result: Batch | BaseException | None = None
+        self._result: MicroBatch | BaseException | None = None
 
     def restart(self) -> None:
         """After ``stop``: batches take their time again."""
@@ -68,7 +68,7 @@ class Drain:
         self._thread = threading.Thread(target=self._take_there, args=(timeout,), daemon=True)
         self._thread.start()
 
-    def take(self, timeout: float | None) -> Batch:
+    def take(self, timeout: float | None) -> MicroBatch:
         """The batch that was begun, or else one that is taken here: waits up to ``timeout`` seconds for its first item.
 
         Raises what the reader raises.
@@ -91,7 +91,7 @@ class Drain:
         for item in items:
             self._dispatcher.unget(item)
 
-    def take_planned(self, plan: BatchPlan) -> Batch:
+    def take_planned(self, plan: BatchPlan) -> MicroBatch:
         """What is left of a batch that was planned before.
 
         Its ids come in order, ahead of all that was never taken: what is behind them says that no more of them come.
@@ -134,7 +134,7 @@ class Drain:
         self._hurried = False
         self._wake.clear()
 
-    def _collected(self) -> Batch:
+    def _collected(self) -> MicroBatch:
         thread = self._thread
         assert thread is not None
         self._wanted = True
@@ -152,7 +152,7 @@ class Drain:
         except BaseException as error:
             self._result = error
 
-    def _take(self, timeout: float | None) -> Batch:
+    def _take(self, timeout: float | None) -> MicroBatch:
         items: list[Item] = []
         try:
             self._fill(items, timeout)
@@ -181,13 +181,13 @@ class Drain:
         if size > max_bytes and len(items) > 1:  # a get takes one at least
             self.give_back([items.pop()])
 
-    def _batch(self, items: list[Item]) -> Batch:
+    def _batch(self, items: list[Item]) -> MicroBatch:
         if not items:
-            return Batch(items, None, None)
+            return MicroBatch(items, None, None)
         try:
-            return Batch(items, self._rows.frame(items), None)
+            return MicroBatch(items, self._rows.frame(items), None)
         except Exception as error:
-            return Batch(items, None, error)
+            return MicroBatch(items, None, error)
 
 
 def _among(items: list[Item], ids: set[int]) -> list[Item]:

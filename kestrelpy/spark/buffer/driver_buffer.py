@@ -36,9 +36,9 @@ from kestrelpy.config import Codec
 from kestrelpy.errors import KestrelError, UnknownItem
 from kestrelpy.item import Item
 from kestrelpy.queue import JournaledQueue
-from kestrelpy.spark._batch_plan import BatchPlan, PlanFile, spans_of
-from kestrelpy.spark._drain import Batch, Drain
-from kestrelpy.spark._rows import Rows, UndecodableItem
+from kestrelpy.spark.buffer.batch_plan import BatchPlan, PlanFile, spans_of
+from kestrelpy.spark.buffer.drain import Drain, MicroBatch
+from kestrelpy.spark.buffer.rows import Rows, UndecodableItem
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -321,7 +321,7 @@ class DriverBuffer:
                 self._plan = self._file.finish(plan)
             raise
 
-    def _next(self, timeout: float | None) -> Batch:
+    def _next(self, timeout: float | None) -> MicroBatch:
         """The batch that was planned and not finished, if there is one, or else a new one."""
         plan = self._plan
         if plan is not None and not plan.finished:
@@ -332,7 +332,7 @@ class DriverBuffer:
             self._finish_plan()
         return self._drain.take(timeout)
 
-    def _planned(self, batch: Batch) -> BatchPlan:
+    def _planned(self, batch: MicroBatch) -> BatchPlan:
         """Rules 1 and 3."""
         plan = self._plan
         if plan is not None and not plan.finished:

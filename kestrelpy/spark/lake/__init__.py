@@ -1,0 +1,1 @@
+"""Archived segments as Parquet, partitioned by queue and day."""

@@ -1,0 +1,1 @@
+"""What items say about a load: figures, charts, one page."""

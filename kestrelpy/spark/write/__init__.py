@@ -1,0 +1,1 @@
+"""Writing rows into queues, through their inboxes."""

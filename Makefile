@@ -28,7 +28,7 @@ REV ?= HEAD~1
 HOURS ?= 1
 FILES = */_journal/packing.py,*/_journal/format.py,*/bodies.py,*/segment.py,*/checkpoint.py,*/_journal/journal.py,*/archive.py,*/_journal/recovery.py,*/inbox/format.py,*/inbox/parts.py,*/inbox/ledger.py,*/inbox/ingest.py,*/inbox/publishing.py
 THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,packing format segment checkpoint journal recovery codecs sync inbox chain offsets full_disk))) \
-	tests/crash/test_regressions.py tests/crash/test_faults_injected.py tests/hostile/test_found_faults.py
+	tests/regressions/test_found_by_crashes.py tests/crash/test_faults_injected.py tests/regressions/test_found_by_fuzzing.py
 BIN := $(VENV)/bin
 
 .PHONY: help java demo test test-all test-spark soak coverage compare check bench bench-against bench-spark bench-jobs pipeline plots micro clean
@@ -74,8 +74,8 @@ test-spark: $(VENV)/.installed-dev java
 	KESTRELPY_LONG=1 $(BIN)/python -m pytest -n auto --dist worksteal -m slow_spark tests/spark $(ARGS)
 
 soak: $(VENV)/.installed-dev
-	@$(BIN)/python tests/soak --hours $(HOURS) $(ARGS)
-	@$(BIN)/python tests/soak/ledger.py
+	@$(BIN)/python -m tests.soak --hours $(HOURS) $(ARGS)
+	@$(BIN)/python -m tests.soak.ledger
 
 coverage: $(VENV)/.installed-dev
 	KESTRELPY_SHARE=0.02 $(BIN)/python -m coverage run --branch --source=kestrelpy -m pytest $(THEIR_TESTS)

@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from budget import Tally
 
 from kestrelpy import JournaledQueue
-from kestrelpy._disk.real import RealDisk
 from kestrelpy._reading import backlog
 from kestrelpy._writing import put_path as put_module
 from kestrelpy.testing import ManualClock
-
-START_MS = 1_700_000_000_000
-PATIENCE = 20.0
-"""Seconds after which something that must happen is taken not to happen. Nothing waits that long but a failing test."""
+from tests.support.budget import Tally
+from tests.support.disks import GatedDisk
+from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE
+from tests.support.queues import START_MS, let_die
 
 for number, usual in (
     (signal.SIGINT, signal.default_int_handler),
@@ -132,98 +131,6 @@ def killed(folder: Path, clock: ManualClock) -> Callable[..., None]:
     return run
 
 
-def let_die(queue: JournaledQueue) -> None:
-    """Leave a queue as the death of its process would: nothing is written any more, descriptors and locks are gone."""
-    files = {path: path.read_bytes() for path in Path(queue.directory).iterdir()}
-    with contextlib.suppress(Exception):
-        queue.close()
-    for path in Path(queue.directory).iterdir():
-        if path not in files:
-            path.unlink()
-    for path, data in files.items():
-        if not path.exists() or path.read_bytes() != data:
-            path.write_bytes(data)
-
-
-class CountingDisk:
-    """A disk that counts what is asked of its folders. ``after_listing`` is called after each listing."""
-
-    def __init__(self, inner: Any, after_listing: Callable[[], object] = bool) -> None:
-        self.inner = inner
-        self.after_listing = after_listing
-        self.calls: Counter[str] = Counter()
-
-    def directory(self, path: str, *, create: bool = False) -> Any:
-        return _CountingDirectory(self, self.inner.directory(path, create=create))
-
-
-class _CountingDirectory:
-    def __init__(self, disk: CountingDisk, inner: Any) -> None:
-        self.disk, self.inner = disk, inner
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        if not callable(found):
-            return found
-        self.disk.calls[name] += 1
-        return found
-
-    def names(self) -> list[str]:
-        self.disk.calls["names"] += 1
-        found: list[str] = self.inner.names()
-        self.disk.after_listing()
-        return found
-
-    def move(self, name: str, target: Any, new: str) -> None:
-        self.inner.move(name, target.inner, new)
-
-
-class GatedDisk:
-    """A disk whose file syncs wait while its gate is shut. ``syncs`` counts them; ``started`` is released by each."""
-
-    def __init__(self, inner: Any = None) -> None:
-        self.inner = inner if inner is not None else RealDisk()
-        self.gate = threading.Event()
-        self.gate.set()
-        self.started = threading.Semaphore(0)
-        self.syncs = 0
-        self.error: OSError | None = None
-
-    def directory(self, path: str, *, create: bool = False) -> Any:
-        return _GatedDirectory(self, self.inner.directory(path, create=create))
-
-
-class _GatedDirectory:
-    def __init__(self, disk: GatedDisk, inner: Any) -> None:
-        self.disk, self.inner = disk, inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def open(self, name: str, *, write: bool = False) -> Any:
-        return _GatedFile(self.disk, self.inner.open(name, write=write))
-
-    def create(self, name: str) -> Any:
-        return _GatedFile(self.disk, self.inner.create(name))
-
-
-class _GatedFile:
-    def __init__(self, disk: GatedDisk, inner: Any) -> None:
-        self.disk, self.inner = disk, inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def sync(self) -> None:
-        disk = self.disk
-        disk.syncs += 1
-        disk.started.release()
-        assert disk.gate.wait(PATIENCE)
-        if disk.error is not None:
-            raise disk.error
-        self.inner.sync()
-
-
 @pytest.fixture
 def gated_disk() -> Iterator[GatedDisk]:
     """The real disk behind a gate."""
@@ -258,45 +165,14 @@ def start() -> Iterator[Callable[..., threading.Thread]]:
     assert not errors
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Wait for ``condition`` to be true: for what another thread is about to do, and for nothing else."""
-    event = threading.Event()
-    for _ in range(int(PATIENCE * 1000)):
-        if condition():
-            return
-        event.wait(0.001)
-    raise AssertionError("it did not happen")
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[..., str]:
     """``script(source, *arguments)``: run it in another Python; what it printed. It must end by itself, well."""
 
     def run(source: str, *arguments: object, status: int = 0) -> str:
         command = [sys.executable, "-W", "error", "-c", textwrap.dedent(source), *map(str, arguments)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parent.parent
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout.strip()
 
     return run
-
-
-def drain(source: Any) -> list[bytes]:
-    """The data of all items there are, each committed."""
-    found = []
-    while (items := take_all(source)) != []:
-        found += [item.data for item in items]
-        source.commit_many(items)
-    return found
-
-
-def take_all(source: Any) -> list[Any]:
-    """Open reads of all items there are."""
-    try:
-        return list(source.get_many(1000, timeout=0))
-    except Exception as error:
-        if type(error).__name__ != "QueueEmpty":
-            raise
-        return []

@@ -17,7 +17,7 @@ os.execv(sys.executable, [sys.executable, "-m", "pytest", "-q", "-p", "no:cachep
 
 def test_it_passes_where_signals_are_ignored() -> None:
     """As a shell leaves them for ``make test &``: every child of a test would inherit that."""
-    test = "tests/test_cli.py::test_signals_end_it_quietly_and_keep_its_place"
+    test = "tests/cli/test_cli.py::test_signals_end_it_quietly_and_keep_its_place"
     run = subprocess.run(
         [sys.executable, "-c", IGNORING, test], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )

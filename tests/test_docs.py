@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from budget import BRIEF_JAVA
 
 from kestrelpy.spark.session import JavaMissing, check_java
+from tests.support.budget import BRIEF_JAVA
 
 ROOT = Path(__file__).parent.parent
 PAGES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.exists()]

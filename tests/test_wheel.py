@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from budget import takes_long
+
+from tests.support.budget import takes_long
 
 pytest.importorskip("hatchling", reason="hatchling is not installed: the extra [dev] has it")
 ROOT = Path(__file__).parent.parent

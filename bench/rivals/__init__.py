@@ -4,7 +4,7 @@ Rules:
 1. A loop calls the contender's own function, bound beforehand: no adapter stands between where one call is enough.
 2. Taking an item out includes whatever makes that final: a commit, an acknowledgement, ``task_done``.
 3. A module is imported when its contender is opened. One that is not installed is left out, and the report says so.
-4. What is put comes out, in that order: ``tests/test_bench_rivals.py`` asks every one of them.
+4. What is put comes out, in that order: ``tests/bench/test_bench_rivals.py`` asks every one of them.
 """
 
 from __future__ import annotations

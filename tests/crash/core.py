@@ -9,9 +9,6 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from promise import READERS, BrokenPromise, Promise
-from recovered import Seen, check_reader
-
 from kestrelpy import KestrelError
 from kestrelpy._journal.format import Checkpoint, Entry
 from kestrelpy._journal.journal import Journal
@@ -21,6 +18,8 @@ from kestrelpy._reading.backlog import BLOCK_BYTES
 from kestrelpy._reading.limits import progress_of
 from kestrelpy._reading.progress import Progress
 from kestrelpy.testing import CrashingDisk
+from tests.crash.promise import READERS, BrokenPromise, Promise
+from tests.crash.recovered import Seen, check_reader
 
 
 class Unread(NamedTuple):

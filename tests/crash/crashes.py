@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from core import glance
-from promise import BrokenPromise, Promise
-from recovered import (
+from kestrelpy import KestrelError
+from kestrelpy.testing import CrashingDisk, PowerModel
+from kestrelpy.testing._choices import Corner, Leaning
+from tests.crash.core import glance
+from tests.crash.promise import BrokenPromise, Promise
+from tests.crash.recovered import (
     MODELS,
     Setting,
     check,
@@ -26,10 +29,6 @@ from recovered import (
     has_gap,
     lose_checkpoint,
 )
-
-from kestrelpy import KestrelError
-from kestrelpy.testing import CrashingDisk, PowerModel
-from kestrelpy.testing._choices import Corner, Leaning
 
 
 class Image(NamedTuple):

@@ -14,14 +14,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
-from crashes import Crashes
-from promise import BrokenPromise, Promise
-from recovered import abandon_all
-from workload import Style, Workload
-
 from kestrelpy import KestrelError
 from kestrelpy._journal import journal, segment
 from kestrelpy.testing import CrashingDisk
+from tests.crash.crashes import Crashes
+from tests.crash.promise import BrokenPromise, Promise
+from tests.crash.recovered import abandon_all
+from tests.crash.workload import Style, Workload
 
 SYNCS = ("always", 0.1, "never")
 OFTEN = {"store": 0.1, "write": 0.3, "grow": 0.2}

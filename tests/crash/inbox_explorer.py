@@ -7,14 +7,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from explorer import collecting_seldom
-from inbox_world import Habit, Ledger, World, judge, open_queue
-from promise import BrokenPromise
-from recovered import MODELS
-
 from kestrelpy import KestrelError
 from kestrelpy.testing import CrashingDisk, PowerModel
 from kestrelpy.testing._choices import Corner, Leaning
+from tests.crash.explorer import collecting_seldom
+from tests.crash.inbox_world import Habit, Ledger, World, judge, open_queue
+from tests.crash.promise import BrokenPromise
+from tests.crash.recovered import MODELS
 
 OFTEN = {"store": 0.15, "write": 0.5, "grow": 0.2}
 

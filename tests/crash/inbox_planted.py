@@ -10,9 +10,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from inbox_world import Habit
-from planted import _Deaf, in_place_of
-
 from kestrelpy._journal import checkpoint
 from kestrelpy._journal.journal import Journal
 from kestrelpy._reading.local_source import LocalSource
@@ -24,6 +21,8 @@ from kestrelpy.inbox.ingest import Ingest
 from kestrelpy.inbox.ledger import IngestLedger
 from kestrelpy.inbox.parts import PartWriter
 from kestrelpy.inbox.publishing import _Visit
+from tests.crash.inbox_world import Habit
+from tests.crash.planted import _Deaf, in_place_of
 
 TAKING = Habit(steps=5, publishes=6, again=0, parts=0, puts=0, takes=0, opens=4, deaths=0, sizes=(2500,), sync="never")
 FAILING = Habit(steps=12, publishes=6, again=0, parts=0, puts=6, takes=6, opens=1, deaths=1, sizes=(900, 2500))

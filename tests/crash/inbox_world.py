@@ -14,14 +14,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from promise import BrokenPromise
-from recovered import MODELS, opened, vanish
-
 from kestrelpy import DurabilityUnknown, JournaledQueue, KestrelError, QueueEmpty, Reader, ReaderConfig, scan
 from kestrelpy.inbox import Part, PartWriter, discard, pending, publish, take_in
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock
 from kestrelpy.testing._choices import Leaning
 from kestrelpy.testing._failing import OPERATIONS
+from tests.crash.promise import BrokenPromise
+from tests.crash.recovered import MODELS, opened, vanish
 
 APPS = ("a", "b", None)
 SIZES = (0, 10, 300, 900, 2500)

@@ -16,14 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import core
 import pytest
-from explorer import collecting_seldom
-from recovered import MODELS, opened, read_all, vanish
 
 from kestrelpy import DurabilityUnknown, Item, JournaledQueue, QueueEmpty
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Choose, Leaning
+from tests.crash import core
+from tests.crash.explorer import collecting_seldom
+from tests.crash.recovered import MODELS, opened, read_all, vanish
 
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EACCES, errno.EMFILE)
 NAMES = ("left", "right")

@@ -15,8 +15,6 @@ from typing import Any
 from unittest.mock import patch
 from zlib import crc32
 
-from workload import MANY_LIVES, Style
-
 from kestrelpy._journal import archive as archive_module
 from kestrelpy._journal import checkpoint as checkpoint_module
 from kestrelpy._journal import file_names, journal, recovery
@@ -35,6 +33,7 @@ from kestrelpy._reading.reader import Reader
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.group_commit import GroupCommit
 from kestrelpy.testing import CrashingDisk
+from tests.crash.workload import MANY_LIVES, Style
 
 
 @dataclass(frozen=True)

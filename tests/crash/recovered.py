@@ -20,8 +20,6 @@ from itertools import pairwise
 from typing import Any, Literal
 from unittest.mock import patch
 
-from promise import READERS, BrokenPromise, Promise, Put
-
 from kestrelpy import CorruptJournal, Item, JournaledQueue, KestrelError, QueueEmpty, Reader, ReaderConfig, scan, verify
 from kestrelpy._disk.interface import Directory, Disk
 from kestrelpy._disk.memory import MemoryFile
@@ -31,6 +29,7 @@ from kestrelpy._journal.segment import iterate_frames, load_segment, read_header
 from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Leaning
+from tests.crash.promise import READERS, BrokenPromise, Promise, Put
 
 MODELS = (PowerModel.PREFIX, PowerModel.EXT4, PowerModel.ANY)
 ENDS = ("close", "kill", "kill", *MODELS)

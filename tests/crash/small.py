@@ -13,14 +13,13 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 
-from crashes import Crashes
-from explorer import collecting_seldom
-from promise import BrokenPromise, Promise
-from recovered import read_all
-from workload import Style, Workload
-
 from kestrelpy import KestrelError
 from kestrelpy.testing import CrashingDisk
+from tests.crash.crashes import Crashes
+from tests.crash.explorer import collecting_seldom
+from tests.crash.promise import BrokenPromise, Promise
+from tests.crash.recovered import read_all
+from tests.crash.workload import Style, Workload
 
 EVERY = 40
 PARTS = 8

@@ -5,11 +5,11 @@ A failure names the seed of its workload, or its steps.
 
 from __future__ import annotations
 
-import explorer
 import pytest
-import small
-from budget import ALL, SEED, Tally, share, takes_long
-from workload import ELSEWHERE, MANY_LIVES
+
+from tests.crash import explorer, small
+from tests.crash.workload import ELSEWHERE, MANY_LIVES
+from tests.support.budget import ALL, SEED, Tally, share, takes_long
 
 pytestmark = pytest.mark.usefixtures("quiet")
 PARTS, STATES = 10, 38_000

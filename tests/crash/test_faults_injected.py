@@ -14,15 +14,15 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from budget import LONG, drawn
-from injected import ERRORS, Run
-from recovered import abandon_all, read_all
 
 from kestrelpy import CorruptJournal, DurabilityUnknown, JournaledQueue, QueueDiskFull, QueueEmpty, ReaderConfig
 from kestrelpy._journal.journal import Journal
 from kestrelpy._writing.syncer import Syncer
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner
+from tests.crash.injected import ERRORS, Run
+from tests.crash.recovered import abandon_all, read_all
+from tests.support.budget import LONG, drawn
 
 pytestmark = pytest.mark.usefixtures("quiet")
 STORES = 16

@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-import inbox_explorer
 import pytest
-from budget import SEED, Tally, drawn, share, takes_long
-from inbox_explorer import InboxExplorer
-from inbox_planted import FAULTS
-from promise import BrokenPromise
+
+from tests.crash import inbox_explorer
+from tests.crash.inbox_explorer import InboxExplorer
+from tests.crash.inbox_planted import FAULTS
+from tests.crash.promise import BrokenPromise
+from tests.support.budget import SEED, Tally, drawn, share, takes_long
 
 pytestmark = pytest.mark.usefixtures("quiet")
 PARTS, STATES = 4, 1_300

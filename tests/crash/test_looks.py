@@ -11,12 +11,12 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from recovered import read_all, vanish
-from test_regressions import crashes_during, open_queue, stored
 
 from kestrelpy import CorruptJournal, JournaledQueue, inspect, open_reader, scan, verify
 from kestrelpy._journal import format as fmt
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
+from tests.crash.recovered import read_all, vanish
+from tests.regressions.test_found_by_crashes import crashes_during, open_queue, stored
 
 pytestmark = pytest.mark.usefixtures("quiet")
 Items = dict[int, bytes]

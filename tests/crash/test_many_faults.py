@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import injected
 import pytest
-from budget import SEED, Tally, share
+
+from tests.crash import injected
+from tests.support.budget import SEED, Tally, share
 
 pytestmark = pytest.mark.usefixtures("quiet")
 PARTS, FAULTS = 8, 10_000

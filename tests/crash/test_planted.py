@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from budget import Tally, drawn
-from explorer import Explorer
-from planted import FAULTS, Fault
-from promise import BrokenPromise
+
+from tests.crash.explorer import Explorer
+from tests.crash.planted import FAULTS, Fault
+from tests.crash.promise import BrokenPromise
+from tests.support.budget import Tally, drawn
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -8,12 +8,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from promise import READERS, Promise, Put
-from recovered import CONFIG, FOREIGN, MODELS, Setting, bury, check_reader, drain, read_all, vanish
-
 from kestrelpy import DurabilityUnknown, Item, JournaledQueue, QueueEmpty, Reader, open_reader
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock
 from kestrelpy.testing._choices import Leaning
+from tests.crash.promise import READERS, Promise, Put
+from tests.crash.recovered import CONFIG, FOREIGN, MODELS, Setting, bury, check_reader, drain, read_all, vanish
 
 PAYLOADS = (0, 1, 40, 200, 900, 3500)
 SMALL_SEGMENTS, LARGER_SEGMENTS = 4096, 24_000

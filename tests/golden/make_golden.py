@@ -1,4 +1,4 @@
-"""Makes the golden files of the format version that this library writes: ``python tests/golden/make_golden.py``.
+"""Makes the golden files of the format version that this library writes: ``python -m tests.golden.make_golden``.
 
 Run once for each format version, when it is released; the files are never made again, and this script refuses to.
 Time stands still and

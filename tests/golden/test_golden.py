@@ -130,8 +130,7 @@ def encoded(frame: fmt.Frame, header: fmt.SegmentHeader) -> bytes:
 def test_the_script_refuses_to_make_them_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-    import make_golden
+    from tests.golden import make_golden
 
     before = {path: path.read_bytes() for path in HERE.glob("v*/*/*")}
     assert make_golden.main() == 1
@@ -142,8 +141,7 @@ def test_the_script_refuses_to_make_them_again(
 @pytest.mark.parametrize("case", [case.split("/")[1] for case in CASES if case.startswith("v1/")])
 def test_this_release_still_writes_items_to_the_same_bytes(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same time and the same randomness, the segments come out the same: writing has not changed unnoticed."""
-    monkeypatch.syspath_prepend(str(HERE))
-    import make_golden
+    from tests.golden import make_golden
 
     made = {lasting_name(name): data for name, data in make_golden.make(case).items()}
     golden = {path.name: path.read_bytes() for path in (HERE / "v1" / case).iterdir()}

@@ -4,7 +4,7 @@
 the library, in the modules it uses, or in the interpreter itself, which may not survive that. So this is a program; a
 ``Supervisor`` starts it again behind a place where the interpreter died, and counts that apart.
 
-    python allocations.py OPERATION SEED FIRST STEP LENGTH SECONDS
+    python -m tests.interrupts.allocations OPERATION SEED FIRST STEP LENGTH SECONDS
 
 prints a line for each place: its number, and what became of it:
 
@@ -27,10 +27,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+from tests.support.paths import ROOT
+
 PLANTED = "planted"
 """The name of an operation with a fault."""
 ENDLESS = 1 << 30
@@ -51,9 +51,9 @@ def strike(name: str, at: int, length: int, seed: int) -> str:
     """Let the allocations ``at`` to before ``at + length`` of operation ``name`` fail; what became of it."""
     import _testcapi
 
-    from operations import OPERATIONS, Prepared
-    from scenes import Broken
-    from strikes import Hanging, Interrupter, watchdog
+    from tests.interrupts.operations import OPERATIONS, Prepared
+    from tests.interrupts.scenes import Broken
+    from tests.interrupts.strikes import Hanging, Interrupter, watchdog
 
     class Starver(Interrupter):
         """For an operation in the middle of which the test does something: from then on there is memory."""
@@ -115,14 +115,14 @@ def _enter(stack: contextlib.ExitStack[Any]) -> contextlib.ExitStack[Any]:
 
 def _planted(_: Any) -> Any:
     """A fault to be caught: a commit that takes the item out first."""
-    from operations import OPERATIONS
-
-    from kestrelpy._reading.reader import Reader
+    from kestrelpy._reading.reader import Reader, checkpointer_of
+    from tests.interrupts.operations import OPERATIONS
 
     def commit(self: Reader, item: Any) -> None:
-        with self._lock:
-            del self._open[item.id]
-            self._progress.release(item.id, len(bytes(bytearray(item.data))))
+        backlog = checkpointer_of(self).backlog
+        with backlog.lock:
+            del backlog.opened[item.id]
+            backlog.progress.release(item.id, len(bytes(bytearray(item.data))))
 
     prepared = OPERATIONS["commit"](_)
     scene, original = prepared.scene, Reader.commit
@@ -142,7 +142,7 @@ def _excuse(error: BaseException) -> str:
     """Why what is left proves nothing, if so: by where it was raised."""
     if isinstance(error, SystemError):
         return "interpreter erred"
-    from strikes import Layout, is_ours
+    from tests.interrupts.strikes import Layout, is_ours
 
     trace = error.__traceback__
     assert trace is not None
@@ -187,8 +187,8 @@ class Supervisor:
         deadline = time.monotonic() + seconds
         while first is not None and time.monotonic() < deadline:
             arguments = [self.name, self.seed, first, step, length, deadline - time.monotonic()]
-            command = [sys.executable, "-W", "ignore", str(Path(__file__)), *map(str, arguments)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=False)
+            command = [sys.executable, "-W", "ignore", "-m", "tests.interrupts.allocations", *map(str, arguments)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=False, cwd=ROOT)
             first = self._read(done, step)  # type: ignore[assignment]
         return self.counts
 
@@ -214,5 +214,4 @@ class Supervisor:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(HERE), str(HERE.parents[1])]
     main(sys.argv[1:])

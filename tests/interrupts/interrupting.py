@@ -10,9 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from operations import OPERATIONS
-from scenes import Broken
-from strikes import Hanging, Interrupter, interrupter_at, watchdog
+from tests.interrupts.operations import OPERATIONS
+from tests.interrupts.scenes import Broken
+from tests.interrupts.strikes import Hanging, Interrupter, interrupter_at, watchdog
 
 PATIENCE = 20.0
 """Seconds after which a check hangs. It takes a few milliseconds."""

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from scenes import FAR, Scene, demand
-from strikes import Interrupter
-
 from kestrelpy import FullPolicy, QueueClosed, QueueEmpty, ReaderConfig
 from kestrelpy._process import forget
 from kestrelpy._waiting.waiters import FutureWaiter, ThreadWaiter
 from kestrelpy._writing.backpressure import ProducerThread
 from kestrelpy._writing.group_commit import _Link
+from tests.interrupts.scenes import FAR, Scene, demand
+from tests.interrupts.strikes import Interrupter
 
 SMALL = 4096
 """The smallest segment there is."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from allocations import PLANTED, Supervisor, available
-from budget import ALL, LONG, SEED
-from operations import CENTRAL, OPERATIONS
+
+from tests.interrupts.allocations import PLANTED, Supervisor, available
+from tests.interrupts.operations import CENTRAL, OPERATIONS
+from tests.support.budget import ALL, LONG, SEED
 
 pytestmark = pytest.mark.usefixtures("small_batches")
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from budget import ALL, LONG, SEED
-from strikes import interrupter_at, watchdog
 
 from kestrelpy import JournaledQueue
+from tests.interrupts.strikes import interrupter_at, watchdog
+from tests.support.budget import ALL, LONG, SEED
 
 FOLDER = Path("/proc/self/fd")
 

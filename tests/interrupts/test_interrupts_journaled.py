@@ -14,12 +14,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import interrupting
 import pytest
-import strikes
-from budget import ALL, LONG, SEED
-from operations import CENTRAL, OPERATIONS
-from scenes import Broken, Scene
 
 from kestrelpy import JournaledQueue, QueueDiskFull
 from kestrelpy._journal import format as fmt
@@ -28,6 +23,10 @@ from kestrelpy._reading.backlog import Backlog
 from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy._reading.reader import Reader
 from kestrelpy.testing import CrashingDisk, ManualClock
+from tests.interrupts import interrupting, strikes
+from tests.interrupts.operations import CENTRAL, OPERATIONS
+from tests.interrupts.scenes import Broken, Scene
+from tests.support.budget import ALL, LONG, SEED
 
 pytestmark = pytest.mark.usefixtures("small_batches")
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from strikes import Interrupter, interrupter_at
 
 from kestrelpy._waiting.waiters import TaskWaiter, ThreadWaiter
 from kestrelpy.errors import QueueClosed, QueueEmpty
 from kestrelpy.memory import ConcurrentBlockingQueue, SimpleBlockingQueue
 from kestrelpy.memory._exchange import Supplier, SupplierLine
+from tests.interrupts.strikes import Interrupter, interrupter_at
 
 Q = SimpleBlockingQueue[Any]
 

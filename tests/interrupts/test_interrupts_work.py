@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from budget import SEED, share
-from strikes import interrupter_at
 
 from kestrelpy import QueueEmpty
 from kestrelpy._process import forget
 from kestrelpy.testing import ManualClock, MemoryDisk
 from kestrelpy.work import Session, WorkQueue
+from tests.interrupts.strikes import interrupter_at
+from tests.support.budget import SEED, share
 
 Call = Callable[[], object]
 PLACES = 60

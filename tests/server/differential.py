@@ -24,8 +24,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from differential_sequences import KEEPER, TUBES, Close, Drain, Move, Open, Send, Step, are_apart
-from differential_servers import PATIENCE, SECOND, Beanstalkd, Server
+from tests.server.differential_sequences import KEEPER, TUBES, Close, Drain, Move, Open, Send, Step, are_apart
+from tests.server.differential_servers import PATIENCE, SECOND, Beanstalkd, Server
 
 GRID = SECOND // 512
 """What a step takes: so that all times are exact in binary, and no two of a sequence are whole seconds apart."""

@@ -14,10 +14,9 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from differential_sequences import MAX_JOB_BYTES
-
 from kestrelpy.server import BeanstalkServer
 from kestrelpy.testing import ManualClock
+from tests.server.differential_sequences import MAX_JOB_BYTES
 
 BEANSTALKD = shutil.which("beanstalkd") or "/usr/bin/beanstalkd"
 FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)

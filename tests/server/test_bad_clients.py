@@ -13,12 +13,12 @@ import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
-from beanstalk_harness import Client, Served, served
-from budget import SEED, share
 
 from kestrelpy.server import _server as server_module
 from kestrelpy.server._commands import KICK_SLICE
 from kestrelpy.server._connection import COMMANDS_PER_TURN, MAX_HELD_BYTES, MAX_REPLY_BYTES, Connection
+from tests.server.beanstalk_harness import Client, Served, served
+from tests.support.budget import SEED, share
 
 ASYNCIO_READS = 256 * 1024
 """What asyncio reads from a socket at a time."""

@@ -12,7 +12,8 @@ from typing import Any
 import greenstalk
 import pystalk
 import pytest
-from beanstalk_harness import Served, served
+
+from tests.server.beanstalk_harness import Served, served
 
 
 @pytest.fixture

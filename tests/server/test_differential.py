@@ -14,13 +14,24 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import differential
-import differential_servers
 import pytest
-from budget import SEED, Tally, share
-from differential import Difference, Pair, Side, compare
-from differential_sequences import Close, Drain, Move, Open, Send, Step, as_text, commands_of, sequence, shrunk
-from differential_servers import Beanstalkd, Kestrel, Server
+
+from tests.server import differential, differential_servers
+from tests.server.differential import Difference, Pair, Side, compare
+from tests.server.differential_sequences import (
+    Close,
+    Drain,
+    Move,
+    Open,
+    Send,
+    Step,
+    as_text,
+    commands_of,
+    sequence,
+    shrunk,
+)
+from tests.server.differential_servers import Beanstalkd, Kestrel, Server
+from tests.support.budget import SEED, Tally, share
 
 pytestmark = pytest.mark.skipif(bool(differential_servers.missing()), reason=differential_servers.missing())
 

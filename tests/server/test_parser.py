@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from budget import share
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from kestrelpy.server._parser import (
     Command,
     Parser,
 )
+from tests.support.budget import share
 
 U32 = 0xFFFFFFFF
 U64 = 0xFFFFFFFFFFFFFFFF

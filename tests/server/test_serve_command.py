@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from beanstalk_harness import PATIENCE, Client
 
 from kestrelpy import JournaledQueue
 from kestrelpy.cli import build_parser, main, serving
+from tests.server.beanstalk_harness import PATIENCE, Client
 
 SERVE = (sys.executable, "-m", "kestrelpy", "serve", "beanstalk")
 

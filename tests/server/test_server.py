@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from beanstalk_harness import Client, Served, served
 
 from kestrelpy.errors import QueueLocked
 from kestrelpy.server import BeanstalkServer, parse_address, serve_in_thread
 from kestrelpy.server._commands import KICK_SLICE
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
+from tests.server.beanstalk_harness import Client, Served, served
 
 
 @pytest.fixture

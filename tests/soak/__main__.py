@@ -1,6 +1,6 @@
 """A soak: what the suite does, for hours, at low priority, on every core; what was seen goes into a ledger.
 
-    python tests/soak --hours 2 [--only WORD] [--seed N] [--ledger FILE]
+    python -m tests.soak --hours 2 [--only WORD] [--seed N] [--ledger FILE]
 
 The kind that is furthest from what a published ledger has comes next. A task that breaks a promise is noted with the
 command that shows it again, and the soak goes on; it exits with 1 if there was one.
@@ -19,8 +19,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kinds import KINDS, Kind
-from ledger import LEDGER, Failure, Run, machine, now, save
+from tests.soak.kinds import KINDS, Kind
+from tests.soak.ledger import LEDGER, Failure, Run, machine, now, save
 
 TASK_SECONDS = 900.0
 """A task that takes longer hangs."""

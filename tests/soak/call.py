@@ -1,4 +1,4 @@
-"""One task: ``python call.py FOLDER MODULE FUNCTION ARGUMENT...``, arguments being whole numbers, words, or
+"""One task: ``python -m tests.soak.call MODULE FUNCTION ARGUMENT...``, arguments being whole numbers, words, or
 ``name=number``.
 
 Prints what the function counted as one line of JSON.
@@ -10,12 +10,9 @@ import importlib
 import json
 import logging
 import sys
-from pathlib import Path
 
 
-def main(folder: str, module: str, function: str, *arguments: str) -> None:
-    tests = Path(__file__).parent.parent
-    sys.path[:0] = [folder, str(tests), str(tests.parent)]
+def main(module: str, function: str, *arguments: str) -> None:
     logging.disable(logging.CRITICAL)
     given = [int(argument) if argument.isdigit() else argument for argument in arguments if "=" not in argument]
     named = dict(argument.split("=") for argument in arguments if "=" in argument)

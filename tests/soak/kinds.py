@@ -6,14 +6,9 @@ A task is a program: it prints its counters as one line of JSON, or what broke, 
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-
-TESTS = Path(__file__).parent.parent
-CALL = str(Path(__file__).parent / "call.py")
 
 
 @dataclass(frozen=True)
@@ -33,17 +28,19 @@ class Kind:
         return sum(counters.get(name, 0) for name in self.counts) if self.counts else sum(counters.values())
 
 
-def call(folder: str, module: str, function: str, *arguments: object) -> list[str]:
-    """The program that calls ``function`` of a harness and prints the counters that it returns."""
-    return [sys.executable, CALL, str(TESTS / folder), module, function, *map(str, arguments)]
+def call(module: str, function: str, *arguments: object) -> list[str]:
+    """The program that calls ``function`` of a harness, ``tests.MODULE``, and prints the counters that it returns.
+    It is run in the project's folder.
+    """
+    return [sys.executable, "-m", "tests.soak.call", f"tests.{module}", function, *map(str, arguments)]
 
 
 def small_cases(number: int) -> list[str]:
     """Every sequence of four steps and of five, in parts, beginning somewhere among them."""
     part = number % (FOUR_STEPS + FIVE_STEPS)
     if part < FOUR_STEPS:
-        return call("crash", "small", "run", 4, part, FOUR_STEPS)
-    return call("crash", "small", "run", 5, part - FOUR_STEPS, FIVE_STEPS)
+        return call("crash.small", "run", 4, part, FOUR_STEPS)
+    return call("crash.small", "run", 5, part - FOUR_STEPS, FIVE_STEPS)
 
 
 FOUR_STEPS, FIVE_STEPS = 100, 2_000
@@ -51,26 +48,26 @@ FOUR_STEPS, FIVE_STEPS = 100, 2_000
 
 
 def system(name: str, wanted: int, limit: int, counts: str) -> Kind:
-    """A kind of tests/system, so many cases a task."""
+    """A kind of tests/processes, so many cases a task."""
 
     def missing() -> str | None:
-        sys.path[:0] = [str(TESTS / "system"), str(TESTS.parent)]
-        reason: str | None = importlib.import_module("system_soaks").reason_not_available(name)
-        return reason
+        from tests.processes.system_soaks import reason_not_available  # and not above: it looks at the whole machine
 
-    return Kind(name, wanted, lambda n: call("system", "system_soaks", "soak", name, n, limit), (counts,), missing)
+        return reason_not_available(name)
+
+    return Kind(name, wanted, lambda n: call("processes.system_soaks", "soak", name, n, limit), (counts,), missing)
 
 
 KINDS = (
-    Kind("crash states of seeded workloads", 15_000_000, lambda n: call("crash", "explorer", "run", n, 25_000)),
+    Kind("crash states of seeded workloads", 15_000_000, lambda n: call("crash.explorer", "run", n, 25_000)),
     Kind("crash states of small cases", 5_000_000, small_cases),
-    Kind("crash states of inboxes", 1_000_000, lambda n: call("crash", "inbox_explorer", "run", n, 10_000)),
-    Kind("injected I/O faults", 500_000, lambda n: call("crash", "injected", "run", n, 10_000)),
+    Kind("crash states of inboxes", 1_000_000, lambda n: call("crash.inbox_explorer", "run", n, 10_000)),
+    Kind("injected I/O faults", 500_000, lambda n: call("crash.injected", "run", n, 10_000)),
     *(
         Kind(
             f"damaged inputs: {kind}",
             wanted,
-            lambda n, kind=kind: call("hostile", "campaign", "run", kind, n, 20_000),  # type: ignore[misc]
+            lambda n, kind=kind: call("fuzz.campaign", "run", kind, n, 20_000),  # type: ignore[misc]
             ("inputs",),
         )
         for kind, wanted in (
@@ -80,15 +77,15 @@ KINDS = (
             ("checkpoints", 4_500_000),
         )
     ),
-    Kind("interrupts", 60_000, lambda n: call("interrupts", "interrupting", "run", n, "limit=20")),
-    Kind("schedules", 60_000, lambda n: call("schedules", "schedules", "run", n, 500), ("schedules",)),
+    Kind("interrupts", 60_000, lambda n: call("interrupts.interrupting", "run", n, "limit=20")),
+    Kind("schedules", 60_000, lambda n: call("interleavings.schedules", "run", n, 500), ("schedules",)),
     Kind(
         "steps of use",
         20_000_000,
-        lambda n: call("use", "use_explorer", "soak", n, 200_000),
+        lambda n: call("use.use_explorer", "soak", n, 200_000),
         ("steps",),
     ),
-    Kind("schedules of use", 20_000, lambda n: call("use", "use_scenes_threads", "run", n, 500), ("schedules",)),
+    Kind("schedules of use", 20_000, lambda n: call("use.use_scenes_threads", "run", n, 500), ("schedules",)),
     system("kills", 10_000, 200, "kills"),
     system("power cuts on ext4", 1_200, 100, "cuts"),
     system("power cuts on xfs", 800, 60, "cuts"),

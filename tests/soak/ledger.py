@@ -1,6 +1,6 @@
 """The ledger: what every soak has seen, one run after the other, and the pages that say so.
 
-``python tests/soak/ledger.py`` writes the table into docs/guarantees.md, and the runs into docs/ledger.md; a test sees
+``python -m tests.soak.ledger`` writes the table into docs/guarantees.md, and the runs into docs/ledger.md; a test sees
 to it that they are the ledger's.
 """
 
@@ -16,7 +16,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.paths import ROOT
+
 LEDGER = ROOT / "docs" / "ledger.json"
 PAGE = ROOT / "docs" / "guarantees.md"
 RUNS = ROOT / "docs" / "ledger.md"

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-import ledger
 import pytest
-from kinds import KINDS, TESTS, call
-from ledger import LEDGER, PAGE, RUNS, Failure, Run, listing, load, page, save, table
 
-HERE = Path(__file__).parent
+from tests.soak.kinds import KINDS, call
+from tests.soak.ledger import LEDGER, PAGE, RUNS, Failure, Run, listing, load, page, save, table
+from tests.support.paths import ROOT
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
 
 
 def soak(tmp_path: Path, kinds: str) -> tuple[int, list[Run]]:
     """A soak of hardly any time: the first tasks are begun at once, and come to their end."""
     script = (
-        f"import sys; sys.path[:0] = [{str(HERE)!r}]\n"
-        "import kinds\n"
+        "import sys\n"
+        "from tests.soak import kinds\n"
         f"kinds.KINDS = ({kinds},)\n"
         f"sys.argv = ['soak', '--hours', '0.0001', '--seed', '7', '--ledger', {str(tmp_path / 'ledger.json')!r}]\n"
-        f"exec(compile(open({str(HERE / '__main__.py')!r}).read(), 'soak', 'exec'))\n"
+        "from tests.soak.__main__ import main\n"
+        "sys.exit(main())\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = run([sys.executable, "-c", script])
     assert "Error" not in done.stderr.replace("ZeroDivisionError", ""), done.stderr
     return done.returncode, load(tmp_path / "ledger.json")
 
 
 def test_what_was_seen_is_kept(tmp_path: Path) -> None:
-    kind = "kinds.Kind('small cases', 10, lambda n: kinds.call('crash', 'small', 'run', 1, 0, 8))"
+    kind = "kinds.Kind('small cases', 10, lambda n: kinds.call('crash.small', 'run', 1, 0, 8))"
     status, [run] = soak(tmp_path, kind)
     assert status == 0
     assert run.counts["small cases"] > 50
@@ -47,13 +52,13 @@ def test_what_breaks_is_noted_and_fails_the_soak(tmp_path: Path) -> None:
 
 def test_every_kind_names_a_harness_that_is_there() -> None:
     for kind in KINDS:
-        program = Path(kind.command(1)[1])
-        assert program.is_file()
-        assert program.is_relative_to(TESTS)
+        module, function = kind.command(1)[3:5]
+        assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_a_task_prints_what_it_counted() -> None:
-    done = subprocess.run(call("crash", "small", "run", 1, 0, 8), capture_output=True, text=True, check=True)
+    done = run(call("crash.small", "run", 1, 0, 8))
+    assert done.returncode == 0, done.stderr
     assert sum(json.loads(done.stdout).values()) > 50
 
 
@@ -81,4 +86,4 @@ def test_the_page_has_what_the_ledger_has() -> None:
     runs = load(LEDGER)
     for path, what in ((PAGE, table(runs)), (RUNS, listing(runs))):
         text = path.read_text()
-        assert page(text, what) == text, f"python {Path(ledger.__file__).name} writes it"
+        assert page(text, what) == text, "python -m tests.soak.ledger writes it"

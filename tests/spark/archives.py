@@ -6,10 +6,9 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-from conftest import START_MS
-
 from kestrelpy import JournaledQueue, QueueEmpty
 from kestrelpy.testing import ManualClock
+from tests.support.queues import START_MS
 
 DAY_MS = 86_400_000
 

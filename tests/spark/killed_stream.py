@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sessions import QUIET
-
 from kestrelpy import scan
 from kestrelpy.spark import local_session
+from tests.spark.sessions import QUIET
 
 
 def last_id(query: Any) -> int:

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from budget import BRIEF_JAVA, LONG
 
 from kestrelpy.spark import JavaMissing, local_session
 from kestrelpy.spark.session import check_java
+from tests.support.budget import BRIEF_JAVA, LONG
 
 SPARK_PATIENCE = 240.0
 """As ``PATIENCE``, where Spark is what is waited for; less than what faulthandler allows a test."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from archives import archived, make_archive
-from sessions import need_java, slow_spark, spark  # noqa: F401
 
 import kestrelpy.spark
 from kestrelpy.cli import main
+from tests.spark.archives import archived, make_archive
+from tests.spark.sessions import need_java, slow_spark, spark  # noqa: F401
 
 
 class Shared:

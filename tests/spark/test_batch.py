@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import START_MS
-from journals import ROW, fill, read_part, scanned
 from pyspark.sql.datasource import (
     EqualNullSafe,
     EqualTo,
@@ -30,13 +28,16 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
-from sessions import need_java, slow_spark, spark  # noqa: F401 - a fixture
 
 from kestrelpy import CorruptJournal, InvalidName, JournaledQueue
 from kestrelpy.spark import FilesNotSeen
 from kestrelpy.spark.read.batch import BatchReader, FilteringReader, batch_reader
 from kestrelpy.spark.read.columns import ARROW_SCHEMA, SCHEMA
 from kestrelpy.testing import ManualClock
+from tests.spark.journals import ROW, fill, read_part, scanned
+from tests.spark.sessions import need_java, slow_spark, spark  # noqa: F401 - a fixture
+from tests.support.paths import ROOT
+from tests.support.queues import START_MS
 
 Open = Callable[..., JournaledQueue]
 COLUMNS = from_arrow_schema(ARROW_SCHEMA)
@@ -327,7 +328,7 @@ def test_a_writer_works_while_spark_reads(spark: Any, folder: Path, open_queue: 
 CLUSTER = """
     import sys
     sys.path[:0] = sys.argv[2:]
-    from sessions import cluster
+    from tests.spark.sessions import cluster
     with cluster() as spark:
         frame = spark.read.format("kestrel").option("minPartitionBytes", 1).load(sys.argv[1])
         print(frame.count(), frame.selectExpr("sum(id)").first()[0], frame.where("id > 20").count())
@@ -337,8 +338,7 @@ CLUSTER = """
 @slow_spark
 def test_executors_of_their_own_read_it(folder: Path, jobs: JournaledQueue) -> None:
     need_java()
-    here = Path(__file__).parent
-    command = [sys.executable, "-c", textwrap.dedent(CLUSTER), str(folder), str(here), str(here.parent)]
+    command = [sys.executable, "-c", textwrap.dedent(CLUSTER), str(folder), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     count = len(scanned(folder))
     assert done.stdout.split() == [str(count), str(count * (count + 1) // 2), str(count - 20)], done.stderr

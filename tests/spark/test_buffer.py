@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from budget import ALL, LONG
-from conftest import PATIENCE, let_die, take_all, until
-from sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401
 
 from kestrelpy import (
     CorruptJournal,
@@ -35,6 +32,10 @@ from kestrelpy.codecs import JSON, UTF8
 from kestrelpy.spark import DriverBuffer, UndecodableItem
 from kestrelpy.spark.buffer.batch_plan import BatchPlan, decode_plan, encode_plan, spans_of
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk, PowerModel
+from tests.spark.sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401
+from tests.support.budget import ALL, LONG
+from tests.support.patience import PATIENCE, until
+from tests.support.queues import let_die, take_all
 
 OpenQueue = Callable[..., JournaledQueue]
 

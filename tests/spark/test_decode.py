@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from budget import share
-from conftest import let_die
-from journals import ROW, fill, read_part, rows_of, scanned
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kestrelpy import CorruptJournal, JournaledQueue
@@ -22,6 +19,9 @@ from kestrelpy.spark.read.columns import ARROW_SCHEMA, LAST_MS, MOST_ROWS, Colum
 from kestrelpy.spark.read.decode import NEVER, Run, decode
 from kestrelpy.spark.read.part import PartReader
 from kestrelpy.testing import ManualClock
+from tests.spark.journals import ROW, fill, read_part, rows_of, scanned
+from tests.support.budget import share
+from tests.support.queues import let_die
 
 Open = Callable[..., JournaledQueue]
 MARKER = 0x80FF1101

@@ -16,10 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from journals import read_part
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from sessions import need_java, slow_spark
 
 from kestrelpy import CorruptJournal, JournaledQueue, inspect, scan
 from kestrelpy._journal.format import HEADER_BYTES
@@ -29,6 +27,9 @@ from kestrelpy.spark.read.columns import ARROW_SCHEMA
 from kestrelpy.spark.read.part import SegmentPart
 from kestrelpy.spark.read.stream import StreamReader
 from kestrelpy.testing import ManualClock
+from tests.spark.journals import read_part
+from tests.spark.sessions import need_java, slow_spark
+from tests.support.paths import ROOT
 
 COLUMNS = from_arrow_schema(ARROW_SCHEMA)
 ITEMS = 150
@@ -195,7 +196,7 @@ def test_what_a_query_needs_was_not_retired(folder: Path, open_queue: Open, cloc
 CLUSTER = """
     import os, sys
     sys.path[:0] = sys.argv[2:]
-    from sessions import cluster
+    from tests.spark.sessions import cluster
     from kestrelpy import JournaledQueue
     os.chdir(sys.argv[1])
     FOLDER = "/proc/self/cwd/queues"  # another one for each process
@@ -246,8 +247,7 @@ def test_executors_with_a_folder_of_their_own_say_so(tmp_path: Path) -> None:
     need_java()
     folder = tmp_path / "queues"
     put_some(folder, count=1000)
-    here = Path(__file__).parent
-    command = [sys.executable, "-c", textwrap.dedent(CLUSTER), str(tmp_path), str(here), str(here.parent)]
+    command = [sys.executable, "-c", textwrap.dedent(CLUSTER), str(tmp_path), str(ROOT)]
     environment = {**os.environ, "SPARK_WORKER_DIR": str(tmp_path / "work")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     expected = []

@@ -13,10 +13,11 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as parquet
-from budget import SEED, Tally
-from sessions import long_spark, need_java
 
 from kestrelpy import JournaledQueue, scan
+from tests.spark.sessions import long_spark, need_java
+from tests.support.budget import SEED, Tally
+from tests.support.paths import ROOT
 
 KILLS = int(os.environ.get("KESTRELPY_KILLS", "4"))
 """Of a driver with two queries: each interrupts two reads, a sink of files and a sink of items."""
@@ -24,11 +25,10 @@ PATIENCE = 120.0
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
-    here = str(Path(__file__).parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     with open(folder / "driver.log", "ab") as log:
         return subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "killed_stream.py"), str(folder)],
+            [sys.executable, "-m", "tests.spark.killed_stream", str(folder)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -16,9 +16,6 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from archives import DAY_MS, Row, archived, make_archive
-from budget import ALL
-from sessions import spark  # noqa: F401
 
 from kestrelpy import CorruptJournal, UnsupportedFormat
 from kestrelpy._journal import format as fmt
@@ -26,6 +23,9 @@ from kestrelpy.spark import LAKE_SCHEMA, FilesNotSeen, LakeSummary, archive_to_p
 from kestrelpy.spark.lake import conversion
 from kestrelpy.spark.lake.parquet import Digest, to_day_files
 from kestrelpy.spark.lake.store import Store
+from tests.spark.archives import DAY_MS, Row, archived, make_archive
+from tests.spark.sessions import spark  # noqa: F401
+from tests.support.budget import ALL
 
 
 @pytest.fixture

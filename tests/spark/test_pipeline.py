@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sessions import long_spark, need_java
 
 from kestrelpy.codecs import JSON
 from kestrelpy.demo.corpus import gather
 from kestrelpy.demo.pipeline import _plan, proof
 from kestrelpy.demo.pipeline.__main__ import main
+from tests.spark.sessions import long_spark, need_java
 
 
 @pytest.fixture

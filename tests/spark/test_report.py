@@ -14,8 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from archives import Row, make_archive
-from sessions import slow_spark, spark  # noqa: F401
 
 from kestrelpy import JournaledQueue
 from kestrelpy.spark import NothingToReport, archive_to_parquet, load_report
@@ -26,6 +24,8 @@ from kestrelpy.spark.report.charts import DARK, LIGHT, draw
 from kestrelpy.spark.report.load import Load, Tables
 from kestrelpy.spark.report.page import page
 from kestrelpy.testing import ManualClock
+from tests.spark.archives import Row, make_archive
+from tests.spark.sessions import slow_spark, spark  # noqa: F401
 
 PNG = b"\x89PNG\r\n\x1a\n"
 HOSTILE = '<script>alert("$x$")</script> & "quoted"'

@@ -7,9 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from budget import share
-from conftest import CountingDisk, let_die
-from journals import ROW, fill, read_part, scanned
 
 from kestrelpy import JournaledQueue
 from kestrelpy._disk.real import RealDisk
@@ -17,6 +14,10 @@ from kestrelpy.spark.read.part import SegmentPart
 from kestrelpy.spark.read.plan import parts_of, pieces_of
 from kestrelpy.spark.read.pushdown import Wanted
 from kestrelpy.testing import ManualClock, MemoryDisk
+from tests.spark.journals import ROW, fill, read_part, scanned
+from tests.support.budget import share
+from tests.support.disks import CountingDisk
+from tests.support.queues import let_die
 
 Open = Callable[..., JournaledQueue]
 

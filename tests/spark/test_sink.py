@@ -14,15 +14,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from budget import ALL, SEED
-from conftest import PATIENCE
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType, TimestampType
-from sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401 - a fixture
 
 from kestrelpy import InvalidName, ItemTooLarge, JournaledQueue, QueueLocked, inbox, scan
 from kestrelpy._disk import real as real_module
 from kestrelpy.spark import FilesNotSeen
 from kestrelpy.spark.write.sink import CHUNK_ITEMS, BatchSink, Sealed, SinkMistake, StreamSink
+from tests.spark.sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401 - a fixture
+from tests.support.budget import ALL, SEED
+from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE
 
 ROWS = StructType().add("data", BinaryType())
 EXPIRING = StructType().add("data", StringType()).add("expires", TimestampType())
@@ -320,7 +321,7 @@ def test_a_stream_is_known_by_its_query(spark: Any, folder: Path, tmp_path: Path
 CLUSTER = """
 import os, sys, time
 from pathlib import Path
-from sessions import cluster
+from tests.spark.sessions import cluster
 folder, marks = sys.argv[1:]
 
 def unlucky(batches):
@@ -346,8 +347,7 @@ def test_tasks_that_fail_on_a_cluster_are_written_once(folder: Path, tmp_path: P
     need_java()
     marks = tmp_path / "marks"
     marks.mkdir()
-    here = Path(__file__).parent
-    paths = [str(here), str(here.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     told = subprocess.run(
         [sys.executable, "-c", CLUSTER, str(folder), str(marks)], env=environment, capture_output=True, timeout=200

@@ -15,12 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from budget import share
-from conftest import until
-from journals import ROW, fill, read_part, scanned
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
-from sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401 - a fixture
 
 from kestrelpy import InvalidName, JournaledQueue, KestrelError, NoDefaultReader, QueueLocked, open_reader
 from kestrelpy._disk.real import RealDisk
@@ -30,6 +26,11 @@ from kestrelpy.spark.read import stream
 from kestrelpy.spark.read.columns import ARROW_SCHEMA
 from kestrelpy.spark.read.run_counter import RunCounter
 from kestrelpy.spark.read.stream import DataLoss, Offset, StreamReader
+from tests.spark.journals import ROW, fill, read_part, scanned
+from tests.spark.sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401 - a fixture
+from tests.support.budget import share
+from tests.support.paths import ROOT
+from tests.support.patience import until
 
 Open = Callable[..., JournaledQueue]
 Query = Callable[..., StreamReader]
@@ -524,7 +525,7 @@ def dropped(queue: JournaledQueue) -> bool:
 CHILD = """
     import sys
     sys.path[:0] = sys.argv[4:]
-    from sessions import QUIET, cluster
+    from tests.spark.sessions import QUIET, cluster
     from kestrelpy.spark import local_session
     folder, target, master = sys.argv[1:4]
     def go(spark):
@@ -545,8 +546,7 @@ CHILD = """
 
 def child(folder: Path, target: Path, master: str) -> Any:
     need_java()
-    here = Path(__file__).parent
-    command = [sys.executable, "-c", textwrap.dedent(CHILD), *map(str, (folder, target, master, here, here.parent))]
+    command = [sys.executable, "-c", textwrap.dedent(CHILD), *map(str, (folder, target, master, ROOT))]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -6,20 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from planting import defect
-
 from kestrelpy._disk import real as real_module
 from kestrelpy._journal.checkpoint import SparedFile
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._logging import Trouble, warning
 from kestrelpy.work.held_room import HeldRoom
+from tests.use.planting import defect
 
 
 @defect(
     "H1",
     "a put on a full btrfs kills the process (SIGBUS)",
-    test="tests/test_disk.py::test_nothing_is_mapped_where_a_store_may_need_room",
-    unreachable="it is in what a copying file system does, which no simulated disk has; tests/system fills a real one",
+    test="tests/unit/disk/test_disk.py::test_nothing_is_mapped_where_a_store_may_need_room",
+    unreachable="it is in what a copying file system does, and no simulated disk does that; tests/processes fills one",
 )
 def mapped_on_every_file_system() -> Iterator[None]:
     with patch.object(real_module, "_COPYING", frozenset[str]()):
@@ -46,7 +45,7 @@ def no_spare_files() -> Iterator[None]:
 @defect(
     "C11",
     "a full disk and a restart: an empty queue never gives its room back",
-    test="tests/test_full_disk.py::test_consuming_makes_room_after_a_restart",
+    test="tests/unit/test_full_disk.py::test_consuming_makes_room_after_a_restart",
     unreachable="only on a disk that stays full over a restart",
 )
 def nothing_is_held_back_for_checkpoints() -> Iterator[None]:
@@ -57,7 +56,7 @@ def nothing_is_held_back_for_checkpoints() -> Iterator[None]:
 @defect(
     "H3",
     "after a restart on a full tmpfs, consuming makes no room, and two tracebacks a second are logged",
-    test="tests/test_full_disk.py::test_a_place_that_can_not_be_saved_is_said_once",
+    test="tests/unit/test_full_disk.py::test_a_place_that_can_not_be_saved_is_said_once",
     unreachable="only on a disk that stays full over a restart",
 )
 def each_failure_is_said() -> Iterator[None]:
@@ -71,7 +70,7 @@ def each_failure_is_said() -> Iterator[None]:
 @defect(
     "H2",
     "a queue that has filled its disk can't be drained if nobody has read yet",
-    test="tests/test_full_disk.py::test_a_queue_that_nobody_has_read_is_drained_on_a_full_disk",
+    test="tests/unit/test_full_disk.py::test_a_queue_that_nobody_has_read_is_drained_on_a_full_disk",
     unreachable="only on a disk that stays full over a restart",
 )
 def nothing_is_held_back_for_the_first_reader() -> Iterator[None]:

@@ -9,8 +9,6 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from planting import defect
-
 from kestrelpy import queue
 from kestrelpy._disk import file as file_module
 from kestrelpy._disk import real as real_module
@@ -26,12 +24,13 @@ from kestrelpy.errors import ItemTooLarge
 from kestrelpy.inbox import publishing
 from kestrelpy.inbox.host import InboxHost
 from kestrelpy.inspection import scan, summary, verify
+from tests.use.planting import defect
 
 
 @defect(
     "bug 1",
     "a queue that is in memory only takes the published batches of its folder in, and forgets them",
-    test="tests/test_inbox.py::test_a_queue_in_memory_leaves_the_inbox_to_its_owner",
+    test="tests/unit/inbox/test_inbox.py::test_a_queue_in_memory_leaves_the_inbox_to_its_owner",
 )
 def a_queue_in_memory_takes_batches() -> Iterator[None]:
     real = queue.memory_disk
@@ -52,7 +51,7 @@ def a_queue_in_memory_takes_batches() -> Iterator[None]:
 @defect(
     "C14",
     "a part named twice in one batch comes twice",
-    test="tests/test_inbox.py::test_a_part_named_twice_is_refused",
+    test="tests/unit/inbox/test_inbox.py::test_a_part_named_twice_is_refused",
 )
 def a_part_twice_in_a_batch() -> Iterator[None]:
     with patch.object(publishing, "_check_named_once", lambda queue, named: None):
@@ -62,7 +61,7 @@ def a_part_twice_in_a_batch() -> Iterator[None]:
 @defect(
     "U9",
     "a part that another published batch names: publish is True, and the batch is never taken in",
-    test="tests/test_inbox.py::test_a_part_of_another_batch_is_refused",
+    test="tests/unit/inbox/test_inbox.py::test_a_part_of_another_batch_is_refused",
 )
 def a_part_in_two_batches() -> Iterator[None]:
     with patch.object(publishing, "_check_free", lambda queue, named, there: None):
@@ -72,7 +71,7 @@ def a_part_in_two_batches() -> Iterator[None]:
 @defect(
     "U9 lock",
     "take_in for a queue that never was leaves its lock behind, which is a queue to queue_names",
-    test="tests/test_inbox.py::test_a_visitor_makes_no_queue_for_nothing",
+    test="tests/unit/inbox/test_inbox.py::test_a_visitor_makes_no_queue_for_nothing",
 )
 def take_in_leaves_a_lock() -> Iterator[None]:
     with patch.object(publishing, "_may_have_work", lambda directory, queue, disk: True):
@@ -85,7 +84,7 @@ NO_TIME = "the explorer compares what calls return, and not how long they take; 
 @defect(
     "C15",
     "scan takes time by the square of the number of segments",
-    test="tests/test_chain.py::test_folders_are_listed_as_often_for_many_segments_as_for_few",
+    test="tests/unit/journal/test_catalog.py::test_folders_are_listed_as_often_for_many_segments_as_for_few",
     unreachable=NO_TIME,
 )
 def a_listing_for_each_segment() -> Iterator[None]:
@@ -100,7 +99,7 @@ def a_listing_for_each_segment() -> Iterator[None]:
 @defect(
     "bug 2",
     "open_reader takes time by the square of the number of segments",
-    test="tests/test_chain.py::test_folders_are_listed_as_often_for_many_segments_as_for_few",
+    test="tests/unit/journal/test_catalog.py::test_folders_are_listed_as_often_for_many_segments_as_for_few",
     unreachable=NO_TIME,
 )
 def a_listing_for_each_segment_followed() -> Iterator[None]:
@@ -116,7 +115,7 @@ def a_listing_for_each_segment_followed() -> Iterator[None]:
 @defect(
     "C29",
     "inspect raises FileNotFoundError beside a busy writer",
-    test="tests/test_chain.py::test_inspect_beside_a_busy_writer",
+    test="tests/unit/journal/test_catalog.py::test_inspect_beside_a_busy_writer",
 )
 def inspect_opens_what_was_listed() -> Iterator[None]:
     def segments(folder: Any, chain: SegmentCatalog, numbered: list[tuple[int, str]]) -> Any:
@@ -138,7 +137,7 @@ def _size(folder: Any, name: str) -> int:
 @defect(
     "C29 verify",
     "verify says that items are missing beside a writer that retires all that was listed",
-    test="tests/test_chain.py::test_scan_and_verify_beside_a_busy_writer",
+    test="tests/unit/journal/test_catalog.py::test_scan_and_verify_beside_a_busy_writer",
 )
 def verify_ends_where_the_list_ends() -> Iterator[None]:
     real = verify.Verification._check_behind
@@ -170,7 +169,7 @@ def a_wheel_without_the_mark_of_its_types() -> Iterator[None]:
 @defect(
     "C22",
     "with archive_dir= the queue's own folder, what should be archived is deleted",
-    test="tests/test_queue.py::test_an_archive_where_the_queue_lives_is_refused",
+    test="tests/unit/test_queue.py::test_an_archive_where_the_queue_lives_is_refused",
 )
 def an_archive_where_the_queue_lives() -> Iterator[None]:
     with patch.object(open_journal.OpenJournal, "_check_apart", lambda self, archive: None):
@@ -180,7 +179,7 @@ def an_archive_where_the_queue_lives() -> Iterator[None]:
 @defect(
     "bug 5",
     "a batch that is too large is called an item",
-    test="tests/test_queue.py::test_a_batch_that_is_too_large_is_called_a_batch",
+    test="tests/unit/test_queue.py::test_a_batch_that_is_too_large_is_called_a_batch",
     unreachable="the explorer puts no 2 GiB, and does not read messages",
 )
 def a_batch_called_an_item() -> Iterator[None]:
@@ -191,7 +190,7 @@ def a_batch_called_an_item() -> Iterator[None]:
 @defect(
     "U9 unknown",
     "verify calls the plan of a driver buffer an unknown file",
-    test="tests/test_folder.py::test_verify_names_unknown_files",
+    test="tests/unit/inspection/test_inspection.py::test_verify_names_unknown_files",
     unreachable="the explorer runs no Spark",
 )
 def a_plan_is_unknown() -> Iterator[None]:
@@ -205,7 +204,7 @@ SYSTEM = "the explorer runs on the system that it is on"
 @defect(
     "D5",
     "macOS: every durable put raises AttributeError, as posix_fallocate is missing",
-    test="tests/test_systems.py::test_everything_goes_on_without",
+    test="tests/unit/disk/test_systems.py::test_everything_goes_on_without",
     unreachable=SYSTEM,
 )
 def reserved_without_a_look() -> Iterator[None]:
@@ -216,7 +215,7 @@ def reserved_without_a_look() -> Iterator[None]:
 @defect(
     "H11",
     "macOS: a sync raises AttributeError, as fdatasync is missing",
-    test="tests/test_systems.py::test_everything_goes_on_without",
+    test="tests/unit/disk/test_systems.py::test_everything_goes_on_without",
     unreachable=SYSTEM,
 )
 def synced_without_a_look() -> Iterator[None]:
@@ -230,7 +229,7 @@ def synced_without_a_look() -> Iterator[None]:
 @defect(
     "D5 resize",
     "macOS: a segment that grows raises SystemError, as a mapping can't be resized",
-    test="tests/test_systems.py::test_everything_goes_on_without",
+    test="tests/unit/disk/test_systems.py::test_everything_goes_on_without",
     unreachable=SYSTEM,
 )
 def resized_without_a_look() -> Iterator[None]:
@@ -245,7 +244,7 @@ def resized_without_a_look() -> Iterator[None]:
 @defect(
     "D5 dir_fd",
     "Windows: an AttributeError where the system has no O_DIRECTORY, in place of a word",
-    test="tests/test_systems.py::test_a_system_that_has_too_little_says_so",
+    test="tests/unit/disk/test_systems.py::test_a_system_that_has_too_little_says_so",
     unreachable=SYSTEM,
 )
 def no_look_at_the_system() -> Iterator[None]:
@@ -256,7 +255,7 @@ def no_look_at_the_system() -> Iterator[None]:
 @defect(
     "bug 4",
     "the offset of a CorruptJournal points beside the bytes that are wrong",
-    test="tests/test_offsets.py::test_a_field_of_a_header",
+    test="tests/unit/journal/test_offsets.py::test_a_field_of_a_header",
     unreachable="the explorer compares which error comes, and not where in a file it says that the damage is",
 )
 def offsets_by_hand() -> Iterator[None]:
@@ -272,7 +271,7 @@ def offsets_by_hand() -> Iterator[None]:
 @defect(
     "bug 4 footer",
     "the offset told for a footer that is not intact is the end of the file",
-    test="tests/test_offsets.py::test_an_end_that_is_cut_off",
+    test="tests/unit/journal/test_offsets.py::test_an_end_that_is_cut_off",
     unreachable="as bug 4",
 )
 def the_end_for_a_footer() -> Iterator[None]:
@@ -283,7 +282,7 @@ def the_end_for_a_footer() -> Iterator[None]:
 @defect(
     "D4",
     "what is not bytes is refused, and nothing says that a codec takes it",
-    test="tests/test_blocking.py::test_what_is_not_bytes_says_that_a_codec_takes_it",
+    test="tests/unit/test_blocking.py::test_what_is_not_bytes_says_that_a_codec_takes_it",
     unreachable="the explorer does not read messages",
 )
 def no_word_of_a_codec() -> Iterator[None]:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from planting import defect
-
 from kestrelpy import FullPolicy, JournaledQueue, Reader
 from kestrelpy._reading.backlog import Backlog
 from kestrelpy._reading.dispatch import Dispatcher
@@ -19,15 +17,16 @@ from kestrelpy._writing import put_path as put_module
 from kestrelpy._writing.backpressure import Room
 from kestrelpy._writing.put_path import PutPath
 from kestrelpy.blocking import JournaledBlockingQueue
+from tests.use.planting import defect
 
-CANCELLED = "tests/test_room.py::test_a_cancelled_aput_that_waits_for_room_has_put_nothing"
-NO_THREAD = "tests/test_room.py::test_tasks_that_wait_for_room_take_no_thread"
+CANCELLED = "tests/unit/writing/test_backpressure.py::test_a_cancelled_aput_that_waits_for_room_has_put_nothing"
+NO_THREAD = "tests/unit/writing/test_backpressure.py::test_tasks_that_wait_for_room_take_no_thread"
 
 
 @defect(
     "C4",
     "DROP_OLDEST: an error while dropping makes a put raise whose item is stored, and ends group commit",
-    test="tests/test_queue.py::test_an_error_while_dropping_fails_no_put",
+    test="tests/unit/test_queue.py::test_an_error_while_dropping_fails_no_put",
 )
 def errors_while_dropping_reach_the_put() -> Iterator[None]:
     with patch.object(Dispatcher, "keep_limits", Dispatcher._drop_oldest):
@@ -37,7 +36,7 @@ def errors_while_dropping_reach_the_put() -> Iterator[None]:
 @defect(
     "C24",
     "DROP_OLDEST with max_bytes: a put that is larger is accepted, and drops itself",
-    test="tests/test_queue.py::test_drop_oldest_keeps_the_newest_item_however_large_it_is",
+    test="tests/unit/test_queue.py::test_drop_oldest_keeps_the_newest_item_however_large_it_is",
 )
 def the_newest_item_is_dropped_for_bytes() -> Iterator[None]:
     def is_over_limit(self: Backlog) -> bool:
@@ -51,7 +50,7 @@ def the_newest_item_is_dropped_for_bytes() -> Iterator[None]:
 @defect(
     "C19",
     "Two producers without room and a hook that raises wake each other, thousands of times a second",
-    test="tests/test_reader.py::test_a_hook_that_raised_has_another_go_and_nobody_is_told_in_vain",
+    test="tests/unit/reading/test_reader.py::test_a_hook_that_raised_has_another_go_and_nobody_is_told_in_vain",
 )
 def a_hook_that_raised_again_wakes_producers() -> Iterator[None]:
     real = Hooks.try_failed_again
@@ -87,12 +86,12 @@ def _all_that_hooks_have_is_shown_again() -> Iterator[None]:
 defect(
     "H4",
     "on_expired is called for an item that another thread's hook has, and recurses",
-    test="tests/test_reader.py::test_an_expired_item_is_shown_once_while_its_hook_runs",
+    test="tests/unit/reading/test_reader.py::test_an_expired_item_is_shown_once_while_its_hook_runs",
 )(_all_that_hooks_have_is_shown_again)
 defect(
     "H5",
     "An item that on_abort has is dropped, or shown to on_expired too",
-    test="tests/test_reader.py::test_an_item_that_on_abort_has_is_shown_to_no_other_hook",
+    test="tests/unit/reading/test_reader.py::test_an_item_that_on_abort_has_is_shown_to_no_other_hook",
 )(_all_that_hooks_have_is_shown_again)
 
 
@@ -126,7 +125,7 @@ for _name, _symptom, _test in (
 @defect(
     "C6",
     "A default reader that another process took over refuses every put; one made elsewhere is not limited",
-    test="tests/test_room.py::test_a_default_reader_that_another_process_took_over_refuses_nothing",
+    test="tests/unit/writing/test_backpressure.py::test_a_default_reader_that_another_process_took_over_refuses_nothing",
 )
 def limits_are_worked_out_when_readers_change_here() -> Iterator[None]:
     with patch.object(ReaderRegistry, "refresh_limits", lambda self: False):
@@ -136,7 +135,7 @@ def limits_are_worked_out_when_readers_change_here() -> Iterator[None]:
 @defect(
     "C13",
     "A producer that waits for room is not woken when its reader is handed over to another process",
-    test="tests/test_room.py::test_a_producer_is_woken_when_its_reader_is_handed_over",
+    test="tests/unit/writing/test_backpressure.py::test_a_producer_is_woken_when_its_reader_is_handed_over",
 )
 def a_reader_that_closes_rings_nobody() -> Iterator[None]:
     def closed(self: JournaledQueue, reader: Reader) -> None:
@@ -149,7 +148,7 @@ def a_reader_that_closes_rings_nobody() -> Iterator[None]:
 @defect(
     "C27",
     "put_many of more than max_items, with BLOCK, waits for what can't be",
-    test="tests/test_room.py::test_a_batch_that_can_never_fit_is_refused_at_once",
+    test="tests/unit/writing/test_backpressure.py::test_a_batch_that_can_never_fit_is_refused_at_once",
 )
 def what_never_fits_waits() -> Iterator[None]:
     with patch.object(put_module, "never_fits", lambda reader, parcel: False):
@@ -159,7 +158,7 @@ def what_never_fits_waits() -> Iterator[None]:
 @defect(
     "H9",
     "A batch passes max_bytes by any amount",
-    test="tests/test_room.py::test_a_batch_overshoots_bytes_by_one_item_as_single_puts_do",
+    test="tests/unit/writing/test_backpressure.py::test_a_batch_overshoots_bytes_by_one_item_as_single_puts_do",
 )
 def only_what_is_there_counts_for_bytes() -> Iterator[None]:
     def is_refused(self: PutPath, reader: Limited, parcel: put_module.Parcel) -> bool:

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from unittest.mock import patch
 
-from planting import defect
-
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._reading import reader as reader_module
 from kestrelpy._reading.detached_source import DetachedSource
@@ -21,13 +19,14 @@ from kestrelpy._writing import options
 from kestrelpy.errors import KestrelError
 from kestrelpy.item import Item
 from kestrelpy.memory._exchange import Exchange
+from tests.use.planting import defect
 
 
 @defect(
     "C1",
     "a default reader's place, and its unread items, are deleted at the next opening after anybody opened a named "
     "reader elsewhere",
-    test="tests/test_detached.py::test_a_default_reader_that_nobody_took_over_keeps_its_place_beside_named_ones",
+    test="tests/unit/reading/test_detached_source.py::test_a_default_reader_that_nobody_took_over_keeps_its_place_beside_named_ones",
 )
 def a_named_reader_beside_the_default_one_counts_as_its_heir() -> Iterator[None]:
     def has_heir(self: QueueFiles, readers: Iterable[str], queue_id: bytes) -> bool:
@@ -41,7 +40,7 @@ def a_named_reader_beside_the_default_one_counts_as_its_heir() -> Iterator[None]
     "C3",
     "a seek back beside a retirement: the queue does not open any more (CorruptJournal), or the seek raises "
     "FileNotFoundError",
-    test="tests/test_reader.py::test_a_seek_back_beside_a_retirement_comes_before_it_or_after_it",
+    test="tests/unit/reading/test_reader.py::test_a_seek_back_beside_a_retirement_comes_before_it_or_after_it",
 )
 def a_seek_does_not_keep_retirements_out() -> Iterator[None]:
     real = Reader.seek
@@ -58,7 +57,7 @@ def a_seek_does_not_keep_retirements_out() -> Iterator[None]:
 @defect(
     "C8",
     "a task in aget that is thrown away takes its reader's lock in a finaliser, and hangs where its own thread has it",
-    test="tests/test_line.py::test_a_task_that_is_thrown_away_waits_for_no_lock",
+    test="tests/unit/waiting/test_line.py::test_a_task_that_is_thrown_away_waits_for_no_lock",
 )
 def a_task_that_is_thrown_away_waits_for_the_lock() -> Iterator[None]:
     with patch.object(Waiting, "_forsake", Waiting._quit), patch.object(Exchange, "_forsake", Waiting._quit):
@@ -69,7 +68,7 @@ def a_task_that_is_thrown_away_waits_for_the_lock() -> Iterator[None]:
     "C7",
     "after erase() an old reader elsewhere replaces the place of the new queue's reader: segments are retired on it, "
     "and it waits for ever",
-    test="tests/test_detached.py::test_the_reader_of_an_erased_queue_leaves_that_of_the_new_one_alone",
+    test="tests/unit/reading/test_detached_source.py::test_the_reader_of_an_erased_queue_leaves_that_of_the_new_one_alone",
 )
 def an_old_reader_elsewhere_does_not_ask_whether_its_queue_was_erased() -> Iterator[None]:
     with (
@@ -82,7 +81,7 @@ def an_old_reader_elsewhere_does_not_ask_whether_its_queue_was_erased() -> Itera
 @defect(
     "C25",
     "behind one open read that stays, each done id costs memory, and all of them are sorted at each checkpoint",
-    test="tests/test_progress.py::test_a_checkpoint_behind_an_open_read_that_stays_costs_what_was_done_since",
+    test="tests/unit/reading/test_progress.py::test_a_checkpoint_behind_an_open_read_that_stays_costs_what_was_done_since",
     unreachable="nothing is wrong but the time and the memory, by hundreds of thousands of items",
 )
 def what_is_done_behind_an_open_read_stays_single() -> Iterator[None]:
@@ -93,7 +92,7 @@ def what_is_done_behind_an_open_read_stays_single() -> Iterator[None]:
 @defect(
     "C26",
     "options that are taken and break later: max_age=inf breaks every get, a float of segment_bytes every later put",
-    test="tests/test_queue.py::test_a_queue_is_not_opened_with_what_would_break_later",
+    test="tests/unit/test_queue.py::test_a_queue_is_not_opened_with_what_would_break_later",
 )
 def options_are_taken_without_a_look() -> Iterator[None]:
     with patch.object(options, "check_whole", lambda name, value: value):
@@ -103,7 +102,7 @@ def options_are_taken_without_a_look() -> Iterator[None]:
 @defect(
     "house-6",
     "abort(True) aborts item 1, where commit(True) is a TypeError",
-    test="tests/test_queue.py::test_an_id_is_any_whole_number_and_no_bool",
+    test="tests/unit/test_queue.py::test_an_id_is_any_whole_number_and_no_bool",
 )
 def a_bool_is_an_id() -> Iterator[None]:
     real = reader_module.id_of
@@ -118,7 +117,7 @@ def a_bool_is_an_id() -> Iterator[None]:
 @defect(
     "E1",
     "open_reader of a queue that is erased meanwhile raises CorruptJournal or leaves a place for which scan raises it",
-    test="tests/test_detached.py::test_a_reader_that_is_opened_while_its_queue_is_erased_is_of_what_is_there_then",
+    test="tests/unit/reading/test_detached_source.py::test_a_reader_that_is_opened_while_its_queue_is_erased_is_of_what_is_there_then",
 )
 def a_reader_elsewhere_is_made_by_what_was_seen_without_the_guard() -> Iterator[None]:
     with patch.object(DetachedSource, "look_again", lambda self: None):
@@ -128,7 +127,7 @@ def a_reader_elsewhere_is_made_by_what_was_seen_without_the_guard() -> Iterator[
 @defect(
     "E3",
     "one item can't be read from the disk: the first in line is told, and those behind it wait beside what is there",
-    test="tests/test_taking.py::test_who_waits_behind_somebody_for_whom_an_item_could_not_be_read_gets_it",
+    test="tests/unit/reading/test_dispatch.py::test_who_waits_behind_somebody_for_whom_an_item_could_not_be_read_gets_it",
 )
 def one_is_told_of_a_read_error_and_nobody_else_is_served() -> Iterator[None]:
     def serve_locked(

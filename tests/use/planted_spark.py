@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterator
 from unittest.mock import patch
 
-from planting import defect
-
 from kestrelpy.inbox import ingest as intake
+from tests.use.planting import defect
 
 NEEDS_SPARK = "the explorer runs no Spark: what executors and the sink do is tried by the tests of tests/spark"
 
@@ -46,16 +45,16 @@ def _the_last_segment_may_end_anywhere() -> Iterator[None]:
     unreachable=NEEDS_SPARK,
 )
 def _what_tasks_say_is_believed() -> Iterator[None]:
-    from kestrelpy.spark.conversion import conversion
+    from kestrelpy.spark.lake import conversion
 
-    with patch.object(conversion, "_check_seen", lambda archive, conversion, found: None):
+    with patch.object(conversion, "_check_seen", lambda archive, lake, found: None):
         yield
 
 
 @defect(
     "P3",
     "A batch with an item larger than the owner takes is published, and is set aside later, unseen.",
-    test="tests/test_inbox.py::test_what_the_owner_does_not_take_is_not_published",
+    test="tests/unit/inbox/test_inbox.py::test_what_the_owner_does_not_take_is_not_published",
 )
 def _nobody_knows_what_the_owner_takes() -> Iterator[None]:
     from kestrelpy.inbox import parts, publishing
@@ -67,7 +66,7 @@ def _nobody_knows_what_the_owner_takes() -> Iterator[None]:
 @defect(
     "P3, the count",
     "A batch that was refused shows nowhere but in the log of the owner's process.",
-    test="tests/test_inbox.py::test_what_nobody_has_opened_yet_has_no_limit",
+    test="tests/unit/inbox/test_inbox.py::test_what_nobody_has_opened_yet_has_no_limit",
 )
 def _refused_batches_are_not_counted() -> Iterator[None]:
     from kestrelpy._journal import file_names
@@ -177,7 +176,7 @@ def _a_session_has_a_context() -> Iterator[None]:
 @defect(
     "H12 in a scan",
     "A scan of a queue that is erased meanwhile ends as if that were all.",
-    test="tests/test_folder.py::test_a_scan_of_what_is_erased_meanwhile_does_not_end_as_if_that_were_all",
+    test="tests/unit/inspection/test_inspection.py::test_a_scan_of_what_is_erased_meanwhile_does_not_end_as_if_that_were_all",
 )
 def _a_queue_that_is_gone_was_retired() -> Iterator[None]:
     from kestrelpy._journal import catalog
@@ -189,8 +188,8 @@ def _a_queue_that_is_gone_was_retired() -> Iterator[None]:
 @defect(
     "H12 in a reader elsewhere",
     "A reader in another process passes over the items of a segment that is missing, in silence.",
-    test="tests/test_detached.py::test_a_segment_that_is_not_there_is_told_and_not_passed_over",
-    unreachable="the explorer deletes no segment by hand: that is the part of the damage tests of tests/hostile",
+    test="tests/unit/reading/test_detached_source.py::test_a_segment_that_is_not_there_is_told_and_not_passed_over",
+    unreachable="the explorer deletes no segment by hand: that is the part of the damage tests of tests/fuzz",
 )
 def _what_is_not_there_was_retired() -> Iterator[None]:
     from kestrelpy._reading import detached_source

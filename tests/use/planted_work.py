@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from planting import defect
-
 from kestrelpy._reading import detached_source
 from kestrelpy._writing import open_journal
 from kestrelpy.errors import KestrelError
@@ -27,6 +25,7 @@ from kestrelpy.work.scheduler import NEVER, Scheduler
 from kestrelpy.work.session import Job
 from kestrelpy.work.stored import SessionState, StoredJob, is_held
 from kestrelpy.work.waiting import Awaiting, Delivery
+from tests.use.planting import defect
 
 
 def does_nothing(*_: Any, **__: Any) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import use_children
-from budget import SEED, Tally, share
+from tests.support.budget import SEED, Tally, share
+from tests.use import use_children
 
 STEPS = 100
 

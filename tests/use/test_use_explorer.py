@@ -8,15 +8,15 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import use_explorer
-import use_scenes_threads
-from budget import ALL, SEED, Tally, share
-from use_coverage import SOMETIMES
-from use_explorer import Failure, draw, play
-from use_operations import OPERATIONS
-from use_outcomes import documented
 
 from kestrelpy import CorruptJournal, ItemTooLarge, JournaledQueue, QueueEmpty, QueueFull, Reader, UnknownItem
+from kestrelpy._reading.reader import checkpointer_of
+from tests.support.budget import ALL, SEED, Tally, share
+from tests.use import use_explorer, use_scenes_threads
+from tests.use.use_coverage import SOMETIMES
+from tests.use.use_explorer import Failure, draw, play
+from tests.use.use_operations import OPERATIONS
+from tests.use.use_outcomes import documented
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def test_a_failure_is_made_short_and_says_how_to_see_it_again() -> None:
     def forgets(self: Reader, item_or_id: Any) -> None:
         """Raises ``UnknownItem``."""
         real(self, item_or_id)
-        self._progress.released_items -= 1
+        checkpointer_of(self).backlog.progress.released_items -= 1
 
     with patch.object(Reader, "commit", forgets), pytest.raises(Failure) as found:
         use_explorer.explore(1, 5_000, ("commit",))
     assert len(found.value.steps) <= 7, found.value
-    assert f"python tests/use/use_explorer.py {found.value.seed} --lean commit" in str(found.value)
+    assert f"python -m tests.use.use_explorer {found.value.seed} --lean commit" in str(found.value)
 
 
 @pytest.mark.usefixtures("patience")

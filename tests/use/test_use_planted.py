@@ -7,14 +7,15 @@ import importlib
 from pathlib import Path
 
 import pytest
-from planting import DEFECTS
-from use_hunts import HUNTS, LATER, search
+
+from tests.support.paths import ROOT
+from tests.use.planting import DEFECTS
+from tests.use.use_hunts import HUNTS, LATER, search
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
 
 for _each in sorted(HERE.glob("planted_*.py")):
-    importlib.import_module(_each.stem)
+    importlib.import_module(f"tests.use.{_each.stem}")
 
 
 @pytest.mark.parametrize("name", [name for name in HUNTS if name in DEFECTS])

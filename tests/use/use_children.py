@@ -21,6 +21,7 @@ from typing import Any
 
 from kestrelpy import JournaledQueue, QueueEmpty
 from kestrelpy.work import WorkQueue
+from tests.support.paths import ROOT
 
 PATIENCE = 20.0
 """Seconds that an answer may take on a machine that is busy."""
@@ -37,7 +38,7 @@ class Program:
     """One process."""
 
     def __init__(self, folder: str) -> None:
-        path = os.pathsep.join([str(Path(__file__).parent.parent.parent), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), folder],
             stdin=subprocess.PIPE,

@@ -11,19 +11,18 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import use_job_tasks
-from use_model import QueueModel, ReaderModel, UseFailure
-from use_opening import FOLDER, check_places, end_queue, end_reader
-from use_outside import check_scan
-from use_tasks import turn
-
 from kestrelpy import Item, JournaledQueue, QueueEmpty, Reader, verify
 from kestrelpy._writing.maintenance import Maintenance
 from kestrelpy._writing.syncer import Syncer
 from kestrelpy.work import Job, Session, WorkQueue
+from tests.use import use_job_tasks
+from tests.use.use_model import QueueModel, ReaderModel, UseFailure
+from tests.use.use_opening import FOLDER, check_places, end_queue, end_reader
+from tests.use.use_outside import check_scan
+from tests.use.use_tasks import turn
 
 if TYPE_CHECKING:
-    from use_world import Process, World
+    from tests.use.use_world import Process, World
 
 
 def account(w: World) -> None:
@@ -105,7 +104,7 @@ def judge(w: World, model: QueueModel) -> None:
 
 def see_all(w: World, model: QueueModel) -> None:
     """Items whose puts were in doubt, or in batches: which are there?"""
-    from use_outside import see_batches
+    from tests.use.use_outside import see_batches
 
     see_batches(w, model)
     if model.batches and not w.batches_unsure and not model.may_refuse:

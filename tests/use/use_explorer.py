@@ -1,8 +1,8 @@
 """The use explorer: seeded steps of everything a user may do, against a model of what may come of it.
 
-    python tests/use/use_explorer.py 17            one seed, and the shortest sequence if it fails
-    python tests/use/use_explorer.py 1 --seeds 500 many of them
-    python tests/use/use_explorer.py 17 --lean hooks reentrant
+    python -m tests.use.use_explorer 17            one seed, and the shortest sequence if it fails
+    python -m tests.use.use_explorer 1 --seeds 500 many of them
+    python -m tests.use.use_explorer 17 --lean hooks reentrant
 
 ``run(seed)`` is one world (``use_world``) and its steps; each step is an operation (``use_operations``) and a number
 out of which it draws everything. So a sequence can be played again with steps left out: that is how it is shrunk.
@@ -27,32 +27,25 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
 from unittest.mock import patch
 
-if __name__ == "__main__":
-    sys.path[:0] = [
-        str(Path(__file__).parent),
-        str(Path(__file__).parent.parent),
-        str(Path(__file__).parent.parent.parent),
-    ]
-
-import use_ending
-import use_job_tasks
-import use_jobs
-import use_memory
-import use_opening
-import use_outside
-import use_reading
-import use_tasks
-import use_trouble
-import use_writing
-from use_coverage import SOMETIMES, Coverage
-from use_operations import OPERATIONS
-from use_swarm import Swarm
-from use_world import Hang, Process, World
-
 from kestrelpy.inbox import watcher
+from tests.use import (
+    use_ending,
+    use_job_tasks,
+    use_jobs,
+    use_memory,
+    use_opening,
+    use_outside,
+    use_reading,
+    use_tasks,
+    use_trouble,
+    use_writing,
+)
+from tests.use.use_coverage import SOMETIMES, Coverage
+from tests.use.use_operations import OPERATIONS
+from tests.use.use_swarm import Swarm
+from tests.use.use_world import Hang, Process, World
 
 assert watcher.InboxWatcher  # it is imported when a queue is first opened, and must be there before
 MODULES = (
@@ -87,7 +80,7 @@ class Failure(AssertionError):
         shown = "\n".join(f"    {line}" for line in trail)
         super().__init__(
             f"{self.what}\nafter {len(steps)} steps:\n{shown}\n"
-            f"to see it again: python tests/use/use_explorer.py {seed}{leaning}"
+            f"to see it again: python -m tests.use.use_explorer {seed}{leaning}"
         )
 
 

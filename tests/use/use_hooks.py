@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from use_model import Put, ReaderModel
-
 from kestrelpy import Item
+from tests.use.use_model import Put, ReaderModel
 
 if TYPE_CHECKING:
-    from use_world import Process, World
+    from tests.use.use_world import Process, World
 
 
 class Hooks:

@@ -3,7 +3,7 @@
 A hunt is the explorer as it always is, with the swarm leaning to where the defect is; so a hunt takes a part of a
 second where the whole would take minutes.
 
-    python tests/use/use_hunts.py [NAME...]        hunt for these, or for all
+    python -m tests.use.use_hunts [NAME...]        hunt for these, or for all
 """
 
 from __future__ import annotations
@@ -16,15 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[at]) for at in (1, 2)]
-    sys.path.append(str(Path(__file__).parents[1] / "schedules"))
-
-import use_explorer
-import use_scenes_threads
-from planting import DEFECTS
-from scheduler import BrokenSchedule
-from use_explorer import Failure, Watchdog, draw, play
+from tests.interleavings.scheduler import BrokenSchedule
+from tests.use import use_explorer, use_scenes_threads
+from tests.use.planting import DEFECTS
+from tests.use.use_explorer import Failure, Watchdog, draw, play
 
 
 @dataclass(frozen=True)
@@ -136,7 +131,7 @@ def search(hunt: Hunt) -> tuple[Failure | None, int]:
 
 def main() -> None:
     for each in sorted(Path(__file__).parent.glob("planted_*.py")):
-        importlib.import_module(each.stem)
+        importlib.import_module(f"tests.use.{each.stem}")
     for name in sys.argv[1:] or HUNTS:
         begun = time.monotonic()
         with DEFECTS[name].plant():

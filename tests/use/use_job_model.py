@@ -20,7 +20,7 @@ from kestrelpy.work import Job, Session, WorkQueue
 from kestrelpy.work.stored import is_held
 
 if TYPE_CHECKING:
-    from use_world import Process, World
+    from tests.use.use_world import Process, World
 
 NAME = "work"
 TUBES = ("default", "a", "b")
@@ -141,13 +141,13 @@ class Work:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def jumped(self) -> float:
-        from use_world import START_MS
+        from tests.use.use_world import START_MS
 
         return (self.world.now_ms - START_MS) / 1000 - self.world.elapsed
 
     def now(self) -> float:
         """By the clock of who has it open: in the middle of an advance it is not where others are."""
-        from use_world import START_MS
+        from tests.use.use_world import START_MS
 
         if self.process is None:
             return self.world.elapsed

@@ -7,15 +7,14 @@ import gc
 import random
 from typing import TYPE_CHECKING, Any
 
-from use_job_model import NAME, Work
-from use_jobs import close_work, mine, new_session, put_job
-from use_opening import FOLDER
-from use_operations import operation
-
 from kestrelpy.work import Job, WorkQueue
+from tests.use.use_job_model import NAME, Work
+from tests.use.use_jobs import close_work, mine, new_session, put_job
+from tests.use.use_opening import FOLDER
+from tests.use.use_operations import operation
 
 if TYPE_CHECKING:
-    from use_world import Process, World
+    from tests.use.use_world import Process, World
 
 
 def turn_loop(loop: asyncio.AbstractEventLoop, times: int) -> None:

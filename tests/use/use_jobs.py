@@ -9,20 +9,31 @@ from concurrent.futures import Future
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from use_job_model import FLYING, GONE, MAYBE, NAME, REFUSED, THERE, TUBES, JobModel, SessionModel, Work, work_of
-from use_opening import FOLDER
-from use_operations import operation
-from use_outside import see_batches
-from use_trouble import pass_time
-
 from kestrelpy import DurabilityUnknown, JournaledQueue, QueueClosed, QueueEmpty, QueueFull, QueueLocked, WrongKind
 from kestrelpy import open_reader as open_elsewhere
 from kestrelpy.inbox import PartWriter
 from kestrelpy.work import DeadlineSoon, DuplicateJob, Job, JobNotFound, NotReserved, WorkQueue
 from kestrelpy.work.core import TICK
+from tests.use.use_job_model import (
+    FLYING,
+    GONE,
+    MAYBE,
+    NAME,
+    REFUSED,
+    THERE,
+    TUBES,
+    JobModel,
+    SessionModel,
+    Work,
+    work_of,
+)
+from tests.use.use_opening import FOLDER
+from tests.use.use_operations import operation
+from tests.use.use_outside import see_batches
+from tests.use.use_trouble import pass_time
 
 if TYPE_CHECKING:
-    from use_world import Process, Result, World
+    from tests.use.use_world import Process, Result, World
 
 MANY = 130
 """More jobs than a call does of what is due before it does its own."""

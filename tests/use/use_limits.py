@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from use_model import Put, ReaderModel
-from use_operations import is_here
-
 from kestrelpy import FullPolicy, ItemTooLarge, QueueFull, ReaderConfig
+from tests.use.use_model import Put, ReaderModel
+from tests.use.use_operations import is_here
 
 if TYPE_CHECKING:
-    from use_world import Opened, World
+    from tests.use.use_world import Opened, World
 
 
 LOOKS = 5

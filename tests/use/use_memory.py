@@ -12,12 +12,11 @@ import random
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from use_operations import operation
-
 from kestrelpy.memory import ConcurrentBlockingQueue, SimpleBlockingQueue
+from tests.use.use_operations import operation
 
 if TYPE_CHECKING:
-    from use_world import Process, World
+    from tests.use.use_world import Process, World
 
 MOST_NESTED = 3
 

@@ -6,10 +6,6 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from use_model import QueueModel, ReaderModel, drops
-from use_operations import check_error, choose_opened, choose_reader, is_here, operation
-from use_options import READERS, queue_options, reader_config
-
 from kestrelpy import (
     JournaledQueue,
     NoDefaultReader,
@@ -21,9 +17,12 @@ from kestrelpy import (
 )
 from kestrelpy._disk.memory import MemoryDisk
 from kestrelpy._journal.file_names import readers_among
+from tests.use.use_model import QueueModel, ReaderModel, drops
+from tests.use.use_operations import check_error, choose_opened, choose_reader, is_here, operation
+from tests.use.use_options import READERS, queue_options, reader_config
 
 if TYPE_CHECKING:
-    from use_world import Opened, Process, Result, World
+    from tests.use.use_world import Opened, Process, Result, World
 
 FOLDER, ARCHIVE = "/queues", "/archive"
 
@@ -47,7 +46,7 @@ def open_queue(w: World, rng: random.Random, process: Process) -> None:
     options = queue_options(w, rng, process)
     odd = options.pop("odd", False)
     nested = w.nested
-    from use_world import Opened
+    from tests.use.use_world import Opened
 
     w.touched.add(name)
     result = w.call(process, JournaledQueue, FOLDER, name, clock=process.clock, disk=process.disk, **options)

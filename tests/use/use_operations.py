@@ -11,12 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from use_model import Put, QueueModel, ReaderModel
-
 from kestrelpy import CorruptJournal, DurabilityUnknown, ForkedQueue, QueueClosed
+from tests.use.use_model import Put, QueueModel, ReaderModel
 
 if TYPE_CHECKING:
-    from use_world import Opened, Process, Result, World
+    from tests.use.use_world import Opened, Process, Result, World
 
 Function = Callable[["World", random.Random, "Process"], None]
 

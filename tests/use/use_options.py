@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kestrelpy import FullPolicy, ReaderConfig, codecs
 
 if TYPE_CHECKING:
-    from use_world import Process, World
+    from tests.use.use_world import Process, World
 
 READERS = ("", "r", "s", "t")
 ODD_QUEUE: tuple[dict[str, Any], ...] = (

@@ -7,14 +7,13 @@ import random
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from use_model import Batch, Put, QueueModel
-from use_opening import ARCHIVE, FOLDER, MOST_LISTINGS, looking
-from use_operations import check_error, choose_opened, operation
-
 from kestrelpy import ItemTooLarge, JournaledQueue, QueueLocked, inbox, inspect, queue_names, scan, verify
+from tests.use.use_model import Batch, Put, QueueModel
+from tests.use.use_opening import ARCHIVE, FOLDER, MOST_LISTINGS, looking
+from tests.use.use_operations import check_error, choose_opened, operation
 
 if TYPE_CHECKING:
-    from use_world import Process, World
+    from tests.use.use_world import Process, World
 
 INBOX = FOLDER + "/inbox"
 

@@ -6,15 +6,14 @@ import random
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from use_model import Put, QueueModel, ReaderModel, drops
-from use_opening import FOLDER, get_reader, looking
-from use_operations import check_error, choose_opened, choose_reader, is_here, operation
-from use_writing import put_many
-
 from kestrelpy import Item, QueueEmpty, UnknownItem, scan
+from tests.use.use_model import Put, QueueModel, ReaderModel, drops
+from tests.use.use_opening import FOLDER, get_reader, looking
+from tests.use.use_operations import check_error, choose_opened, choose_reader, is_here, operation
+from tests.use.use_writing import put_many
 
 if TYPE_CHECKING:
-    from use_world import Process, Result, World
+    from tests.use.use_world import Process, Result, World
 
 
 def is_exact(w: World, reader: ReaderModel, nested: int) -> bool:

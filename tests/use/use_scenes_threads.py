@@ -1,4 +1,4 @@
-"""Threads that use one queue, under the deterministic scheduler of tests/schedules: ``run(seed, scenes)``.
+"""Threads that use one queue, under the deterministic scheduler of tests/interleavings: ``run(seed, scenes)``.
 
 Several tasks do drawn operations in drawn order, on virtual time. A queue beside (``other``) belongs to somebody who
 has nothing to do with it: whatever hooks and callbacks of the first do, its puts must be on disk in time.
@@ -14,19 +14,10 @@ import contextlib
 import sys
 from collections import Counter
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-_SCHEDULES = str(Path(__file__).parent.parent / "schedules")
-if _SCHEDULES not in sys.path:
-    sys.path.append(_SCHEDULES)
-
-import schedules  # noqa: E402
-import standins  # noqa: E402
-from scene import Scene, YieldingDisk, require  # noqa: E402
-
-from kestrelpy import (  # noqa: E402
+from kestrelpy import (
     DurabilityUnknown,
     FullPolicy,
     Item,
@@ -40,6 +31,8 @@ from kestrelpy import (  # noqa: E402
     UnknownItem,
     open_reader,
 )
+from tests.interleavings import schedules, standins
+from tests.interleavings.scene import Scene, YieldingDisk, require
 
 LONG = 100_000.0
 SYNC = 0.1

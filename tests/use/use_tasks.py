@@ -7,14 +7,14 @@ import random
 import threading
 from typing import TYPE_CHECKING
 
-from use_model import Put, QueueModel
-from use_opening import FOLDER
-from use_operations import choose_opened, choose_reader, operation, settle_puts
-from use_trouble import files_of
-from use_writing import draw_expiry, draw_puts, value_of
+from tests.use.use_model import Put, QueueModel
+from tests.use.use_opening import FOLDER
+from tests.use.use_operations import choose_opened, choose_reader, operation, settle_puts
+from tests.use.use_trouble import files_of
+from tests.use.use_writing import draw_expiry, draw_puts, value_of
 
 if TYPE_CHECKING:
-    from use_world import Process, World
+    from tests.use.use_world import Process, World
 
 
 def loop_of(process: Process) -> asyncio.AbstractEventLoop:
@@ -95,7 +95,7 @@ def aput(w: World, rng: random.Random, process: Process) -> None:
         options["timeout"] = rng.choice((None, 1.0, 30.0))
     put = puts[0]
     value = value_of(opened, puts[0], rng)
-    from use_world import Result
+    from tests.use.use_world import Result
 
     async def produce() -> None:
         try:

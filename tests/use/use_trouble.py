@@ -9,16 +9,15 @@ import sys
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from use_disk import UseDisk
-from use_model import QueueModel
-from use_opening import FOLDER
-from use_operations import choose_opened, choose_reader, is_here, operation, settle_puts
-from use_outside import check_batches, choose_model, see_batches
-
 from kestrelpy import Item, KestrelError, QueueLocked
+from tests.use.use_disk import UseDisk
+from tests.use.use_model import QueueModel
+from tests.use.use_opening import FOLDER
+from tests.use.use_operations import choose_opened, choose_reader, is_here, operation, settle_puts
+from tests.use.use_outside import check_batches, choose_model, see_batches
 
 if TYPE_CHECKING:
-    from use_world import Process, World
+    from tests.use.use_world import Process, World
 
 
 FORGOTTEN = 8.0

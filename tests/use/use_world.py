@@ -19,17 +19,16 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import Any
 
-from use_coverage import Coverage
-from use_disk import UseDisk
-from use_hooks import Hooks
-from use_limits import Limits
-from use_model import DOUBTFUL, Put, QueueModel, ReaderModel, UseFailure, drops
-from use_outcomes import documented
-from use_swarm import Swarm
-
 from kestrelpy import CorruptJournal, DurabilityUnknown, Item, JournaledQueue, KestrelError, Reader, ReaderConfig
 from kestrelpy._process import forget
 from kestrelpy.testing import ManualClock
+from tests.use.use_coverage import Coverage
+from tests.use.use_disk import UseDisk
+from tests.use.use_hooks import Hooks
+from tests.use.use_limits import Limits
+from tests.use.use_model import DOUBTFUL, Put, QueueModel, ReaderModel, UseFailure, drops
+from tests.use.use_outcomes import documented
+from tests.use.use_swarm import Swarm
 
 START_MS = 1_700_000_000_000
 FOLDER = "/queues"

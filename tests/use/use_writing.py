@@ -6,13 +6,12 @@ import random
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from use_model import Put
-from use_operations import check_error, choose_opened, operation, settle_puts
-
 from kestrelpy import DurabilityUnknown
+from tests.use.use_model import Put
+from tests.use.use_operations import check_error, choose_opened, operation, settle_puts
 
 if TYPE_CHECKING:
-    from use_world import Opened, Process, World
+    from tests.use.use_world import Opened, Process, World
 
 
 def value_of(opened: Opened, put: Put, rng: random.Random) -> Any:

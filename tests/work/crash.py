@@ -17,13 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from model import ModelJob, Version
-from pair import CLOSE, START_MS, TUBES, Pair, abandon_all, open_queue, vanish
-
 from kestrelpy import KestrelError
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner, Leaning
 from kestrelpy.work import JobStats, WorkQueue
+from tests.work.model import ModelJob, Version
+from tests.work.pair import CLOSE, START_MS, TUBES, Pair, abandon_all, open_queue, vanish
 
 MODELS = (PowerModel.PREFIX, PowerModel.EXT4, PowerModel.ANY)
 SYNCS = ("always", 0.1, "never")

@@ -16,13 +16,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from crash import MODELS, BrokenPromise, Marks, Program, between, collecting_seldom, judge, marks, promised
-from model import Refused
-from pair import Pair, no_room
-
 from kestrelpy import DurabilityUnknown, KestrelError, QueueDiskFull
 from kestrelpy.testing import CrashingDisk, FailingDisk
 from kestrelpy.testing._choices import Leaning
+from tests.work.crash import MODELS, BrokenPromise, Marks, Program, between, collecting_seldom, judge, marks, promised
+from tests.work.model import Refused
+from tests.work.pair import Pair, no_room
 
 ERRORS = (errno.EIO, errno.ENOSPC)
 NO_ROOM = frozenset({"grow"})

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from model import MARGIN, STATES, WAITING, Model, ModelJob, ModelSession, ModelWaiter, Refused
 
 from kestrelpy._disk.interface import Disk
 from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, MemoryDisk
 from kestrelpy.work import Job, JobStats, Session, WorkQueue
 from kestrelpy.work.core import YIELD_SECONDS
+from tests.work.model import MARGIN, STATES, WAITING, Model, ModelJob, ModelSession, ModelWaiter, Refused
 
 START_MS = 1_700_000_000_000
 TUBES = ("default", "a", "b", "Tube-1/x")

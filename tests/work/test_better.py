@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pair import no_room, vanish
 
 from kestrelpy import DurabilityUnknown, QueueDiskFull, QueueEmpty, QueueFull
 from kestrelpy.clock import Timer
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.work import DeadlineSoon, DuplicateJob, Job, NotReserved, WorkQueue
+from tests.work.pair import no_room, vanish
 
 START_MS = 1_700_000_000_000
 MANY = 5_000

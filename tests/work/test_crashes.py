@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from budget import SEED, Tally, drawn, share
-from crash import BrokenPromise, WorkExplorer
-from faults import WorkFaults
-from work_planted import FAULTS
+
+from tests.support.budget import SEED, Tally, drawn, share
+from tests.work.crash import BrokenPromise, WorkExplorer
+from tests.work.faults import WorkFaults
+from tests.work.work_planted import FAULTS
 
 pytestmark = pytest.mark.usefixtures("quiet")
 PARTS, STATES, ERRORS = 2, 2_000, 80

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from budget import share
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from model import ModelJob
-from pair import TUBES, Pair
 
 from kestrelpy.testing import CrashingDisk, PowerModel
+from tests.support.budget import share
+from tests.work.model import ModelJob
+from tests.work.pair import TUBES, Pair
 
 SIZES = st.sampled_from([0, 3, 100, 700])
 PRIORITIES = st.sampled_from([0, 5, 1023, 1024, 65536, 2**32 - 1])

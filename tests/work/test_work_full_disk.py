@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
-from small_disk import SmallDisk, SmallFile
 
 from kestrelpy import QueueDiskFull
 from kestrelpy._process import forget
@@ -17,6 +16,7 @@ from kestrelpy.testing._choices import Corner
 from kestrelpy.work import WorkQueue
 from kestrelpy.work.held_room import HeldRoom
 from kestrelpy.work.scheduler import Scheduler
+from tests.support.small_disk import SmallDisk, SmallFile
 
 BODY = bytes(100)
 MARK = "work.work"

@@ -1,0 +1,1 @@
+"""The tests. README.md says which folder asks what."""

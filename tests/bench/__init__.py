@@ -1,0 +1,1 @@
+"""The benchmarks: that they run, and count rightly."""

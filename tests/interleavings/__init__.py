@@ -1,0 +1,1 @@
+"""Threads under a deterministic scheduler: a seed decides what runs next."""

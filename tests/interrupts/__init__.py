@@ -1,0 +1,1 @@
+"""A KeyboardInterrupt, or a failed allocation, at every place of an operation."""

@@ -1,0 +1,1 @@
+"""Real processes, file systems and system calls: killed, filled and failed."""

@@ -1,0 +1,1 @@
+"""All harnesses for hours; what they saw goes into a ledger."""

@@ -1,0 +1,1 @@
+"""PySpark: reading, writing, the driver buffer, the lake, the report."""

@@ -1,0 +1,1 @@
+"""Real threads and real time: races, a thousand queues."""

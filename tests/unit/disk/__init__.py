@@ -1,0 +1,1 @@
+"""The disk seam and what is behind it."""

@@ -1,0 +1,1 @@
+"""Frames, segments, checkpoints, recovery."""

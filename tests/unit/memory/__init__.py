@@ -1,0 +1,1 @@
+"""The queues in memory."""

@@ -1,0 +1,1 @@
+"""Readers, in this process and in another."""

@@ -1,0 +1,1 @@
+"""The fake disks and clocks that users may test with."""

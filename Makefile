@@ -27,8 +27,9 @@ ARGS ?=
 REV ?= HEAD~1
 HOURS ?= 1
 FILES = */_journal/packing.py,*/_journal/format.py,*/bodies.py,*/segment.py,*/checkpoint.py,*/_journal/journal.py,*/archive.py,*/_journal/recovery.py,*/inbox/format.py,*/inbox/parts.py,*/inbox/ledger.py,*/inbox/ingest.py,*/inbox/publishing.py
-THEIR_TESTS = $(wildcard $(addsuffix *.py,$(addprefix tests/test_,packing format segment checkpoint journal recovery codecs sync inbox chain offsets full_disk))) \
-	tests/regressions/test_found_by_crashes.py tests/crash/test_faults_injected.py tests/regressions/test_found_by_fuzzing.py
+THEIR_TESTS = tests/unit/journal tests/unit/inbox tests/unit/test_codecs.py tests/unit/test_full_disk.py \
+	tests/unit/writing/test_durability.py tests/unit/writing/test_group_commit.py tests/crash/test_faults_injected.py \
+	tests/regressions/test_found_by_crashes.py tests/regressions/test_found_by_fuzzing.py
 BIN := $(VENV)/bin
 
 .PHONY: help java demo test test-all test-spark soak coverage compare check bench bench-against bench-spark bench-jobs pipeline plots micro clean

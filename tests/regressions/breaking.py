@@ -212,17 +212,16 @@ def archived_over_what_is_there() -> None:
 
 @rule("R7", "test_r7_no_hole_where_a_segment_ends", "test_no_footer_is_on_disk_before_the_frames_in_front_of_it")
 def rotated_without_a_sync() -> None:
-    real_close, real_rotate = segment_module.close_segment, Journal.rotate
+    real_close, real_name = segment_module.close_segment, segment_module.sync_and_name
 
     def close(file: Any, segment: Any) -> None:
         real_close(Deaf(file), segment)
 
-    def rotate(self: Journal) -> None:
-        self.durable_id = self.tail_id
-        real_rotate(self)
+    def name(directory: Any, file: Any, segment: Any) -> None:
+        real_name(directory, Deaf(file), segment)
 
     segment_module.close_segment = journal.close_segment = close
-    Journal.rotate = rotate  # type: ignore[method-assign]
+    segment_module.sync_and_name = journal.sync_and_name = name
 
 
 @rule("R8", "test_r8_temporary_files_go_and_foreign_ones_stay", "test_nsq_938_thousands_of_empty_temporaries")
@@ -304,7 +303,7 @@ def used_ids_forgotten() -> None:
 
 @rule("R18", "test_history_libkestrel_4_an_unfinished_last_segment")
 def an_unfinished_segment_is_damage() -> None:
-    recovery.is_abandoned = lambda *_: False
+    recovery.is_abandoned = segment_module.is_abandoned = lambda *_: False
 
 
 @rule("R19", "test_leftover_bytes_are_kept_and_not_read", "test_lk_f83_a_torn_tail_never_counted")

@@ -175,13 +175,13 @@ def sync_later(
 
 
 class _Timers:
-    """A heap of timers and the thread that runs them. ``teller``: those on whose thread it is told that this one has
+    """A heap of timers and the thread that runs them. ``notifier``: those on whose thread it is told that this one has
     died, which runs what users call back.
     """
 
-    def __init__(self, name: str, teller: _Timers | None = None) -> None:
+    def __init__(self, name: str, notifier: _Timers | None = None) -> None:
         self._name = name
-        self._teller = teller
+        self._notifier = notifier
         self._lock = threading.Lock()
         self._heap = TimerHeap(self._ring)  # guarded by self._lock
         self._wake = threading.Lock()  # a bell, and no event: it is also rung by finalisers
@@ -252,13 +252,13 @@ class _Timers:
             self._next = math.inf
         for timer in lost:
             if timer.on_lost is not None:  # a cancelled one has none
-                self._tell(partial(timer.on_lost, error))
+                self._notify(partial(timer.on_lost, error))
 
-    def _tell(self, news: Callable[[], object]) -> None:
+    def _notify(self, news: Callable[[], object]) -> None:
         try:
-            if self._teller is not None:
+            if self._notifier is not None:
                 with contextlib.suppress(RuntimeError):  # no thread can be started
-                    self._teller.add(0, news, lambda _: news())
+                    self._notifier.add(0, news, lambda _: news())
                     return
             news()
         except BaseException:  # the others have to be told all the same
@@ -266,7 +266,7 @@ class _Timers:
 
     def reset_after_fork(self) -> None:
         """In a forked child: no thread came along, and the parent's timers are not ours."""
-        self.__init__(self._name, self._teller)  # type: ignore[misc]
+        self.__init__(self._name, self._notifier)  # type: ignore[misc]
 
 
 def _run_timer(timer: Timer) -> None:

@@ -277,7 +277,7 @@ class JournaledQueue:
             if source.waiting:
                 source.wake()
         except DurabilityUnknown as error:
-            self._syncer.fail(error, told=True)
+            self._syncer.fail(error, reported=True)
             raise
         except BaseException:
             self._puts.recover()
@@ -565,7 +565,7 @@ class JournaledQueue:
         ``OSError``, ``ForkedQueue``, and ``QueueClosed`` for one that is closed, or that is being closed: its files may
         be another owner's by now.
 
-        A reader that another process has open is told: its calls raise ``QueueClosed``, and it saves nothing any more.
+        The calls of a reader that another process has open raise ``QueueClosed`` from then on, and it saves nothing.
         """
         self._ending.end(QueueClosed(f"queue {self.name!r} is erased"), erase=True)
 

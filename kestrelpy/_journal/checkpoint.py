@@ -133,7 +133,7 @@ class SparedFile:
         self._directory = directory
         self.name = name
         self._held = 0  # the length of the spare file, as far as it is known
-        self._settled = False  # the last exchange of names is on disk
+        self._exchange_is_durable = False  # the last exchange of names is on disk
         self._doubted = False  # a sync of the file has failed
         self._other_doubted = False  # one of the spare file has, or of the directory: it may be the file itself
 
@@ -176,10 +176,10 @@ class SparedFile:
         """
         file = self._open_spare()
         try:
-            if not self._settled and file.read(0, 1).strip(b"\0"):
+            if not self._exchange_is_durable and file.read(0, 1).strip(b"\0"):
                 self._directory.sync()
             end = _fill(file, data, size)
-            self._held, self._settled, self._other_doubted = 0, False, True
+            self._held, self._exchange_is_durable, self._other_doubted = 0, False, True
             file.sync()
         finally:
             file.close()
@@ -197,7 +197,7 @@ class SparedFile:
                 raise
             self._directory.rename(spare, self.name)
         self._directory.sync()
-        self._settled, self._other_doubted, self._doubted = True, self._doubted, False
+        self._exchange_is_durable, self._other_doubted, self._doubted = True, self._doubted, False
 
     def doubt(self) -> None:
         """A sync of the file has failed: it is never to be the spare one."""

@@ -23,7 +23,7 @@ class QueueFiles:
 
     def __init__(self, directory: Directory, queue: str) -> None:
         self.directory = directory
-        self.places = directory  # for who saves a place; see _detached.Places
+        self.checkpoint_directory = directory  # for who saves a place; see _detached.CheckpointDirectory
         self.queue = queue
         self._guards: dict[int, Lock] = {}  # by thread
         self._inside: set[int] = set()  # the threads that have the guard
@@ -203,13 +203,13 @@ class QueueFiles:
         return False
 
     def checkpoint_file(self, reader: str) -> CheckpointFile:
-        return CheckpointFile(self.places, file_names.checkpoint_name(self.queue, reader), self._second)
+        return CheckpointFile(self.checkpoint_directory, file_names.checkpoint_name(self.queue, reader), self._second)
 
     def load(self, reader: str, queue_id: bytes, file: CheckpointFile | None = None) -> Checkpoint | None:
         """``find``, for who opens the reader: damage is logged. With ``file``, saves to that go on from there."""
         name = file_names.checkpoint_name(self.queue, reader)
         state, exists = load_checkpoint(self.directory, name) if file is None else file.load()
-        if state is not None and is_place_of(state, reader, queue_id):
+        if state is not None and is_checkpoint_of(state, reader, queue_id):
             return state
         if exists:
             _logging.warning("checkpoint %s is damaged: its reader starts at the earliest item kept", name)
@@ -218,7 +218,7 @@ class QueueFiles:
     def find(self, reader: str, queue_id: bytes) -> Checkpoint | None:
         """A reader's saved state; ``None`` if it is missing, damaged or of another queue: never a reason to skip."""
         state, _ = load_checkpoint(self.directory, file_names.checkpoint_name(self.queue, reader))
-        return state if state is not None and is_place_of(state, reader, queue_id) else None
+        return state if state is not None and is_checkpoint_of(state, reader, queue_id) else None
 
     def is_there(self, reader: str, queue_id: bytes) -> bool:
         """Whether a reader has a place, which may be damaged. A state of another queue is none."""
@@ -294,7 +294,7 @@ class QueueFiles:
             try:
                 file = self.checkpoint_file(reader)
                 state, _ = file.load()
-                if state is None or not is_place_of(state, reader, queue_id):
+                if state is None or not is_checkpoint_of(state, reader, queue_id):
                     return 0
                 with contextlib.suppress(OSError):  # no room, say: what was said before counts
                     file.save(state, durable=True)
@@ -337,7 +337,7 @@ def is_foreign(state: Checkpoint, queue_id: bytes) -> bool:
     return any(queue_id) and any(state.queue_id) and state.queue_id != queue_id
 
 
-def is_place_of(state: Checkpoint, reader: str, queue_id: bytes) -> bool:
+def is_checkpoint_of(state: Checkpoint, reader: str, queue_id: bytes) -> bool:
     """Whether a state found under a reader's name is its place in the queue of that id."""
     if state.reader not in (reader, ""):  # the default reader's may be renamed for the first named one
         return False

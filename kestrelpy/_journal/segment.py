@@ -94,7 +94,7 @@ class Segment:
     def items(self) -> int:
         return self.last_id + 1 - self.header.first_id
 
-    def place_before(self, item_id: int) -> tuple[int, int]:
+    def position_before(self, item_id: int) -> tuple[int, int]:
         """The last known place, ``(id, offset)``, at or before ``item_id``."""
         at = bisect_right(self.marks, (item_id, 1 << 62))
         return self.marks[at - 1] if at else (self.first_id, fmt.HEADER_BYTES)

@@ -77,7 +77,7 @@ class JournalView:
     def hint(self, item_id: int) -> tuple[int, FramePosition]:
         """The number of a segment and a place in it at or before ``item_id``. May be called at any time."""
         segment = self._holding(item_id, self.segments)
-        return (segment.number, segment.place_before(item_id)) if segment else (0, (0, 0))
+        return (segment.number, segment.position_before(item_id)) if segment else (0, (0, 0))
 
     def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, FramePosition] | None = None) -> Block:
         """Items from ``item_id`` to at most ``last_id``, which must have been put before the call.
@@ -96,7 +96,7 @@ class JournalView:
             if item_id > segment.last_id:
                 return Block({}, last_id + 1, 0, (0, 0))
             last_id = min(last_id, segment.last_id)
-        places = [segment.place_before(item_id)]
+        places = [segment.position_before(item_id)]
         if hint is not None and hint[0] == segment.number and places[0][0] <= hint[1][0] <= item_id:
             places.append(hint[1])
         file = open_segment(self._directory, segment.name)
@@ -128,12 +128,12 @@ class JournalView:
                 elif self._quarantine:
                     return self._read_around(file, segment, damage, item_id, last_id, end)
                 else:
-                    behind_it = None if bad_id == item_id else self._place_behind(file, segment, damage, bad_id, end)
+                    behind_it = None if bad_id == item_id else self._position_after(file, segment, damage, bad_id, end)
                     if behind_it is None or behind_it[0] > item_id:
                         raise
                     place = behind_it
 
-    def _place_behind(
+    def _position_after(
         self, file: File, segment: Segment, damage: CorruptJournal, bad_id: int, end: int
     ) -> FramePosition | None:
         """Where the first whole frame behind the damage is; the one that is due may have been moved."""
@@ -163,7 +163,7 @@ class JournalView:
     ) -> Block:
         """Pass over exactly the bad frames, the first of which is due at ``first_id`` or before."""
         bad_id = damage.item_id or first_id
-        behind = self._place_behind(file, segment, damage, bad_id, end)
+        behind = self._position_after(file, segment, damage, bad_id, end)
         resume_id, resume_at = behind if behind is not None else (last_id + 1, end)
         rest = file.read(damage.offset, resume_at - damage.offset)
         self._keep_aside(segment, damage.offset, rest, resume_id - bad_id)
@@ -263,7 +263,7 @@ class JournalView:
                     if bad_id > place[0]:
                         stop = bad_id - 1  # first what is in front of it
                         continue
-                    behind = self._place_behind(file, segment, damage, bad_id, end)
+                    behind = self._position_after(file, segment, damage, bad_id, end)
                     if behind is None:
                         break
                     place, stop = behind, last_id

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from kestrelpy._reading.dispatch import Dispatcher, Tell, fail_all
+from kestrelpy._reading.dispatch import Dispatcher, Notify, fail_all
 from kestrelpy._waiting.line import taken_now
 from kestrelpy.errors import ForkedQueue, QueueClosed
 
@@ -63,7 +63,7 @@ class Checkpointer:
         with self.lock:
             self.save_alone(durable)
 
-    def save_last(self, durable: bool, end: Exception, tell: Tell = fail_all) -> None:
+    def save_last(self, durable: bool, end: Exception, notify: Notify = fail_all) -> None:
         """Every later call raises ``end``. It breaks first: what is saved then has every commit it accepted. Who waits
         is told last: what users call back may raise anything.
         """
@@ -74,9 +74,9 @@ class Checkpointer:
                 with self.lock:
                     self.save_alone(durable, ending=True)
             finally:
-                tell(gone, end)
+                notify(gone, end)
         except BaseException:  # an interrupt, perhaps, of whoever was telling
-            tell(gone, end)
+            notify(gone, end)
             raise
 
     def save_alone(self, durable: bool, *, ending: bool = False) -> None:

@@ -53,7 +53,7 @@ come one by one at any pace, each so waits for at most this share of the pause b
 CHECKPOINT_INTERVAL = 1.0
 
 
-class Places:
+class CheckpointDirectory:
     """A queue's folder, for who saves a reader's place there and does not own the queue. Every file is looked up,
     made and renamed under the guard, and only as long as ``check`` raises nothing: a queue that is erased meanwhile
     and made anew, with a reader of that name, is another one.
@@ -106,7 +106,7 @@ class DetachedSource:
         self._next_poll: Timer | None = None
         self._next_round: Timer | None = None
         self._pid = os.getpid()
-        registry.files.places = cast("Directory", Places(registry.files, self._check_there))
+        registry.files.checkpoint_directory = cast("Directory", CheckpointDirectory(registry.files, self._check_there))
         self._look()
         self._moved_at = clock.monotonic()
         remember(self)
@@ -143,7 +143,7 @@ class DetachedSource:
             seen = view.tail_id
             if self._gone:
                 return seen
-            with self._telling():
+            with self._erasure_noticed():
                 view.follow()
         if view.tail_id == seen:
             self._check_there()
@@ -158,7 +158,7 @@ class DetachedSource:
             raise QueueClosed(f"queue {self.name!r} was erased")
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _erasure_noticed(self) -> Iterator[None]:
         """Of a queue that was erased no file is found any more, or another queue's."""
         try:
             yield
@@ -199,18 +199,18 @@ class DetachedSource:
         return self._view.durable_id
 
     def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, FramePosition] | None) -> Block:
-        with self._telling():
+        with self._erasure_noticed():
             return self._view.read(item_id, self._view.whole_to(item_id, last_id), max_bytes, hint)
 
     def is_gap(self, item_id: int) -> bool:
         return self._view.is_gap(item_id)
 
     def before(self, item_id: int) -> tuple[int, int]:
-        with self._telling():
+        with self._erasure_noticed():
             return self._view.before(item_id)
 
     def find_time(self, time_ms: int, last_id: int) -> int:
-        with self._telling():
+        with self._erasure_noticed():
             with self._looking:
                 self._view.forget_gone()
             return self._view.find_time(time_ms, last_id)

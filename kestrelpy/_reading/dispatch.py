@@ -31,7 +31,7 @@ from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import KestrelError, QueueClosed, QueueEmpty, copy_of
 from kestrelpy.item import Item, ItemOwner, new_item
 
-Tell = Callable[[list[Waiter], Exception], object]
+Notify = Callable[[list[Waiter], Exception], object]
 """Who sees to it that these waiters hear of an error."""
 DEEPEST = 8
 """So many hand-offs of one thread may be under way, each called back by the one before."""
@@ -515,7 +515,7 @@ class Dispatcher(Waiting[Item]):
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def break_off(self, error: Exception, tell: Tell = fail_all) -> None:
+    def break_off(self, error: Exception, notify: Notify = fail_all) -> None:
         """Make every later call raise ``error``, and wake whoever waits with it. May be repeated. ``tell`` is given
         those who wait, where they can't be told here.
         """
@@ -526,9 +526,9 @@ class Dispatcher(Waiting[Item]):
                 self.backlog.break_off(error, requeued, ahead)
                 gone = self._line.drain()  # at once: else the next item would be given to one of them
                 self._after_line_locked()
-            tell(gone, error)
+            notify(gone, error)
         except BaseException:
-            tell(gone, error)
+            notify(gone, error)
             raise
 
     def abandon(self, error: Exception) -> None:

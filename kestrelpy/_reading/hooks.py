@@ -78,7 +78,7 @@ class Hooks:
         backlog = self._backlog
         hook = backlog.config.on_expired  # None: the reader has another name and configuration since it expired
         if hook is None or self.call(hook, item) is not _RAISED:
-            self._settled(item)
+            self._release(item)
             return
         with backlog.lock:  # it stays with us, undelivered and not done
             if backlog.with_hook.get(item.id) is item:
@@ -109,14 +109,14 @@ class Hooks:
         backlog = self._backlog
         hook = backlog.config.on_abort
         if hook is not None and self.call(hook, item):
-            self._settled(item)
+            self._release(item)
             return
         with backlog.lock:
             if backlog.with_hook.get(item.id) is item:  # else the reader was closed or moved meanwhile
                 del backlog.with_hook[item.id]
                 backlog.requeue(item.id, (item.data, item.added_ms, item.expires_ms))
 
-    def _settled(self, item: Item) -> None:
+    def _release(self, item: Item) -> None:
         """A hook has taken the item: it is done, unless the reader was closed or moved meanwhile."""
         backlog = self._backlog
         try:

@@ -25,7 +25,7 @@ from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import Segment
 from kestrelpy._logging import Trouble
 from kestrelpy._reading.checkpointer import Checkpointer, guard_and_saving
-from kestrelpy._reading.dispatch import Dispatcher, Tell
+from kestrelpy._reading.dispatch import Dispatcher, Notify
 from kestrelpy._reading.limits import Limited, OfflineReader, has_limits, progress_of
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.progress import Progress
@@ -453,12 +453,12 @@ class ReaderRegistry:
                 self.update_limits()
                 return
 
-    def stop(self, error: Exception, tell: Tell) -> None:
+    def stop(self, error: Exception, notify: Notify) -> None:
         """Let no reader open here save anything from now on. ``tell``: as ``Dispatcher.break_off``."""
         self._stopped = error  # before the look: who saves under its lock after it sees it
         for reader in self.open.values():
             saver = checkpointer_of(reader)
-            saver.dispatcher.break_off(error, tell)
+            saver.dispatcher.break_off(error, notify)
             with saver.lock:  # a checkpoint that was under way is done
                 pass
 

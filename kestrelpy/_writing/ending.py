@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from kestrelpy._reading.dispatch import Tell, fail_all
+from kestrelpy._reading.dispatch import Notify, fail_all
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry
@@ -82,8 +82,8 @@ class Ending:
             fail_all(waiting, closed)
             raise
 
-    def _end_it(self, closed: QueueClosed, tell: Tell, *, erase: bool) -> None:
-        """``tell`` is given those who wait for an item: they are told when all is done."""
+    def _end_it(self, closed: QueueClosed, notify: Notify, *, erase: bool) -> None:
+        """``notify`` is given those who wait for an item: they are told when all is done."""
         mine = False
         if self._inbox is not None and not isinstance(self._status.error, ForkedQueue):
             self._inbox.stop()
@@ -106,10 +106,10 @@ class Ending:
             self._dismiss_producers()
             self._forget()
             if erase and is_open:
-                self._erase_files(closed, tell)
+                self._erase_files(closed, notify)
             elif state is None and not self.changes_nothing:
-                self._close_cleanly(closed, tell)
-            elif isinstance(state, DurabilityUnknown) and not self._status.is_told:
+                self._close_cleanly(closed, notify)
+            elif isinstance(state, DurabilityUnknown) and not self._status.is_reported:
                 raise copy_of(state)
         finally:
             if mine:
@@ -118,9 +118,9 @@ class Ending:
                 finally:
                     self._is_ending = False
 
-    def _erase_files(self, closed: QueueClosed, tell: Tell) -> None:
+    def _erase_files(self, closed: QueueClosed, notify: Notify) -> None:
         try:
-            self._registry.stop(closed, tell)
+            self._registry.stop(closed, notify)
             self._held.keep_name()
             if self._inbox is not None:
                 self._inbox.erase()
@@ -139,27 +139,27 @@ class Ending:
         """Tell those who wait for room. Done again by ``_release_all``, for those that an interrupt has left."""
         self._room.ring_all()
 
-    def _close_cleanly(self, closed: QueueClosed, tell: Tell) -> None:
+    def _close_cleanly(self, closed: QueueClosed, notify: Notify) -> None:
         with self._source.lock:
             with contextlib.suppress(QueueDiskFull):  # it is on disk; the next opening finds its end
                 self._journal.rotate()
             tail_id = self._journal.tail_id
             self._source.show_durable_locked(tail_id, self._journal.total_bytes)
         try:
-            self._save_places(closed, tell)
+            self._save_checkpoints(closed, notify)
             with contextlib.suppress(QueueLocked):  # the next owner does it, when its readers move
                 self._registry.retire(self._source, wait=False)
             self._held.save_mark(tail_id)
         finally:
             self._syncer.commit.note(tail_id)  # last: it runs what users call back, which may raise anything
 
-    def _save_places(self, closed: QueueClosed, tell: Tell) -> None:
+    def _save_checkpoints(self, closed: QueueClosed, notify: Notify) -> None:
         """Of all readers, whatever is wrong with one of them; also of one that its own ``close`` is about to save."""
         with contextlib.ExitStack() as rest:
             for reader in self._registry.open.values():
                 saver = checkpointer_of(reader)
                 if saver.backlog.broken is None or saver.is_ending:
-                    rest.callback(saver.save_last, True, closed, tell)
+                    rest.callback(saver.save_last, True, closed, notify)
 
     def _release_all(self, closed: QueueClosed) -> None:
         """Wake everybody and release everything, whatever raises on the way. May be repeated."""
@@ -173,7 +173,7 @@ class Ending:
                 rest.callback(checkpointer_of(reader).dispatcher.break_off, closed)
             rest.callback(self._dismiss_producers)
             rest.callback(self._cancel_timers)
-            rest.callback(self._syncer.commit.tell)
+            rest.callback(self._syncer.commit.notify)
             self._syncer.commit.fail(closed)
         self._is_gone = True
 

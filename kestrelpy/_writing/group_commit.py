@@ -14,7 +14,7 @@ it on; who has taken tickets out completes them, and who is in a chain wakes the
 
 Nobody who leads runs what users call back: a callback that waits for a sync would wait for itself. A leader wakes
 threads, which runs nothing of theirs; who else must be notified is noted (``owed``) and notified when the lead has been
-passed on (``tell``), by the same thread, or by another if this one holds locks or syncs for every queue.
+passed on (``notify``), by the same thread, or by another if this one holds locks or syncs for every queue.
 
 NOTE ON LOCKING: ``_lock`` guards the tickets and is a leaf. It is not held during a sync or while a ticket is
 completed.
@@ -64,7 +64,7 @@ class GroupCommit:
     ``sync_once`` syncs and returns the highest id then on disk; what it raises reaches every ticket. ``schedule``
     arranges for ``run`` to be called soon on another thread, for tickets that have no thread of their own; it raises
     ``RuntimeError`` if there is none. ``serve`` is called after each sync, with no lock held and by nobody who leads,
-    for those who wait for what is on disk now. ``tell_later`` sees to it that another thread calls ``tell``.
+    for those who wait for what is on disk now. ``notify_later`` sees to it that another thread calls ``notify``.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class GroupCommit:
         sync_once: Callable[[], int],
         schedule: Callable[[], object],
         serve: Callable[[], object] = bool,
-        tell_later: Callable[[], object] | None = None,
+        notify_later: Callable[[], object] | None = None,
     ) -> None:
         self._sync_once = sync_once
         self._schedule = schedule
         self._serve = serve
-        self._tell_later = tell_later or self.tell
+        self._notify_later = notify_later or self.notify
         self._lock = threading.Lock()
         self._tickets: list[tuple[int, Ticket]] = []  # guarded by self._lock
         self._leader: object = None  # guarded by self._lock: whose turn it is to sync, by its ticket
         self._error: BaseException | None = None  # guarded by self._lock
         self.owed: list[Debt] = []  # guarded by self._lock: who is to be told, and of what
-        self.tells = False  # somebody is about to call tell()
+        self.notifies = False  # somebody is about to call notify()
         self._runs = False  # somebody is about to call run()
         self.timer: Timer | None = None  # the next sync in the background, for who closes the queue
         self.durable_id = 0
@@ -121,7 +121,7 @@ class GroupCommit:
                 raise copy_of(self._error)
         except BaseException:  # also an interrupt: the lead must not be left with a thread that is gone
             self._leave(ticket)
-            self._tell(holding or deep)
+            self._notify(holding or deep)
             raise
 
     def add(self, item_id: int, ticket: PutFuture[int], *, soon: bool) -> None:
@@ -154,7 +154,7 @@ class GroupCommit:
             self._lead(leader, holding=True)
         except BaseException:
             self._pass_on(leader)
-            self._tell(holding=True)
+            self._notify(holding=True)
             raise
 
     def sync_soon(self) -> None:
@@ -177,11 +177,11 @@ class GroupCommit:
     def note(self, durable_id: int) -> None:
         """Everything up to ``durable_id`` is on disk by other means (a rotation). With no lock held."""
         self._complete_through(durable_id)
-        self.tell()
+        self.notify()
 
     def fail(self, error: BaseException) -> None:
         """No sync will be believed any more (R9): whoever waits or comes for what is not on disk gets ``error``; those
-        who have no thread of their own by the next ``tell``.
+        who have no thread of their own by the next ``notify``.
         """
         covered: list[tuple[int, Ticket]] = []
         left: list[tuple[int, Ticket]] = []
@@ -199,17 +199,17 @@ class GroupCommit:
             raise
 
     def owe(self, waiters: list[Waiter], error: BaseException) -> None:
-        """These are to be told ``error`` by the next ``tell``. May be repeated."""
+        """These are to be told ``error`` by the next ``notify``. May be repeated."""
         debts: list[Debt] = [(waiter, None, error) for waiter in waiters]
         with self._lock:
             self.owed += debts
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Tell everybody who is owed it, and serve those who wait for what has become durable. With no lock held, and
         by nobody who leads: this runs what users call back.
         """
         owed: list[Debt] = []
-        self.tells = False
+        self.notifies = False
         try:
             try:
                 if self.owed:  # whoever adds to it from here on tells
@@ -225,13 +225,13 @@ class GroupCommit:
     @property
     def is_silent(self) -> bool:
         """Whether somebody is owed something, and nobody is about to tell."""
-        return bool(self.owed) and not self.tells
+        return bool(self.owed) and not self.notifies
 
-    def _tell(self, holding: bool) -> None:
+    def _notify(self, holding: bool) -> None:
         if holding:
-            self._tell_later()
+            self._notify_later()
         else:
-            self.tell()
+            self.notify()
 
     def _lead(self, leader: object, holding: bool = False) -> None:
         """``holding``: this thread tells nobody, as it has locks, or hardly room on the stack."""
@@ -252,7 +252,7 @@ class GroupCommit:
         self.sync_count += 1
         self._complete_through(durable_id, leader)
         self._pass_on(leader)  # unless it has been, in the chain
-        self._tell(holding)
+        self._notify(holding)
 
     def _complete_through(self, durable_id: int, leader: object = None) -> None:
         """Wake the threads that are covered, and note whom else to tell."""

@@ -93,9 +93,9 @@ class PutPath:
         """Have every producer that waits for room look again."""
         self._room.ring_all()
 
-    def fail(self, error: DurabilityUnknown, *, told: bool) -> None:
+    def fail(self, error: DurabilityUnknown, *, reported: bool) -> None:
         """A sync failed: the queue is failed. With no lock held."""
-        self.syncer.fail(error, told=told)
+        self.syncer.fail(error, reported=reported)
 
     def note_durable(self, item_id: int) -> None:
         """All up to ``item_id`` is on disk: whoever waits for that is notified."""
@@ -178,7 +178,7 @@ class PutPath:
                 if not self.status.sync_armed:
                     self.syncer.arm()
         except DurabilityUnknown as error:
-            self.syncer.fail(error, told=True)
+            self.syncer.fail(error, reported=True)
             raise
         if source.waiting:
             source.wake()
@@ -303,7 +303,7 @@ class PutPath:
                 if refusing is None and in_turn:
                     return self._append_locked(*parcel)
         except DurabilityUnknown as error:
-            self.syncer.fail(error, told=True)
+            self.syncer.fail(error, reported=True)
             raise
         return refusing
 

@@ -9,19 +9,28 @@ from kestrelpy.errors import QueueClosed, copy_of
 class QueueStatus:
     """The status of one queue. Each attribute is one store, and may be read without a lock.
 
-    ``error``: why the queue can't be used; ``None`` while it is open. ``is_told``: a call of the queue's own has raised
+    ``error``: why the queue can't be used; ``None`` while it is open. ``is_reported``: a call of this queue has raised
     that. ``fast``: a put has nothing but journal and window to see to. ``is_unfinished``: a batch of the inbox is not
     taken in to its end. ``sync_armed``: a sync in the background is on its way. ``sync_seconds``: how often there is
     one; 0 for ``sync="always"``, ``None`` for ``"never"``.
     """
 
-    __slots__ = ("_has_codec", "error", "fast", "is_told", "is_unfinished", "registry", "sync_armed", "sync_seconds")
+    __slots__ = (
+        "_has_codec",
+        "error",
+        "fast",
+        "is_reported",
+        "is_unfinished",
+        "registry",
+        "sync_armed",
+        "sync_seconds",
+    )
 
     registry: ReaderRegistry
 
     def __init__(self, sync_seconds: float | None, *, has_codec: bool) -> None:
         self.error: Exception | None = QueueClosed("this queue was never opened")
-        self.is_told = self.fast = self.is_unfinished = self.sync_armed = False
+        self.is_reported = self.fast = self.is_unfinished = self.sync_armed = False
         self.sync_seconds = sync_seconds
         self._has_codec = has_codec
 
@@ -38,5 +47,5 @@ class QueueStatus:
     def check_usable(self) -> None:
         """Raise why the queue can't be used."""
         if self.error is not None:
-            self.is_told = True
+            self.is_reported = True
             raise copy_of(self.error)

@@ -41,7 +41,7 @@ class Syncer:
         self._room = room
         self._clock = source.clock
         self._syncing = syncing
-        self.commit = GroupCommit(self._sync_once, lambda: self._sync_in(0), self._serve, self._tell_later)
+        self.commit = GroupCommit(self._sync_once, lambda: self._sync_in(0), self._serve, self._notify_later)
         self.commit.durable_id = self._journal.durable_id
         self._is_unattended = False  # it was logged that no thread could be started
 
@@ -54,7 +54,7 @@ class Syncer:
         try:
             self.commit.wait(item_id)
         except DurabilityUnknown as error:
-            self.fail(error, told=True)
+            self.fail(error, reported=True)
             raise
 
     def _sync_once(self) -> int:
@@ -91,20 +91,20 @@ class Syncer:
             if self._source.waiting:
                 self._source.wake()
 
-    def _tell_later(self) -> None:
+    def _notify_later(self) -> None:
         """Have another thread notify those whom a sync concerns. If none can be started, the next call does it that
         may: one that syncs and holds no lock.
         """
         commit = self.commit
-        if commit.tells or not (commit.owed or self._source.waiting or self._registry.limited):
+        if commit.notifies or not (commit.owed or self._source.waiting or self._registry.limited):
             return
         try:
-            commit.tells = True
-            self._clock.call_later(0, commit.tell, on_lost=lambda _: commit.tell())
+            commit.notifies = True
+            self._clock.call_later(0, commit.notify, on_lost=lambda _: commit.notify())
         except RuntimeError:
-            commit.tells = False
+            commit.notifies = False
         except BaseException:
-            commit.tells = False
+            commit.notifies = False
             raise
 
     def _check_syncable(self) -> None:
@@ -155,17 +155,17 @@ class Syncer:
         commit = self.commit
         return self._status.error is None and (self._journal.tail_id > commit.durable_id or commit.is_silent)
 
-    def fail(self, error: DurabilityUnknown, *, told: bool = False) -> None:
+    def fail(self, error: DurabilityUnknown, *, reported: bool = False) -> None:
         """A sync failed: the queue is failed until it is reopened (R9). With no lock held."""
-        self._note_failure(error, told=told)
-        self.commit.tell()
+        self._note_failure(error, reported=reported)
+        self.commit.notify()
 
-    def _note_failure(self, error: DurabilityUnknown, *, told: bool = False) -> None:
+    def _note_failure(self, error: DurabilityUnknown, *, reported: bool = False) -> None:
         """The queue is failed from here on. Threads are woken; who runs what users call back is told by the next
-        ``GroupCommit.tell``.
+        ``GroupCommit.notify``.
         """
-        if told:  # one store: others may be here too
-            self._status.is_told = True
+        if reported:  # one store: others may be here too
+            self._status.is_reported = True
         kept = copy_of(error)
         with self._source.lock:
             if self._status.error is not None:

@@ -51,15 +51,15 @@ def run_lake(args: argparse.Namespace) -> int:
         from kestrelpy.spark import archive_to_parquet
 
         how = "skip" if args.skip_damaged else "raise"
-        told = archive_to_parquet(spark, args.archive, args.target, delete=args.delete, on_corruption=how)  # type: ignore[arg-type]
+        summary = archive_to_parquet(spark, args.archive, args.target, delete=args.delete, on_corruption=how)  # type: ignore[arg-type]
     print(
-        f"{_common.counted(told.segments, 'segment')} converted: {_common.counted(told.items, 'item')}, "
-        f"{_common.binary_size(told.data_bytes)} of data, {_common.binary_size(told.file_bytes)} of Parquet; "
-        f"{told.known:,} known, {told.deleted:,} deleted"
+        f"{_common.counted(summary.segments, 'segment')} converted: {_common.counted(summary.items, 'item')}, "
+        f"{_common.binary_size(summary.data_bytes)} of data, {_common.binary_size(summary.file_bytes)} of Parquet; "
+        f"{summary.known:,} known, {summary.deleted:,} deleted"
     )
-    for error in told.damaged:
+    for error in summary.damaged:
         sys.stderr.write(f"kestrelpy lake: {error}\n")
-    return 1 if told.damaged else 0
+    return 1 if summary.damaged else 0
 
 
 def run_report(args: argparse.Namespace) -> int:
@@ -67,8 +67,9 @@ def run_report(args: argparse.Namespace) -> int:
     with _session() as spark:
         from kestrelpy.spark import load_report
 
-        told = load_report(spark, args.source, args.out)
-    print(f"{_common.counted(told.items, 'item')}, {_common.binary_size(told.data_bytes)}: {args.out}/{told.page}")
+        summary = load_report(spark, args.source, args.out)
+    size = _common.binary_size(summary.data_bytes)
+    print(f"{_common.counted(summary.items, 'item')}, {size}: {args.out}/{summary.page}")
     return 0
 
 

@@ -231,19 +231,19 @@ def _schedule(kills: int, chance: random.Random) -> list[tuple[float, str]]:
 
 def _perform(show: Show, schedule: list[tuple[float, str]]) -> None:
     show.start(WRITER)
-    far_runs = told = False
+    far_runs = writer_ends = False
     moved, last = time.monotonic(), 0.0
     while True:
         fraction = show.watch()
         if not far_runs and last_id(show.folder / "put.ledger"):
             show.start(FAR)  # its place in the queue exists, since something was put
             far_runs = True
-        if show.is_done(FAR) and not told:
+        if show.is_done(FAR) and not writer_ends:
             show.finish_writer()
-            told = True
+            writer_ends = True
         if show.is_done(WRITER):
             return
-        if schedule and not told and fraction >= schedule[0][0]:
+        if schedule and not writer_ends and fraction >= schedule[0][0]:
             _, role = schedule.pop(0)
             if not show.kill(role):
                 show.kill(FAR if role == WRITER else WRITER)

@@ -63,7 +63,7 @@ class Writer(Protocol):
 
     def fits(self, reader: Limited, count: int, before_last: int = 0) -> bool: ...
 
-    def fail(self, error: DurabilityUnknown, *, told: bool) -> None:
+    def fail(self, error: DurabilityUnknown, *, reported: bool) -> None:
         """A sync failed: the queue is failed."""
 
     def note_durable(self, item_id: int) -> None:
@@ -98,9 +98,9 @@ class InboxHost:
         self._quarantine = quarantine
         self._lock = threading.Lock()
         self._folder: Directory | None = None  # guarded by self._lock, as all below
-        self._intake: Ingest | None = None
+        self._ingest: Ingest | None = None
         self._stopped = False
-        self._told = False  # whether it was logged that it does not go on
+        self._was_logged = False  # whether it was logged that it does not go on
 
     # -- the host ----------------------------------------------------------------------------------------------------
 
@@ -152,8 +152,8 @@ class InboxHost:
     @property
     def refused(self) -> int:
         """How many published batches are kept aside because they can never be taken in. May be read at any time."""
-        intake = self._intake
-        return 0 if intake is None else intake.refused
+        ingest = self._ingest
+        return 0 if ingest is None else ingest.refused
 
     @property
     def is_open(self) -> bool:
@@ -185,53 +185,53 @@ class InboxHost:
 
     def _look(self) -> Ingest | None:
         """The inbox, if there is one. Under the lock."""
-        if self._intake is None:
+        if self._ingest is None:
             try:
                 folder = open_inbox(self.path, self._disk, create=False)
             except (FileNotFoundError, NotADirectoryError):
                 return None
             try:
-                intake = Ingest(folder, self.name, self)
-                intake.open(quarantine=self._quarantine)
+                ingest = Ingest(folder, self.name, self)
+                ingest.open(quarantine=self._quarantine)
             except BaseException:
                 folder.close()
                 raise
-            self._folder, self._intake = folder, intake
-        return self._intake
+            self._folder, self._ingest = folder, ingest
+        return self._ingest
 
-    def take_in(self, *, opening: bool = False, told: bool = True) -> int:
-        """Take in what is published; how many items. Raises as ``JournaledQueue.take_in``. ``told``: to who uses the
-        queue.
+    def take_in(self, *, opening: bool = False, reported: bool = True) -> int:
+        """Ingest the published batches and return the number of items. Raises as ``JournaledQueue.take_in``.
+        ``reported``: whether the error reaches a caller of the queue.
         """
         taken = 0
         try:
             with self._lock:
                 if not opening:
                     self._status.check_usable()
-                intake = None if self._stopped else self._look()
-                if intake is not None:
+                ingest = None if self._stopped else self._look()
+                if ingest is not None:
                     self._registry.refresh_limits()
                     self._discard_expired()
-                    taken = intake.run()
-                    self._told = False
+                    taken = ingest.run()
+                    self._was_logged = False
         except DurabilityUnknown as error:
-            self._writer.fail(error, told=told)
+            self._writer.fail(error, reported=reported)
             raise
         finally:
-            self._tell()
+            self._notify()
         return taken
 
     def finish(self) -> None:
         """Before a put: go on with what is not taken in to its end. Raises as ``take_in``."""
         try:
             with self._lock:
-                if self._intake is not None and not self._stopped:
-                    self._intake.finish()
+                if self._ingest is not None and not self._stopped:
+                    self._ingest.finish()
         except DurabilityUnknown as error:
-            self._writer.fail(error, told=True)
+            self._writer.fail(error, reported=True)
             raise
         finally:
-            self._tell()
+            self._notify()
 
     def _discard_expired(self) -> None:
         """Expired items do not count where a batch would be refused. Not those that have a hook: none is run here."""
@@ -244,7 +244,7 @@ class InboxHost:
         """Whoever waits for what is on disk is told of what is visible, too: a rotation may have synced more."""
         self._writer.note_durable(min(self.journal.durable_id, self._source.visible_id))
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Something may be on disk, and visible: serve who waits for it. With no lock held."""
         if self.is_open:
             self._note()
@@ -255,15 +255,15 @@ class InboxHost:
     def look(self) -> None:
         """As ``take_in``, for the watch: what goes wrong is logged, once."""
         try:
-            self.take_in(told=False)
+            self.take_in(reported=False)
         except (QueueClosed, ForkedQueue, DurabilityUnknown):
             return  # the next call says so
         except (KestrelError, OSError):
             self._say()
 
     def _say(self) -> None:
-        if not self._told:
-            self._told = True
+        if not self._was_logged:
+            self._was_logged = True
             _logging.warning("the inbox of %s can't be taken in now; it is tried again", self.name, error=True)
 
     def stop(self) -> None:

@@ -181,9 +181,9 @@ class _Visit:
 
     def take_in(self, inbox: Directory) -> int:
         try:
-            intake = Ingest(inbox, self._files.queue, self)
-            intake.open(quarantine=False)
-            taken = intake.run()
+            ingest = Ingest(inbox, self._files.queue, self)
+            ingest.open(quarantine=False)
+            taken = ingest.run()
             self.journal.rotate()
         finally:
             self.journal.abandon()

@@ -14,7 +14,7 @@ from kestrelpy._journal import format as fmt
 from kestrelpy._journal.catalog import SegmentCatalog
 from kestrelpy._journal.checkpoint import field_offset, load_checkpoint
 from kestrelpy._journal.purpose import ITEMS, kind_of
-from kestrelpy._journal.queue_files import QueueFiles, is_place_of
+from kestrelpy._journal.queue_files import QueueFiles, is_checkpoint_of
 from kestrelpy._journal.recovery import claimed_at, out_of_reach
 from kestrelpy._journal.segment import (
     Objection,
@@ -135,7 +135,7 @@ class Verification:
             if state is None:
                 if exists:
                     self._report(name, 0, "no whole state in this checkpoint")
-            elif not (is_place_of(state, names[name], queue_id) if name in names else state.queue_id == queue_id):
+            elif not (is_checkpoint_of(state, names[name], queue_id) if name in names else state.queue_id == queue_id):
                 is_other, reason = state.queue_id != queue_id, "this checkpoint belongs to another queue"
                 field, reason = ("queue_id", reason) if is_other else ("reader", "this checkpoint is another reader's")
                 self._report(name, field_offset(self._folder, name, field), reason)

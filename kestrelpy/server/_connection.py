@@ -249,9 +249,9 @@ class Connection(asyncio.Protocol):
         """Do nothing for this client until it has its job."""
         self._waiting = future
         self._parser.trim()
-        future.add_done_callback(self._be_told)
+        future.add_done_callback(self._on_job)
 
-    def _be_told(self, future: Future[Job]) -> None:
+    def _on_job(self, future: Future[Job]) -> None:
         if threading.get_ident() == self._thread:
             self._be_served(future)
         else:

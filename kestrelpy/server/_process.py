@@ -43,7 +43,7 @@ async def _serve(
     on_signal: Callable[[signal.Signals], None] | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    stop = asyncio.Event()
 
     def obey(number: signal.Signals, what: Callable[[], object]) -> None:
         what()
@@ -51,14 +51,14 @@ async def _serve(
             on_signal(number)
 
     # Before the start: unhandled, SIGUSR1 would be the end.
-    for number, what in ((signal.SIGTERM, told.set), (signal.SIGINT, told.set), (signal.SIGUSR1, server.drain)):
+    for number, what in ((signal.SIGTERM, stop.set), (signal.SIGINT, stop.set), (signal.SIGUSR1, server.drain)):
         loop.add_signal_handler(number, obey, number, what)
     await server.start()
     try:
         _spare_the_collector()
         if on_start is not None:
             on_start(server)
-        await _first(told.wait(), server.failed())
+        await _first(stop.wait(), server.failed())
     finally:
         await server.stop()
 
@@ -103,11 +103,11 @@ def serve_in_thread(
     started: Future[tuple[BeanstalkServer, asyncio.Event]] = Future()
 
     async def run() -> None:
-        told = asyncio.Event()
+        stop = asyncio.Event()
         try:
             async with BeanstalkServer(directory, listen=listen, **options) as server:
-                started.set_result((server, told))
-                await told.wait()
+                started.set_result((server, stop))
+                await stop.wait()
         except BaseException as error:
             if started.done():
                 raise
@@ -115,9 +115,9 @@ def serve_in_thread(
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), name="beanstalk-server", daemon=True)
     thread.start()
-    server, told = started.result()
+    server, stop = started.result()
     try:
         yield server
     finally:
-        server.loop.call_soon_threadsafe(told.set)
+        server.loop.call_soon_threadsafe(stop.set)
         thread.join()

@@ -63,7 +63,7 @@ def slots(spark: SparkSession) -> int:
         return int(spark.sparkContext.defaultParallelism)
     except Exception:  # it is PySpark's own that says so
         for name in _SLOT_SETTINGS:
-            told = spark.conf.get(name, None)
-            if told is not None and told.isdigit() and int(told) > 0:
-                return int(told)
+            configured = spark.conf.get(name, None)
+            if configured is not None and configured.isdigit() and int(configured) > 0:
+                return int(configured)
     return os.cpu_count() or 2

@@ -72,6 +72,6 @@ def check_java() -> None:
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):
         raise JavaMissing(_JAVA)
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    if not any(f'version "{major}' in told.stderr + told.stdout for major in (17, 21)):
+    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    if not any(f'version "{major}' in answer.stderr + answer.stdout for major in (17, 21)):
         raise JavaMissing(f"{_JAVA}; {java} is another one")

@@ -131,7 +131,7 @@ class News:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._core.scheduler.told:
+        if self._core.scheduler.completions:
             self._core.notify()
 
 
@@ -383,11 +383,11 @@ class WorkCore:
         """Tell those who have left the line what became of it, whatever they raise in what they call back: the last of
         it is raised in the end. Without the lock.
         """
-        told, raised = self.scheduler.told, None
-        for waiter, outcome in list(told.items()):
+        completions, raised = self.scheduler.completions, None
+        for waiter, outcome in list(completions.items()):
             try:
-                waiter.tell(outcome)
-                told.pop(waiter, None)
+                waiter.notify(outcome)
+                completions.pop(waiter, None)
             except BaseException as struck:  # an interrupt, perhaps, and it was not told: it stays for the next call
                 raised = struck
         if raised is not None:
@@ -585,7 +585,7 @@ class WorkCore:
         self.compactor.abandon()
         self.state = ForkedQueue(self._pid)
         self.must_check = True
-        self.scheduler.told.clear()
+        self.scheduler.completions.clear()
         self._orphans.clear()
         if self.journal is not None and self.held is not None:
             self.held.abandon()

@@ -27,13 +27,13 @@ class Job:
     session has reserved the job again since; ``JobNotFound`` once it is gone.
     """
 
-    __slots__ = ("_core", "_session", "_stored", "_told", "body", "delay", "id", "priority", "reserves", "ttr", "tube")
+    __slots__ = ("_core", "_ended", "_session", "_stored", "body", "delay", "id", "priority", "reserves", "ttr", "tube")
 
     def __init__(self, core: WorkCore, session: SessionState | None, stored: StoredJob) -> None:
         self._core = core
         self._session = session
         self._stored = stored
-        self._told = False  # the user has said what is to become of it, or was told that the reservation is over
+        self._ended = False  # the user has said what is to become of it, or was told that the reservation is over
         self.id = stored.id
         self.body = stored.body
         self.tube = stored.tube.name
@@ -44,7 +44,7 @@ class Job:
 
     def delete(self) -> None:
         """Done with it: it is gone for good. Of one that was only looked at, as ``WorkQueue.delete``."""
-        self._told = True
+        self._ended = True
         if self._session is None:
             delete_by(self._core, None, self.id)
             return
@@ -60,14 +60,14 @@ class Job:
                 raise
             if scheduler.next_due < core.armed_at or scheduler.expired or core.must_check:
                 core.end_locked()
-        if scheduler.told:
+        if scheduler.completions:
             core.notify()
         if core.always:
             core.sync()
 
     def release(self, priority: int | None = None, delay: float = 0) -> bool:
         """Give it back, ready at once or in ``delay`` seconds. False if it is worn out and was buried instead."""
-        self._told = True
+        self._ended = True
         delay = check_seconds("delay", delay)
         if priority is not None:
             priority = check_priority(priority)
@@ -92,7 +92,7 @@ class Job:
 
     def bury(self, priority: int | None = None) -> None:
         """Set it aside, until it is kicked."""
-        self._told = True
+        self._ended = True
         if priority is not None:
             priority = check_priority(priority)
         core = self._core
@@ -115,7 +115,7 @@ class Job:
             with core.news, core.lock, core.turn as now:
                 core.scheduler.touch(self._held_locked(), now)
         except (NotReserved, JobNotFound):
-            self._told = True
+            self._ended = True
             raise
 
     @property
@@ -138,7 +138,7 @@ class Job:
 
     def __enter__(self) -> Job:
         if self._session is not None:
-            self._told = False
+            self._ended = False
             self._session.blocks[self.id, self.reserves] = self
         return self
 
@@ -148,7 +148,7 @@ class Job:
         if self._session is None:
             return
         self._session.blocks.pop((self.id, self.reserves), None)
-        if self._told and not is_held(self._stored, self._session, self.reserves):
+        if self._ended and not is_held(self._stored, self._session, self.reserves):
             return
         try:
             if kind is None:
@@ -169,9 +169,9 @@ class Job:
         return f"<Job {self.id} of {self.tube}: {shown!r}, {len(self.body)} bytes>"
 
 
-def settle(job: Job) -> None:
+def mark_ended(job: Job) -> None:
     """The reservation has ended as its session wanted: the ``with`` that the job may be in has nothing to do."""
-    job._told = True
+    job._ended = True
 
 
 def unreserve(job: Job) -> None:

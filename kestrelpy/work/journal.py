@@ -88,11 +88,11 @@ class JobJournal(JournaledQueue):
     def unheard(self) -> Iterator[None]:
         """What is raised in here reaches nobody: ``close`` tells of it still, unless somebody had been told before."""
         status = self._status
-        told = status.is_told
+        reported = status.is_reported
         try:
             yield
         finally:
-            status.is_told = told
+            status.is_reported = reported
 
     def _look_for_batches(self, disk: Disk | None) -> None:
         """Those that a version before has let somebody publish."""

@@ -243,7 +243,7 @@ class WorkQueue:
                 raise
             if scheduler.next_due < core.armed_at or scheduler.expired or core.must_check:
                 core.end_locked()
-        if scheduler.told:
+        if scheduler.completions:
             core.notify()
         if core.always:
             core.sync()

@@ -96,14 +96,14 @@ def _repair_line(scheduler: Scheduler, waiters: list[JobWaiter], now: float) -> 
     for waiter in sorted(waiters, key=lambda waiter: waiter.number):
         waiter.wakes = None
         del waiter.holder.waiters[waiter]
-        if waiter in scheduler.told:
+        if waiter in scheduler.completions:
             continue
         while (job := scheduler.take(waiter.holder, now)) is None and scheduler.is_behind:
             scheduler.is_behind = False
         if job is None:
             scheduler.enter_line(waiter, waiter.until)
         else:
-            scheduler.told[waiter] = waiter.holder.handle(job)
+            scheduler.completions[waiter] = waiter.holder.handle(job)
 
 
 def check(scheduler: Scheduler, holders: Iterable[SessionState]) -> None:

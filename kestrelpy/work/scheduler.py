@@ -7,7 +7,7 @@ Rules:
 3. Whoever waits in line stands there because none of its tubes has a job for it. Waiters are served in the order of
    their coming; one that is served leaves every line in the same step.
 4. Nothing here takes longer with the number of jobs than a search in a sorted list, but ``repair``.
-5. What is to be told to waiters is put into ``told``, for the caller to tell without the lock.
+5. What is to be told to waiters is put into ``completions``, for the caller to tell without the lock.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Scheduler:
         self.waiting: SortedList[tuple[float, int, JobWaiter | SessionState]] = (
             SortedList()
         )  # who is to be looked at, and when
-        self.told: dict[JobWaiter, Any] = {}  # jobs and errors for those who have left the line
+        self.completions: dict[JobWaiter, Any] = {}  # jobs and errors for those who have left the line
         self.unsaved: dict[int, StoredJob] = {}  # jobs with a count that no record has yet
         self.overdue: dict[int, StoredJob] = {}  # of these, whose time to run has passed: to be saved at once
         self.expired: list[StoredJob] = []  # dropped by ``advance``: their end is not written yet
@@ -356,13 +356,15 @@ class Scheduler:
 
     def _give(self, job: StoredJob, waiter: JobWaiter, now: float) -> None:
         self.reserve(job, waiter.holder, now)
-        self.told[waiter] = waiter.holder.handle(job)  # before it leaves: an interrupt between leaves it in one of both
+        self.completions[waiter] = waiter.holder.handle(
+            job
+        )  # before it leaves: an interrupt between leaves it in one of both
         self.leave_line(waiter)
 
     def fail(self, waiter: JobWaiter, error: Exception) -> None:
         """It waits no longer, if it did."""
         if waiter in waiter.holder.waiters:
-            self.told[waiter] = error
+            self.completions[waiter] = error
             self.leave_line(waiter)
 
     def serve_one(self, tube: Tube, now: float) -> bool:

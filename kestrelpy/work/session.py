@@ -11,7 +11,7 @@ from kestrelpy import KestrelError, QueueClosed, QueueEmpty
 from kestrelpy._process import why_not_wait
 from kestrelpy.work.core import MUCH, LeftTubes, WorkCore
 from kestrelpy.work.errors import DeadlineSoon, JobNotFound, NotReserved
-from kestrelpy.work.job import Job, delete_by, settle, unreserve
+from kestrelpy.work.job import Job, delete_by, mark_ended, unreserve
 from kestrelpy.work.options import PLAIN, check_timeout
 from kestrelpy.work.records import READY, RESERVED
 from kestrelpy.work.scheduler import NEVER
@@ -128,7 +128,7 @@ class Session(SessionState):
                 core.end_locked()
             if not core.compactor.is_armed:
                 core.compactor.arm(core.interval)
-        if scheduler.told:
+        if scheduler.completions:
             core.notify()
         if isinstance(found, Job):
             return found
@@ -204,7 +204,7 @@ class Session(SessionState):
         if isinstance(found, Promised):
             return found.future
         waiter = Promised(self, 0)
-        waiter.tell(found)
+        waiter.notify(found)
         return waiter.future
 
     async def areserve(self, timeout: float | None = None) -> Job:
@@ -288,8 +288,8 @@ class Session(SessionState):
         scheduler = self._core.scheduler
         with self._core.lock:
             scheduler.leave_line(waiter)
-            told: Job | Exception | None = scheduler.told.pop(waiter, None)
-        return waiter.outcome or told
+            found: Job | Exception | None = scheduler.completions.pop(waiter, None)
+        return waiter.outcome or found
 
     def abandon(self, waiter: JobWaiter) -> None:
         """It waits no longer."""
@@ -312,30 +312,30 @@ class Session(SessionState):
         held = self.held.get(job_id)
         delete_by(self._core, self, job_id)
         if held is not None:
-            self._tell_block(held.id, held.reserves)
+            self._notify_block(held.id, held.reserves)
 
     def release(self, job_id: int, priority: int | None = None, delay: float = 0) -> bool:
         """``Job.release``. Raises ``NotReserved``, ``JobNotFound``."""
         job = self._held(job_id)
         was_released = job.release(priority, delay)
-        self._tell_block(job.id, job.reserves)
+        self._notify_block(job.id, job.reserves)
         return was_released
 
     def bury(self, job_id: int, priority: int | None = None) -> None:
         """``Job.bury``. Raises ``NotReserved``, ``JobNotFound``."""
         job = self._held(job_id)
         job.bury(priority)
-        self._tell_block(job.id, job.reserves)
+        self._notify_block(job.id, job.reserves)
 
     def touch(self, job_id: int) -> None:
         """``Job.touch``. Raises ``NotReserved``, ``JobNotFound``."""
         self._held(job_id).touch()
 
-    def _tell_block(self, job_id: int, reserves: int) -> None:
+    def _notify_block(self, job_id: int, reserves: int) -> None:
         """This reservation has ended as its session wanted: the ``with`` that it may have has nothing to do."""
         block = self.blocks.get((job_id, reserves))
         if block is not None:
-            settle(block)
+            mark_ended(block)
 
     def _held(self, job_id: int) -> Job:
         with self._core.news, self._core.lock, self._core.turn:

@@ -199,7 +199,7 @@ class JobWaiter:
         self.until = float("inf")
         self.wakes: tuple[float, int, JobWaiter] | None = None
 
-    def tell(self, outcome: Any) -> None:
+    def notify(self, outcome: Any) -> None:
         """The job that was reserved for it, or the error that it waited for in vain. Without the queue's lock."""
         raise NotImplementedError
 

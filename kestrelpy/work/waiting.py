@@ -32,7 +32,7 @@ class Blocked(JobWaiter):
         self._bell = threading.Lock()
         self._bell.acquire()
 
-    def tell(self, outcome: Any) -> None:
+    def notify(self, outcome: Any) -> None:
         self.outcome = outcome
         with contextlib.suppress(RuntimeError):  # it was told already
             self._bell.release()
@@ -48,17 +48,17 @@ class Blocked(JobWaiter):
 class Promised(JobWaiter):
     """Somebody with a future."""
 
-    __slots__ = ("_is_told", "future")
+    __slots__ = ("_is_notified", "future")
 
     def __init__(self, holder: SessionState, number: int) -> None:
         super().__init__(holder, number)
         self.future = Reservation(self)
-        self._is_told = False
+        self._is_notified = False
 
-    def tell(self, outcome: Any) -> None:
-        if self._is_told:
+    def notify(self, outcome: Any) -> None:
+        if self._is_notified:
             return
-        self._is_told = True
+        self._is_notified = True
         self.future._waiter = None  # no circle is left for the collector
         if not self.future.set_running_or_notify_cancel():
             if not isinstance(outcome, Exception):
@@ -72,7 +72,7 @@ class Promised(JobWaiter):
 class Awaiting(JobWaiter):
     """A task of asyncio. Made in its loop."""
 
-    __slots__ = ("_is_told", "_loop", "future")
+    __slots__ = ("_is_notified", "_loop", "future")
 
     def __init__(self, holder: SessionState, number: int) -> None:
         from asyncio import get_running_loop  # here and not above: who does not use it must not pay for it
@@ -80,12 +80,12 @@ class Awaiting(JobWaiter):
         super().__init__(holder, number)
         self._loop = get_running_loop()
         self.future: asyncio.Future[Delivery] = self._loop.create_future()
-        self._is_told = False
+        self._is_notified = False
 
-    def tell(self, outcome: Any) -> None:
-        if self._is_told:
+    def notify(self, outcome: Any) -> None:
+        if self._is_notified:
             return
-        self._is_told = True
+        self._is_notified = True
         arrived = outcome if isinstance(outcome, Exception) else Delivery(outcome)
         try:
             self._loop.call_soon_threadsafe(self._arrive, arrived)

@@ -353,7 +353,7 @@ def spare_file_of_an_earlier_life_written_at_once() -> Iterator[None]:
 
     def begin(self: SparedFile, *rest: Any) -> None:
         real(self, *rest)
-        self._settled = True
+        self._exchange_is_durable = True
 
     with patch.object(SparedFile, "__init__", begin):
         yield

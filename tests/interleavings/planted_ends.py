@@ -13,7 +13,7 @@ from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.view import JournalView
 from kestrelpy._reading.checkpointer import Checkpointer
-from kestrelpy._reading.dispatch import Dispatcher, Tell, fail_all
+from kestrelpy._reading.dispatch import Dispatcher, Notify, fail_all
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._reading.source import Cursor
@@ -181,10 +181,10 @@ def a_reader_falls_quiet_after_it_has_rung() -> Iterator[None]:
 
 @race("again, committed before", "flow", "closing", "coroutines")
 def commits_are_accepted_after_the_last_checkpoint() -> Iterator[None]:
-    def save_last(self: Checkpointer, durable: bool, end: Exception, tell: Tell = fail_all) -> None:
+    def save_last(self: Checkpointer, durable: bool, end: Exception, notify: Notify = fail_all) -> None:
         with self.lock:
             self.save_alone(durable, ending=True)
-        self.dispatcher.break_off(end, tell)
+        self.dispatcher.break_off(end, notify)
 
     with patch.object(Checkpointer, "save_last", save_last):
         yield
@@ -217,7 +217,7 @@ def a_dying_maintenance_thread_tells_nobody() -> Iterator[None]:
 
 @race(NOT_WOKEN + "|again, committed before", "closing")
 def readers_are_not_told_of_the_end() -> Iterator[None]:
-    def break_(self: Dispatcher, error: Exception, tell: Tell = fail_all) -> None:
+    def break_(self: Dispatcher, error: Exception, notify: Notify = fail_all) -> None:
         backlog = self.backlog
         with backlog.lock:
             backlog.broken, backlog.fast = error, False
@@ -261,7 +261,7 @@ def the_file_is_closed_under_a_sync() -> Iterator[None]:
 def breaks_and_empties_its_line_in_two_steps() -> Iterator[None]:
     """In between a put serves the line of a reader that is closed: the commit of that item is lost."""
 
-    def break_(self: Dispatcher, error: Exception, tell: Tell = fail_all) -> None:
+    def break_(self: Dispatcher, error: Exception, notify: Notify = fail_all) -> None:
         backlog = self.backlog
         with backlog.lock:
             backlog.broken, backlog.fast, backlog.opened = error, False, {}
@@ -315,10 +315,10 @@ def who_makes_a_reader_does_not_look_again() -> Iterator[None]:
 
 @race("comes again", "parting")
 def a_queue_passes_over_a_reader_that_closes() -> Iterator[None]:
-    def save_places(self: Ending, closed: QueueClosed, tell: Tell) -> None:
+    def save_places(self: Ending, closed: QueueClosed, notify: Notify) -> None:
         for reader in self._registry.open.values():
             if reader._backlog.broken is None:
-                reader._checkpointer.save_last(True, closed, tell)
+                reader._checkpointer.save_last(True, closed, notify)
 
-    with patch.object(Ending, "_save_places", save_places):
+    with patch.object(Ending, "_save_checkpoints", save_places):
         yield

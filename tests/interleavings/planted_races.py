@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from kestrelpy._journal.journal import Journal
-from kestrelpy._reading.dispatch import Dispatcher, Tell, fail_all
+from kestrelpy._reading.dispatch import Dispatcher, Notify, fail_all
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._waiting.waiters import ThreadWaiter, Waiter
 from kestrelpy._writing.group_commit import GroupCommit, _Link
@@ -156,7 +156,7 @@ def waits_with_the_lock_held() -> Iterator[None]:
 def completes_under_the_lock() -> Iterator[None]:
     """What a user calls back runs with the reader's lock held."""
 
-    def break_(self: Dispatcher, error: Exception, tell: Tell = fail_all) -> None:
+    def break_(self: Dispatcher, error: Exception, notify: Notify = fail_all) -> None:
         backlog = self.backlog
         with backlog.lock:
             backlog.broken, backlog.fast, backlog.opened = error, False, {}
@@ -300,7 +300,7 @@ def a_leader_calls_back() -> Iterator[None]:
     real = GroupCommit._pass_on
 
     def pass_on(self: GroupCommit, leader: object) -> None:
-        self.tell()
+        self.notify()
         real(self, leader)
 
     with patch.object(GroupCommit, "_pass_on", pass_on):
@@ -309,7 +309,7 @@ def a_leader_calls_back() -> Iterator[None]:
 
 @race("on the thread that every queue's syncs count on", "flow")
 def the_thread_of_syncs_calls_back() -> Iterator[None]:
-    with patch.object(GroupCommit, "_tell", lambda self, holding: self.tell()):
+    with patch.object(GroupCommit, "_notify", lambda self, holding: self.notify()):
         yield
 
 

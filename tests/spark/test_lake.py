@@ -282,7 +282,7 @@ class Steps:
             write(store, path, data)
 
         monkeypatch.setattr(Store, "_write", write_in_halves)
-        for name in ("_replace", "settle", "delete"):
+        for name in ("_replace", "sync", "delete"):
             monkeypatch.setattr(Store, name, stepped(getattr(Store, name)))
 
 
@@ -349,7 +349,7 @@ def test_a_store_puts_files_whole(store: Store) -> None:
     store.put("x/one", b"1" * 1000)
     store.put("x/one", b"2")
     store.put("x/two", pa.py_buffer(b"3"))
-    store.settle(["x/one", "x/two"])
+    store.sync(["x/one", "x/two"])
     assert (store.read("x/one"), store.read("x/two")) == (b"2", b"3")
     assert store.names("x") == ["x/one", "x/two"]
     assert store.names(recursive=True) == ["x/one", "x/two"]

@@ -43,7 +43,7 @@ def a_leader_calls_back() -> Iterator[None]:
     real = GroupCommit._pass_on
 
     def pass_on(self: GroupCommit, leader: object) -> None:
-        self.tell()
+        self.notify()
         real(self, leader)
 
     with patch.object(GroupCommit, "_pass_on", pass_on):

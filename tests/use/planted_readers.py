@@ -73,7 +73,7 @@ def a_task_that_is_thrown_away_waits_for_the_lock() -> Iterator[None]:
 def an_old_reader_elsewhere_does_not_ask_whether_its_queue_was_erased() -> Iterator[None]:
     with (
         patch.object(DetachedSource, "_check_there", lambda self: None),
-        patch("kestrelpy._journal.queue_files.is_place_of", lambda state, reader, queue_id: True),
+        patch("kestrelpy._journal.queue_files.is_checkpoint_of", lambda state, reader, queue_id: True),
     ):
         yield
 

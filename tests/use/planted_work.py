@@ -179,11 +179,11 @@ def damage_stays() -> Iterator[None]:
     test="tests/work/test_work_leavers.py::test_a_loop_that_is_closed_takes_no_job_with_it",
 )
 def jobs_go_into_closed_loops() -> Iterator[None]:
-    def tell(self: Awaiting, outcome: Any) -> None:
+    def notify(self: Awaiting, outcome: Any) -> None:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._arrive, Delivered(outcome))
 
-    with patch.object(Awaiting, "tell", tell):
+    with patch.object(Awaiting, "notify", notify):
         yield
 
 

@@ -229,10 +229,10 @@ class _Job(NamedTuple):
             days.append(day)
             files.append(file)
             file_bytes += content.size
-        self.lake.settle(files)
-        told = {"segment": segment.identity, "days": [day._asdict() for day in days]}
-        self.lake.put(note, json.dumps(told, indent=1).encode())
-        self.lake.settle([note])
+        self.lake.sync(files)
+        summary = {"segment": segment.identity, "days": [day._asdict() for day in days]}
+        self.lake.put(note, json.dumps(summary, indent=1).encode())
+        self.lake.sync([note])
         return days, file_bytes
 
     def _days(self, note: str) -> list[DayFile] | None:

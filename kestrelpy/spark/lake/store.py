@@ -3,7 +3,7 @@
 Rules:
 1. A file is put there whole: written beside its place and renamed, or, where a store has no renames, in one upload. So
    there is the old one or the new one.
-2. What ``settle`` has returned for is on disk. An object store's files are, when their upload has ended.
+2. What ``sync`` has returned for is on disk. An object store's files are, when their upload has ended.
 3. A store can be pickled: executors get it from the driver.
 """
 
@@ -102,7 +102,7 @@ class Store:
             self._fs.delete_file(path)
             self._fs.move(beside, path)
 
-    def settle(self, names: Iterable[str]) -> None:
+    def sync(self, names: Iterable[str]) -> None:
         """Return when these files and their names are on disk."""
         fs, prefix = _base(self._fs)
         if fs.type_name != "local":

@@ -238,14 +238,14 @@ def test_a_part_of_a_batch_that_is_being_cleared_away_is_not_free(folder: Path, 
     parts = [part_of(folder, [b"one"]), part_of(folder, [b"two"])]
     queue = open_queue(inbox_interval=None)
     assert queue._inbox is not None
-    assert queue._inbox._intake is not None
-    unlink, seen = queue._inbox._intake._unlink, []
+    assert queue._inbox._ingest is not None
+    unlink, seen = queue._inbox._ingest._unlink, []
 
     def look(name: str) -> None:
         unlink(name)
         seen.append((len(inbox_files(folder, ".batch")), len(inbox_files(folder, ".part"))))
 
-    queue._inbox._intake._unlink = look  # type: ignore[method-assign]
+    queue._inbox._ingest._unlink = look  # type: ignore[method-assign]
     publish(folder, NAME, parts)
     queue.take_in()
     assert seen == [(1, 1), (1, 0), (0, 0)]

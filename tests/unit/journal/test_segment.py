@@ -281,9 +281,9 @@ def test_iterate_frames_stops_at_the_end_it_is_given() -> None:
 
 def test_place_before() -> None:
     _, segment = made(FRAMES)
-    assert segment.place_before(9) == (5, fmt.HEADER_BYTES)
+    assert segment.position_before(9) == (5, fmt.HEADER_BYTES)
     segment.marks = [(6, 132), (10, 300)]
-    assert [segment.place_before(item_id)[0] for item_id in (5, 6, 9, 10, 99)] == [5, 6, 6, 10, 10]
+    assert [segment.position_before(item_id)[0] for item_id in (5, 6, 9, 10, 99)] == [5, 6, 6, 10, 10]
 
 
 def test_a_file_larger_than_any_segment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
-LOOP_MOUNT = Path(__file__).parents[2] / "tests" / "system" / "loop_mount.py"
+from tests.processes import loop_mount
+
 MEGABYTES = 128
 
 
@@ -61,7 +60,7 @@ class Cut:
     def write_back(self) -> None:
         number = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            _loop_mount()._libc.syncfs(number)
+            loop_mount._libc.syncfs(number)
         finally:
             os.close(number)
 
@@ -77,30 +76,12 @@ class Cut:
 
 def reason_no_cuts() -> str | None:
     """Why the power cannot be cut here; ``None`` if it can."""
-    if not LOOP_MOUNT.exists():
-        return "the tests that know how to mount a file system are not here"
-    reason: str | None = _loop_mount().reason_not_available("ext4")
-    return reason
+    return loop_mount.reason_not_available("ext4")
 
 
 @contextlib.contextmanager
 def cuts(scratch: Path) -> Iterator[Cut]:
     """A file system to cut the power of, mounted below ``scratch``, seen by this process alone."""
-    _loop_mount().own_mounts()
-    with _loop_mount().LoopFileSystem("ext4", MEGABYTES, scratch) as system:
+    loop_mount.own_mounts()
+    with loop_mount.LoopFileSystem("ext4", MEGABYTES, scratch) as system:
         yield Cut(system)
-
-
-def _loop_mount() -> ModuleType:
-    """The tests' module for real file systems; it is no part of any package."""
-    global _module
-    if _module is None:
-        spec = importlib.util.spec_from_file_location("kestrelpy_loop_mount", LOOP_MOUNT)
-        assert spec is not None
-        assert spec.loader is not None
-        _module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(_module)
-    return _module
-
-
-_module: ModuleType | None = None

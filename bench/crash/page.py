@@ -21,34 +21,42 @@ ENDS = {"kill": "Killed with SIGKILL", "cut": "Power cut"}
 
 PAGE = """# What queues keep
 
-The same loop over several libraries: processes killed, and the power of a real file system cut. Written by
-`python -m bench.crash --write docs/comparison.md`; how it works is said at the top of `bench/crash/__init__.py`, what
-is counted at the top of `bench/crash/rounds.py`.
+The same loop runs over several libraries. Its process is killed with SIGKILL, or the power of a
+real file system is cut. `python -m bench.crash --write docs/comparison.md` writes this page. The
+top of `bench/crash/__init__.py` says how the loop works, and the top of `bench/crash/rounds.py`
+says what is counted.
 
 ## How to read it, and how not to
-Most of these libraries do not promise to survive a power cut, and queuelib says plainly that it survives no end without
-`close()`. A loss where nothing is promised is no fault of theirs; the table says what happens, for those who have to
-choose. The last column of the first table has what each one promises, in the words of its documents where there are
-any. Each was used in the way that its documents describe for the most safety; other settings may give less, or more.
-One process puts and takes, as that is what all of them allow.
+Most of these libraries do not promise to survive a power cut. queuelib says plainly that it
+survives no end without `close()`. Where a library promises nothing, a loss is not its fault: the
+tables show what happens, for readers who have to choose. The last column of the first table has the
+promise of each library, in the words of its documents where there are any. Each library was used in
+the way that its documents describe for the most safety. Other settings may give less, or more. One
+process puts and takes, because all of these libraries allow that.
 
-- *Acknowledged* are puts that had returned when the end came. *Lost* are those of them that were not taken out and done
-  before, and were not there afterwards; what is in a queue that cannot be read counts too.
-- *In hand*: an item that had been handed to the consumer, which was not done with it. With a library that knows no
-  acknowledgement it is gone when the consumer dies; that is how such a queue works. *Holes*: lost, and a later item
-  is there.
-- *Again*: items that were done and come again. For kestrelpy (never) that is by design: commits are saved once a
-  second, and a round is shorter. Nothing is lost by it, work is done twice.
-- *Twice*, *phantom*, *out of order*: items that come two times in one reading, that nobody put or with other bytes,
-  that come after a later one. *Unreadable*: the queue could not be opened, or raised before it was empty. *Hung*:
-  still at it after 20 seconds. *Rounds with any of it*: without "again", and without "in hand" where there is no
-  acknowledgement. For kestrelpy (never) a round with a power cut that loses a suffix is what it promises.
-- The rounds are short, and the power goes in the middle of them. Somebody who puts an item a minute on a system that
-  writes back every few seconds loses less: that something is lost says more than how much.
-- The disk is one that keeps its word: a loop device over memory, on which a sync is as good as free. How fast anything
-  is cannot be seen here. A round that shows nothing proves nothing; hundreds of them make a fault unlikely, no more.
-- A file system like this one writes the name of a new file with its content. A library that does not sync folders gets
-  away with it here, and may not elsewhere.
+- *Acknowledged*: puts that had returned when the process ended. *Lost*: acknowledged items that had
+  not been taken out and done before the end, and were not there afterwards. Items in a queue that
+  cannot be read count, too.
+- *In hand*: the item had been handed to the consumer, and the consumer was not done with it. If a
+  library has no acknowledgement by the consumer, this item is gone when the consumer dies: that is
+  how such a queue works. *Holes*: lost items, except those in hand, before an item that is still
+  there.
+- *Again*: items that were done and come again. For kestrelpy (never) this is by design: commits are
+  saved once a second, and a round is shorter. Nothing is lost by it, but work is done twice.
+- *Twice*: items that come two times in one reading. *Phantom*: items that nobody put, or with other
+  bytes. *Out of order*: items that come after a later item. *Unreadable*: the queue could not be
+  opened, or raised before it was empty. *Hung*: a process was still busy after 20 seconds. *Rounds
+  with any of it*: "again" does not count, and "in hand" does not count where there is no
+  acknowledgement. For kestrelpy (never), a round with a power cut that loses a suffix is within its
+  promise.
+- The rounds are short, and the power fails in the middle of a round. A program that puts an item a
+  minute, on a system that writes back every few seconds, loses less. So whether a library loses
+  items says more than how many it loses.
+- The disk keeps its word. It is a loop device over memory, on which a sync is nearly free, so this
+  page cannot show how fast a library is. A round that shows nothing proves nothing. Hundreds of
+  such rounds make a fault unlikely, no more.
+- A file system like this one writes the name of a new file together with its content. A library
+  that does not sync folders passes here, and may fail on another file system.
 
 ## Who took part
 {peers}

@@ -59,7 +59,10 @@ class Kestrel(Peer):
     package = "kestrelpy"
     module = "kestrelpy"
     settings = '`sync="always"`, segments of 64 KB; `commit`, then `checkpoint(durable=True)`'
-    promise = "nothing acknowledged is lost, killed or cut; what a durable checkpoint says is done does not come again"
+    promise = (
+        "neither a kill nor a power cut loses an acknowledged item; an item that a durable checkpoint has as done does "
+        "not come again"
+    )
     options: ClassVar[dict[str, Any]] = {"sync": "always", "segment_bytes": 1 << 16}
 
     def open(self) -> None:
@@ -93,8 +96,8 @@ class KestrelNever(Kestrel):
     name = "kestrelpy (never)"
     settings = '`sync="never"`; `commit` alone, saved once a second'
     promise = (
-        "killed: nothing acknowledged is lost, commits of the last second may come again; cut: a suffix may be lost, "
-        "never a hole"
+        "a kill loses no acknowledged item, and items committed in the last second may come again; a power cut may "
+        "lose a suffix, never a hole"
     )
     options: ClassVar[dict[str, Any]] = {"sync": "never"}
 
@@ -106,8 +109,8 @@ class Sqlite(Peer):
     """sqlite3 by hand, as its documents have it for durability."""
 
     name = "SQLite by hand"
-    settings = "WAL, `synchronous=FULL`; taken by a mark in the row, done by its deletion; marks go at opening"
-    promise = "a transaction that has returned is not lost, killed or cut"
+    settings = "WAL, `synchronous=FULL`; a take marks the row, done deletes it; an opening clears the marks"
+    promise = "neither a kill nor a power cut loses a transaction that has returned"
 
     def open(self) -> None:
         self._database = sqlite3.connect(self.folder / "queue.db", isolation_level=None)
@@ -144,8 +147,8 @@ class PersistSqlite(Peer):
     name = "persist-queue SQLite"
     package = "persist-queue"
     module = "persistqueue"
-    settings = "`SQLiteAckQueue`, as it comes; `get`, then `ack`; unacknowledged items come back at opening"
-    promise = '"survive process crashes and restarts"; of the power nothing is said'
+    settings = "`SQLiteAckQueue`, default options; `get`, then `ack`; unacknowledged items come back at opening"
+    promise = '"survive process crashes and restarts"; power cuts are not mentioned'
 
     def open(self) -> None:
         self._queue: Any = import_module("persistqueue").SQLiteAckQueue(str(self.folder / "queue"))
@@ -173,7 +176,9 @@ class PersistFile(PersistSqlite):
     """persist-queue's file queue."""
 
     name = "persist-queue file"
-    settings = "`Queue`, its temporary files beside it; `get`, then `task_done` (a `put` saves how far was read, too)"
+    settings = (
+        "`Queue`, temporary files in its own folder; `get`, then `task_done` (a `put` saves the read position, too)"
+    )
 
     def open(self) -> None:
         place = self.folder / "queue"
@@ -195,10 +200,10 @@ class Litequeue(Peer):
     package = "litequeue"
     module = "litequeue"
     settings = (
-        "as it comes (WAL, `synchronous=NORMAL`, which cannot be chosen); `pop`, then `done`; locked messages are "
+        "default options (WAL, `synchronous=NORMAL`, which cannot be changed); `pop`, then `done`; locked messages are "
         "retried at opening"
     )
-    promise = '"Persistence"; neither kills nor the power are spoken of'
+    promise = '"Persistence"; neither kills nor power cuts are mentioned'
 
     def open(self) -> None:
         self._queue: Any = import_module("litequeue").LiteQueue(str(self.folder / "queue.db"))
@@ -227,7 +232,7 @@ class Diskcache(Peer):
     package = "diskcache"
     module = "diskcache"
     settings = '`Deque` over a `Cache` with `sqlite_synchronous=2` and `eviction_policy="none"`'
-    promise = "operations are atomic and what is stored persists; neither kills nor the power are spoken of"
+    promise = "operations are atomic and stored items persist; neither kills nor power cuts are mentioned"
     acknowledges = False
 
     def open(self) -> None:
@@ -255,7 +260,7 @@ class Queuelib(Peer):
     name = "queuelib"
     package = "queuelib"
     module = "queuelib"
-    settings = "`FifoDiskQueue`, as it comes"
+    settings = "`FifoDiskQueue`, default options"
     promise = 'none without `close()`: "Queuelib offers no way to repair or to recover such a queue"'
     acknowledges = False
 

@@ -1,7 +1,7 @@
-"""The ledger: what every soak has seen, one run after the other, and the pages that say so.
+"""The ledger: the counts and failures of every soak, run by run, and the pages that show them.
 
-``python -m tests.soak.ledger`` writes the table into docs/guarantees.md, and the runs into docs/ledger.md; a test sees
-to it that they are the ledger's.
+``python -m tests.soak.ledger`` writes the table into docs/guarantees.md, and the runs into docs/ledger.md. A test
+ensures that both pages agree with docs/ledger.json.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ BEGIN, END = "<!-- the ledger -->", "<!-- its end -->"
 
 @dataclass
 class Failure:
-    """A task that broke a promise: what ran, and the end of what it said."""
+    """A task that broke a promise: the command, and the end of its output."""
 
     kind: str
     command: str
     said: str
     outcome: str = ""
-    """What came of it, written by hand: the fault, and where it was mended."""
+    """Written by hand: the fault, and where it was fixed."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ def now() -> str:
 
 
 def machine() -> dict[str, str]:
-    """What it runs on, and which state of the code."""
+    """The machine and interpreter that the soak runs on, and the commit of the code."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
@@ -75,7 +75,7 @@ def load(path: Path) -> list[Run]:
 
 
 def save(path: Path, run: Run) -> None:
-    """Add ``run``, or replace what was known of it before."""
+    """Add ``run``, or replace its earlier entry: the one that began at the same time with the same seed."""
     runs = [other for other in load(path) if (other.began, other.seed) != (run.began, run.seed)]
     text = json.dumps({"runs": [dataclasses.asdict(each) for each in (*runs, run)]}, indent=1)
     path.with_suffix(".tmp").write_text(text + "\n")
@@ -83,26 +83,26 @@ def save(path: Path, run: Run) -> None:
 
 
 def table(runs: list[Run]) -> str:
-    """What all runs have seen together, and what that says."""
+    """The total of each kind of case over all runs, and the bound that follows from it."""
     total: Counter[str] = Counter()
     for run in runs:
         total.update(run.counts)
     failures = sum(len(run.failures) for run in runs)
     hours = sum(run.seconds for run in runs) / 3600
-    lines = ["| cases | seen | 95% sure that it happens in fewer than one in |", "|---|---|---|"]
+    lines = ["| cases | seen | with 95% confidence, fewer fail than one in |", "|---|---|---|"]
     failed = Counter(failure.kind for run in runs for failure in run.failures)
     for name, count in total.items():
         bound = f"{count // 3:,}" if not failed[name] else "see the [ledger](ledger.md)"
         lines.append(f"| {name} | {count:,} | {bound} |")
     lines += [
         "",
-        f"{len(runs)} runs, {hours:.1f} hours, {failures} failures. The [ledger](ledger.md) has each of them.",
+        f"{len(runs)} runs, {hours:.1f} hours, {failures} failures. The [ledger](ledger.md) lists each failure.",
     ]
     return "\n".join(lines)
 
 
 def listing(runs: list[Run]) -> str:
-    """Every run, and every failure in it with what came of it."""
+    """Every run, and every failure in it with its outcome."""
     lines = []
     for run in runs:
         on = ", ".join(f"{name} {value}" for name, value in run.machine.items())
@@ -112,7 +112,7 @@ def listing(runs: list[Run]) -> str:
 
 
 def page(text: str, what: str) -> str:
-    """The page with this of the ledger in it."""
+    """The page ``text`` with ``what`` between the two marks."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{what}\n{END}{after}"

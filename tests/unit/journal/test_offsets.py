@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,15 +20,21 @@ PAGE = ROOT / "docs" / "format.md"
 
 
 def test_the_offsets_of_a_header_are_those_of_the_page() -> None:
-    box = PAGE.read_text().split("The header, 96 bytes:\n")[1].split("\n`number`")[0].strip("\n").split("\n")
+    """The box has lines of offsets, each above a line of fields: ``version u16``, ``queue_id [16]``."""
+    box = PAGE.read_text().split("The header, 96 bytes:\n")[1].split("\n- `crc`")[0].strip("\n").split("\n")
     said: dict[str, int] = {}
-    for numbers, names in (box[:2], box[2:]):
-        fields = [name.strip() for name in names.strip().strip("|").split("|")]
-        said |= dict(zip(fields, map(int, numbers.split()), strict=True))
+    end = 0
+    for numbers, names in zip(box[::2], box[1::2], strict=True):
+        fields = [name.split() for name in names.strip().strip("|").split("|")]
+        for (name, size), at in zip(fields, map(int, numbers.split()), strict=True):
+            assert at == end, f"{name} follows the field before it"
+            said[name] = at
+            end += int(size[1:]) // 8 if size.startswith("u") else int(size.strip("[]"))
     named = {"KSTRLSEG": "magic", "96": "header_bytes", "0": "zero"}
-    offsets = {named.get(name, name): at for name, at in said.items() if not name.startswith("crc")}
+    offsets = {named.get(name, name): at for name, at in said.items() if name != "crc"}
     assert offsets == HEADER_OFFSET
-    assert said["crc of bytes 0 to 91"] == HEADER_BYTES - 4
+    assert said["crc"] == HEADER_BYTES - 4
+    assert end == HEADER_BYTES
 
 
 def queue_on(files: Files) -> MemoryDisk:
@@ -96,11 +103,11 @@ def told(name: str, files: Files, of: int = 0) -> tuple[str, int] | None:
     return None
 
 
-def with_header(files: Files, name: str, **fields: object) -> Files:
+def with_header(files: Files, name: str, **fields: Any) -> Files:
     """Another header in a segment, which is whole."""
     header = fmt.decode_header(files[name])
     assert header is not None
-    changed = header._replace(**fields)  # type: ignore[arg-type]
+    changed = header._replace(**fields)
     return {**files, name: fmt.encode_header(changed) + files[name][HEADER_BYTES:]}
 
 
@@ -162,8 +169,9 @@ def test_a_checkpoint_of_another_queue(states: int) -> None:
     assert state is not None
     one = fmt.encode_checkpoint(state._replace(queue_id=b"another queue's!"))
     files = {**FILES, name: fmt.checkpoint_prefix() + one * states}
-    assert told("verify", files) == (name, 16 + len(one) * (states - 1) + 8)
-    assert files[name][told("verify", files)[1] :].startswith(b"another queue's!")  # type: ignore[index]
+    found = told("verify", files)
+    assert found == (name, 16 + len(one) * (states - 1) + 8)
+    assert files[name][found[1] :].startswith(b"another queue's!")
 
 
 def test_a_checkpoint_of_another_reader() -> None:

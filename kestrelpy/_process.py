@@ -32,25 +32,28 @@ class Lasting(Protocol):
         """In a forked child: let go of everything without disturbing the parent (R26)."""
 
 
-_live: weakref.WeakSet[Lasting] = weakref.WeakSet()
+_live: weakref.WeakKeyDictionary[Lasting, bool] = weakref.WeakKeyDictionary()  # whether it has to be closed
 _resets: list[Callable[[], object]] = []
 _guard = threading.Lock()
 _is_ending = False
 _knows_pools = False  # dismiss_all was registered after concurrent.futures.thread had registered what joins its threads
 
 
-def remember(thing: Lasting) -> None:
+def remember(thing: Lasting, *, must_close: bool = True) -> None:
+    """Close ``thing`` when the interpreter ends, and abandon it in a forked child. ``must_close``: warn at the end if
+    nobody has closed it.
+    """
     with _guard:
-        _live.add(thing)
+        _live[thing] = must_close
 
 
 def forget(thing: Lasting) -> None:
     with _guard:
-        _live.discard(thing)
+        _live.pop(thing, None)
 
 
 def warn_unclosed(thing: object) -> None:
-    """For ``__del__``: nothing is saved from there (R31), it is only said."""
+    """Warn of an object that nobody closed: from its ``__del__``, which saves nothing (R31), or as the program ends."""
     warnings.warn(f"{thing!r} was never closed", ResourceWarning, stacklevel=2, source=thing)
 
 
@@ -81,12 +84,23 @@ def dismiss_all() -> None:
 
 
 def close_all() -> None:
-    """At the end of the interpreter. What that raises nobody else would hear of."""
+    """At the end of the interpreter: close what is still open, with a warning for each (R31). An error of a ``close``
+    is logged, as no caller can get it. A warning that a filter has made an error is raised once all is closed.
+    """
+    raised: list[ResourceWarning] = []
     for thing in _things():
         try:
-            thing.close()
+            try:
+                if _live.get(thing):
+                    warn_unclosed(thing)
+            except ResourceWarning as warning:
+                raised.append(warning)
+            finally:
+                thing.close()
         except Exception:
             _logging.exception("closing %r at the end of the interpreter failed", thing)
+    if raised:
+        raise raised[0]
 
 
 def _things() -> list[Lasting]:
@@ -126,7 +140,7 @@ def _abandon_all() -> None:
     for reset in _resets:
         reset()
     things = list(_live)
-    _live = weakref.WeakSet()
+    _live = weakref.WeakKeyDictionary()
     for thing in things:
         thing._abandon()
 

@@ -138,7 +138,7 @@ BANS = (
         ("os.getpid", "os.register_at_fork", "os.fspath", "os.PathLike", "os.strerror"),
     ),
     Ban("open", "kestrelpy._disk", ("_disk", *PROGRAMS)),
-    Ban("io.*", "kestrelpy._disk", PROGRAMS),
+    Ban("io.*", "kestrelpy._disk", ("_disk", *PROGRAMS)),
     Ban("shutil.*", "kestrelpy._disk", PROGRAMS),
     Ban("pathlib.*", "kestrelpy._disk, and str for paths", PROGRAMS),
     Ban("mmap.*", "kestrelpy._disk", ("_disk", *PROGRAMS)),
@@ -254,6 +254,7 @@ def imported(source: str, known: set[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for node in ast.walk(ast.parse(source)):
         names = []
+        line: int = getattr(node, "lineno", 0)
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -261,7 +262,7 @@ def imported(source: str, known: set[str]) -> dict[str, int]:
             names = [name if name.removeprefix("kestrelpy.") in known else node.module for name in inside]
         for name in names:
             if name == "kestrelpy" or name.startswith("kestrelpy."):
-                found.setdefault(name.removeprefix("kestrelpy").removeprefix("."), node.lineno)
+                found.setdefault(name.removeprefix("kestrelpy").removeprefix("."), line)
     return found
 
 
@@ -334,7 +335,9 @@ def private_uses(source: str) -> Iterator[tuple[str, int]]:
                 if any(isinstance(name, ast.Name) and name.id == "__slots__" for name in names):
                     own.update(str(each.value) for each in ast.walk(part) if isinstance(each, ast.Constant))
     for node in ast.walk(tree):
-        is_private = isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr) and not _is_self(node.value)
+        if not isinstance(node, ast.Attribute):
+            continue
+        is_private = re.match("_[^_]", node.attr) and not _is_self(node.value)
         if is_private and node.attr not in own | PUBLIC_IN_SPITE:
             yield node.attr, node.lineno
 
@@ -361,8 +364,12 @@ def loop_complaints(path: str, source: str) -> list[str]:
     def visit(node: ast.AST, name: str, *, guarded: bool) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             name, guarded = node.name, False
-        is_bad = isinstance(node, ast.While) and guarded and not isinstance(node.test, ast.Constant)
-        if is_bad and (module_of(path), name) not in LOOPS:
+        if (
+            isinstance(node, ast.While)
+            and guarded
+            and not isinstance(node.test, ast.Constant)
+            and (module_of(path), name) not in LOOPS
+        ):
             complaints.append(f"{path}:{node.lineno}: a loop with a condition, in a try or with")
         inner = node.body if isinstance(node, ast.Try | ast.With) else []
         for child in ast.iter_child_nodes(node):
@@ -528,7 +535,9 @@ def commands() -> set[str]:
     """The commands of the command line."""
     from kestrelpy.cli import build_parser
 
-    actions = build_parser()._subparsers._group_actions  # type: ignore[union-attr]
+    subparsers = build_parser()._subparsers
+    assert subparsers is not None
+    actions = subparsers._group_actions
     return {name for action in actions for name in (action.choices or ())}
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import stat
 import sys
@@ -33,6 +34,13 @@ _EXCHANGE = 2
 _GET_FLAGS, _SET_FLAGS, _NO_COPY = 0x80086601, 0x40086602, 0x00800000
 
 
+class _LockFile(io.FileIO):
+    """An open lock file. A collected one gives no ``ResourceWarning``: the queue or reader that held it gives one."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class _RealLock:
     """A ``flock`` through portalocker; the file holds the owner's process id for whoever is refused."""
 
@@ -40,7 +48,7 @@ class _RealLock:
     # keep the lock as long as the child lives, whatever becomes of the parent (R26).
     copied: weakref.WeakSet[_RealLock] = weakref.WeakSet()  # noqa: RUF012 - one table for the process, by intent
 
-    def __init__(self, file: Any, directory: RealDirectory, name: str) -> None:
+    def __init__(self, file: _LockFile, directory: RealDirectory, name: str) -> None:
         self._file = file
         self._directory = directory
         self._name = name
@@ -246,7 +254,7 @@ class RealDirectory:
             descriptor = os.open(
                 name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=self._number
             )
-            file = os.fdopen(descriptor, "r+b", buffering=0)
+            file = _LockFile(descriptor, "r+b")
             lock = _RealLock(file, self, name)
             try:
                 about = os.fstat(descriptor)

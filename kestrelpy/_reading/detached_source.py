@@ -1,12 +1,12 @@
 """A reader in another process than the writer: it reads segments and writes its own checkpoint, nothing else.
 
 Rules:
-1. What is seen ends at the first frame that is not whole (``kestrelpy._journal.follow``).
-2. Nobody wakes this process: while somebody waits in line, the files are looked at again, soon at first and then more
-   seldom, and the more often the less time has passed since something came.
+1. A reader sees the journal up to the first frame that is not whole (``kestrelpy._journal.follow``).
+2. Nobody wakes this process: while a consumer waits in line, the source polls the files. It polls soon at first, then
+   less often; and more often the less time has passed since the last item came.
 
-NOTE ON LOCKING: ``_looking`` guards the view while it follows the writer; a reader's lock may be held when it is
-asked for, and nothing is asked for while it is held.
+NOTE ON LOCKING: ``_looking`` guards the view while it follows the writer. It may be asked for while a reader's lock is
+held. No lock is asked for while ``_looking`` is held.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kestrelpy._journal.segment import (
     FramePosition,
 )
 from kestrelpy._journal.view import Block
-from kestrelpy._process import forget, remember
+from kestrelpy._process import forget, remember, warn_unclosed
 from kestrelpy._reading.checkpointer import Checkpointer
 from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry, Start, check_start
@@ -41,22 +41,23 @@ from kestrelpy.config import FullPolicy, ReaderConfig, check_config
 from kestrelpy.errors import CorruptJournal, ForkedQueue, KestrelError, QueueClosed, QueueLocked, copy_of
 
 FIRST_POLL = 0.0005
-"""Seconds before the first look; no wait is shorter. A look costs 25 microseconds, 3 of its own and the rest to wake up
+"""Seconds before the first poll; no wait is shorter. A poll costs 25 microseconds: 3 of its own, and the rest to wake up
 for it.
 """
 
 POLL_SHARE = 1 / 32
-"""No wait between two looks is a larger share of the time since something came (but for ``FIRST_POLL``). Of items that
-come one by one at any pace, each so waits for at most this share of the pause before it, and half of that on average.
+"""The wait between two polls is at most this share of the time since the last item came (but at least ``FIRST_POLL``).
+So if items come one by one, at any pace, each waits for at most this share of the pause before it, and for half of that
+on average.
 """
 
 CHECKPOINT_INTERVAL = 1.0
 
 
 class CheckpointDirectory:
-    """A queue's folder, for who saves a reader's place there and does not own the queue. Every file is looked up,
-    made and renamed under the guard, and only as long as ``check`` raises nothing: a queue that is erased meanwhile
-    and made anew, with a reader of that name, is another one.
+    """A queue's folder, for a process that saves a reader's checkpoint there and does not own the queue. Every file is
+    looked up, made and renamed under the guard, and only as long as ``check`` raises nothing: if the queue is erased
+    meanwhile and made again, with a reader of that name, it is another queue.
     """
 
     GUARDED = ("open", "create", "rename", "exchange", "unlink")
@@ -70,7 +71,7 @@ class CheckpointDirectory:
         return partial(self._guarded, call) if name in self.GUARDED else call
 
     def _guarded(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        self._check()  # first: to ask for the guard makes its file
+        self._check()  # before the guard too: asking for it makes its file
         with nullcontext() if self._files.is_guarded else self._files.guard():
             self._check()
             return call(*arguments, **options)
@@ -120,8 +121,8 @@ class DetachedSource:
         self._seen_id = self._view.tail_id
 
     def look_again(self) -> None:
-        """Until there is a lock of ours, nothing tells of a queue that is erased, and perhaps made anew, after the
-        first look.
+        """Start again if the queue was erased, and perhaps made again, since the first look. Nothing else shows that
+        until this process holds a lock of the queue.
         """
         if not self._view.is_left_alone():
             self._view.close()
@@ -130,13 +131,13 @@ class DetachedSource:
 
     @property
     def view(self) -> FollowingView:
-        """The journal, as of the last look."""
+        """The journal, as it was seen last."""
         return self._view
 
     @property
     def visible_id(self) -> int:
-        """The last whole item there is, looked up anew; once the reader is closed, the last one that was seen. Raises
-        ``QueueClosed`` if the queue was erased.
+        """The id of the last whole item. Looks at the files again; once the reader is closed, the last id that was seen.
+        Raises ``QueueClosed`` if the queue was erased.
         """
         view = self._view
         with self._looking:
@@ -159,7 +160,9 @@ class DetachedSource:
 
     @contextmanager
     def _erasure_noticed(self) -> Iterator[None]:
-        """Of a queue that was erased no file is found any more, or another queue's."""
+        """Raise ``QueueClosed`` if an error comes from the queue having been erased: its files are gone, or they are
+        another queue's.
+        """
         try:
             yield
         except (CorruptJournal, FileNotFoundError):
@@ -176,7 +179,7 @@ class DetachedSource:
 
     @property
     def first_id(self) -> int:
-        """The earliest id that is kept, looked up anew."""
+        """The earliest id that is kept. Looks at the files again."""
         with self._looking:
             self._view.forget_gone()
         return self._view.first_id
@@ -222,14 +225,14 @@ class DetachedSource:
         return None
 
     def attach(self, cursor: Cursor) -> None:
-        """Nothing is shared."""
+        """Nothing to do: there is no shared window."""
 
     def detach(self, cursor: Cursor) -> None:
-        """Nothing is shared."""
+        """Nothing to do: there is no shared window."""
 
     @property
     def _reader(self) -> Checkpointer | None:
-        """The one reader that this source is for, from when it is made until it is closed."""
+        """The only reader of this source; ``None`` before it is made and after it is closed."""
         return next((checkpointer_of(reader) for reader in self._registry.open.values()), None)
 
     def decode(self, data: bytes) -> Any:
@@ -248,11 +251,11 @@ class DetachedSource:
         except QueueClosed:
             if checkpointer_of(reader).backlog.broken is None:
                 raise
-            return  # it closes, and its queue has gone before
+            return  # the reader is closing, and its queue was erased before
         with self._looking:
             self._view.forget_gone()
 
-    # -- looking again -----------------------------------------------------------------------------------------------
+    # -- polling ----------------------------------------------------------------------------------------------------
 
     def polls(self) -> None:
         if not self._polling:
@@ -270,22 +273,22 @@ class DetachedSource:
         reader = self._reader
         if reader is None or reader.backlog.broken is not None or not reader.backlog.line:
             self._polling = False
-            if reader is not None and reader.backlog.line:  # somebody came in between
+            if reader is not None and reader.backlog.line:  # a waiter entered in between
                 self.polls()
             return
         if self._is_orphan(reader):
             return
         try:
             reader.dispatcher.hand_off()
-        finally:  # whatever a callback raises: the others wait for the next look
+        finally:  # whatever a callback raises: other waiters need the next poll
             tail_id, now = self._view.tail_id, self.clock.monotonic()
-            if tail_id != self._seen_id:  # in this look, or in one that the reader took by itself
+            if tail_id != self._seen_id:  # seen by this poll, or by the reader itself
                 self._seen_id, self._moved_at = tail_id, now
             seconds = min(waited * 2, (now - self._moved_at) * POLL_SHARE)
             self._poll_in(min(max(seconds, self._first_poll), self._poll_interval))
 
     def _is_orphan(self, reader: Checkpointer) -> bool:
-        """Whether the queue was erased: then who waits is told, and every later call."""
+        """Whether the queue was erased. If so, the waiters and every later call get ``QueueClosed``."""
         try:
             self._check_there()
         except QueueClosed as error:
@@ -321,9 +324,9 @@ class DetachedSource:
         if backlog.config.full_policy is FullPolicy.DROP_OLDEST:
             reader.dispatcher.keep_limits()
         if reader.is_unsaved:
-            trouble, what = self._registry.trouble, f"saving the place of {backlog.full_name}"
+            trouble, what = self._registry.trouble, f"saving the position of {backlog.full_name}"
             try:
-                with self._registry.guard(wait=False):  # else this thread would wait, and all timers of the process
+                with self._registry.guard(wait=False):  # else this thread waits, and so do all timers
                     pass
                 reader.save(True)
                 trouble.end(what)
@@ -336,7 +339,7 @@ class DetachedSource:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def closed_reader(self, reader: Reader) -> None:
-        """The reader has closed, and with it all that was opened for it."""
+        """The reader has closed: close everything that was opened for it."""
         forget(self)
         try:
             self._registry.release(reader)
@@ -346,7 +349,7 @@ class DetachedSource:
 
     def _release_all(self) -> None:
         for timer in (self._next_poll, self._next_round):
-            if timer is not None:  # it would keep all of this alive
+            if timer is not None:  # it would keep these objects alive
                 timer.cancel()
         with self._looking:
             self._gone = True
@@ -359,7 +362,7 @@ class DetachedSource:
             reader.dispatcher.dismiss(error)
 
     def close(self) -> None:
-        """At the end of the interpreter, or when the reader could not be made."""
+        """Close the reader and its files: at the end of the interpreter, or if the reader could not be made."""
         forget(self)
         try:
             reader = self._reader
@@ -369,10 +372,18 @@ class DetachedSource:
             self._registry.leave()
             self._release_all()
 
+    def __del__(self) -> None:
+        if not getattr(self, "_gone", True) and self._registry.open:
+            warn_unclosed(self)
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{self.name}+{reader}" if reader else self.name for reader in self._registry.open)
+        return f"<Reader {names}>"
+
     def _abandon(self) -> None:
         self._registry.abandon(ForkedQueue(self._pid))
         self._looking = threading.Lock()
-        self._gone = True  # figures go by what was seen
+        self._gone = True  # figures show what was seen last
         self._view.close()
         self._directory.close()
 
@@ -390,11 +401,13 @@ def open_reader(
 ) -> Reader:
     """Open one reader of a queue that another process writes (or nobody does).
 
-    The reader is owned by this process until its ``close()``. While somebody waits in its line, the files are looked
-    at every ``poll_interval`` seconds at the latest; while items come, whenever a thirtieth of the time since the last
-    one has passed, but at most twice a millisecond, which takes a few percent of a processor. ``start`` is for a new
-    reader: ``"tail"``, ``"earliest"`` or an item id; the first named one takes over the default reader's place, unless
-    somebody has that open: then it begins at ``start`` and stands beside the default reader. Items are bytes.
+    This process owns the reader until the reader's ``close()``. While a consumer waits in its line, the files are polled
+    every ``poll_interval`` seconds at the latest. While items come, they are polled whenever a thirtieth of the time
+    since the last item has passed, but at most twice a millisecond, which takes a few percent of a processor.
+
+    ``start`` is for a new reader: ``"tail"``, ``"earliest"`` or an item id. The first named reader takes over the
+    default reader's position instead. If the default reader is open at that time, it stays: the new reader begins at
+    ``start`` and stands beside it. Items are bytes.
 
     Raises ``QueueLocked`` if the reader has an owner, ``InvalidName``, ``NoDefaultReader``, ``WrongKind`` for a work
     queue, ``CorruptJournal``, ``UnsupportedFormat``, ``ValueError``, ``TypeError``, ``OSError``
@@ -423,4 +436,4 @@ def open_reader(
 
 
 def _nothing() -> None:
-    """A reader from outside has no puts to consider."""
+    """Nothing to do: a reader in another process than the writer limits no puts here."""

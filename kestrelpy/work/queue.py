@@ -47,33 +47,34 @@ if TYPE_CHECKING:
 __all__ = ["WorkQueue"]
 
 _STEP = 500
-"""How many jobs are kicked or cleared in one go."""
+"""How many jobs are kicked or cleared in one go, with the lock held."""
 _PAGE = 250
-"""How many jobs are listed in one go."""
+"""How many jobs are listed in one go, with the lock held."""
 _NAMES_BYTES = 512
-"""Room for the names of a tube and a key in a record."""
+"""Room for the tube's name and the key in a record."""
 
 
 class WorkQueue:
     """Jobs with priority, delay and time to run, in any process, without a server.
 
-    ``directory`` and ``name``: of the journaled queue that holds them, made if need be; ``directory=None``: in memory
-    only. ``max_job_bytes``: of one body; ``max_jobs``, ``max_bytes``: of all that live, above which a put raises
-    ``QueueFull``; ``max_tubes``: above which what would make another one does: a put, ``use``, ``watch``, ``move``.
-    ``max_attempts``: a job that was released or timed out so often is buried instead of being ready
-    again. ``sync``: ``"always"``: what returned is on disk; seconds: synced in the background that often; ``"never"``:
-    the system decides. In every mode what returned survives the death of the process.
-    ``on_corruption``: ``"raise"``, or ``"quarantine"`` to pass over records that are not intact: jobs that they put are
-    lost, and what they said of others is forgotten, so that a job that was deleted may come back. The log has the ids.
-    ``checkpoint_interval``: seconds between looks for what is over and can be forgotten. ``clock``, ``disk``: other
-    than the system's, for tests; ``disk_clock``: one whose calls may wait for the disk, if those of ``clock`` may not.
+    ``directory`` and ``name``: the journaled queue that holds the jobs, made if there is none; ``directory=None``: in
+    memory only. ``max_job_bytes``: limit of one body. ``max_jobs``, ``max_bytes``: limits of all live jobs; a put that
+    would exceed one raises ``QueueFull``. ``max_tubes``: a put, ``use``, ``watch`` or ``move`` that would make one tube
+    more raises ``QueueFull``. ``max_attempts``: a job that was released or timed out so often is buried instead of
+    being ready again. ``sync``: ``"always"``: a change is on disk when its call returns; seconds: synced in the
+    background that often; ``"never"``: the system decides. In every mode, a change whose call has returned survives the
+    death of the process.
+    ``on_corruption``: ``"raise"``, or ``"quarantine"`` to skip records that are not intact. Jobs that these records put
+    are lost. What they said about other jobs is forgotten, so a deleted job may come back. The log has the ids.
+    ``checkpoint_interval``: seconds from a change to the next compaction of the journal. ``clock``, ``disk``: instead
+    of the system's, for tests. ``disk_clock``: its callbacks may wait for the disk, if those of ``clock`` may not.
 
-    Raises what ``JournaledQueue`` raises, ``WrongKind`` for a queue that is no work queue; ``CorruptJournal`` also for
-    a record that is about no job. Cost of opening: O(jobs).
+    Raises what ``JournaledQueue`` raises; ``WrongKind`` for a queue that is no work queue; ``CorruptJournal`` also for
+    a record that is not about a job. Cost of opening: O(jobs).
 
-    Thread-safe. Calls of it and of its sessions raise ``QueueClosed`` after ``close()``, ``ForkedQueue`` in a forked
-    child, ``ValueError`` or ``TypeError`` for an argument that does not fit. Those that write raise ``QueueDiskFull``
-    where there is no room, and ``DurabilityUnknown`` or another ``OSError`` once the journal has failed.
+    Thread-safe. Calls of the queue and of its sessions raise ``QueueClosed`` after ``close()``, ``ForkedQueue`` in a
+    forked child, ``ValueError`` or ``TypeError`` for a bad argument. Calls that write raise ``QueueDiskFull`` if there
+    is no room, and ``DurabilityUnknown`` or another ``OSError`` once the journal has failed.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class WorkQueue:
         self._opened_at = clock.monotonic()
         queue: JobJournal | None = None
         core: WorkCore | None = None
-        if self.directory is not None:  # where each call syncs it does so by itself, outside the lock
+        if self.directory is not None:  # with "always", each call syncs by itself, outside the lock
             sync = "never" if always else sync
             queue = _open(
                 self.directory, name, sync, segment_bytes, checkpoint_interval, on_corruption, disk_clock, disk
@@ -134,7 +135,7 @@ class WorkQueue:
             self._intake = JobIntake(core, max_job_bytes, max_jobs, max_bytes)
             if queue is not None:
                 self._replay(queue, disk, is_known=is_known, quarantine=quarantine)
-                with core.news, core.lock, core.turn:  # what fell due meanwhile
+                with core.news, core.lock, core.turn:  # do what has fallen due since the last time
                     pass
         except BaseException:
             if core is not None:
@@ -142,9 +143,9 @@ class WorkQueue:
             if queue is not None:
                 queue.close()
             raise
-        remember(self)
+        remember(self, must_close=queue is not None)
         if queue is not None:
-            forget(queue)  # it is this object's: closed by it, at the interpreter's end too, and left to a forked child
+            forget(queue)  # this object closes it, also at the interpreter's end, and abandons it after a fork
 
     def _replay(self, queue: JobJournal, disk: Disk | None, *, is_known: bool, quarantine: bool) -> None:
         core = self._core
@@ -166,13 +167,13 @@ class WorkQueue:
         core.unrecorded = recovery.unrecorded
         if not is_known:
             queue.adopt(disk, records=recovery.records)
-        with contextlib.suppress(OSError), core.lock:  # the disk may be full since before there was held room
+        with contextlib.suppress(OSError), core.lock:  # an older version held no room, and the disk may be full now
             core.hold_room_locked(1)
-        if log.carry_to:  # what is damaged goes, once all that lives there was written anew
+        if log.carry_to:  # write again what lives near the damage, so that the damaged segment can go
             core.compactor.arm(0)
 
     def session(self, *, deadline_soon: bool = True) -> Session:
-        """A new session. ``deadline_soon``: whether its reserves raise ``DeadlineSoon``."""
+        """A new session. ``deadline_soon=False``: its reserves do not raise ``DeadlineSoon``."""
         core = self._core
         with core.news, core.lock, core.turn:
             session = Session(core, core.scheduler.tubes["default"], deadline_soon=deadline_soon)
@@ -181,7 +182,7 @@ class WorkQueue:
 
     @property
     def max_job_bytes(self) -> int:
-        """How large a body may be."""
+        """The size limit of a job's body."""
         return self._intake.max_job_bytes
 
     # -- putting -------------------------------------------------------------------------------------------------------
@@ -198,13 +199,14 @@ class WorkQueue:
         expires_in: float | None = None,
         job_id: int | None = None,
     ) -> int:
-        """A new job; its id. ``priority``: 0 (most urgent) to 2**32 - 1. ``delay``: seconds until it is ready. ``ttr``:
-        how long a session may have it reserved before it is ready again. ``key``: no other job of the tube may live
-        with the same one. ``expires_in``: a job that is not reserved by then is dropped. ``job_id``: drawn before, by
-        ``new_id()``.
+        """Put a new job, and return its id. ``priority``: 0 (most urgent) to 2**32 - 1. ``delay``: seconds until the
+        job is ready. ``ttr``: seconds that a session may have it reserved before it is ready again (its visibility
+        timeout). ``key``: refused if another live job of the tube has the same key. ``expires_in``: seconds after which
+        the job is dropped, unless it is reserved then. ``job_id``: an id from ``new_id()``.
 
         Raises ``JobTooBig``, ``QueueFull``, ``DuplicateJob``, ``Draining``, ``InvalidName``, ``QueueDiskFull``,
-        ``DurabilityUnknown``, ``QueueClosed``, ``ValueError``; then nothing was stored, but for ``DurabilityUnknown``.
+        ``DurabilityUnknown``, ``QueueClosed``, ``ValueError``. Nothing is stored then, except perhaps with
+        ``DurabilityUnknown``.
         """
         if type(priority) is not int or type(delay) not in PLAIN or type(ttr) not in PLAIN:
             priority, delay, ttr = check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
@@ -259,7 +261,7 @@ class WorkQueue:
         ttr: float = 60,
         expires_in: float | None = None,
     ) -> range:
-        """New jobs, all or none of them, also across a crash; their ids. Raises as ``put``."""
+        """Put new jobs, all or none, also across a crash; returns their ids. Raises as ``put``."""
         priority, delay, ttr = check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
         if expires_in is not None:
             expires_in = check_span("expires_in", expires_in)
@@ -278,12 +280,12 @@ class WorkQueue:
         return range(first_id, first_id + len(checked))
 
     def new_id(self) -> int:
-        """Draw the id of a put to come, ``put(..., job_id=that)``; one that is not put is not given out again.
+        """Draw an id for a later ``put(..., job_id=...)``. An id that is never put is not given out again.
 
-        But after a kill it may be: nothing is written until it is put.
+        After a kill it may be given out again, because nothing is written until the put.
 
-        For protocols that give ids out before they have the body, and use some up in vain. Each may be put once: an id
-        whose job is gone is not to be named again.
+        For protocols that give an id out before they have the body, and use up some ids without a job. An id may be put
+        once: after its job is gone, do not put it again.
         """
         core = self._core
         with core.news, core.lock, core.turn:
@@ -295,15 +297,15 @@ class WorkQueue:
     def delete(self, job_id: int) -> None:
         """Delete a job that is ready, delayed or buried. Raises ``JobNotFound``, ``NotReserved`` if a session has it.
 
-        Needs no room on disk but what its put has held: ``QueueDiskFull`` is left for a disk that was full before a
-        version that holds room opened the queue, and for one that needs new room where something is overwritten.
+        Needs no new room on disk: the job's put has held it. ``QueueDiskFull`` is left for two cases: the disk was full
+        before a version that holds room opened the queue, or the file system needs new room to overwrite.
         """
         delete_by(self._core, None, job_id)
 
     def kick(self, n: int, tube: str = "default") -> int:
-        """Make up to ``n`` jobs ready: buried ones if there are any, else delayed ones; how many it were.
+        """Make up to ``n`` jobs ready: buried ones if there are any, else delayed ones. Returns how many.
 
-        In slices; others come in between. Raises ``QueueDiskFull``, with what was done before it done.
+        Works in slices; other calls run in between. After ``QueueDiskFull``, the jobs kicked before it stay kicked.
         """
         core = self._core
         n = index(n)
@@ -336,7 +338,7 @@ class WorkQueue:
             core.sync()
 
     def _kick_locked(self, lives: list[StoredJob], now: float) -> int:
-        """How many of them live still."""
+        """Make these jobs ready; returns how many had not expired."""
         core = self._core
         lives = [stored for stored in lives if not core.scheduler.expire(stored, now)]
         core.write_states_locked(
@@ -348,7 +350,7 @@ class WorkQueue:
         return len(lives)
 
     def move(self, job_id: int, tube: str) -> None:
-        """To another tube; its state, delay and order stay.
+        """Move a job to another tube; it keeps its state, delay and order.
 
         Raises ``JobNotFound``, ``NotReserved`` if a session has it, ``DuplicateJob``, ``InvalidName``, ``QueueFull``.
         """
@@ -374,7 +376,7 @@ class WorkQueue:
             core.sync()
 
     def clear(self, tube: str = "default") -> int:
-        """Delete all jobs of a tube that are not reserved; how many. In slices; others come in between."""
+        """Delete all jobs of a tube that are not reserved; returns how many. In slices; other calls run in between."""
         core = self._core
         done = 0
         while True:
@@ -396,7 +398,7 @@ class WorkQueue:
             core.delete_locked(stored)
 
     def pause_tube(self, tube: str, seconds: float) -> None:
-        """Give out no job of this tube for so long; 0 ends a pause. Raises ``TubeNotFound``."""
+        """Let no job of this tube be reserved for ``seconds``; 0 ends a pause. Raises ``TubeNotFound``."""
         core = self._core
         seconds = check_seconds("a pause", seconds)
         with core.news, core.lock, core.turn as now:
@@ -406,7 +408,7 @@ class WorkQueue:
             until_ms = core.wall_ms(seconds) if seconds else 0
             core.write_tube_locked(where, where.pauses + 1, seconds, until_ms)
             core.scheduler.pause(where, seconds, now)
-            core.advance_locked(now, MUCH)  # whoever waited for its end
+            core.advance_locked(now, MUCH)  # serves waiters, if the pause has ended
         if core.always:
             core.sync()
 
@@ -440,14 +442,14 @@ class WorkQueue:
                 stored = next((stored for _, stored in page if not core.scheduler.expire(stored, now)), None)
                 if stored is not None:
                     return Job(core, None, stored)
-            core.yield_lock()  # all of these had expired, and nobody had come to drop them yet
+            core.yield_lock()  # all jobs of this page had expired, and are dropped now: look again
 
     # -- lists -------------------------------------------------------------------------------------------------------
 
     def jobs(self, tube: str = "default", state: str | None = None) -> Iterator[JobStats]:
-        """The jobs of a tube, of one state or of all, in the order in which their turn comes.
+        """The jobs of a tube, in one state or in all, in the order in which their turn comes.
 
-        Lazily, a page at a time: what changes meanwhile may be seen or not.
+        Lazy, a page at a time: changes made meanwhile may be seen or not.
         """
         if state is not None and state not in STATES:
             raise ValueError(f"state must be one of {', '.join(STATES)}, not {state!r}")
@@ -474,7 +476,7 @@ class WorkQueue:
     # -- figures -----------------------------------------------------------------------------------------------------
 
     def tubes(self) -> list[str]:
-        """The tubes there are: ``default``, and others that have jobs, or are used, watched or paused; oldest first."""
+        """All tubes: ``default``, and those that have jobs, or are used, watched or paused; oldest first."""
         core = self._core
         with core.news, core.lock, core.turn:
             return list(core.scheduler.tubes)
@@ -503,7 +505,7 @@ class WorkQueue:
     # -- the queue as a whole ------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Refuse puts from now on, with ``Draining``; all else goes on."""
+        """Refuse puts from now on, with ``Draining``; all other calls work as before."""
         self._intake.draining = self._intake.is_limited = True
 
     @property
@@ -512,15 +514,15 @@ class WorkQueue:
         return self._intake.draining
 
     def checkpoint(self) -> None:
-        """All that returned before is on disk when this returns; what is over is forgotten, its segments retired.
+        """Sync, and compact the journal: records that are over are committed, and their segments retired.
 
-        Raises ``DurabilityUnknown``, ``OSError``.
+        All earlier changes are on disk when this returns. Raises ``DurabilityUnknown``, ``OSError``.
         """
         if self._core.journal is not None:
             self._compactor.compact()
 
     def sync(self) -> None:
-        """All that returned before is on disk when this returns. Raises ``DurabilityUnknown``."""
+        """All earlier changes are on disk when this returns. Raises ``DurabilityUnknown``."""
         self._core.sync()
 
     @property
@@ -529,10 +531,10 @@ class WorkQueue:
         return isinstance(self._core.state, QueueClosed)
 
     def close(self) -> None:
-        """Save what is only counted so far and close the journal; waiters get ``QueueClosed``. Idempotent.
+        """Write the counters, and close the journal; waiters get ``QueueClosed``. Idempotent.
 
         Reserved jobs are ready at the next opening. Raises ``DurabilityUnknown`` if a sync has failed and no call has
-        raised that.
+        raised that yet.
         """
         core = self._core
         if core.state is not None:
@@ -542,7 +544,7 @@ class WorkQueue:
                 with core.unheard():
                     self._compactor.compact()
         except (OSError, KestrelError):
-            pass  # the journal tells of it below, unless it has told somebody before
+            pass  # the journal's ``close`` below raises it, unless a call has raised it before
         finally:
             with core.lock:
                 core.state = closed = QueueClosed(f"work queue {self.name} is closed")
@@ -558,17 +560,17 @@ class WorkQueue:
                 if core.journal is not None:
                     core.journal.queue.close()
             finally:
-                core.notify()  # last: it runs what users call back, which may raise anything
+                core.notify()  # last: it runs users' callbacks, which may raise anything
 
     def _dismiss(self, error: QueueClosed) -> None:
-        """The interpreter is ending: nobody is to wait any more (R29)."""
+        """The interpreter is ending: end all waiting (R29)."""
         core = self._core
         with core.lock:
             core.dismiss_locked(error)
         core.notify()
 
     def _abandon(self) -> None:
-        """In a forked child: every later call says so, without touching what another thread may have held."""
+        """In a forked child: every later call raises ``ForkedQueue``. Uses no lock that another thread may hold."""
         self._core.abandon()
 
     def _check(self) -> None:

@@ -379,8 +379,9 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             (kestrelpy.inbox.watcher.InboxWatcher, "_shared", weakref.WeakValueDictionary()),
             (_process, "_guard", Mutex(scheduler, "_lifetime's")),
             (put_future, "_making", Mutex(scheduler, "_promise's", reentrant=True)),
-            (_process, "_live", weakref.WeakSet()),
+            (_process, "_live", weakref.WeakKeyDictionary()),
             (_process, "_is_ending", False),
+            (_process, "warn_unclosed", lambda thing: None),  # a scene may end with an open queue
             (_process, "_knows_pools", True),  # and registers nothing, once, in the midst of a run
             (deferred, "_thread", RawThreads(scheduler)),
             (deferred, "_left", deque()),

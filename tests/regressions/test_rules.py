@@ -118,7 +118,7 @@ def test_r5_segments_wait_for_a_durable_checkpoint() -> None:
         reader.get_nowait().commit()
         done = n + 1
         reader.checkpoint()
-        queue._registry.retire(queue._source)  # type: ignore[arg-type]
+        queue._registry.retire(queue._source)
     disk.before_operation = None
     assert len(segments(disk)) < 5
     vanish(queue, disk)
@@ -283,7 +283,12 @@ CONSUMER = """
     threading.Thread(target=wait).start()
     started.wait()
     """
-KEPT = "import kestrelpy._process as _process\n_process._live.add = lambda thing: None\n"
+KEPT = """
+import kestrelpy._process as _process
+class Forgetful(type(_process._live)):
+    def __setitem__(self, thing, must_close): pass
+_process._live = Forgetful()
+"""
 
 
 @pytest.mark.parametrize("planted", [False, True], ids=["as-it-is", "planted"])

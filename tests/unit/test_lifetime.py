@@ -340,7 +340,7 @@ def test_a_queue_of_a_child_of_multiprocessing_is_closed_at_its_end(method: str,
         """)
     )
     root = Path(kestrelpy.__file__).parent.parent
-    run = [sys.executable, program, folder, method]
+    run: list[str | Path] = [sys.executable, program, folder, method]
     subprocess.run(run, timeout=60, check=True, env={**os.environ, "PYTHONPATH": str(root)})
     with JournaledQueue(folder, "jobs") as queue:
         assert drain(queue) == [b"2"]
@@ -354,7 +354,7 @@ def test_what_closing_at_the_end_raises_is_logged(
     clock = ManualClock()
     failed = JournaledQueue(folder, "failed", sync=1, disk=disk, clock=clock)
     other = JournaledQueue(folder, "other", disk=disk, clock=clock)
-    monkeypatch.setattr(_process, "_live", weakref.WeakSet([failed, other]))
+    monkeypatch.setattr(_process, "_live", weakref.WeakKeyDictionary({failed: False, other: False}))
     failed.put(b"x")
     disk.arm(errno.EIO, kinds={"sync"})
     clock.advance(1)
@@ -372,7 +372,7 @@ def test_nobody_may_wait_once_the_interpreter_is_ending(
     queue = open_queue(default_reader=ReaderConfig(max_items=1, full_policy=FullPolicy.BLOCK))
     future = queue.get_future()
     monkeypatch.setattr(_process, "_is_ending", False)
-    monkeypatch.setattr(_process, "_live", weakref.WeakSet([queue]))
+    monkeypatch.setattr(_process, "_live", weakref.WeakKeyDictionary({queue: False}))
     _process.dismiss_all()
     assert isinstance(future.exception(0), QueueClosed)
     with pytest.raises(QueueClosed, match="ending"):
@@ -434,3 +434,54 @@ def test_a_queue_left_to_the_collector_warns(script: Any, folder: Path) -> None:
         folder,
     )
     assert "ResourceWarning" in told.split()
+
+
+UNCLOSED = {
+    "queue = JournaledQueue(d, 'jobs')": "<JournaledQueue jobs: tail=0 readers=[]> was never closed",
+    "JournaledQueue(d, 'jobs').close(); reader = open_reader(d, 'jobs', 'mail')": "<Reader jobs+mail> was never closed",
+    "queue = WorkQueue(d, 'jobs')": "<WorkQueue jobs: 0 jobs, 1 tubes> was never closed",
+    "queue = WorkQueue(None)": "",
+    "queue = WorkQueue(d, 'jobs'); session = queue.session(); queue.close()": "",
+}
+
+
+@pytest.mark.parametrize("collected", [False, True])
+@pytest.mark.parametrize("made", UNCLOSED)
+def test_r31_a_warning_names_what_was_never_closed(made: str, collected: bool, script: Any, folder: Path) -> None:
+    """At the end of the program, too; and says no word about a file that no user has opened."""
+    said = script(
+        f"""
+        import gc, sys, warnings
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_: print(message)
+        from kestrelpy import JournaledQueue, open_reader
+        from kestrelpy.work import WorkQueue
+        d = sys.argv[1]
+        {made}
+        if {collected}:
+            reader = queue = session = None
+            gc.collect()
+        """,
+        folder,
+    )
+    assert said.strip() == UNCLOSED[made]
+
+
+def test_r31_a_warning_that_is_an_error_keeps_nothing_open(script: Any, folder: Path) -> None:
+    said = script(
+        """
+        import sys, warnings
+        from kestrelpy import JournaledQueue
+        warnings.simplefilter("error", ResourceWarning)
+        sys.unraisablehook = lambda raised: print(raised.exc_value)
+        queues = [JournaledQueue(sys.argv[1], name) for name in ("one", "two")]
+        for queue in queues:
+            queue.put(b"x")
+        """,
+        folder,
+    )
+    assert said.strip().endswith("was never closed")
+    for name in ("one", "two"):
+        assert (folder / f"{name}.checkpoint").exists() or list(folder.glob(f"{name}*")), name
+        with JournaledQueue(folder, name) as queue:
+            assert queue.get_nowait().data == b"x"

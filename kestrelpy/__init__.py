@@ -1,8 +1,11 @@
-"""Durable blocking queues inside your process: nothing lost, at the speed of doing nothing.
+"""Durable blocking queues inside your process, without a server.
 
-``ConcurrentBlockingQueue`` and ``SimpleBlockingQueue`` live in memory; ``JournaledQueue`` survives whatever its
-machine does to it; ``open_reader`` reads one from another process; ``scan`` and ``verify`` look at one without
-touching it. ``kestrelpy.work`` has jobs, ``kestrelpy.inbox`` producers in other processes.
+``JournaledQueue`` keeps its items in a write-ahead log on disk: they survive the death of the process, and power cuts
+once they are synced. ``open_reader`` reads such a queue from another process. ``scan``, ``verify`` and ``inspect`` look
+at a queue without changing it.
+``ConcurrentBlockingQueue`` and ``SimpleBlockingQueue`` keep their items in memory. ``kestrelpy.work`` has queues of
+jobs (retries, delay, priority), ``kestrelpy.inbox`` is for producers in other processes, and ``kestrelpy.spark`` reads
+and writes queues from Spark.
 
     with JournaledQueue("queues", "jobs") as queue:
         queue.put(b"resize photo 7")
@@ -90,7 +93,7 @@ __all__ = [
     "verify",
 ]
 
-if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__ any name would do for them
+if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__ they would accept any name
     _LATER = {
         "open_reader": "_reading.detached_source",
         "scan": "inspection.scan",
@@ -102,7 +105,7 @@ if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__
     _MODULES = ("codecs", "inbox", "server", "spark", "testing", "work")
 
     def __getattr__(name: str) -> object:
-        """What a program with a queue of its own has no need of is imported when it is asked for (PEP 562)."""
+        """Import on first use (PEP 562): a program that only uses its own queue does not need these names."""
         from importlib import import_module
 
         if name in _MODULES:

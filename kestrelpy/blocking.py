@@ -1,4 +1,4 @@
-"""The blocking-queue face of a journaled queue: for code that was written against ``queue.Queue``."""
+"""A journaled queue behind the interface of ``queue.Queue``, for code that was written against that."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 class JournaledBlockingQueue:
     """A ``BlockingQueue`` over the default reader of a journaled queue; made by ``JournaledQueue.as_blocking_queue``.
 
-    A get commits at once: an item that was got and not yet worked on is not delivered again, but for the commits
-    since the last checkpoint after a crash. Values go through the queue's codec; an item that it can't decode is
-    aborted: it stays, and the next get has it again, unless an ``on_abort`` hook takes it. Thread-safe.
+    A get commits at once. So an item that was got is not delivered again, even if nobody has worked on it; only after a
+    crash, items committed since the last checkpoint come again. Values go through the queue's codec. An item that the
+    codec cannot decode is aborted: the item stays, and the next get has it again, unless an ``on_abort`` hook takes it.
+    Thread-safe.
     """
 
     def __init__(self, reader: Reader, puts: PutPath, close: Callable[[], object]) -> None:
@@ -47,7 +48,11 @@ class JournaledBlockingQueue:
     # -- putting -----------------------------------------------------------------------------------------------------
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Add at the tail; waits for room, whatever the reader's policy. Raises ``QueueFull``, ``QueueClosed``."""
+        """Add an item at the tail. Waits for room, whatever the reader's full policy is.
+
+        Waits up to ``timeout`` seconds (``None``: for ever; ``block=False``: not at all). Raises ``QueueFull`` if there
+        is no room in time, ``QueueClosed`` after ``shutdown()``, and the errors of ``JournaledQueue.put``.
+        """
         if block:
             check_timeout(timeout)
         self._check_open()
@@ -58,18 +63,18 @@ class JournaledBlockingQueue:
             raise _shut_down()
 
     def put_nowait(self, item: Any) -> None:
-        """``put(item, block=False)``."""
+        """``put(item, block=False)``: raises ``QueueFull`` if there is no room now."""
         self.put(item, False)
 
     def put_head(self, item: Any) -> None:
-        """A journal has no head to put at: raises ``NotImplementedError``."""
+        """Raises ``NotImplementedError``: a journal is appended to at its tail only."""
         raise NotImplementedError("a journaled queue takes items at its tail only")
 
     async def aput(self, item: Any, timeout: float | None = None) -> None:
-        """``put`` for asyncio, from any event loop; ``timeout`` is by the queue's clock.
+        """``put`` for asyncio, from any event loop. ``timeout`` is in seconds of the queue's clock.
 
-        A task that is cancelled while it waits for room has put nothing, and leaves its turn to the next; while it
-        waits for the disk, it has put its item.
+        A task that is cancelled while it waits for room has put nothing, and the next producer has its turn. A task
+        that is cancelled while it waits for the disk has put its item.
         """
         check_timeout(timeout)
         self._check_open()
@@ -78,7 +83,11 @@ class JournaledBlockingQueue:
     # -- getting -----------------------------------------------------------------------------------------------------
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next item, committed. Raises ``QueueEmpty``, ``QueueClosed``."""
+        """Take and commit the next item; returns its value.
+
+        Waits in line up to ``timeout`` seconds (``None``: for ever; ``block=False``: not at all). Raises ``QueueEmpty``
+        if no item came in time, ``QueueClosed`` after ``shutdown()`` once the queue is empty, and the codec's error.
+        """
         if block:
             check_timeout(timeout)
         waits = block and timeout != 0
@@ -94,22 +103,22 @@ class JournaledBlockingQueue:
                 else:
                     item = self._gets._wait(timeout)
             return self._done(item)
-        except BaseException:  # an interrupt, perhaps: nobody has got it
+        except BaseException:  # perhaps an interrupt: no caller has the item, so return it
             if item is not None:
                 self._dispatcher.unget(item)
             raise
 
     def get_nowait(self) -> Any:
-        """``get(block=False)``."""
+        """``get(block=False)``: raises ``QueueEmpty`` if there is no item now."""
         return self.get(False)
 
     def get_if(self, predicate: Callable[[Any], object]) -> Any:
-        """Not offered by a journaled queue: raises ``NotImplementedError``."""
+        """Raises ``NotImplementedError``: a journaled queue does not offer this."""
         raise NotImplementedError("a journaled queue has no conditional get")
 
     def get_future(self, timeout: float | None = None) -> Future[Any]:
-        """A future of the next item, committed when it is delivered. ``cancel()`` loses no item."""
-        from concurrent.futures import Future  # here and not above: who does not use it must not pay for it
+        """A future of the next item, which is committed when the future completes. ``cancel()`` loses no item."""
+        from concurrent.futures import Future  # imported here: a program that does not use it must not pay for it
 
         outer: Future[Any] = Future()
         check_timeout(timeout)
@@ -133,7 +142,7 @@ class JournaledBlockingQueue:
                 item = done.result()
                 try:
                     value = self._done(item)
-                except BaseException as trouble:  # closed meanwhile, or an interrupt: the item comes again
+                except BaseException as trouble:  # the queue was closed, or an interrupt: the item comes again
                     self._dispatcher.unget(item)
                     outer.set_exception(trouble)
                     if not isinstance(trouble, Exception):
@@ -146,7 +155,7 @@ class JournaledBlockingQueue:
         return outer
 
     async def aget(self, timeout: float | None = None) -> Any:
-        """``get`` for asyncio, from any event loop; a cancelled one loses no item."""
+        """``get`` for asyncio, from any event loop. A cancelled task loses no item."""
         item = None
         try:
             item = await self._gets.aget(timeout)
@@ -157,32 +166,32 @@ class JournaledBlockingQueue:
             raise
 
     def peek(self) -> Any:
-        """The next item, not removed. Raises ``QueueEmpty``."""
+        """The value of the next item, which stays in the queue. Raises ``QueueEmpty``."""
         return self._reader.peek().value
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Drop what is queued; returns how many items. Waiters stay."""
+        """Drop all unread and aborted items; returns how many. Waiters stay in line."""
         return self._reader.flush()
 
     def evict_waiters(self) -> int:
-        """Every waiter gets ``QueueEmpty`` now; returns how many there were."""
+        """Give ``QueueEmpty`` to all waiting consumers; returns how many there were."""
         return self._reader.evict_waiters()
 
     def qsize(self) -> int:
-        """How many items are unread."""
+        """The number of unread items."""
         return self._reader.items - self._reader.open_items
 
     def __len__(self) -> int:
         return self.qsize()
 
     def empty(self) -> bool:
-        """Whether nothing is unread."""
+        """True if there is no unread item."""
         return self.qsize() == 0
 
     def full(self) -> bool:
-        """Whether a put would have to wait."""
+        """True if the reader has ``max_items`` items, so that a put would have to wait."""
         return 0 < self.maxsize <= self._reader.items
 
     @property
@@ -192,25 +201,25 @@ class JournaledBlockingQueue:
 
     @property
     def waiter_count(self) -> int:
-        """How many consumers wait in line."""
+        """The number of consumers that wait in line."""
         return self._reader.waiter_count
 
     @property
     def dropped_count(self) -> int:
-        """How many items were dropped to keep the limits."""
+        """The number of items that were dropped to keep the limits."""
         return self._reader.stats().discarded
 
     def shutdown(self, immediate: bool = False) -> None:
-        """Refuse puts from now on; gets go on until the queue is empty, or with ``immediate`` end at once.
+        """Refuse puts from now on. Gets go on until the queue is empty; with ``immediate`` they end at once.
 
-        Unlike a queue in memory, nothing is dropped: what is left is in the journal. Idempotent.
+        Unlike in a queue in memory, no item is dropped: the items that are left stay in the journal. Idempotent.
         """
         self._shut = True
         if immediate:
             self._close()
         else:
             self._dispatcher.dismiss_empty_handed(_shut_down())
-            self._puts.look_again()  # producers that wait for room look again, and see it
+            self._puts.look_again()  # producers that wait for room look again, and see the shutdown
 
     def close(self) -> None:
         """``shutdown(immediate=True)``: closes the journaled queue. Idempotent."""
@@ -221,7 +230,7 @@ class JournaledBlockingQueue:
 
 
 class _Gets(Waiting[Item]):
-    """Those who wait for an item of a blocking queue: in the reader's line, unless the queue is shut down."""
+    """How consumers of a blocking queue wait: in the reader's line, unless the queue is shut down."""
 
     def __init__(self, face: JournaledBlockingQueue) -> None:
         self._face = face
@@ -229,7 +238,7 @@ class _Gets(Waiting[Item]):
         self._clock = self._dispatcher._clock
 
     @property
-    def _line(self) -> Line:  # type: ignore[override]  # whichever the reader has
+    def _line(self) -> Line:  # type: ignore[override]  # the reader's line of the moment
         return self._dispatcher._line
 
     def _take_now(self) -> Item:
@@ -238,7 +247,7 @@ class _Gets(Waiting[Item]):
         except QueueEmpty:
             if not self._face._shut:
                 raise
-        self._dispatcher.hand_off()  # known to be shut, then looked again: what was put before that is there
+        self._dispatcher.hand_off()  # it is shut down, so look again: all items put before the shutdown are there
         try:
             return self._dispatcher._take_now()
         except QueueEmpty:
@@ -246,7 +255,7 @@ class _Gets(Waiting[Item]):
 
     def _enter(self, waiter: Waiter) -> None:
         self._dispatcher._enter(waiter)
-        if self._face._shut:  # entered, then looked again; and for an item, too
+        if self._face._shut:  # after entering: look again for the shutdown, and also for an item
             self._dispatcher.hand_off()
             if self._dispatcher._leave(waiter):
                 raise _shut_down()

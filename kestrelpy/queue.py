@@ -1,6 +1,6 @@
-"""``JournaledQueue``: one writer's journal, any number of readers, one object.
+"""``JournaledQueue``: one object for the journal of one writer and any number of readers.
 
-The journal is a single-threaded core; this, ``_reading`` and ``_writing`` are the shell of locks and threads around it.
+The journal is a single-threaded core. This module, ``_reading`` and ``_writing`` add the locks and threads around it.
 
 NOTE ON LOCKING: ``_lock`` is Q in docs/locking.md, which has the order of all locks.
 """
@@ -59,34 +59,35 @@ _NO_READERS: Mapping[str, ReaderConfig] = MappingProxyType({})
 
 
 class JournaledQueue:
-    """A durable blocking queue: ``name`` in ``directory``, created or reopened.
+    """A durable blocking queue: queue ``name`` in folder ``directory``. It is created, or opened again.
 
-    One process, one object at a time has it open for writing. Every put is one record in the journal, seen by every
-    reader. All arguments after the name are options, by keyword:
+    One object in one process has the queue open for writing. Each put appends one record to the journal (a write-ahead
+    log), and every reader sees the record. All arguments after the name are options, by keyword:
 
-    ``sync``: ``"always"`` (or 0): a put returns once its item is on disk. Seconds: synced in the background that often.
-    ``"never"``: the system decides. In every mode a put that returned survives the death of the process.
-    ``segment_bytes``: the size at which a journal segment is closed and the next begun. ``max_item_bytes``: at most
-    what fits an empty segment, which is the default. ``archive_dir``: consumed segments are moved there instead of
-    deleted; a folder in which no queue of this name lives. ``checkpoint_interval``: seconds between checkpoints of
-    readers that moved. ``readers``, ``default_reader``: how readers are configured, by name and otherwise.
-    ``journaled=False``: the same queue in memory only. ``codec``: values instead of bytes. ``on_corruption``:
-    ``"raise"``, or ``"quarantine"`` to skip exactly the bad records and keep their bytes aside. ``inbox_interval``:
-    seconds between looks for what other processes have published for this queue (``kestrelpy.inbox``); ``None``: only
-    at opening, and when ``take_in`` is called. ``clock`` and ``disk``: other than the system's, for tests.
+    ``sync``: ``"always"`` (or 0): a put returns when its item is on disk. Seconds: the time between background syncs.
+    ``"never"``: the operating system decides. In every mode an item whose put returned survives the death of the
+    process. ``segment_bytes``: the size at which a segment of the journal is closed and the next one begins.
+    ``max_item_bytes``: the largest item; at most, and by default, as much as an empty segment holds. ``archive_dir``:
+    consumed segments are moved to this folder instead of being deleted; no queue of this name may live there.
+    ``checkpoint_interval``: seconds between checkpoints of readers that moved. ``readers``: the configuration of
+    readers, by name; ``default_reader``: that of all other readers. ``journaled=False``: the same queue in memory only.
+    ``codec``: values instead of bytes. ``on_corruption``: ``"raise"``, or ``"quarantine"`` to skip exactly the damaged
+    records and keep their bytes aside. ``inbox_interval``: seconds between looks for batches that other processes
+    published for this queue (``kestrelpy.inbox``); with ``None``, only the opening and ``take_in`` look. ``clock`` and
+    ``disk`` replace those of the system, for tests.
 
-    Raises ``InvalidName``, ``QueueLocked``, ``WrongKind`` for a work queue, ``CorruptJournal``, ``UnsupportedFormat``,
-    ``ValueError`` for an option out of range, ``TypeError`` for one of a wrong type, and ``OSError``. Cost of opening:
-    O(segments), and the scan of the last one if it was not closed.
+    Raises ``InvalidName``, ``QueueLocked`` if the queue has another owner, ``WrongKind`` for a work queue,
+    ``CorruptJournal``, ``UnsupportedFormat``, ``ValueError`` for an option out of range, ``TypeError`` for an option of
+    a wrong type, and ``OSError``. Cost of opening: O(segments), and a scan of the last segment if it was not closed.
 
     Thread-safe. Every call raises ``QueueClosed`` after ``close()``, ``DurabilityUnknown`` once a sync has failed,
     ``ForkedQueue`` in a forked child, ``OSError`` where the system refuses a file, and ``CorruptJournal`` where it has
-    to read what is damaged.
+    to read damaged data.
     """
 
     _inbox: InboxHost | None = None
     _holds_jobs: ClassVar[bool] = False
-    """Of the class that a work queue stands on: its journal is no other's, and nothing is published for it."""
+    """True in the class below a work queue: that journal holds jobs, and nobody publishes items for it."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class JournaledQueue:
         self._pid = os.getpid()
         self._room = Room()
         self._status = status = QueueStatus(sync_seconds, has_codec=codec is not None)
-        if not journaled:  # said here and nowhere else: what is in memory has nothing on another disk
+        if not journaled:  # this is the only place that knows: a queue in memory uses no other disk
             disk, archive_dir, inbox_interval = memory_disk(), None, None
         files = QueueFiles((disk or RealDisk()).directory(self.directory, create=True), name)
         self._held = held = OpenJournal(files)
@@ -146,7 +147,7 @@ class JournaledQueue:
             raise
 
     def _set_up(self, codec: Codec | None, interval: float) -> None:
-        """Put the parts together. Each is given the others that it needs, and none the queue."""
+        """Make the parts of the queue. Each part gets the other parts that it needs; no part gets the queue."""
         held, status, registry, room = self._held, self._status, self._registry, self._room
         self._journal = journal = held.journal
         self._opened_at = (journal.tail_id, journal.total_bytes)
@@ -167,11 +168,11 @@ class JournaledQueue:
         self._syncer = syncer = Syncer(self.directory, status, source, registry, room, held.syncing)
         self._puts = PutPath(status, syncer, source, registry, room, codec, self.max_item_bytes)
         self._maintenance = Maintenance(status, syncer, source, registry, room, interval)
-        journal.on_followed = self._maintenance.arm  # readers elsewhere may be past the segment before
+        journal.on_followed = self._maintenance.arm  # readers in other processes may be past the previous one
         registry.dispose_stale(held.found.stale)
 
     def _open(self, disk: Disk | None, inbox_interval: float | None, *, quarantine: bool) -> None:
-        """Take in what was published, and let readers and puts begin."""
+        """Ingest the published batches, and let readers and puts begin."""
         from kestrelpy.inbox.host import InboxHost
         from kestrelpy.inbox.watcher import InboxWatcher
 
@@ -200,18 +201,18 @@ class JournaledQueue:
     def _moved(self) -> None:
         self._maintenance.moved()
 
-    # -- what it is for -------------------------------------------------------------------------------------------
+    # -- the kind of queue ----------------------------------------------------------------------------------------
 
     def _kind(self) -> str:
-        """What the folder says that it is."""
+        """``"queue"`` or ``"work queue"``, by the files in the folder."""
         return kind_of(self._held.files.directory.names(), self.name)
 
     def _mark_as_jobs(self) -> None:
-        """It is a work queue from here on, on disk. Raises ``OSError``."""
+        """Make this a work queue. That is on disk when this returns. Raises ``OSError``."""
         mark_as_jobs(self._held.files.directory, self.name)
 
     def _open_mark(self) -> File:
-        """The file that says so. Raises ``OSError``."""
+        """Open the file that marks a work queue. Raises ``OSError``."""
         return open_mark(self._held.files.directory, self.name)
 
     # -- putting -------------------------------------------------------------------------------------------------
@@ -224,16 +225,17 @@ class JournaledQueue:
         expires_at_ms: int | None = None,
         timeout: float | None = 0,
     ) -> int:
-        """Add one item for every reader; returns its id.
+        """Add one item for every reader; returns the item's id.
 
-        When it returns, the item survives the death of the process; with ``sync="always"`` a power cut too. ``data``:
-        ``bytes``, ``bytearray`` or ``memoryview``, or any value with a codec. It expires ``expires_in`` seconds from
-        now or at ``expires_at_ms``. Where a reader's policy is ``BLOCK``, waits for room up to ``timeout`` seconds (0:
-        not at all; ``None``: for ever), in line with other producers.
+        When this returns, the item survives the death of the process; with ``sync="always"``, a power cut too.
+        ``data``: ``bytes``, ``bytearray`` or ``memoryview``; with a codec, any value. The item expires ``expires_in``
+        seconds from now, or at ``expires_at_ms`` (milliseconds since 1970). If a reader with the policy ``BLOCK`` is
+        full, waits for room up to ``timeout`` seconds (0: not at all; ``None``: for ever), in line with other
+        producers.
 
-        Raises ``QueueFull`` if a reader has no room (at once if it never will), ``ItemTooLarge``, ``QueueDiskFull`` (in
-        each case nothing was stored), ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``, ``TypeError``,
-        ``ValueError``.
+        Raises ``QueueFull`` if a reader has no room (at once if it never will), ``ItemTooLarge`` and ``QueueDiskFull``;
+        in each of these cases nothing was stored. Also raises ``DurabilityUnknown`` if a sync failed, ``QueueClosed``,
+        ``ForkedQueue``, ``TypeError`` and ``ValueError`` for bad arguments, and ``OSError``. Thread-safe.
         """
         status = self._status
         if (
@@ -241,7 +243,7 @@ class JournaledQueue:
             or type(data) is not bytes
             or expires_in is not None
             or expires_at_ms is not None
-            or timeout  # not only to be waited for: it may be no timeout at all
+            or timeout  # this also sends invalid values to the slow path, which checks them
         ):
             return self._puts.put([data], expires_in, expires_at_ms, timeout)[0]
         size = len(data)
@@ -292,11 +294,15 @@ class JournaledQueue:
         expires_at_ms: int | None = None,
         timeout: float | None = 0,
     ) -> range:
-        """Add several items as one record: all or nothing, also across a crash. Returns their ids; of nothing, an
-        empty range.
+        """Add several items as one record: all or nothing, also across a crash. Returns their ids, a ``range``.
 
-        One write, one sync. Guarantees and errors as ``put``; ``BatchTooLarge`` for items of more than 2 GiB together.
-        More items than a reader's ``max_items`` never fit.
+        One write and one sync for all items. When this returns, the items survive the death of the process; with
+        ``sync="always"``, a power cut too. They expire ``expires_in`` seconds from now, or at ``expires_at_ms``. Waits
+        for room as ``put`` does, up to ``timeout`` seconds (0: not at all). No items: returns an empty range.
+
+        Raises ``QueueFull`` if a reader has no room (at once for more items than its ``max_items``), ``ItemTooLarge``,
+        ``BatchTooLarge`` for more than 2 GiB together, and ``QueueDiskFull``; in each of these cases nothing was
+        stored. Also raises ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``, ``TypeError`` and ``ValueError``.
         """
         values = list(items)
         if not values:
@@ -313,11 +319,12 @@ class JournaledQueue:
         expires_at_ms: int | None = None,
         timeout: float | None = 0,
     ) -> Future[int]:
-        """As ``put``, without waiting for the disk: the future completes with the id when the item is there under the
-        sync policy.
+        """Add one item without waiting for the disk; returns a future of the item's id. Takes the arguments of ``put``.
 
-        With ``sync="never"`` it is complete at once. Raises what ``put`` raises before anything is stored; the future
-        fails with ``DurabilityUnknown``.
+        The future completes when the item is on disk, with ``sync="never"`` at once. It fails with
+        ``DurabilityUnknown`` if the sync fails. This call may wait for room, up to ``timeout`` seconds (0: not at all).
+        Before anything is stored it raises ``QueueFull``, ``ItemTooLarge``, ``QueueDiskFull``, ``DurabilityUnknown``,
+        ``QueueClosed``, ``ForkedQueue``, ``TypeError``, ``ValueError`` or ``OSError``. Thread-safe.
         """
         return self._puts.put_future(data, expires_in, expires_at_ms, timeout)
 
@@ -329,31 +336,34 @@ class JournaledQueue:
         expires_at_ms: int | None = None,
         timeout: float | None = 0,
     ) -> int:
-        """``put`` for asyncio: waits for room and for the disk without blocking the loop, and without a thread.
+        """Add one item, for asyncio; returns its id when the item is on disk, with ``sync="never"`` at once.
 
-        A task that is cancelled while it waits for room has put nothing. One that is cancelled while it waits for the
-        disk has: the item stays, and is on disk as soon as it would have been. ``timeout`` is for the room, by the
-        queue's clock. Raises as ``put``.
+        Waits for room and for the disk without blocking the loop, and without a thread. ``timeout`` limits the wait for
+        room (0: not at all; ``None``: for ever), in seconds of the queue's clock. A task that is cancelled while it
+        waits for room has put nothing. A task that is cancelled while it waits for the disk has put its item: the item
+        stays, and is on disk as soon as it would have been. Takes the arguments of ``put``. Raises ``QueueFull``,
+        ``ItemTooLarge``, ``QueueDiskFull``, ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``, ``TypeError``,
+        ``ValueError`` and ``OSError``.
         """
         return await self._puts.aput(data, expires_in, expires_at_ms, timeout)
 
     def sync(self) -> None:
-        """Return when everything put before is on disk, in every mode. Raises ``DurabilityUnknown``."""
+        """Return when everything put before is on disk, in every mode. Raises ``DurabilityUnknown`` if that fails."""
         self._syncer.sync()
 
     # -- readers --------------------------------------------------------------------------------------------------
 
     def reader(self, name: str = "", *, start: Start = "tail") -> Reader:
-        """The reader of that name, made and owned by this process if need be; the default reader's name is empty.
+        """The reader of that name, which is opened or made if need be. This process then owns the reader.
 
-        The first named reader takes over the default reader's place and unread items (in this process it is the same
-        object); the queue's own ``get`` and ``commit`` raise ``NoDefaultReader`` from then on. A later new one begins
-        where ``start`` says: ``"tail"``, ``"earliest"`` or an item id; it is ignored for one that exists. One that was
-        first made while another process had the default reader open has taken nothing over: the default reader stays
-        beside it.
+        The default reader's name is empty. The first named reader takes over the default reader's position and unread
+        items (in this process it is the same object); the queue's own ``get`` and ``commit`` then raise
+        ``NoDefaultReader``. If another process has the default reader open at that moment, the named reader takes over
+        nothing, and the default reader stays beside it. A later new reader begins at ``start``: ``"tail"``,
+        ``"earliest"`` or an item id. For a reader that exists, ``start`` is ignored.
 
-        Raises ``NoDefaultReader`` if there are named readers and no default one, ``InvalidName``,
-        ``QueueLocked`` if another process owns it, ``ValueError``, ``OSError``.
+        Raises ``NoDefaultReader`` if there are named readers and no default reader, ``InvalidName``, ``QueueLocked`` if
+        another process owns the reader, ``ValueError`` for a bad ``start``, and ``OSError``. Thread-safe.
         """
         self._status.check_usable()
         found = self._registry.open.get(name)
@@ -361,7 +371,7 @@ class JournaledQueue:
             return found
         with self._while_open():
             reader = self._registry.reader(name, start)
-        self._room.ring_first()  # what it is configured with counts now, and not what it was before
+        self._room.ring_first()  # its limits are those of its configuration from here on
         return reader
 
     def _reader_closed(self, reader: Reader) -> None:
@@ -370,15 +380,15 @@ class JournaledQueue:
         except OSError:
             if (
                 self._status.error is None
-            ):  # else its folder is closed, and who closes it gives back what the reader has
+            ):  # else the queue's folder is closed, and the thread that closes it releases the reader
                 raise
         finally:
-            self._room.ring_first()  # it is looked up by its file from here on
+            self._room.ring_first()  # the reader's limits count by its file from here on
 
     def drop_reader(self, name: str) -> None:
-        """Close a reader, wake its waiters and forget its place; no error for one that does not exist.
+        """Close a reader and delete its saved position; its waiters get ``QueueClosed``.
 
-        Raises ``QueueLocked`` if another process owns it, ``OSError``.
+        Does nothing if there is no such reader. Raises ``QueueLocked`` if another process owns it, and ``OSError``.
         """
         self._status.check_usable()
         with self._while_open():
@@ -387,7 +397,7 @@ class JournaledQueue:
 
     @contextmanager
     def _while_open(self) -> Iterator[None]:
-        """Who closes the queue meanwhile, a callback perhaps, closes its folder."""
+        """Raise ``QueueClosed`` in place of ``OSError`` if the queue, and so its folder, is closed during the block."""
         try:
             yield
         except OSError:
@@ -396,67 +406,92 @@ class JournaledQueue:
 
     @property
     def readers(self) -> Mapping[str, Reader]:
-        """The readers open here, by name."""
+        """The readers that this process has open, by name."""
         return MappingProxyType(self._registry.open)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Item:
         """Open a read of the next item of the default reader: commit it when the work is done, or abort it.
 
-        Waits in line for up to ``timeout`` seconds of real time (``None``: for ever; ``block=False``: not at all).
-        Raises ``QueueEmpty``, ``NoDefaultReader`` if there are named readers only, and what ``Reader.get`` raises.
+        An aborted item comes first, else the next unread one. Waits in line up to ``timeout`` seconds of real time
+        (``None``: for ever; ``block=False``: not at all). Raises ``QueueEmpty`` if no item came in time,
+        ``NoDefaultReader`` if there are named readers only, ``ValueError`` for a negative timeout, ``CorruptJournal``
+        if the next item is damaged on disk, ``QueueClosed``, ``DurabilityUnknown``, ``ForkedQueue``. Thread-safe.
         """
         reader = self._registry.alone
         return (reader if reader is not None else self.reader()).get(block, timeout)
 
     def get_nowait(self) -> Item:
-        """``get(block=False)`` of the default reader."""
+        """``get(block=False)`` of the default reader. Raises ``QueueEmpty`` at once if there is no item."""
         return self.reader().get(False)
 
     def get_many(self, max_items: int, *, max_bytes: int | None = None, timeout: float | None = None) -> list[Item]:
         """Open reads of up to ``max_items`` items of the default reader: waits for the first, then takes what is there.
 
-        Raises as ``Reader.get_many``.
+        Waits up to ``timeout`` seconds (``None``: for ever). Stops before the item that would bring the data above
+        ``max_bytes``, but takes at least one. Raises ``QueueEmpty`` if no item came in time, ``NoDefaultReader`` if
+        there are named readers only, ``CorruptJournal`` for a damaged item, ``QueueClosed``, and ``ValueError``.
         """
         return self.reader().get_many(max_items, max_bytes=max_bytes, timeout=timeout)
 
     def get_future(self, timeout: float | None = None) -> Future[Item]:
-        """A future of the next item of the default reader; never blocks. Raises as ``Reader.get_future``."""
+        """A future of the next item of the default reader; never blocks. ``cancel()`` loses no item.
+
+        The future fails with ``QueueEmpty`` after ``timeout`` seconds of the queue's clock. Raises ``NoDefaultReader``,
+        ``ValueError`` for a negative timeout, and ``RuntimeError`` if a timeout needs a thread that cannot be started.
+        """
         return self.reader().get_future(timeout)
 
     async def aget(self, timeout: float | None = None) -> Item:
-        """The next item of the default reader, for asyncio. Raises as ``Reader.aget``."""
+        """Open a read of the next item of the default reader, for asyncio. A cancelled task loses no item.
+
+        Raises ``QueueEmpty`` after ``timeout`` seconds of the queue's clock (``None``: never), ``NoDefaultReader``,
+        ``ValueError`` for a negative timeout, and ``RuntimeError`` if a timeout needs a thread that cannot be started.
+        """
         return await self.reader().aget(timeout)
 
     def peek(self, timeout: float | None = 0) -> Item:
-        """The next item of the default reader, not opened: it stays where it is. Raises as ``Reader.peek``."""
+        """The next item of the default reader. No read is opened: the item stays, and cannot be committed.
+
+        Waits up to ``timeout`` seconds. Raises ``QueueEmpty``, ``NoDefaultReader``, ``CorruptJournal``, ``ValueError``.
+        """
         return self.reader().peek(timeout)
 
     def commit(self, item_or_id: Item | int) -> None:
-        """The work on an item of the default reader is done; in any order. Raises as ``Reader.commit``."""
+        """Acknowledge an open read of the default reader: the work is done. In any order, from any thread.
+
+        The commit is durable with the next checkpoint. Raises ``UnknownItem`` if the item is not an open read,
+        ``NoDefaultReader``, ``QueueClosed``, and ``TypeError`` for an argument that is neither an item nor an id.
+        """
         reader = self._registry.alone
         (reader if reader is not None else self.reader()).commit(item_or_id)
 
     def commit_many(self, items: Iterable[Item | int]) -> None:
-        """Commit all of these items of the default reader, or none. Raises as ``Reader.commit_many``."""
+        """Commit all of these items of the default reader; none if one is not an open read (``UnknownItem``)."""
         self.reader().commit_many(items)
 
     def abort(self, item_or_id: Item | int) -> None:
-        """Give an item of the default reader back, ahead of unread ones. Raises as ``Reader.abort``."""
+        """Give an item of the default reader back, ahead of unread items; its ``error_count`` grows by one.
+
+        Raises ``UnknownItem`` if the item is not an open read, ``NoDefaultReader``, ``QueueClosed``, and ``TypeError``.
+        """
         self.reader().abort(item_or_id)
 
     def seek(self, item_id: int | None = None, *, time_ms: int | None = None) -> None:
         """Move the default reader: its next item is ``item_id``, or the first one added at ``time_ms`` or later.
 
-        Raises as ``Reader.seek``.
+        Goes back as far as segments last, or forward to after the tail. Drops all open reads and aborted items
+        of the default reader; those after the new position come again. The position is saved when this returns. Raises
+        ``TypeError`` unless exactly one of the two is given, ``ValueError``, ``NoDefaultReader``, and ``OSError``.
         """
         self.reader().seek(item_id, time_ms=time_ms)
 
     # -- all readers ----------------------------------------------------------------------------------------------
 
     def checkpoint(self, durable: bool = False) -> None:
-        """Save the place of every reader open here, and retire the segments that nobody needs any more.
+        """Save the position of every reader open here, and retire the segments that no reader needs any more.
 
-        Raises ``DurabilityUnknown``, ``OSError``.
+        Items committed before do not come again after the death of the process, nor, with ``durable``, after a power
+        cut. Raises ``DurabilityUnknown``, ``QueueClosed``, ``OSError``.
         """
         self._status.check_usable()
         with self._while_open():
@@ -464,23 +499,23 @@ class JournaledQueue:
             self._registry.retire(self._source)
 
     def flush(self) -> int:
-        """Drop what every reader open here has unread; returns how many items in all."""
+        """Drop the unread and aborted items of every reader open here; returns how many. Open reads stay open."""
         self._status.check_usable()
         self._default_if_alone()
         return sum(self._of_each(lambda reader: reader.flush()))
 
     def discard_expired(self, limit: int | None = None) -> int:
-        """Drop expired items from the front of every reader open here; returns how many in all."""
+        """Drop expired items from the front of every reader open here, at most ``limit`` of each; returns how many."""
         self._status.check_usable()
         self._default_if_alone()
         return sum(self._of_each(lambda reader: reader.discard_expired(limit)))
 
     def evict_waiters(self) -> int:
-        """Every waiter of every reader gets ``QueueEmpty`` now; returns how many there were."""
+        """Give ``QueueEmpty`` to all waiting consumers of the readers open here; returns how many there were."""
         return sum(reader.evict_waiters() for reader in list(self._registry.open.values()))
 
     def _of_each(self, call: Callable[[Reader], T]) -> list[T]:
-        """``call`` of every reader open here, but for one that is closed meanwhile."""
+        """``call`` of every reader open here, except one that is closed meanwhile."""
         results = []
         for reader in list(self._registry.open.values()):
             try:
@@ -490,20 +525,20 @@ class JournaledQueue:
         return results
 
     def _default_if_alone(self) -> None:
-        """There is always at least one reader: open the default one if there is no other."""
+        """Open the default reader if there is no other reader: a queue has at least one."""
         if not self._registry.open and not any(self._held.files.readers(self._journal.queue_id)):
             self.reader()
 
     def take_in(self) -> int:
-        """Take in now what other processes have published for this queue (``kestrelpy.inbox``); how many items.
+        """Ingest what other processes published for this queue (``kestrelpy.inbox``); returns the number of items.
 
-        Each published batch is taken in once and as a whole, in the order of its publishing: its items are on disk, and
-        visible to readers, all at once. They are added at this moment, whatever their writer's clock says. A batch for
-        which a reader has no room waits, with all behind it; one larger than that reader's limits until it is empty.
-        0 if there is nothing, also with ``journaled=False``. Looked for by itself every ``inbox_interval`` seconds.
+        The queue also looks by itself every ``inbox_interval`` seconds. Each batch is ingested once and as a whole, in
+        the order of publishing: its items become durable, and visible to readers, all at once. They are added at this
+        moment, by this queue's clock. A batch for which a reader has no room waits, with all batches after it; a batch
+        larger than that reader's limits waits until the reader is empty. With ``journaled=False``, returns 0.
 
-        Raises ``QueueDiskFull`` or another ``OSError``: then it is tried again, and puts raise until it is done, if it
-        had begun. ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``. Thread-safe.
+        Raises ``QueueDiskFull`` or another ``OSError``: the queue tries again later, and if the batch was begun, puts
+        raise until it is done. Also raises ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``. Thread-safe.
         """
         self._status.check_usable()
         return 0 if self._inbox is None else self._inbox.take_in()
@@ -512,15 +547,15 @@ class JournaledQueue:
 
     @property
     def closed(self) -> bool:
-        """Whether ``close()`` or ``erase()`` was called."""
+        """True once ``close()`` or ``erase()`` was called."""
         return isinstance(self._status.error, QueueClosed)
 
     def stats(self) -> QueueStats:
-        """The queue's figures at this moment. Cost: O(segments + open reads)."""
+        """The figures of the queue and of the readers open here, at this moment. Cost: O(segments + open reads)."""
         journal, readers = self._journal, self._registry.open
         figures = {name: reader.stats() for name, reader in readers.items()}
         tail_id, total_bytes = journal.tail_id, journal.total_bytes
-        left = list(self._registry.undisposed)  # the archive has no room for them, say
+        left = list(self._registry.undisposed)  # retired, but the archive has no room for them, say
         segments = [*left, *journal.segments]
         return QueueStats(
             items=sum(each.items for each in figures.values()),
@@ -541,9 +576,10 @@ class JournaledQueue:
         )
 
     def as_blocking_queue(self) -> BlockingQueue[Any]:
-        """The default reader as a ``BlockingQueue``: a get commits at once, a put waits for room.
+        """The default reader behind the interface of ``queue.Queue``: a get commits at once, a put waits for room.
 
-        ``qsize`` counts unread items; ``put_head`` and ``get_if`` raise ``NotImplementedError``.
+        ``qsize`` counts unread items; ``put_head`` and ``get_if`` raise ``NotImplementedError``. Raises
+        ``NoDefaultReader`` if there are named readers only, and what ``reader()`` raises.
         """
         from kestrelpy.blocking import JournaledBlockingQueue
 
@@ -552,29 +588,29 @@ class JournaledQueue:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write the checkpoints, close the journal properly, wake all waiters with ``QueueClosed``. Idempotent.
+        """Save the checkpoints, close the journal, and give ``QueueClosed`` to all waiters. Idempotent.
 
         Raises ``DurabilityUnknown`` or ``OSError`` if something could not be written, or if a sync in the background
-        has failed and no call of the queue (a reader's or a future does not count) has raised that yet. The queue is
-        closed all the same, and what was acknowledged is in its files.
+        has failed and no call of the queue has raised that yet (calls of readers and futures do not count). The queue
+        is closed all the same, and its files have everything that was acknowledged.
         """
         self._ending.end(QueueClosed(f"queue {self.name!r} is closed"))
 
     def erase(self) -> None:
-        """Close the queue and delete its files, and no others. Nothing for one that is erased already. Raises
-        ``OSError``, ``ForkedQueue``, and ``QueueClosed`` for one that is closed, or that is being closed: its files may
-        be another owner's by now.
+        """Close the queue and delete its files, and no others. Does nothing if the queue is erased already.
 
-        The calls of a reader that another process has open raise ``QueueClosed`` from then on, and it saves nothing.
+        If another process has a reader open, the calls of that reader raise ``QueueClosed`` from then on, and it saves
+        nothing. Raises ``OSError``, ``ForkedQueue``, and ``QueueClosed`` if the queue is closed or being closed: the
+        files may belong to another owner by now.
         """
         self._ending.end(QueueClosed(f"queue {self.name!r} is erased"), erase=True)
 
     def _dismiss(self, error: QueueClosed) -> None:
-        """At the interpreter's end: everybody who waits gets ``error``."""
+        """At the end of the interpreter: give ``error`` to every waiter."""
         self._ending.dismiss(error)
 
     def _abandon(self) -> None:
-        """In a forked child: everything here is the parent's (R26)."""
+        """In a forked child: abandon everything, as it belongs to the parent (R26)."""
         self._ending.abandon(ForkedQueue(self._pid))
         self._lock = self._source.lock
 
@@ -597,7 +633,7 @@ class JournaledQueue:
         return f"<JournaledQueue {self.name}: tail={self._journal.tail_id} readers=[{readers}]{state}>"
 
     def _check(self) -> None:
-        """The invariants; for tests, with nobody else at work."""
+        """Assert the invariants. For tests, while no other thread uses the queue."""
         source, journal = self._source, self._journal
         with self._lock:
             assert source.visible_id <= journal.tail_id

@@ -1,5 +1,5 @@
-"""One reader, from its progress up to what users call; and all readers of a queue.
+"""One reader, from its progress up to the calls of users; and all readers of a queue.
 
-``source`` is what a reader reads from: ``local_source`` in the process that writes the queue, ``detached_source`` in
-another one.
+A reader reads from a ``source``: ``local_source`` in the process that writes the queue, ``detached_source`` in another
+process.
 """

@@ -1,13 +1,13 @@
-"""``Backlog``: the items one reader has not done yet, and where the next one comes from.
+"""``Backlog``: the items that one reader has not done yet, and where its next item comes from.
 
 Rules:
-1. Memory is a window, the journal is the truth: what is not in memory is read back, and losing a window loses
-   nothing.
-2. An item is in exactly one place: unread, requeued (ahead of the unread, by id), with a hook, open, or done. An item
-   that an exception from outside left in none is looked for before anything else is taken (R13).
+1. The journal is the truth, memory is a window on it: items that are not in memory are read back from the journal, and
+   losing the window loses nothing.
+2. An item is in exactly one state: unread, requeued (ahead of unread items, by id), with a hook, open, or done. An
+   interrupt may leave an item in none of them: ``repair`` looks for it before another item is taken (R13).
 
-NOTE ON LOCKING: ``lock`` (R in docs/locking.md) guards every method, and every attribute that is not said to be
-otherwise. Nothing here takes it: whoever calls holds it.
+NOTE ON LOCKING: ``lock`` (R in docs/locking.md) guards every method, and every attribute unless its comment says
+otherwise. No method takes the lock: the caller holds it. ``items``, ``bytes`` and ``check_usable`` may be used without.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from kestrelpy.errors import KestrelError, copy_of
 from kestrelpy.item import Item, ItemOwner, new_item
 
 BLOCK_BYTES = 1 << 20
-"""How much memory one read of the journal may fill, if ``memory_bytes`` allows it."""
+"""How many bytes one read of the journal may bring into memory, if ``memory_bytes`` allows as many."""
 EXPANDED = 256
-"""How many items of a batch become entries at a time: ``get`` takes entries, ``get_many`` the batch itself."""
+"""How many items of a batch become entries at a time. ``get`` takes entries; ``get_many`` reads the batch itself."""
 NO_LIMIT = 1 << 62
 
 
 class Backlog:
-    """One reader's items. ``owner``: whom they are handed out by; ``line``: who waits for one, looked at only."""
+    """One reader's items. ``owner`` hands them out; ``line`` holds the waiters, and the backlog only looks at it."""
 
     __slots__ = (
         "_clock",
@@ -76,15 +76,15 @@ class Backlog:
         self.progress = progress
         self.opened: dict[int, Item] = {}
         self.requeued = Requeued()
-        self.with_hook: dict[int, Item] = {}  # a hook has them, or has failed on them
-        self.ahead: dict[int, Entry] = {}  # read back from the journal for this reader alone
-        self.batch: WindowBatch | None = None  # at hand for this reader: what follows ``ahead``, or is done
-        self.hint: tuple[int, FramePosition] | None = None  # where in the journal to go on reading
+        self.with_hook: dict[int, Item] = {}  # items that a hook is looking at, or whose hook raised
+        self.ahead: dict[int, Entry] = {}  # for this reader alone: read from the journal, or from ``batch``
+        self.batch: WindowBatch | None = None  # the batch that this reader is in the middle of, or has used up
+        self.hint: tuple[int, FramePosition] | None = None  # where the next read of the journal starts
         self.take: Take = self.ahead.pop
-        self.fast = False  # whether get() may take the short way; see update_fast_path
+        self.fast = False  # whether get() may take the fast path; see update_fast_path
         self.wants_window = False
         self.special_through = progress.special_through
-        self.disturbed = False  # an exception from outside struck: see repair
+        self.disturbed = False  # an interrupt struck while items were moving: see repair
         self.broken: Exception | None = None  # why the reader can't be used any more; read without the lock
         self.may_skip_notify = False  # whether a commit has nobody to notify
         self.opened_count = 0
@@ -92,7 +92,9 @@ class Backlog:
         self.expired_count = 0
 
     def find(self, expired: list[Item]) -> tuple[int, Entry] | None:
-        """Take the next live item out of where it is; expired ones on the way go to ``expired``, or are released."""
+        """Take and return the next item that has not expired; ``None`` if there is none. Expired items before it are
+        appended to ``expired`` if the reader has an ``on_expired`` hook, and released otherwise.
+        """
         if self.disturbed:
             self.repair()
         while True:
@@ -105,7 +107,7 @@ class Backlog:
             self._count_expired(item_id, entry, expired)
 
     def _count_expired(self, item_id: int, entry: Entry, expired: list[Item]) -> None:
-        """An expired item has been taken out of where it was: it is done, or is for its hook to settle."""
+        """Count an expired item that was taken: it is done, or its hook settles it."""
         self.expired_count += 1
         if self.config.on_expired is None:
             self.release(item_id, entry[0])
@@ -115,7 +117,7 @@ class Backlog:
             self.with_hook[item_id] = item
 
     def take_next(self) -> tuple[int, Entry] | None:
-        """Take the next item, expired or not, out of where it is."""
+        """Take and return the next item, expired or not."""
         found = self.requeued.first()
         if found is None:
             return self._next_unread()
@@ -140,7 +142,7 @@ class Backlog:
                 return None
 
     def _refill(self) -> bool:
-        """See to it that ``_take`` has the next item, from the window or from the journal; false if there is none."""
+        """Make ``take`` find the next item, from the window or from the journal; false if there is none."""
         progress, source = self.progress, self._source
         visible_id = source.seen_id
         if progress.next_id > visible_id:
@@ -155,7 +157,7 @@ class Backlog:
             return True
         block = source.read(progress.next_id, visible_id, min(BLOCK_BYTES, self.config.memory_bytes), self.hint)
         first_id = next(iter(block.entries), block.next_id)
-        if first_id > progress.next_id:  # ids that no item has, or whose items were damaged and set aside
+        if first_id > progress.next_id:  # no item has these ids, or it was damaged and quarantined
             self._pass_over(first_id)
         self.ahead = block.entries
         self.take = self.ahead.pop
@@ -164,7 +166,7 @@ class Backlog:
         return bool(block.entries) or first_id <= visible_id
 
     def expand(self) -> Take | None:
-        """Make entries of the next items of the batch at hand; ``None`` if it has no more."""
+        """Make entries of the next items of ``batch``, and return how to take them; ``None`` if it is used up."""
         if self.batch is None:
             return None
         first_id, items, added_ms = self.batch
@@ -178,7 +180,7 @@ class Backlog:
         return self.ahead.pop
 
     def _pass_over(self, item_id: int) -> None:
-        """What is not done before ``item_id`` and not in memory is lost, or was never there."""
+        """Mark ids before ``item_id`` as done unless memory has their items: such items are lost, or never existed."""
         progress, source = self.progress, self._source
         items, size = source.before(progress.next_id)
         items_then, size_then = source.before(item_id)
@@ -192,7 +194,7 @@ class Backlog:
             progress.released_bytes += size_then - size
 
     def peek(self) -> tuple[int, Entry] | None:
-        """The next item, expired or not, left where it is."""
+        """Return the next item, expired or not, and leave it where it is."""
         if self.disturbed:
             self.repair()
         first = self.requeued.first()
@@ -206,7 +208,7 @@ class Backlog:
         return found
 
     def take_more(self, items: list[Item], expired: list[Item], max_items: int, max_bytes: int | None) -> None:
-        """Open reads of what is there, up to the limits. ``items`` has each before anything can interrupt."""
+        """Open reads of available items, up to the limits. Each is in ``items`` before an interrupt can strike."""
         left = (NO_LIMIT if max_bytes is None else max_bytes) - len(items[0].data)
         while True:
             if self.fast:
@@ -215,7 +217,7 @@ class Backlog:
                 break
             try:
                 found = self.find(expired)
-            except (KestrelError, OSError):  # the caller gets what was taken; whoever is next is told
+            except (KestrelError, OSError):  # the caller gets the items taken so far; the next get raises
                 break
             if found is None:
                 break
@@ -230,8 +232,8 @@ class Backlog:
             self.opened_count += 1
 
     def _take_run(self, items: list[Item], count: int, left: int) -> int:
-        """Open reads of up to ``count`` items that are at hand and do not expire, as ``get`` opens one. Returns how
-        many of ``left`` bytes are left; less than none if there was no room for the next item.
+        """Open reads of up to ``count`` items that ``take`` has and that have no expiry, as the fast path of ``get``
+        does. Returns how many of ``left`` bytes remain; a negative number if the next item did not fit.
         """
         take, owner, made = self.take, self.owner, {}
         next_id = self.progress.next_id
@@ -260,7 +262,7 @@ class Backlog:
         return left
 
     def _take_batch(self, items: list[Item], count: int, left: int) -> int:
-        """The same out of the batch at hand."""
+        """Open reads of up to ``count`` items of ``batch``. Returns as ``_take_run``."""
         assert self.batch is not None
         first_id, batch, added_ms = self.batch
         owner, made = self.owner, {}
@@ -281,18 +283,18 @@ class Backlog:
         return left
 
     def _open_run(self, items: list[Item], made: dict[int, Item]) -> None:
-        """Those of ``made``, which follow each other, are open reads, and behind ``items``."""
+        """Note the items of ``made``, whose ids are consecutive, as open reads, and append them to ``items``."""
         if made:
             opened, taken = self.opened, list(made.values())
             next_id, count = taken[-1].id + 1, self.opened_count + len(taken)
-            # No call from here on: an interrupt falls before all of it or behind.
+            # No call from here on: an interrupt strikes before or after all of these stores.
             items += taken
             opened |= made
             self.progress.next_id = next_id
             self.opened_count = count
 
     def expire(self, item_id: int, entry: Entry, expired: list[Item]) -> None:
-        """Take an item that ``peek`` has shown, and that has expired, out of where it is."""
+        """Take the item that ``peek`` returned, which has expired, and count it."""
         if item_id in self.requeued.entries:
             del self.requeued.entries[item_id]
         else:
@@ -302,30 +304,30 @@ class Backlog:
         self.update_fast_path()
 
     def requeue(self, item_id: int, entry: Entry) -> None:
-        """An item that was with somebody goes ahead of the unread ones."""
+        """Put an item that a consumer or a hook had ahead of the unread items."""
         self.requeued.add(item_id, entry)
         self.may_skip_notify = False
         self.update_fast_path()
 
     def release(self, item_id: int, data: bytes) -> None:
-        """The item is done."""
+        """Mark an item as done."""
         self.progress.release(item_id, len(data))
         self.may_skip_notify = False
 
     def open_read(self, item_id: int, entry: Entry) -> Item:
-        """Note an item that was taken as an open read."""
+        """Open a read of an item that was taken."""
         item = self.opened[item_id] = self.make_item(item_id, entry)
         self.opened_count += 1
         return item
 
     def make_item(self, item_id: int, entry: Entry) -> Item:
-        """The entry as users see it."""
+        """Make the ``Item`` that users see of an entry."""
         errors = self.progress.error_counts
         error_count = errors.get(item_id, 0) if errors else 0
         return Item(item_id, entry[0], entry[1], entry[2], error_count, self.owner)
 
     def update_fast_path(self) -> None:
-        """Whether ``get`` may take the short way: nothing but the next unread item can be meant."""
+        """Set ``fast``: whether a get can only mean the next unread item, and so may take it directly."""
         config = self.config
         self.fast = (
             self.broken is None
@@ -338,11 +340,13 @@ class Backlog:
         )
 
     def move(self, progress: Progress, *, drop: bool = False) -> None:
-        """Go on with ``progress``, without what was requeued and read ahead; with ``drop``, without open reads too."""
+        """Continue with ``progress``. Forget requeued items and items read ahead; with ``drop``, forget open reads and
+        items with hooks too.
+        """
         requeued, ahead = Requeued(), {}  # type: ignore[var-annotated]
         opened, with_hook = ({}, {}) if drop else (self.opened, self.with_hook)
         take: Take = ahead.pop
-        # No call from here on until it is done, and nothing that needs memory.
+        # No call from here on, and nothing that needs memory: an interrupt strikes before or after all of these stores.
         self.progress = progress
         self.opened = opened
         self.with_hook = with_hook
@@ -353,33 +357,33 @@ class Backlog:
         self.hint = None
 
     def break_off(self, error: Exception, requeued: Requeued, ahead: dict[int, Entry]) -> None:
-        """Nothing is handed out any more; ``error`` is why. ``requeued`` and ``ahead``: empty, and made before, as an
-        allocation may fail.
+        """Hand out no more items; ``error`` says why. ``requeued`` and ``ahead`` are empty, and made by the caller: an
+        allocation here may fail.
         """
         self.broken, self.fast, self.opened, self.with_hook = error, False, {}, {}
         self.requeued, self.ahead, self.batch, self.take = requeued, ahead, None, ahead.pop
 
     def abandon(self, error: Exception, line: Line) -> None:
-        """In a forked child: as ``break_off``, with a lock and a line that no thread of the parent has had."""
+        """In a forked child: like ``break_off``, with a new lock and a line that no thread of the parent has used."""
         self.lock = threading.Lock()
         self.line = line
         self.broken, self.fast = error, False
         self.opened = {}
 
     def repair(self) -> None:
-        """After an exception from outside: give every id up to the next one its place again, and count anew (R13)."""
+        """After an interrupt: put every id before ``next_id`` into exactly one state again, and count again (R13)."""
         try:
             self._repair()
-        except (KestrelError, OSError):  # whoever takes next tries again, and is told
+        except (KestrelError, OSError):  # ``disturbed`` stays: the next take tries again
             return
         self.disturbed = False
         self.update_fast_path()
 
     def _repair(self) -> None:
-        """An item that was being moved when a thread was interrupted comes back ahead of the unread ones, as if it had
-        not been taken.
+        """Requeue the items that were moving when an interrupt struck, ahead of the unread items, as if they had not
+        been taken.
 
-        Raises ``KestrelError`` or ``OSError`` for what can't be read; what was found before that is in its place.
+        Raises ``KestrelError`` or ``OSError`` if an item can't be read; the items found before it are requeued.
         """
         progress, source, requeued = self.progress, self._source, self.requeued
         progress.absorb()
@@ -407,7 +411,7 @@ class Backlog:
         progress.released_bytes -= sum(len(entry[0]) for entry in requeued.entries.values())
 
     def _strays(self, held: set[int]) -> Iterator[tuple[int, int]]:
-        """Runs of ids before the next one that are not done and nowhere."""
+        """Runs of ids before ``next_id`` that are neither done nor in ``held``."""
         progress = self.progress
         first_id = 0
         for item_id in range(progress.head + 1, progress.next_id):
@@ -432,7 +436,7 @@ class Backlog:
         return expires_ms is not None and expires_ms <= self._clock.time_ns() // 1_000_000
 
     def expires_in(self) -> float | None:
-        """Seconds until the next unread item expires; ``None`` if it does not, or can't be read."""
+        """Seconds until the next item expires; ``None`` if it does not, or can't be read."""
         try:
             found = None if self.broken is not None else self.peek()
         except (KestrelError, OSError):
@@ -441,8 +445,8 @@ class Backlog:
         return None if expires_ms is None else max(0.0, (expires_ms * 1_000_000 - self._clock.time_ns()) / 1e9)
 
     def is_over_limit(self) -> bool:
-        """Whether the oldest item has to be dropped. The last one that is unread stays, however large it is: nothing
-        else would ever get past a limit of bytes that is smaller.
+        """Whether the oldest item has to be dropped. The last unread item stays, however large it is: otherwise an item
+        larger than ``max_bytes`` could never be delivered.
         """
         max_items, max_bytes = self.config.max_items, self.config.max_bytes
         if max_items is not None and self.items > max_items:
@@ -465,12 +469,12 @@ class Backlog:
 
     @property
     def items(self) -> int:
-        """Items not done: unread, aborted and open ones. 0 where it has passed what is not on disk yet."""
-        head, visible_id = self.progress.head, self._source.visible_id  # in this order: the head goes on
+        """Items not done: unread, aborted and open ones. 0 if the reader is past items that are not on disk yet."""
+        head, visible_id = self.progress.head, self._source.visible_id  # in this order, as the head may move
         if head > visible_id:
             return 0
         items = self.items_through(visible_id)
-        return items if self.special_through <= visible_id else max(0, items)  # it may be ahead, with gaps
+        return items if self.special_through <= visible_id else max(0, items)  # the reader may be ahead, with gaps
 
     @property
     def bytes(self) -> int:
@@ -483,7 +487,7 @@ class Backlog:
 
 
 def done_before(source: Source, progress: Progress, item_id: int) -> tuple[int, int]:
-    """How many items were put before ``item_id``, and of those from there on how many are done; and their bytes."""
+    """Count the items put before ``item_id``, and the done items from there on. Returns their number and bytes."""
     items, size = source.before(item_id)
     for first_id, last_id in progress.done_spans():
         if last_id >= item_id:

@@ -1,8 +1,8 @@
-"""``Checkpointer``: saves where one reader is; moves it; and saves it for the last time when it closes.
+"""``Checkpointer``: saves the checkpoints of one reader, moves the reader (``seek``), and closes it.
 
 NOTE ON LOCKING: ``lock`` (C in docs/locking.md) is held while a checkpoint is taken and written, so that an older one
-never replaces a newer; it comes before the backlog's lock (R). A ``seek`` holds the guard of the queue's readers (G) as
-well: what it needs must not be retired before its new position is saved. See ``guard_and_saving``.
+never replaces a newer one. It comes before the backlog's lock (R). A ``seek`` also holds the guard of the queue's
+readers (G): the items that it moves to must not be retired before its new position is saved. See ``guard_and_saving``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def guard_and_saving(guard: Callable[[], AbstractContextManager[None]], saving: threading.Lock) -> Iterator[None]:
-    """The guard and a checkpointer's ``lock``, neither of them waited for with the other in hand. The guard may be
-    another process's for long, and nobody may save the position meanwhile; and a reader in another process asks for the
-    guard while it saves.
+    """Hold the guard and a checkpointer's ``lock``, and wait for neither while holding the other. Another process may
+    hold the guard for long, and a wait for it with ``lock`` held would keep everybody from saving the position. And a
+    reader in another process asks for the guard while it saves.
     """
     while True:
         held = False
@@ -45,7 +45,7 @@ def guard_and_saving(guard: Callable[[], AbstractContextManager[None]], saving: 
 
 
 class Checkpointer:
-    """The checkpoints of one reader, the last of them at its end. The rest of the library holds a reader by this."""
+    """The checkpoints of one reader, and its end. The rest of the library refers to a reader by this object."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
@@ -54,7 +54,7 @@ class Checkpointer:
         self.lock = threading.Lock()
         self._saved: tuple[int, ...] = ()
         self.is_ending = False  # a thread is closing the reader
-        self._is_unfinished = False  # one has begun to, and is not done
+        self._is_unfinished = False  # closing has begun, and is not finished
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
@@ -64,8 +64,9 @@ class Checkpointer:
             self.save_alone(durable)
 
     def save_last(self, durable: bool, end: Exception, notify: Notify = fail_all) -> None:
-        """Every later call raises ``end``. It breaks first: what is saved then has every commit it accepted. Who waits
-        is told last: what users call back may raise anything.
+        """Make every later call raise ``end``, then save the last checkpoint, then notify the waiters. The reader
+        breaks before the save, so that the checkpoint has every commit that was accepted. The waiters are notified
+        last, because callbacks of users may raise anything.
         """
         gone: list[Waiter] = []
         try:
@@ -75,12 +76,12 @@ class Checkpointer:
                     self.save_alone(durable, ending=True)
             finally:
                 notify(gone, end)
-        except BaseException:  # an interrupt, perhaps, of whoever was telling
+        except BaseException:  # perhaps an interrupt while the waiters were being notified
             notify(gone, end)
             raise
 
     def save_alone(self, durable: bool, *, ending: bool = False) -> None:
-        """Under ``lock``, or while nobody else has this reader."""
+        """Save a checkpoint. Called with ``lock`` held, or while nobody else has this reader."""
         backlog = self.backlog
         with backlog.lock:
             if not ending:
@@ -98,21 +99,21 @@ class Checkpointer:
         return progress.checkpoint(source.queue_id, self.backlog.name, source.durable_id, hint)
 
     def _store(self, state: Checkpoint, *, durable: bool) -> None:
-        """Save a state (R4). Under ``lock``."""
+        """Save ``state``, once the journal is durable up to what it names (R4). Called as ``save_alone``."""
         self._source.make_durable(state.last_named_id)
         self._source.save(self.backlog.owner, state, durable)
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether something happened since the last checkpoint."""
+        """Whether the reader has changed since its last checkpoint."""
         return self._saved != self._version()
 
     def note_saved(self) -> None:
-        """The reader goes on where a checkpoint has it."""
+        """The reader is where its checkpoint says: there is nothing to save."""
         self._saved = self._version()
 
     def _version(self) -> tuple[int, ...]:
-        """Differs whenever there is something new to save."""
+        """A value that changes whenever there is something new to save."""
         return self._version_of(self.backlog.progress)
 
     def _version_of(self, progress: Progress) -> tuple[int, ...]:
@@ -125,10 +126,10 @@ class Checkpointer:
         backlog, source = self.backlog, self._source
         backlog.check_usable()
         try:
-            with guard_and_saving(source.guard, self.lock):  # nothing is retired that is read here, or needed then
+            with guard_and_saving(source.guard, self.lock):  # keeps the segments that this reads and needs
                 failure = self._move(item_id, time_ms)
         except OSError:
-            backlog.check_usable()  # who closes it meanwhile closes its folder
+            backlog.check_usable()  # closing the reader meanwhile closes its folder
             raise
         source.attach(backlog)
         self.dispatcher.hand_off()
@@ -137,8 +138,8 @@ class Checkpointer:
             raise failure
 
     def _move(self, item_id: int | None, time_ms: int | None) -> OSError | None:
-        """Save the position and go there. Under the guard and ``lock``. What is returned is why it could not be saved,
-        where the reader has moved all the same.
+        """Save the new position and move there. Called with the guard and ``lock`` held. Returns the error if the
+        position could not be saved and the reader has moved all the same.
         """
         backlog, failure = self.backlog, None
         with backlog.lock:
@@ -150,7 +151,7 @@ class Checkpointer:
             self._saved = ()
             self._store(state, durable=False)
         except OSError as error:
-            if not self._source.knows_heads:  # who retires goes by what is saved
+            if not self._source.knows_heads:  # segments are retired by what is saved: do not move
                 raise
             failure = error
         with backlog.lock:
@@ -162,7 +163,7 @@ class Checkpointer:
         return failure
 
     def _find_position(self, item_id: int | None, time_ms: int | None) -> tuple[int, int, int]:
-        """Where to go on, and how many items and bytes were ever put before that."""
+        """The id to continue at, and the number and bytes of all items ever put before it."""
         source = self._source
         visible_id = source.visible_id
         if item_id is None:
@@ -177,7 +178,7 @@ class Checkpointer:
         """``Reader.close``."""
         backlog = self.backlog
         if isinstance(backlog.broken, ForkedQueue):
-            return  # all of it is the parent's
+            return  # everything belongs to the parent
         closed = QueueClosed(f"reader {backlog.full_name} is closed")
         mine = False
         try:
@@ -186,7 +187,7 @@ class Checkpointer:
                     return
                 mine = self.is_ending = self._is_unfinished = True
             if backlog.broken is None:
-                with suppress(QueueClosed):  # of the queue, which ends beside this: it saves what there is to save
+                with suppress(QueueClosed):  # from the queue, which ends at the same time and saves the checkpoint
                     self.save_last(False, closed)
         finally:
             if mine:
@@ -203,21 +204,21 @@ class Checkpointer:
             self.is_ending = False
 
     def orphan(self, error: QueueClosed) -> None:
-        """Its queue was erased by another process: every later call raises ``error``. ``close`` gives back the rest."""
+        """Another process erased the queue: make every later call raise ``error``. ``close`` releases the rest."""
         self._is_unfinished = True
         self.dispatcher.break_off(error)
 
     @property
     def is_half_closed(self) -> bool:
-        """Whether closing it was interrupted."""
+        """Whether an interrupt has cut the closing short."""
         return self._is_unfinished and not self.is_ending
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, or its queue was."""
+        """Whether the reader, or its queue, was closed."""
         return isinstance(self.backlog.broken, QueueClosed)
 
     def abandon(self, error: Exception) -> None:
-        """In a forked child: every later call raises ``error``; no lock is touched that a thread may have held."""
+        """In a forked child: make every later call raise ``error``. Touches no lock that a thread may have held."""
         self.lock = threading.Lock()
         self.dispatcher.abandon(error)

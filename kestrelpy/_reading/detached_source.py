@@ -6,7 +6,7 @@ Rules:
    less often; and more often the less time has passed since the last item came.
 
 NOTE ON LOCKING: ``_looking`` guards the view while it follows the writer. It may be asked for while a reader's lock is
-held. No lock is asked for while ``_looking`` is held.
+held. Only leaves, such as a lock file's ``_releasing``, are asked for while ``_looking`` is held.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kestrelpy.config import FullPolicy, ReaderConfig, check_config
 from kestrelpy.errors import CorruptJournal, ForkedQueue, KestrelError, QueueClosed, QueueLocked, copy_of
 
 FIRST_POLL = 0.0005
-"""Seconds before the first poll; no wait is shorter. A poll costs 25 microseconds: 3 of its own, and the rest to wake up
+"""Seconds before the first poll; no wait is shorter. A poll costs 25 microseconds: 3 of its own, the rest to wake up
 for it.
 """
 
@@ -136,8 +136,8 @@ class DetachedSource:
 
     @property
     def visible_id(self) -> int:
-        """The id of the last whole item. Looks at the files again; once the reader is closed, the last id that was seen.
-        Raises ``QueueClosed`` if the queue was erased.
+        """The id of the last whole item. Looks at the files again, unless the reader is closed: then it is the last id
+        that was seen. Raises ``QueueClosed`` if the queue was erased.
         """
         view = self._view
         with self._looking:
@@ -401,9 +401,9 @@ def open_reader(
 ) -> Reader:
     """Open one reader of a queue that another process writes (or nobody does).
 
-    This process owns the reader until the reader's ``close()``. While a consumer waits in its line, the files are polled
-    every ``poll_interval`` seconds at the latest. While items come, they are polled whenever a thirtieth of the time
-    since the last item has passed, but at most twice a millisecond, which takes a few percent of a processor.
+    This process owns the reader until its ``close()``. While a consumer waits in its line, the files are polled every
+    ``poll_interval`` seconds at the latest. While items come, they are polled whenever a thirtieth of the time since
+    the last item has passed, but at most twice a millisecond, which takes a few percent of a processor.
 
     ``start`` is for a new reader: ``"tail"``, ``"earliest"`` or an item id. The first named reader takes over the
     default reader's position instead. If the default reader is open at that time, it stays: the new reader begins at
@@ -436,4 +436,4 @@ def open_reader(
 
 
 def _nothing() -> None:
-    """Nothing to do: a reader in another process than the writer limits no puts here."""
+    """Nothing to do if limits change: this process puts nothing."""

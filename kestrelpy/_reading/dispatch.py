@@ -1,11 +1,12 @@
-"""``Dispatcher``: the next item of a backlog for whoever asked first. The line, limits, and the end of a reader.
+"""``Dispatcher``: gives the next item of a backlog to the consumer that asked first. The line, limits, and the end of a
+reader.
 
-Whoever is interrupted while it moves items calls ``recover``: the items find their place again before the exception is
-raised (R13). What an interrupted get had in its hands comes again.
+A call that is interrupted while it moves items calls ``recover``, which puts every item into exactly one state again
+before the exception is raised (R13). The items that an interrupted get had taken are delivered again.
 
-NOTE ON LOCKING: ``backlog.lock`` (R in docs/locking.md) guards the line, the backlog and everything here that is not
-said to be otherwise. It is held for memory work and for the read of one block of the journal; never while a hook runs,
-a waiter is completed or the queue's lock is asked for.
+NOTE ON LOCKING: ``backlog.lock`` (R in docs/locking.md) guards the line, the backlog and everything else here, unless a
+comment says otherwise. It is held for work in memory and for the read of one block of the journal; never while a hook
+runs, a waiter is completed or the queue's lock is asked for.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from kestrelpy.errors import KestrelError, QueueClosed, QueueEmpty, copy_of
 from kestrelpy.item import Item, ItemOwner, new_item
 
 Notify = Callable[[list[Waiter], Exception], object]
-"""Who sees to it that these waiters hear of an error."""
+"""Fails these waiters with an error, now or later."""
 DEEPEST = 8
-"""So many hand-offs of one thread may be under way, each called back by the one before."""
+"""How many hand-offs of one thread may be nested, each called back by the one before."""
 
 
 def fail_all(waiters: list[Waiter], error: Exception) -> None:
-    """Tell each of them, whatever is raised on the way by what they call back; the last of it is raised in the end. May
+    """Fail each waiter with ``error``, even if callbacks raise; the last of these exceptions is raised at the end. May
     be repeated.
     """
     raised: BaseException | None = None
@@ -52,7 +53,7 @@ def fail_all(waiters: list[Waiter], error: Exception) -> None:
 
 
 class Dispatcher(Waiting[Item]):
-    """One reader's backlog, and the line of those who wait for an item of it. ``owner``: the reader."""
+    """One reader's backlog, and the line of the consumers that wait for its items. ``owner``: the reader."""
 
     def __init__(self, owner: ItemOwner, source: Source, name: str, config: ReaderConfig, progress: Progress) -> None:
         self.source = source
@@ -70,7 +71,7 @@ class Dispatcher(Waiting[Item]):
         self._wants_quiet = config.full_policy is not FullPolicy.BLOCK and config.max_idle is None
 
     def rename(self, name: str, config: ReaderConfig) -> None:
-        """The default reader becomes the first named one."""
+        """Turn the default reader into the first named reader."""
         backlog = self.backlog
         with backlog.lock:
             backlog.name, backlog.config = name, config
@@ -110,23 +111,23 @@ class Dispatcher(Waiting[Item]):
 
     @property
     def waiter_count(self) -> int:
-        """How many wait in line."""
+        """How many consumers wait in line."""
         return len(self._line)
 
     def look_again(self) -> None:
-        """The reader was made, or was given something to go on with: see which way a get takes."""
+        """The reader was made, and has what it needs to continue: decide which path a get takes."""
         with self.backlog.lock:
             self.backlog.update_fast_path()
 
     def expires_in(self) -> float | None:
-        """Seconds until the next unread item expires; ``None`` if it does not, or can't be read."""
+        """Seconds until the next item expires; ``None`` if it does not, or can't be read."""
         with self.backlog.lock:
             return self.backlog.expires_in()
 
     # -- taking one item --------------------------------------------------------------------------------------------
 
     def get_at_hand(self) -> Item | None:
-        """An item that the short way of ``Reader.get`` finds. ``None`` is no miss: whoever asks goes on by ``get``."""
+        """An item that the fast path of ``Reader.get`` finds. ``None`` is no miss: the caller goes on to ``get``."""
         item = None
         try:
             # HOT COPY of Reader.get
@@ -157,8 +158,8 @@ class Dispatcher(Waiting[Item]):
         return None
 
     def get(self, block: bool, timeout: float | None, *, counts: bool = True) -> Item:
-        """``Reader.get`` where the short way has found nothing. Not ``counts``: nothing is a miss yet, as whoever asks
-        goes on to wait by himself.
+        """``Reader.get`` after its fast path has found nothing. Without ``counts``, finding no item is no miss yet: the
+        caller goes on to wait by itself.
         """
         if block:
             check_timeout(timeout)
@@ -192,7 +193,7 @@ class Dispatcher(Waiting[Item]):
             return backlog.make_item(*found)
         if timeout == 0:
             self.misses += 1
-            raise QueueEmpty("nothing is there")
+            raise QueueEmpty("there is no item to deliver")
         return self._wait(timeout, peeks=True)
 
     def _take_now(self) -> Item:
@@ -209,11 +210,11 @@ class Dispatcher(Waiting[Item]):
             self.recover(error, [] if found is None else [found[0]], expired)
             raise
         if item is None:
-            raise QueueEmpty("nothing is there")
+            raise QueueEmpty("there is no item to deliver")
         return item
 
     def after_taking(self, items: list[Item], expired: list[Item]) -> None:
-        """What must be done with no lock held: hooks, joining the window, telling the queue what was released."""
+        """Do what must be done with no lock held: join the window, run hooks, notify the queue of released items."""
         backlog = self.backlog
         if backlog.wants_window:
             backlog.wants_window = False
@@ -228,7 +229,7 @@ class Dispatcher(Waiting[Item]):
             self.notify()
 
     def notify(self) -> None:
-        """Something was released: let the queue see to a checkpoint, and to producers who wait for room."""
+        """Items were released: have the queue arm a checkpoint and notify producers that wait for room."""
         backlog = self.backlog
         try:
             with backlog.lock:
@@ -236,7 +237,7 @@ class Dispatcher(Waiting[Item]):
                 self.busy_at = self._clock.monotonic()
             self.source.moved()
         except BaseException:
-            backlog.may_skip_notify = False  # nobody may have been told
+            backlog.may_skip_notify = False  # perhaps nobody was notified
             raise
 
     # -- the line --------------------------------------------------------------------------------------------------
@@ -279,10 +280,10 @@ class Dispatcher(Waiting[Item]):
             self.backlog.update_fast_path()
 
     def hand_off(self) -> None:
-        """Serve the line, as far as there are items. Called by whoever brings an item or enters the line.
+        """Give items to the waiters in line, as far as there are items. Called after an item comes or a waiter enters.
 
-        What is called back here may put, which comes here again, and so on. Such a chain is served in a loop by the
-        ``DEEPEST`` of its calls, and not by one within the other until there is no room on the stack.
+        A callback that runs here may put, which calls this method again, and so on. At a depth of ``DEEPEST`` such
+        calls are no longer nested, which would exhaust the stack: the innermost one serves the rest in a loop.
         """
         if self._line and is_deep():
             with contextlib.suppress(RuntimeError):  # no thread can be started
@@ -305,7 +306,7 @@ class Dispatcher(Waiting[Item]):
             pass
 
     def _serve_once(self) -> bool:
-        """Whether to look again: what was called back may have brought items, and was not let in here."""
+        """Whether to look again: callbacks may have brought items, and their hand-offs were not let in here."""
         given: list[tuple[Waiter, Item]] = []
         expired: list[Item] = []
         failed: list[tuple[Waiter, Exception]] = []
@@ -323,7 +324,7 @@ class Dispatcher(Waiting[Item]):
             raise
 
     def _still_in_line_locked(self, given: list[tuple[Waiter, Item]]) -> tuple[list[tuple[Waiter, Item]], list[int]]:
-        """Those of ``given`` who have left the line, and the ids of the items that the others were to get."""
+        """The pairs of ``given`` whose waiter has left the line, and the ids of the items meant for the others."""
         waiters = self._line.waiters
         missed = [item.id for waiter, item in given if waiter in waiters]
         return [each for each in given if each[0] not in waiters], missed
@@ -331,22 +332,23 @@ class Dispatcher(Waiting[Item]):
     def _serve_locked(
         self, given: list[tuple[Waiter, Item]], failed: list[tuple[Waiter, Exception]], expired: list[Item]
     ) -> None:
-        """Take waiters out of the line, each with its item, or with why it could not be read."""
+        """Take waiters out of the line, each with its item, or with the error that kept the item from being read."""
         while True:
             try:
                 self._give_locked(given, expired)
                 break
-            except (KestrelError, OSError) as error:  # the consumer's trouble, not the producer's
+            except (KestrelError, OSError) as error:  # for the consumer, not for a producer that serves it
                 waiter = self._line.wanting()
                 if waiter is None:
                     break
-                failed.append((waiter, error))  # the next one tries anew, and is told the same at worst
+                failed.append((waiter, error))  # the next one tries again; at worst it gets the same error
                 del self._line.waiters[waiter]
         self._after_line_locked()
 
     def _give_locked(self, given: list[tuple[Waiter, Item]], expired: list[Item]) -> None:
-        """Until nobody waits or nothing is there. One that is noted and still in line has not got its item: between the
-        opening of the read and the leaving of the line there is no call, and so no interrupt. Raises as ``read``.
+        """Give items to waiters until nobody waits or there is no item. A waiter that is in ``given`` and still in line
+        has not got its item: no call, and so no interrupt, comes between opening the read and leaving the line. Raises
+        as ``Source.read``.
         """
         backlog = self.backlog
         while True:
@@ -370,7 +372,7 @@ class Dispatcher(Waiting[Item]):
             self.unget(item)
 
     def unget(self, item: Item) -> None:
-        """An open read that nobody got to see: back to its place, as if it had not been opened."""
+        """Undo an open read that no consumer has seen: the item goes back to its old position."""
         backlog = self.backlog
         try:
             with backlog.lock:
@@ -386,11 +388,11 @@ class Dispatcher(Waiting[Item]):
             raise
 
     def recover(self, error: BaseException, item_ids: Iterable[int] = (), expired: Iterable[Item] = ()) -> None:
-        """``error`` struck while items were being moved: all find their place again. Nobody got those of ``item_ids``,
-        and the hooks of those that are ``expired`` may not have been called.
+        """Put every item into exactly one state again, after ``error`` struck while items were moving. Nobody got the
+        items of ``item_ids``, and the hook may not have been called for those of ``expired``.
 
-        Errors of our own are raised where nothing is on its way, but for items that had expired before one that can't
-        be read.
+        The library's own errors are raised while no item is moving, with one exception: items that expired before an
+        item that can't be read.
         """
         backlog = self.backlog
         if isinstance(error, KestrelError | OSError) and not item_ids and not expired:
@@ -422,7 +424,7 @@ class Dispatcher(Waiting[Item]):
             self.hooks.call(backlog.config.on_timeout, backlog.owner, self._clock.monotonic() - entered)
 
     def dismiss(self, error: Exception) -> int:
-        """Everybody in line gets ``error`` now; returns how many there were."""
+        """Fail all waiters in line with ``error`` now; returns how many there were."""
         gone: list[Waiter] = []
         try:
             with self.backlog.lock:
@@ -435,7 +437,7 @@ class Dispatcher(Waiting[Item]):
         return len(gone)
 
     def dismiss_empty_handed(self, error: Exception) -> None:
-        """``dismiss`` those in line for whom there is no item. Who enters it later must look for ``error`` himself."""
+        """``dismiss`` the waiters for whom there is no item. Later consumers must check for ``error`` themselves."""
         with self.backlog.lock:
             waiting = list(self._line.waiters)
         self.hand_off()
@@ -443,7 +445,7 @@ class Dispatcher(Waiting[Item]):
         try:
             with self.backlog.lock:
                 for waiter in waiting:
-                    gone.append(waiter)  # before it leaves: the append may fail
+                    gone.append(waiter)  # before the waiter leaves: the append may fail
                     if not self._line.remove(waiter) or not waiter.claim():
                         gone.pop()
                 self._after_line_locked()
@@ -476,21 +478,21 @@ class Dispatcher(Waiting[Item]):
             except BaseException as error:
                 self.recover(error, (), expired)
                 raise
-        return count  # nothing is told where nothing was dropped: two producers without room would wake each other
+        return count  # nobody is notified if nothing was dropped: two producers without room would wake each other
 
     def keep_limits(self) -> None:
-        """For ``FullPolicy.DROP_OLDEST``: ``_drop_oldest`` as housekeeping. It raises nothing: the put that called it
-        has stored its items. What can't be dropped now, as the journal can't be read, is dropped after a later put.
+        """``_drop_oldest`` as housekeeping, for ``FullPolicy.DROP_OLDEST``. It raises nothing, as the put that called
+        it has stored its items. If items can't be dropped now, as the journal can't be read, a later put drops them.
         """
         try:
             self._drop_oldest()
-        except QueueClosed:  # meanwhile
+        except QueueClosed:  # closed meanwhile
             return
         except Exception:
             if not self._overfull:
                 self._overfull = True
                 _logging.warning(
-                    "reader %s can't drop its oldest items now; it is tried again", self.backlog.full_name, error=True
+                    "reader %s can't drop its oldest items; a later put tries again", self.backlog.full_name, error=True
                 )
         else:
             if self._overfull:
@@ -503,7 +505,7 @@ class Dispatcher(Waiting[Item]):
             with backlog.lock:
                 while True:
                     found = backlog.take_next() if backlog.is_over_limit() else None
-                    if found is None:  # or the rest is open
+                    if found is None:  # within the limits, or the other items are open
                         break
                     backlog.release(found[0], found[1][0])
                     self.discarded += 1
@@ -516,15 +518,15 @@ class Dispatcher(Waiting[Item]):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def break_off(self, error: Exception, notify: Notify = fail_all) -> None:
-        """Make every later call raise ``error``, and wake whoever waits with it. May be repeated. ``tell`` is given
-        those who wait, where they can't be told here.
+        """Make every later call raise ``error``, and fail all waiters with it. May be repeated. ``notify`` gets the
+        waiters, for a caller that must not fail them here.
         """
         gone: list[Waiter] = []
         requeued, ahead = Requeued(), {}  # type: ignore[var-annotated]
         try:
             with self.backlog.lock:
                 self.backlog.break_off(error, requeued, ahead)
-                gone = self._line.drain()  # at once: else the next item would be given to one of them
+                gone = self._line.drain()  # at once: else the next item would go to one of them
                 self._after_line_locked()
             notify(gone, error)
         except BaseException:
@@ -538,8 +540,8 @@ class Dispatcher(Waiting[Item]):
 
 
 class _Turns(threading.local):
-    """The hand-offs of one thread. ``depth``: how many are under way, one called back by the other; ``left``: readers
-    whom the innermost of them has still to serve.
+    """The hand-offs of one thread. ``depth``: how many are nested, each called back by the one before; ``left``:
+    readers that the innermost of them still has to serve.
     """
 
     depth = 0
@@ -552,8 +554,8 @@ _turns = _Turns()
 
 
 def _is_nested() -> bool:
-    """Whether there is a hand-off of this thread to go on with what is left: an exception from outside that struck as
-    it ended may have left ``depth`` as it was.
+    """Whether a hand-off of this thread is under way, and will serve ``left``. If there is none, an interrupt at the
+    end of one has left ``depth`` too high: it is reset.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -569,11 +571,11 @@ def _serve_left() -> None:
     while left:
         reader = next(iter(left))
         reader._serve_line()
-        left.pop(reader, None)  # after that: what strikes in between leaves it to an outer one
+        left.pop(reader, None)  # after serving: if an interrupt strikes, an outer one does it
 
 
 def _complete(given: list[tuple[Waiter, Item]], failed: list[tuple[Waiter, Exception]]) -> None:
-    """Complete each of them, whatever is raised by what it calls back; the last of that is raised in the end. May be
+    """Complete each waiter, even if its callbacks raise; the last of these exceptions is raised at the end. May be
     repeated after an interrupt.
     """
     raised: BaseException | None = None

@@ -1,8 +1,8 @@
-"""``Hooks``: calls a reader's hooks, and settles the items that they are shown.
+"""``Hooks``: calls a reader's hooks, and settles the items that it shows to them.
 
 Rules:
-1. Hooks run outside every lock; one that raises is logged and counted, and its item stays where it was.
-2. An item is with one hook at a time, once. A hook never calls itself.
+1. Hooks run with no lock held. A hook that raises is logged and counted, and its item stays where it was.
+2. An item is with one hook at a time, and with one call of it. ``on_expired`` never calls itself.
 
 NOTE ON LOCKING: ``backlog.lock`` (R in docs/locking.md) guards ``failed``. Nothing here is called with it held.
 """
@@ -18,13 +18,13 @@ from kestrelpy._reading.backlog import Backlog
 from kestrelpy.item import Item
 
 _RAISED: list[None] = []
-"""Stands for what a hook that raised has returned."""
+"""Stands for the result of a hook that raised."""
 _in_hook: dict[tuple[int, Hooks], list[Item]] = {}
-"""By thread and reader: expired items whose hook runs, or comes next. Here as few readers have such a hook."""
+"""By thread and reader: expired items whose hook runs, or runs next. A global, as few readers have such a hook."""
 
 
 class _Caller(Protocol):
-    """Whose hooks these are: a ``Dispatcher``."""
+    """The owner of the hooks: a ``Dispatcher``."""
 
     backlog: Backlog
 
@@ -41,10 +41,10 @@ class Hooks:
         self._backlog = caller.backlog
         self.errors = 0
         self.failed: dict[int, Item] = {}
-        """Expired, and their hook raised; the backlog has them with their hook, too."""
+        """Expired items whose hook raised. They are in the backlog's ``with_hook``, too."""
 
     def call(self, hook: Callable[..., object], *arguments: object) -> object:
-        """What the hook returns; ``_RAISED``, which is false, if it raised."""
+        """Call the hook. Returns its result; ``_RAISED``, which is false, if it raised."""
         try:
             return hook(*arguments)
         except (Exception, SystemExit):
@@ -53,8 +53,8 @@ class Hooks:
             return _RAISED
 
     def show_expired(self, item: Item) -> None:
-        """Show an expired item to its hook, once. An item that the hook itself comes upon has its turn when the hook
-        has returned: the hook never calls itself.
+        """Show an expired item to its hook, once. If the hook itself finds an expired item, by a get for example, that
+        item is shown after the hook has returned: the hook never calls itself.
         """
         key = (threading.get_ident(), self)
         following = _in_hook.get(key)
@@ -76,16 +76,16 @@ class Hooks:
 
     def _show(self, item: Item) -> None:
         backlog = self._backlog
-        hook = backlog.config.on_expired  # None: the reader has another name and configuration since it expired
+        hook = backlog.config.on_expired  # None: the reader was renamed and configured again meanwhile
         if hook is None or self.call(hook, item) is not _RAISED:
             self._release(item)
             return
-        with backlog.lock:  # it stays with us, undelivered and not done
+        with backlog.lock:  # the item stays here, undelivered and not done
             if backlog.with_hook.get(item.id) is item:
                 self.failed[item.id] = item
 
     def try_failed_again(self) -> None:
-        """Show the items whose hook raised to it again, each by one thread. Nothing is told where the hook took
+        """Show the items again for which the hook raised, each by one thread. Nobody is notified if the hook took
         nothing: two producers without room would wake each other.
         """
         backlog = self._backlog
@@ -105,7 +105,7 @@ class Hooks:
                 raise
 
     def show_aborted(self, item: Item) -> None:
-        """Show an aborted item to its hook, which takes it, or has it come again."""
+        """Show an aborted item to its hook. If the hook takes it, it is done; else it is requeued."""
         backlog = self._backlog
         hook = backlog.config.on_abort
         if hook is not None and self.call(hook, item):
@@ -117,7 +117,7 @@ class Hooks:
                 backlog.requeue(item.id, (item.data, item.added_ms, item.expires_ms))
 
     def _release(self, item: Item) -> None:
-        """A hook has taken the item: it is done, unless the reader was closed or moved meanwhile."""
+        """Mark an item that a hook took as done, unless the reader was closed or moved meanwhile."""
         backlog = self._backlog
         try:
             with backlog.lock:

@@ -32,7 +32,7 @@ class Limited(Protocol):
 
 
 def progress_of(state: Checkpoint, source: Source) -> Progress:
-    """As it was saved; if a power cut has taken items that the reader is done with, only what is left counts."""
+    """A checkpoint's progress. If a power cut destroyed items that the reader had done, only the others are counted."""
     progress = Progress.load(state)
     if source.is_gap(progress.head):
         progress.released_items, progress.released_bytes = done_before(source, progress, progress.head + 1)
@@ -40,7 +40,7 @@ def progress_of(state: Checkpoint, source: Source) -> Progress:
 
 
 class OfflineReader:
-    """A reader that is not open here. Its limits count by its checkpoint, read again when they would refuse a put."""
+    """A reader that is not open here. Its items are counted by its checkpoint, read again before a put is refused."""
 
     def __init__(self, files: QueueFiles, source: Source, name: str, config: ReaderConfig) -> None:
         self._files = files
@@ -52,7 +52,7 @@ class OfflineReader:
         self.refresh()
 
     def refresh(self) -> None:
-        state = self._files.find(self.name, self._source.queue_id)  # and logs nothing: the log may be this queue
+        state = self._files.find(self.name, self._source.queue_id)  # logs nothing: the log may be this queue
         if state is None:
             self._released = self._source.before(self._source.first_id)
         else:

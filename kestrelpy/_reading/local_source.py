@@ -1,9 +1,9 @@
-"""``LocalSource``: what the readers of a queue see of it in the process that writes it.
+"""``LocalSource``: the source of a queue's readers in the process that writes the queue.
 
-Journal, shared window, and the line between what is written and what may be seen.
+It has the journal, the shared window, and the border between the items that are written and those that may be seen.
 
 NOTE ON LOCKING: ``lock`` is the queue's (Q in docs/locking.md). It guards ``attached``, ``pending`` and the opening
-of the window. ``visible_id`` is stored after everything it stands for is in place, and read without a lock. A method
+of the window. ``visible_id`` is stored after the items up to it are in place, and is read without a lock. A method
 that takes a reader's lock as well says so.
 """
 
@@ -29,7 +29,7 @@ from kestrelpy.errors import CorruptJournal
 
 
 class _Errand:
-    """In the line of a source: something to do for who serves it next."""
+    """An entry in ``LocalSource.waiting``: a call for the next thread that serves it."""
 
     def __init__(self, source: LocalSource, what: Callable[[], object]) -> None:
         self._source = source
@@ -69,8 +69,8 @@ class LocalSource:
         self.attached: dict[Cursor, None] = {}  # guarded by self.lock: who shares the window
         self.pending: list[tuple[int, Entry]] = []  # guarded by self.lock: written, not durable, not to be seen yet
         self.limit_id = NO_LIMIT
-        """Nothing above it is visible: a batch of the inbox is not there to its end. Guarded by self.lock, as all of
-        this.
+        """No item above it is visible, because the rest of an inbox batch is missing. Guarded by self.lock, as is
+        ``_limit_bytes``.
         """
         self._limit_bytes = 0
         self._holds_back = holds_back
@@ -141,7 +141,7 @@ class LocalSource:
         self._closed_reader(reader)
 
     def polls(self) -> None:
-        """Nothing to do: producers of this process wake the line."""
+        """Nothing to do: the producers are in this process, and wake the line."""
 
     # -- the window --------------------------------------------------------------------------------------------------
 
@@ -160,16 +160,16 @@ class LocalSource:
         return cursor.expand()
 
     def _take(self) -> Take:
-        """One reader alone takes items out; several leave them for each other, and ``trim`` clears up."""
+        """A single reader takes items out; several leave them for each other, and ``trim`` removes them."""
         entries = self.shared.entries
         return entries.pop if len(self.attached) == 1 else entries.get
 
     def look_again(self) -> None:
-        """Nobody else erases what is open here."""
+        """Nothing to do: nobody else erases a queue that is open here."""
 
     def attach(self, cursor: Cursor) -> None:
-        """Takes both locks. If the reader is not more than one block behind, what it lacks is read while nothing can
-        be put.
+        """Let a reader share the window. Takes the queue's lock and the reader's. If the reader is at most one block
+        behind, the items that it lacks are read from the journal while nothing can be put.
         """
         with self.lock:
             with cursor.lock:
@@ -191,9 +191,9 @@ class LocalSource:
             try:
                 block = self.journal.read(held_id + 1, self.visible_id, BLOCK_BYTES, cursor.hint)
             except (CorruptJournal, OSError):
-                return False  # whoever gets that item is told; this one has got another
+                return False  # the get of that item raises; this one has got another
             if block.next_id <= self.visible_id or len(block.entries) != self.visible_id - held_id:
-                return False  # too far behind, or with gaps: it goes on reading by itself
+                return False  # too far behind, or with gaps: it keeps reading the journal
             ahead.update(block.entries)
             cursor.hint = (block.number, block.place)
         return True
@@ -202,7 +202,7 @@ class LocalSource:
         return item_id in self.shared.entries or self.shared.batch_of(item_id) is not None
 
     def detach(self, cursor: Cursor) -> None:
-        """The reader is closed. Takes the queue's lock, and the others'."""
+        """The reader is closed. Takes the queue's lock, and those of the other readers."""
         with self.lock:
             if self.attached.pop(cursor, cursor) is None:
                 if not self.attached:
@@ -215,27 +215,27 @@ class LocalSource:
         self.shared.resize(max((cursor.config.memory_bytes for cursor in self.attached), default=0))
 
     def _share_out_locked(self) -> None:
-        """How readers take from the window depends on how many they are."""
+        """Set how readers take from the window, which depends on how many they are."""
         take = self._take()
         for cursor in self.attached:
             with cursor.lock:
                 cursor.take = cursor.ahead.pop if cursor.ahead else take
 
     def trim_locked(self) -> None:
-        """The window has run out of room."""
+        """Make room in the window, or close it."""
         self.shared.trim(cursor.progress.next_id for cursor in self.attached)
 
     # -- items -------------------------------------------------------------------------------------------------------
 
     def show_locked(self, first_id: int, entries: list[Entry], size: int) -> None:
-        """Let readers see these items, which follow the last visible one and have ``size`` bytes together."""
+        """Publish items directly after ``visible_id`` to readers. They have ``size`` bytes together."""
         count = len(entries)
         if self.shared.is_open:
             self._keep_locked(enumerate(entries, first_id), count, size)
         self.visible_id = first_id + count - 1
 
     def show_batch_locked(self, first_id: int, items: list[bytes], added_ms: int, size: int) -> None:
-        """As ``show_locked``, for items that do not expire and were put together."""
+        """As ``show_locked``, for a batch of items without an expiry."""
         window = self.shared
         if window.is_open:
             window.batches[first_id] = (first_id, items, added_ms)
@@ -252,14 +252,14 @@ class LocalSource:
             self.trim_locked()
 
     def hold_locked(self, first_id: int, entries: list[Entry]) -> None:
-        """These items are written but must not be seen before they are durable (``sync="always"``)."""
+        """Hold back items that are written, until they are durable (``sync="always"``)."""
         self.pending.extend(enumerate(entries, first_id))
 
     def show_durable_locked(self, durable_id: int, total_bytes: int) -> bool:
-        """Let readers see what was held up to ``durable_id``, the bytes of all items up to which are ``total_bytes``;
-        whether that is anything.
+        """Publish the items up to ``durable_id`` to readers; true if there are new ones. ``total_bytes``: the bytes of
+        all items up to ``durable_id``.
 
-        Not by what is ``pending``: an interrupted put may have stored its item and not got that far.
+        ``pending`` does not decide: an interrupted put may have stored its item and not yet noted it there.
         """
         if durable_id > self.limit_id:
             durable_id, total_bytes = self.limit_id, self._limit_bytes
@@ -278,8 +278,8 @@ class LocalSource:
         return True
 
     def hide_locked(self, first_id: int) -> None:
-        """Show nothing from ``first_id`` on, until ``show_hidden_locked``; all before it is visible. May be repeated.
-        Raises ``OSError``, ``CorruptJournal``.
+        """Hide the items from ``first_id`` on, until ``show_hidden_locked``; all items before it are visible. May be
+        repeated. Raises ``OSError``, ``CorruptJournal``.
         """
         if self.limit_id == NO_LIMIT:
             self._limit_bytes = self.journal.before(first_id)[1]
@@ -288,7 +288,7 @@ class LocalSource:
             self.visible_id = min(self.visible_id, self.limit_id)
 
     def show_hidden_locked(self) -> None:
-        """All there is may be seen, and is on disk. The window did not take it: readers read it back."""
+        """Publish all items; they are on disk. The window has not got them: readers read them from the journal."""
         journal = self.journal
         if journal.tail_id > self.visible_id:
             self.shared.close()
@@ -298,12 +298,12 @@ class LocalSource:
         self.show_durable_locked(journal.tail_id, journal.total_bytes)
 
     def leave(self, what: Callable[[], object]) -> None:
-        """See to it that the next put, or whoever else calls ``wake`` before, does ``what``: a thread that was to do it
-        could not be started.
+        """Have the next caller of ``wake``, such as a put, call ``what``: the thread that was to do it could not be
+        started.
         """
         self.waiting[_Errand(self, what)] = None
 
     def wake(self) -> None:
-        """Serve whoever waits. Called with no lock held, after every put."""
+        """Serve everything in ``waiting``. Called with no lock held, after every put."""
         for reader in list(self.waiting):
             reader.hand_off()

@@ -1,8 +1,8 @@
-"""How far one reader is: which ids are done, which comes next, what is counted as released.
+"""How far one reader is: which ids are done, which id comes next, how much counts as released.
 
-A plain state machine without locks, files or clocks. Ids up to ``head`` are done; above it single ids are in ``done``
-and runs of them in ``spans``: each checkpoint makes runs of what is single. Ids that were never there (lost tails,
-damage) are done from the start; only what was there counts as released.
+A plain state machine without locks, files or clocks. Ids up to ``head`` are done. Above it, single done ids are in
+``done`` and runs of done ids in ``spans``; each checkpoint turns single ids into runs. Ids that never had an item (lost
+tails, damage) are done from the start; only items that existed count as released.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kestrelpy._journal import format as fmt
 
 
 class Progress:
-    """The bookkeeping of one reader. ``next_id`` is the next one to be fetched from the journal."""
+    """The bookkeeping of one reader. ``next_id`` is the next id to be read."""
 
     __slots__ = ("_firsts", "done", "error_counts", "head", "next_id", "released_bytes", "released_items", "spans")
 
@@ -23,8 +23,8 @@ class Progress:
         self.head = head
         self.next_id = head + 1
         self.done: dict[int, None] = {}
-        self.spans: dict[int, int] = {}  # the last ids of runs by their first
-        self._firsts: list[int] = []  # of the spans, rising; and of some that are gone
+        self.spans: dict[int, int] = {}  # the last id of each run, by its first
+        self._firsts: list[int] = []  # first ids of the spans, and of some that are gone; rising
         self.released_items = released_items
         self.released_bytes = released_bytes
         self.error_counts: dict[int, int] = {}
@@ -39,10 +39,10 @@ class Progress:
         return progress
 
     def release(self, item_id: int, size: int) -> None:
-        """``item_id``, of ``size`` bytes, is done.
+        """Mark ``item_id``, of ``size`` bytes, as done.
 
-        No call is made until it is so: an interrupt comes before all of it or after. What is left then, the next
-        ``absorb`` does.
+        No call is made before that is stored: an interrupt strikes before all of it or after. If it keeps the head
+        from moving on, the next ``absorb`` moves it.
         """
         items, total = self.released_items + 1, self.released_bytes + size
         if item_id != self.head + 1:
@@ -56,9 +56,9 @@ class Progress:
             self.error_counts.pop(item_id, None)
 
     def release_all(self, ids: Collection[int], size: int) -> None:
-        """These ids, none of them done and of ``size`` bytes together, are done: from one step on, all of them."""
+        """Mark these ids as done, all in one step. None of them was done; they have ``size`` bytes together."""
         last_id = max(ids)
-        if last_id - self.head == len(ids):  # all that is behind the head, as nobody names an id twice
+        if last_id - self.head == len(ids):  # all ids right after the head, as no id is named twice
             self.head = last_id
         else:
             self.done.update(dict.fromkeys(ids))
@@ -70,11 +70,11 @@ class Progress:
         self.absorb()
 
     def is_done(self, item_id: int) -> bool:
-        """Whether ``item_id`` is done, or passed over."""
+        """Whether ``item_id`` is done, or was passed over."""
         return item_id <= self.head or item_id in self.done or self._span_end(item_id) >= item_id
 
     def pass_over(self, first_id: int, last_id: int) -> None:
-        """These ids, none of them done, are done from now on; nothing is counted."""
+        """Mark these ids, none of which is done, as done; they do not count as released."""
         if first_id > last_id:
             return
         if first_id == self.head + 1:
@@ -95,20 +95,20 @@ class Progress:
         return 0
 
     def _span_from(self, item_id: int) -> int | None:
-        """Where the first span begins that begins at ``item_id`` or later."""
+        """The first id of the first span that begins at ``item_id`` or later; ``None`` if there is none."""
         for at in range(bisect_left(self._firsts, item_id), len(self._firsts)):
             if self._firsts[at] in self.spans:
                 return self._firsts[at]
         return None
 
     def gap_end(self, limit: int) -> int:
-        """The last id, up to ``limit``, before the next span from ``next_id`` on."""
+        """The last id before the next span from ``next_id`` on, but at most ``limit``."""
         first = self._span_from(self.next_id)
         return limit if first is None else min(first - 1, limit)
 
     def skip_to(self, item_id: int) -> bool:
-        """Go on at ``item_id``; what is before it and not done is done from now on. Whether something behind is
-        done.
+        """Continue at ``item_id``, and mark all ids before it as done. Returns whether some id from there on is done
+        already.
         """
         while self.next_id < item_id:
             if not self.skip_done():
@@ -119,7 +119,7 @@ class Progress:
         return self.next_id > item_id or self._span_from(item_id) is not None
 
     def absorb(self) -> None:
-        """Move the head over everything done right behind it, and ``next_id`` with it. May be repeated."""
+        """Move the head over all done ids directly after it, and ``next_id`` with it. May be repeated."""
         done, spans = self.done, self.spans
         while True:
             following = self.head + 1
@@ -135,8 +135,8 @@ class Progress:
             self.next_id = self.head + 1
 
     def skip_done(self) -> bool:
-        """Move ``next_id`` behind a run of done ids that it is in; true if it moved. For ids that a checkpoint says
-        are done.
+        """If ``next_id`` is in a run of done ids, move it past the run; true if it moved. For ids that are done by a
+        checkpoint.
         """
         last = max(self._span_end(self.next_id), self.head)
         if last < self.next_id:
@@ -146,7 +146,7 @@ class Progress:
 
     @property
     def special_through(self) -> int:
-        """The highest id that needs a second look before it is handed out: known as done, or with an error count."""
+        """The highest id that needs a check before it is delivered: it may be done, or have an error count."""
         return max(max(self.spans.values(), default=0), max(self.error_counts, default=0))
 
     def copy(self) -> Progress:
@@ -157,13 +157,13 @@ class Progress:
         return copied
 
     def moved_to(self, item_id: int, items_before: int, bytes_before: int) -> Progress:
-        """What a reader has that starts again at ``item_id``, before which so many items and bytes were ever put."""
+        """The progress of a reader that starts again at ``item_id``, given what was ever put before that id."""
         moved = Progress(item_id - 1, items_before, bytes_before)
         moved.error_counts = {key: count for key, count in self.error_counts.items() if key >= item_id}
         return moved
 
     def done_spans(self) -> tuple[tuple[int, int], ...]:
-        """Everything done above the head, as runs, rising and apart."""
+        """All done ids above the head, as separate runs, rising."""
         runs = sorted([*self.spans.items(), *((item_id, item_id) for item_id in self.done)])
         merged: list[tuple[int, int]] = []
         for first, last in runs:
@@ -174,13 +174,13 @@ class Progress:
         return tuple(merged)
 
     def fold(self) -> tuple[tuple[int, int], ...]:
-        """``done_spans``, and from here on each run is one span: the next time costs what was done since. Behind one
-        open read that stays all that is done would have to be sorted at each checkpoint.
+        """Return ``done_spans``, and keep each run as one span: so the next call costs only what was done since.
+        Otherwise, if one read stays open, each checkpoint would sort all ids that are done after it.
         """
         runs, done = self.done_spans(), self.done
         if done:
             spans, firsts, done = dict(runs), [first for first, _ in runs], {}
-            # No call from here on until it is done: an interrupt falls before or behind.
+            # No call from here on: an interrupt strikes before or after all of these stores.
             self.spans = spans
             self._firsts = firsts
             self.done = done
@@ -206,7 +206,7 @@ class Progress:
         )
 
     def _check(self) -> None:
-        """The invariants; for tests."""
+        """Check the invariants; for tests."""
         assert self.next_id > self.head
         assert self.head + 1 not in self.done
         assert self.head + 1 not in self.spans

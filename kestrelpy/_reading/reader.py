@@ -1,8 +1,8 @@
-"""``Reader``: what users call of one reader. Open reads, commit, abort, seek, its figures.
+"""``Reader``: the calls of one reader that users make. Open reads, commit, abort, seek, figures.
 
-Its items are in a ``Backlog``, which a ``Dispatcher`` hands out of; a ``Checkpointer`` saves where it is.
+Its items are in a ``Backlog``. A ``Dispatcher`` hands them out; a ``Checkpointer`` saves the reader's position.
 
-NOTE ON LOCKING: the lock is the backlog's (R in docs/locking.md). What is one number is read without it.
+NOTE ON LOCKING: the lock is the backlog's (R in docs/locking.md). A figure that is one number is read without it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ __all__ = ["Reader"]
 
 
 class Reader:
-    """One reader's place in a queue. Made by ``JournaledQueue.reader`` or ``open_reader``, never directly.
+    """A durable consumer of a queue, with its own cursor. Made by ``JournaledQueue.reader`` or ``open_reader``, never
+    directly. An open read is an unacknowledged delivery: a lease without a deadline. ``commit`` acknowledges it.
 
     Thread-safe. Every call raises ``QueueClosed`` after ``close()``, ``DurabilityUnknown`` once a sync of the queue
-    has failed, ``ForkedQueue`` in a forked child, ``CorruptJournal`` where it has to read what is damaged on disk,
-    ``OSError`` where the system refuses a file, and ``TypeError`` for an argument that is neither an item nor an id.
+    has failed, ``ForkedQueue`` in a forked child, ``CorruptJournal`` if it has to read what is damaged on disk,
+    ``OSError`` if the system refuses a file, and ``TypeError`` for an argument that is neither an item nor an id.
     """
 
     def __init__(self, source: Source, name: str, config: ReaderConfig, progress: Progress) -> None:
@@ -55,7 +56,7 @@ class Reader:
 
     @property
     def config(self) -> ReaderConfig:
-        """Its limits and hooks."""
+        """The reader's limits and hooks."""
         return self._backlog.config
 
     # -- getting --------------------------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ class Reader:
 
         Waits in line for up to ``timeout`` seconds of real time (``None``: for ever; ``block=False``: not at all).
         Raises ``QueueEmpty``, ``ValueError`` for a negative timeout, ``CorruptJournal`` if the next item is damaged
-        on disk, or the segment that it was in is not there: ``seek`` past it, or open the queue with quarantine.
+        on disk or its segment is missing: ``seek`` past it, or open the queue with ``on_corruption="quarantine"``.
         """
         item = None
         try:
@@ -103,8 +104,8 @@ class Reader:
         """A future of the next item; never blocks.
 
         It fails with ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. ``cancel()`` leaves the
-        line, and no item is lost by it. Raises ``ValueError`` for a negative timeout, and ``RuntimeError`` if a timeout
-        needs the maintenance thread, and that can't be started. Thread-safe.
+        line and loses no item. Raises ``ValueError`` for a negative timeout, and ``RuntimeError`` if a timeout needs
+        the maintenance thread and that thread can't be started. Thread-safe.
         """
         return self._dispatcher.get_future(timeout)
 
@@ -112,7 +113,7 @@ class Reader:
         """The next item, for asyncio, from any event loop.
 
         Raises ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. A task that is cancelled while
-        it waits loses no item: what it was about to be given goes back to its place. Raises ``RuntimeError`` as
+        it waits loses no item: an item on its way to the task goes back to its old position. Raises ``RuntimeError`` as
         ``get_future``.
         """
         return await self._dispatcher.aget(timeout)
@@ -121,7 +122,7 @@ class Reader:
         """Open reads of up to ``max_items`` items: waits for the first as ``get`` does, then takes what is there.
 
         Stops before the item that would bring the data above ``max_bytes``, but takes at least one. Raises
-        ``QueueEmpty`` if none came in time.
+        ``QueueEmpty`` if no item came in time.
         """
         backlog = self._backlog
         if max_items < 1:
@@ -140,13 +141,13 @@ class Reader:
         return items
 
     def peek(self, timeout: float | None = 0) -> Item:
-        """The next item, not opened: it cannot be committed, and stays where it is. Waits as ``get`` does."""
+        """The next item, without an open read: it can't be committed, and stays where it is. Waits as ``get`` does."""
         return self._dispatcher.peek(timeout)
 
     def discard_expired(self, limit: int | None = None) -> int:
         """Drop expired items from the front, at most ``limit`` (default: ``max_expire_sweep``); returns how many.
 
-        Only the front is looked at: an expired item behind one that is not waits until that is gone.
+        Only the front is looked at: an expired item after one that has not expired stays until that one is gone.
         """
         return self._dispatcher.discard_expired(limit)
 
@@ -157,9 +158,9 @@ class Reader:
     # -- settling -------------------------------------------------------------------------------------------------
 
     def commit(self, item_or_id: Item | int) -> None:
-        """Done with it; in any order, from any thread. Durable with the next checkpoint.
+        """Acknowledge an item: its work is done. In any order, from any thread. Durable with the next checkpoint.
 
-        Raises ``UnknownItem`` if it is not an open read of this reader.
+        Raises ``UnknownItem`` if the item is not an open read of this reader.
         """
         backlog = self._backlog
         with backlog.lock:
@@ -180,7 +181,7 @@ class Reader:
                         raise self._unknown(item_id) from None
                 if opened.get(item_id) is not item:
                     raise self._unknown(item_id)
-            # HOT COPY of Progress.release. Nor is there a call from here on until it is done.
+            # HOT COPY of Progress.release. After len() there is no call until the item is done.
             size = len(item.data)  # type: ignore[union-attr]
             progress = backlog.progress
             items, size = progress.released_items + 1, progress.released_bytes + size
@@ -200,7 +201,7 @@ class Reader:
             self._dispatcher.notify()
 
     def commit_many(self, items: Iterable[Item | int]) -> None:
-        """Commit all of them, or none: raises ``UnknownItem`` before anything is done if one is not open."""
+        """Commit all these items or none: if one is not an open read, raises ``UnknownItem`` and commits nothing."""
         backlog = self._backlog
         named = list(items)
         try:
@@ -215,13 +216,13 @@ class Reader:
             self._dispatcher.notify()
 
     def _chosen_locked(self, named: list[Item | int]) -> dict[int, Item]:
-        """The open reads that these name, by id."""
+        """The open reads that ``named`` means, by id."""
         opened = self._backlog.opened
         if len(named) == len(opened) and all(map(is_, named, opened.values())):
             return opened
         try:
             chosen = {item.id: item for item in cast("list[Item]", named)}
-        except AttributeError:  # there are ids among them, or what is neither
+        except AttributeError:  # some are ids, or neither items nor ids
             chosen = {}
         if len(chosen) == len(named) and all(map(is_, map(opened.get, chosen), chosen.values())):
             return chosen
@@ -238,7 +239,7 @@ class Reader:
         backlog = self._backlog
         opened = backlog.opened
         size = sum(map(len, [item.data for item in chosen.values()]))
-        backlog.progress.release_all(chosen, size)  # from its first step on all of them are done
+        backlog.progress.release_all(chosen, size)  # one step of it marks all of them as done
         if len(opened) == len(chosen):
             opened.clear()
         else:
@@ -247,10 +248,10 @@ class Reader:
         self._committed += len(chosen)
 
     def abort(self, item_or_id: Item | int) -> None:
-        """Give it back, ahead of unread items; aborted ones keep the order of their ids. Its ``error_count`` grows by
-        one.
+        """Give an item back, ahead of unread items (a negative acknowledgement). Its ``error_count`` grows by one.
+        Aborted items keep the order of their ids.
 
-        With an ``on_abort`` hook that returns true it is committed instead. Raises ``UnknownItem`` if it is not open.
+        If an ``on_abort`` hook returns true, the item is committed instead. Raises ``UnknownItem`` if it is not open.
         """
         backlog = self._backlog
         item_id = id_of(item_or_id)
@@ -283,8 +284,8 @@ class Reader:
     # -- moving ---------------------------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Drop everything unread and aborted; returns how many items. Open reads stay open and may be committed or
-        aborted. Raises ``OSError`` if the place could not be saved: all of it is dropped even so.
+        """Drop all unread and aborted items; returns how many. Open reads stay open and may be committed or aborted.
+        Raises ``OSError`` if the new position could not be saved: the items are dropped even so.
         """
         backlog = self._backlog
         with backlog.lock:
@@ -292,7 +293,7 @@ class Reader:
             if backlog.disturbed:
                 backlog.repair()
             progress, visible_id = backlog.progress, self._source.visible_id
-            _, visible_bytes = self._source.before(visible_id + 1)  # of that moment, whatever is put since
+            _, visible_bytes = self._source.before(visible_id + 1)  # as of that moment, whatever is put since
             kept = [*backlog.opened.values(), *backlog.with_hook.values()]
             items_beyond, bytes_beyond = self._done_beyond(visible_id)
             dropped = backlog.items_through(visible_id) + items_beyond - len(kept)
@@ -314,8 +315,8 @@ class Reader:
         return dropped
 
     def _done_beyond(self, item_id: int) -> tuple[int, int]:
-        """What is done behind ``item_id``, in items and bytes: of a reader that another process has had, which sees
-        what is not on disk yet.
+        """The number and bytes of the done items after ``item_id``. There are such items if another process had the
+        reader open, as it sees items that are not on disk yet.
         """
         backlog = self._backlog
         items = size = 0
@@ -329,14 +330,15 @@ class Reader:
     def seek(self, item_id: int | None = None, *, time_ms: int | None = None) -> None:
         """Move the head: the next item is ``item_id``, or the first one added at ``time_ms`` or later.
 
-        Back as far as segments last (an id before them means the earliest that is kept), or forward up to behind the
-        tail. Open reads and aborted items are dropped: what of them is ahead comes again. The place is saved when this
-        returns. Raises ``TypeError`` unless exactly one place is given, and ``OSError`` if it could not be saved: a
-        reader in the queue's own process has moved all the same, one elsewhere has not. Costs the reading of one
-        segment.
+        It goes back as far as segments are kept (an earlier id means the earliest that is kept), or forward up to the
+        end, just after the tail. Open reads and aborted items are dropped; those from the new head on come again. The
+        new position is saved when this returns. Cost: one segment is read.
+
+        Raises ``TypeError`` unless exactly one of the two is given, and ``OSError`` if the position could not be saved:
+        a reader in the queue's own process has moved all the same, a reader in another process has not.
         """
         if (item_id is None) == (time_ms is None):
-            raise TypeError("seek() takes an item id or time_ms")
+            raise TypeError("seek() takes exactly one of item_id and time_ms")
         if item_id is not None:
             item_id = id_of(item_id)
         elif time_ms is not None and isnan(time_ms):
@@ -346,30 +348,31 @@ class Reader:
     # -- saving ---------------------------------------------------------------------------------------------------
 
     def checkpoint(self, durable: bool = False) -> None:
-        """Save the reader's place: what is committed now does not come again after the death of the process.
+        """Save the reader's position: items that are committed now do not come again after the process dies.
 
-        With ``durable`` not after a power cut either. Raises ``OSError``; then the last checkpoint counts, and only
-        redelivery grows.
+        With ``durable`` not after a power cut either. Raises ``OSError``; then the checkpoint before counts, which can
+        only mean that more items come again.
         """
         self._checkpointer.save(durable)
 
     def close(self) -> None:
-        """Save the place, wake waiters with ``QueueClosed``, give up ownership. Open reads come again. Idempotent.
+        """Save the position, wake waiters with ``QueueClosed``, give up ownership. Open reads come again. Idempotent.
 
-        Of a reader whose calls raise for good, as a sync of its queue has failed, nothing is saved any more: what was
-        committed since its last checkpoint comes again. The queue's ``close`` raises what it was.
+        If a sync of the queue has failed, so that all calls of the reader raise, nothing is saved any more: items
+        committed since its last checkpoint come again. The queue's ``close`` raises the error of that sync, if no call
+        of the queue has raised it before.
         """
         self._checkpointer.close()
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
     def decode(self, data: bytes) -> Any:
-        """``data`` through the queue's codec."""
+        """Decode ``data`` by the queue's codec."""
         return self._source.decode(data)
 
     @property
     def items(self) -> int:
-        """Items not done: unread, aborted and open ones. 0 where it has passed what is not on disk yet."""
+        """Items not done: unread, aborted and open ones. 0 if the reader is past items that are not on disk yet."""
         return self._backlog.items
 
     @property
@@ -382,7 +385,7 @@ class Reader:
         return self._backlog.opened.get(item.id) is item
 
     def _check_settled(self, item: Item) -> None:
-        """Raise why nothing can be settled any more, unless somebody has committed or aborted ``item`` before."""
+        """If the reader can't be used any more, raise why, unless ``item`` was committed or aborted before."""
         backlog = self._backlog
         with backlog.lock:
             progress = backlog.progress
@@ -419,7 +422,7 @@ class Reader:
         with backlog.lock:
             try:
                 found = None if backlog.broken is not None else backlog.peek()
-            except (CorruptJournal, OSError):  # a get says so; a figure need not
+            except (CorruptJournal, OSError):  # a get raises this; a figure need not
                 found = None
         return 0.0 if found is None else max(0.0, self._source.clock.time_ns() / 1e9 - found[1][1] / 1e3)
 
@@ -435,7 +438,7 @@ class Reader:
 
     @property
     def memory_bytes(self) -> int:
-        """What this reader keeps in memory for itself: data and a fixed cost an item. Cost: O(items kept)."""
+        """Bytes that this reader alone keeps in memory: data and a fixed cost per item. Cost: O(items kept)."""
         backlog = self._backlog
         with backlog.lock:
             kept = [entry[0] for entry in (*backlog.ahead.values(), *backlog.requeued.entries.values())]
@@ -472,7 +475,7 @@ class Reader:
         state = " closed" if self._backlog.broken else ""
         try:
             items = str(self.items)
-        except (KestrelError, OSError):  # of a queue that was erased, or whose files can't be read
+        except (KestrelError, OSError):  # the queue was erased, or its files can't be read
             items = "?"
         return (
             f"<Reader {self.full_name}: head={self.head} items={items} open={self.open_items} "
@@ -480,7 +483,7 @@ class Reader:
         )
 
     def _check(self) -> None:
-        """The invariants; for tests, with nobody else at work."""
+        """Check the invariants; for tests, while nothing else uses the reader."""
         with self._backlog.lock:
             self._check_locked()
 
@@ -503,5 +506,5 @@ class Reader:
 
 
 def checkpointer_of(reader: Reader) -> Checkpointer:
-    """What the rest of the library holds a reader by."""
+    """The object by which the rest of the library refers to a reader."""
     return reader._checkpointer

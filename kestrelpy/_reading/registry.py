@@ -1,13 +1,14 @@
-"""The readers of a queue, in the process that writes it: opening, taking over, saving, dropping, and what they let
-retire.
+"""The readers of a queue: opening, taking over, saving and dropping them; retiring the segments that they are past.
 
-NOTE ON LOCKING: ``_opening`` is held while readers are made, renamed and dropped; it comes before every other lock,
-and ``close`` of a reader does not take it. The folder's ``readers.lock`` is taken after it. ``_limiting`` is held while
-it is worked out who is limited. ``open`` is replaced as a whole, under ``_listing``, a leaf; so it can be read without
-a lock.
+A reader in another process than the writer has a registry of its own.
 
-A queue that ends says so first and looks for its readers then; who makes a reader lists it first and looks then whether
-the queue has ended (``_check_again``). So one of the two breaks it.
+NOTE ON LOCKING: ``_opening`` is held while readers are made, renamed and dropped. It comes before every other lock, and
+``close`` of a reader does not take it. The folder's ``readers.lock`` is taken after it. ``_limiting`` is held while the
+readers with limits are worked out. ``open`` is replaced as a whole, under ``_listing``, a leaf; so it can be read
+without a lock.
+
+A queue that ends first says so, and then looks for its readers. A thread that makes a reader first lists it, and then
+looks whether the queue has ended (``_check_again``). So one of the two breaks the reader.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def check_start(start: Start) -> None:
 
 
 class ReaderRegistry:
-    """All readers of one queue, open here or not."""
+    """All readers of one queue, whether open here or not."""
 
     def __init__(
         self,
@@ -69,15 +70,15 @@ class ReaderRegistry:
         self._locks: dict[Reader, Lock] = {}
         self._files: dict[Reader, CheckpointFile] = {}
         self.undisposed: list[Segment] = []
-        """Retired, and not yet archived or deleted."""
-        self.timer: Timer | None = None  # the next round of checkpoints and retiring, for who closes the queue
+        """Segments that are retired, and not yet archived or deleted."""
+        self.timer: Timer | None = None  # of the next checkpoints and retiring; closing the queue cancels it
         self.may_limit = any(map(has_limits, (default_config, *configs.values())))
         self.trouble = Trouble()
         self._stopped: Exception | None = None
         self.source: Source
         self.open: dict[str, Reader] = {}
         self.alone: Reader | None = None
-        """The default reader, if it is open here: what a queue's own ``get`` and ``commit`` go to."""
+        """The default reader, if it is open here. The queue's own ``get`` and ``commit`` use it."""
         self.limited: tuple[Limited, ...] = ()  # changed with self._limiting held, as a whole
 
     def _set_open(self, readers: dict[str, Reader]) -> None:
@@ -88,9 +89,9 @@ class ReaderRegistry:
         return self._configs.get(name, self._default_config)
 
     def tidy(self, names: set[str]) -> None:
-        """When a queue is opened: a default reader's place that a named reader has taken over goes, if it is left over
-        (and not in use). One that nobody has taken over is its reader's, whoever else there is. ``names``: the readers
-        that have a place.
+        """When a queue is opened: remove a left-over checkpoint of the default reader that a named reader has taken
+        over, unless it is in use. A checkpoint that nobody has taken over is still the default reader's, whatever other
+        readers there are. ``names``: the readers that have a checkpoint.
         """
         if "" in names and self.files.has_heir(names - {""}, self.source.queue_id):
             with self.files.guard():
@@ -99,14 +100,14 @@ class ReaderRegistry:
         self.update_limits()
 
     def update_limits(self) -> bool:
-        """Work out whose limits puts have to respect; whether that has changed. A default reader that nobody has made
-        counts as long as there is no other.
+        """Work out whose limits puts have to respect; true if that has changed. While there is no other reader, the
+        default reader counts, even if nobody has made it.
         """
         with self._limiting:
             limited = self.limited
             try:
                 limited = tuple(self._find_limited()) if self.may_limit else ()
-            except (KestrelError, OSError):  # what can't be seen counts as it was, and who is open here counts at once
+            except (KestrelError, OSError):  # others count as before, readers open here at once
                 limited = tuple(self._known_limited())
                 raise
             finally:
@@ -116,7 +117,9 @@ class ReaderRegistry:
         return changed
 
     def _known_limited(self) -> Iterator[Limited]:
-        """Who is open here; and who was counted before and is not: a closed reader by what it had when it closed."""
+        """The readers open here; and those counted before that are not open: a closed reader counts with what it had
+        when it closed.
+        """
         counted = {each.name: each for each in self.limited}
         for name, reader in self.open.items():
             saver = checkpointer_of(reader)
@@ -142,7 +145,7 @@ class ReaderRegistry:
                     yield OfflineReader(self.files, self.source, name, config)
 
     def refresh_limits(self) -> bool:
-        """``update_limits`` for what other processes have done. What can't be read now counts as it was."""
+        """``update_limits`` after changes by other processes. A reader that can't be read now counts as before."""
         if self.may_limit:
             with contextlib.suppress(KestrelError, OSError):
                 return self.update_limits()
@@ -154,8 +157,8 @@ class ReaderRegistry:
         return None if reader is None else checkpointer_of(reader)
 
     def keep_limits(self) -> None:
-        """After items have become visible: let the readers that may drop their oldest ones do so. Called with no lock
-        held; raises nothing, as the items are there.
+        """After items have become visible: have the readers with ``DROP_OLDEST`` drop their oldest items. Called with
+        no lock held; raises nothing, as the new items are stored.
         """
         for reader in self.limited:
             if reader.config.full_policy is FullPolicy.DROP_OLDEST and isinstance(reader, Dispatcher):
@@ -164,7 +167,7 @@ class ReaderRegistry:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def reader(self, name: str, start: Start) -> Reader:
-        """The reader of that name, made if need be. Raises as ``JournaledQueue.reader``."""
+        """The reader of that name; makes it if it is not open. Raises as ``JournaledQueue.reader``."""
         found = self.open.get(name)
         if found is not None and not checkpointer_of(found).is_half_closed:
             return found
@@ -179,7 +182,7 @@ class ReaderRegistry:
                 if found is not None:  # closing it was interrupted
                     self.release(found)
                 self._release_left(name)
-                default = self._open_here("") if name else None  # which may get that name
+                default = self._open_here("") if name else None  # it may get that name
                 guard = self._guard_open
                 with guard() if default is None else guard_and_saving(guard, default.lock):
                     self.source.look_again()
@@ -199,18 +202,18 @@ class ReaderRegistry:
 
     @contextlib.contextmanager
     def _guard_open(self) -> Iterator[None]:
-        """The guard of a queue that has not ended. One that was erased leaves nothing, this guard's file neither."""
+        """The guard of a queue that has not ended. If the queue was erased, the guard's file is removed, too."""
         with self.files.guard():
             try:
                 self._check()
             except Exception:
-                with contextlib.suppress(OSError):  # its folder is closed, say
+                with contextlib.suppress(OSError):  # its folder is closed, for example
                     self.files.leave_nothing()
                 raise
             yield
 
     def _check_again(self, reader: Reader) -> None:
-        """A reader was made: if the queue has ended it may not know of it. With no lock held."""
+        """After a reader was made: break it if the queue has ended, perhaps without seeing it. With no lock held."""
         try:
             self._check()
         except Exception as error:
@@ -221,7 +224,7 @@ class ReaderRegistry:
             raise
 
     def _reopen(self) -> None:
-        """Making a reader was interrupted: those that were made are open."""
+        """Making a reader was interrupted: list the readers that exist as open."""
         with self._listing:
             made = [reader for reader in self.owned() if not checkpointer_of(reader).is_closed]
             self._set_open({reader.name: reader for reader in made})
@@ -243,7 +246,7 @@ class ReaderRegistry:
         known = file_names.reader_lock_name(files.queue, name) in names  # whether it was ever owned
         lock = files.lock_reader(name)
         try:
-            if is_first and (not known or "" in on_disk):  # known: a crash in the middle of taking over
+            if is_first and (not known or "" in on_disk):  # known: a crash in the middle of a takeover
                 inherited = self._inherit_default(name)
                 progress = inherited or self._beginning("earliest" if known else start)
                 return self._start(name, lock, progress, inherited=inherited is not None)
@@ -254,8 +257,8 @@ class ReaderRegistry:
                 state = files.load(name, self.source.queue_id, file)
                 if state is not None:
                     return self._go_on(name, lock, state, file)
-            # A checkpoint that is lost or damaged, and the default reader: begin with the earliest item kept, never
-            # skip.
+            # If the checkpoint is lost or damaged, and for the default reader: begin at the earliest item kept: never
+            # skip one.
             lost = known or not name or (name in on_disk and files.is_there(name, self.source.queue_id))
             return self._start(name, lock, self._beginning("earliest" if lost else start))
         except BaseException:
@@ -270,15 +273,15 @@ class ReaderRegistry:
             raise
 
     def _named(self, on_disk: set[str]) -> Iterator[str]:
-        """The named readers that there are, open here or not; those open first, which costs nothing."""
+        """The named readers that exist, open here or not. Those open here come first: they cost no look at the disk."""
         yield from filter(None, self.open)
         for name in sorted(on_disk - set(self.open) - {""}):
             if self.files.is_there(name, self.source.queue_id):
                 yield name
 
     def _check_default(self, on_disk: set[str]) -> None:
-        """Raise ``NoDefaultReader`` if there are named readers, and no default reader's place that none of them has
-        taken over.
+        """Raise ``NoDefaultReader`` if there are named readers, unless the default reader has a checkpoint that none of
+        them has taken over.
         """
         files, queue_id = self.files, self.source.queue_id
         named = tuple(self._named(on_disk))
@@ -294,7 +297,7 @@ class ReaderRegistry:
         return Progress(item_id - 1, *source.before(item_id))
 
     def _inherit_default(self, name: str) -> Progress | None:
-        """The default reader's place, for the first named reader; ``None`` if another process has that reader open."""
+        """The progress that the first named reader takes over; ``None`` if another process has the default reader."""
         try:
             lock = self.files.lock_reader("")
         except QueueLocked:
@@ -313,15 +316,15 @@ class ReaderRegistry:
             lock.release()
 
     def _take_over_open(self, reader: Reader, name: str) -> Reader:
-        """The default reader is open here: it is the same reader, under its new name (LK-F32). Not beside a checkpoint
-        of it, which would make the old file again.
+        """The default reader is open here: the same reader gets the new name (LK-F32). Not while a checkpoint of it is
+        being saved, which would make the old file again.
         """
         lock, file_name = self.files.lock_reader(name), file_names.checkpoint_name(self.files.queue, name)
         try:
             self._files[reader].rename(file_name)
             self._rename(reader, name, lock)
         except BaseException:
-            if file_name in self.files.directory.names():  # it is renamed, and there is no way back
+            if file_name in self.files.directory.names():  # it is renamed: there is no way back
                 self._rename(reader, name, lock)
                 self.files.directory.sync()
             else:
@@ -330,7 +333,7 @@ class ReaderRegistry:
         return reader
 
     def _rename(self, reader: Reader, name: str, lock: Lock) -> None:
-        """May be repeated after an interrupt."""
+        """Give an open reader its new name and ``lock``. May be repeated after an interrupt."""
         old, self._locks[reader] = self._locks[reader], lock
         file = self._files[reader]
         file.name, file.inherited = file_names.checkpoint_name(self.files.queue, name), True
@@ -340,10 +343,10 @@ class ReaderRegistry:
             old.release()
 
     def _start(self, name: str, lock: Lock, progress: Progress, *, inherited: bool = False) -> Reader:
-        """Make the reader, and save its place durably: from here on it keeps what it needs (R5).
+        """Make the reader, and save its position durably: from here on, the items that it needs are kept (R5).
 
-        A named one makes a default reader's place void. If that was given to another name by a process that was
-        killed, the new name must be on disk before.
+        A named reader makes the default reader's checkpoint void. If a process that was killed had renamed that
+        checkpoint, the new name must be on disk before.
         """
         if name:
             self.files.directory.sync()
@@ -357,12 +360,12 @@ class ReaderRegistry:
         return reader
 
     def _go_on(self, name: str, lock: Lock, state: Checkpoint, file: CheckpointFile) -> Reader:
-        """Make a reader that goes on where its checkpoint says. What that says may not be durable: it is when the
-        reader saves so, and until then nothing is retired on its word."""
+        """Make a reader that continues where its checkpoint says. The checkpoint may not be durable: until the reader
+        saves a durable one, nothing is retired because of it."""
         progress = progress_of(state, self.source)
         file.inherited = state.has_inherited(name)
-        # Quarantine has let the journal open without its beginning. Who reads elsewhere cannot know that: it is told
-        # when it reads, and may seek.
+        # By quarantine the journal may be open without its beginning. A reader in another process can't know that: its
+        # get raises, and it may seek.
         if progress.head + 1 < self.source.first_id and self.source.knows_heads:
             return self._start(name, lock, self._beginning("earliest"), inherited=file.inherited)
         reader = Reader(self.source, name, self.config_for(name), progress)
@@ -377,21 +380,21 @@ class ReaderRegistry:
     # -- saving and leaving ------------------------------------------------------------------------------------------
 
     def guard(self, *, wait: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Held while a reader's place moves back, as while readers are made and segments retired."""
+        """Held while a reader's position moves back, and while readers are made and segments retired."""
         return self.files.guard(wait=wait)
 
     def save(self, reader: Reader, state: Checkpoint, durable: bool) -> None:
-        if self._stopped is not None:  # it is being erased: what is saved now would stay
+        if self._stopped is not None:  # the queue is being erased: a checkpoint saved now would stay
             raise copy_of(self._stopped)
         file = self._files.get(reader)
-        if file is None:  # it was closed meanwhile, in another thread, which has saved its place
+        if file is None:  # another thread closed the reader meanwhile, and has saved its position
             if checkpointer_of(reader).backlog.broken is None:
                 raise QueueClosed(f"reader {reader.full_name} is closed")
             return
         file.save(state, durable=durable)
 
     def closed(self, reader: Reader) -> None:
-        """A reader has closed: its limits count by its checkpoint, and others may own it. May be repeated."""
+        """A reader has closed: from now on it counts by its checkpoint, and others may own it. May be repeated."""
         if reader in self._locks:
             try:
                 self.update_limits()
@@ -399,7 +402,7 @@ class ReaderRegistry:
                 self.release(reader)
 
     def is_robbed(self) -> bool:
-        """Whether a lock file of a reader that is owned here is gone: with the queue, which was erased."""
+        """Whether the lock file of a reader owned here is gone, because the queue was erased."""
         return not all(lock.is_current() for lock in list(self._locks.values()))
 
     def owned(self) -> list[Reader]:
@@ -407,13 +410,13 @@ class ReaderRegistry:
         return list(self._locks)
 
     def leave(self) -> None:
-        """Give up whatever an interrupt has left owned."""
+        """Release everything that is still owned after an interrupt."""
         self.files.leave_guard()
         for reader in self.owned():
             self.release(reader)
 
     def _release_left(self, name: str) -> None:
-        """What an interrupted closing of a reader of that name has left owned."""
+        """Release what an interrupted closing of a reader of that name has left owned."""
         for reader in self.owned():
             if reader.name == name and self.open.get(name) is not reader:
                 self.release(reader)
@@ -424,22 +427,22 @@ class ReaderRegistry:
         try:
             saver = checkpointer_of(reader)
             self.source.detach(saver.backlog)
-            with saver.lock:  # not from under a checkpoint, or who gives it another name
+            with saver.lock:  # not while it is saved or renamed
                 self._files.pop(reader, None)
                 self._shut(reader)
         finally:
             if lock is not None:
                 lock.release()
-        self._locks.pop(reader, None)  # all of it is done
+        self._locks.pop(reader, None)  # last: everything is done
 
     def drop(self, name: str) -> None:
-        """Close a reader and forget its place; nothing for one that does not exist. Raises ``QueueLocked``."""
+        """Close a reader and delete its checkpoint; no effect if there is no such reader. Raises ``QueueLocked``."""
         while True:
             reader = self.open.get(name)
             if reader is not None:
                 reader.close()  # with no lock held: it completes futures
             with self._opening:
-                if self.open.get(name) not in (None, reader):  # made anew meanwhile
+                if self.open.get(name) not in (None, reader):  # made again meanwhile
                     continue
                 self._release_left(name)
                 with self._guard_open():
@@ -454,12 +457,12 @@ class ReaderRegistry:
                 return
 
     def stop(self, error: Exception, notify: Notify) -> None:
-        """Let no reader open here save anything from now on. ``tell``: as ``Dispatcher.break_off``."""
-        self._stopped = error  # before the look: who saves under its lock after it sees it
+        """From now on, let no reader open here save anything. ``notify``: as ``Dispatcher.break_off``."""
+        self._stopped = error  # before the loop: a save that gets the lock after it sees this
         for reader in self.open.values():
             saver = checkpointer_of(reader)
             saver.dispatcher.break_off(error, notify)
-            with saver.lock:  # a checkpoint that was under way is done
+            with saver.lock:  # wait for a checkpoint that is under way
                 pass
 
     def abandon(self, error: Exception) -> None:
@@ -488,7 +491,7 @@ class ReaderRegistry:
             if reader.head < first_last_id:
                 return
             if self._durable_head(reader) < first_last_id:
-                with contextlib.suppress(QueueClosed):  # closed meanwhile: then it is looked up by its file
+                with contextlib.suppress(QueueClosed):  # closed meanwhile: it counts by its file
                     reader.checkpoint(durable=True)
         with self.files.guard(wait=wait):
             heads = [min(self._durable_head(reader), reader.head) for reader in own]
@@ -502,7 +505,7 @@ class ReaderRegistry:
                     self.undisposed += journal.take_retired(min(heads))
             while True:  # and no condition: docs/interrupts.md, rule 3
                 if not self.undisposed or (heads and self.undisposed[0].last_id > min(heads)):
-                    break  # the latter: it could not be disposed of, and a reader elsewhere has gone back to it
+                    break  # the latter: disposing of it failed, and a reader in another process moved back to it
                 journal.dispose(self.undisposed[0])
                 del self.undisposed[0]
 
@@ -511,12 +514,12 @@ class ReaderRegistry:
         return file.durable_head if file is not None and file.durable is not None else 0
 
     def dispose_stale(self, segments: list[Segment]) -> None:
-        """Segments that came back from a deletion: retire them again, when the next ones are."""
+        """Segments that came back after they were deleted: retire them again, together with the next ones."""
         self.undisposed += segments
 
     def waits_for_others(self, source: LocalSource) -> bool:
-        """Whether segments are kept that only readers elsewhere may still need: then somebody has to look now and
-        then.
+        """Whether segments are kept that only readers in other processes may still need: then the queue has to look now
+        and then.
         """
         if len(source.journal.segments) < 2:
             return False

@@ -1,4 +1,4 @@
-"""What a reader needs of where its items come from: the interface between readers and the two kinds of source.
+"""What a reader needs from its source of items: the interface between readers and the two kinds of source.
 
 ``LocalSource`` is the source in the process that writes the queue, ``DetachedSource`` the one in any other.
 """
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 Take = Callable[[int, None], Entry | None]
-"""How to take an item out of memory by its id: ``None`` if it is not there."""
+"""Takes an item out of memory by its id; returns ``None`` if it is not there."""
 
 
 class Served(Protocol):
-    """Whom a producer has to look after: a reader with somebody in line, mostly."""
+    """What a producer has to serve after a put: mostly a reader with waiters in line."""
 
     def hand_off(self) -> None:
-        """Serve those in line, as far as there are items."""
+        """Give items to the waiters in line, as far as there are items."""
 
 
 class Cursor(Protocol):
-    """What a source sees of a reader's backlog: where it is, and what it has at hand. Guarded by ``lock``."""
+    """What a source sees of a reader's backlog: its progress, and its items in memory. Guarded by ``lock``."""
 
     lock: threading.Lock
     progress: Progress
@@ -47,7 +47,7 @@ class Cursor(Protocol):
     broken: Exception | None
 
     def expand(self) -> Take | None:
-        """Make entries of the next items of ``batch``; ``None`` if it has no more."""
+        """Make entries of the next items of ``batch``, and return how to take them; ``None`` if it is used up."""
 
 
 class Source(Protocol):
@@ -57,8 +57,8 @@ class Source(Protocol):
     clock: Clock
     waiting: dict[Served, None]
     knows_heads: bool
-    """Whether what is retired is decided in this process, which sees where its readers are; elsewhere only what they
-    have saved is seen.
+    """Whether segments are retired by this process, which sees the heads of its readers. Another process sees only what
+    readers have saved.
     """
 
     @property
@@ -67,7 +67,7 @@ class Source(Protocol):
 
     @property
     def seen_id(self) -> int:
-        """As ``visible_id`` was known to be when it was looked at last: for who has more than enough up to it."""
+        """``visible_id`` as of the last look at it: for a caller that has enough items up to there."""
 
     @property
     def missing(self) -> int:
@@ -102,33 +102,35 @@ class Source(Protocol):
     def hint(self, item_id: int) -> tuple[int, FramePosition]: ...
 
     def window(self, cursor: Cursor) -> Take | None:
-        """How to take from the shared window, if the reader's next item is or will be in it. Called under its lock."""
+        """How to take from the shared window, if the reader's next item is or will be in it; else ``None``. Called with
+        the reader's lock held.
+        """
 
     def look_again(self) -> None:
-        """With the guard held, before a reader is made: what was seen without it may have gone."""
+        """Called with the guard held, before a reader is made: what was seen without the guard may be gone."""
 
     def attach(self, cursor: Cursor) -> None:
-        """The reader has read all there is: let it share the window. Called without its lock."""
+        """The reader has read all items: let it share the window. Called without the reader's lock."""
 
     def detach(self, cursor: Cursor) -> None:
-        """The reader is closed. Called without its lock."""
+        """The reader is closed. Called without the reader's lock."""
 
     def make_durable(self, item_id: int) -> None:
         """Return when ``item_id`` is on disk (R4)."""
 
     def guard(self) -> AbstractContextManager[None]:
-        """Held while nothing may be retired. Asked for with no lock held but that of a reader's checkpoints."""
+        """Held while nothing may be retired. Taken with no other lock held, except that of a reader's checkpoints."""
 
     def save(self, reader: Any, state: Checkpoint, durable: bool) -> None:
         """Write a checkpoint of this ``Reader``."""
 
     def moved(self) -> None:
-        """Something was released: see to a checkpoint before long, and to producers who wait for room."""
+        """Items were released: save a checkpoint before long, and notify producers that wait for room."""
 
     def polls(self) -> None:
-        """Somebody is in line now: a source that nobody wakes has to look by itself."""
+        """A waiter is in line now: a source that nobody wakes has to poll."""
 
     def decode(self, data: bytes) -> Any: ...
 
     def closed_reader(self, reader: Any) -> None:
-        """This ``Reader`` has closed: give back what was opened for it."""
+        """This ``Reader`` has closed: release what was opened for it."""

@@ -1,11 +1,11 @@
 """The shared window: the newest items in memory, for all readers of a queue that keep up.
 
-A put stores its item here once, whatever the number of readers, and a batch as one thing: an entry for each of its
-items is made by whoever reads them. A reader that falls behind the window reads the journal instead, and joins again
-when it has caught up. Losing any of it loses nothing.
+A put stores its item here once, whatever the number of readers. A batch is stored as one object: a reader makes an
+entry for each of its items. A reader that falls behind the window reads the journal instead, and joins again when it
+has caught up. Losing any part of the window loses no item.
 
-NOTE ON LOCKING: writers of ``entries`` and ``batches`` hold the queue's lock, except that readers take out of them
-under their own; every single operation on them is atomic. Everything else here is guarded by the queue's lock.
+NOTE ON LOCKING: writers of ``entries`` and ``batches`` hold the queue's lock; but readers that take items out hold only
+their own. Every single operation on the two is atomic. Everything else here is guarded by the queue's lock.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kestrelpy._journal.format import Entry
 from kestrelpy._journal.segment import ITEM_COST
 
 MOST_GONE = 64
-"""So many ids may be left in a heap of returned items that are not there, however few others there are."""
+"""The heap of requeued items may keep this many ids of items that are gone, however few others it has."""
 
 WindowBatch = tuple[int, list[bytes], int]
-"""The first id of a batch that does not expire, its items, and when they were added."""
+"""The first id of a batch without an expiry, its items, and when they were added."""
 
 
 class Window:
-    """Items by id, batches by their first id. ``is_open``: whether puts go into it. ``left``: bytes until it has to be
-    looked after.
+    """Items by id, batches by their first id. ``is_open``: whether puts store items in it. ``left``: bytes until it has
+    to be trimmed.
     """
 
     __slots__ = ("batches", "capacity", "entries", "is_open", "left")
@@ -38,12 +38,12 @@ class Window:
         self.left = 0
 
     def resize(self, capacity: int) -> None:
-        """Set how many bytes it may hold: the most that one of its readers allows."""
+        """Set how many bytes the window may hold: the largest number that one of its readers allows."""
         self.left += capacity - self.capacity
         self.capacity = capacity
 
     def restart(self) -> None:
-        """Empty and open: from the next put on it has every item."""
+        """Empty the window and open it: from the next put on it has every item."""
         self.clear()
         self.left = self.capacity
         self.is_open = True
@@ -65,9 +65,10 @@ class Window:
         return next((batch for batch in list(self.batches.values()) if batch[0] < item_id <= last_of(batch)), None)
 
     def trim(self, next_ids: Iterable[int]) -> None:
-        """``left`` has run out: drop what every reader (by its next id) is past, or what holds up the fastest.
+        """``left`` has run out: drop the items that every reader is past, by its next id. If more than half of the
+        window is still in use, drop the items that the fastest reader is past.
 
-        If even the fastest reader is more than half a window behind, the window closes: the journal serves then.
+        If even the fastest reader is more than half a window behind, the window closes: readers read the journal then.
         """
         positions = sorted(next_ids)
         if positions:
@@ -88,7 +89,7 @@ class Window:
                 self.batches.pop(batch[0], None)
 
     def _used(self) -> int:
-        """Bytes that it takes up."""
+        """Bytes in use."""
         entries = list(self.entries.values())
         used = sum(len(entry[0]) for entry in entries) + ITEM_COST * len(entries)
         for _, items, _ in list(self.batches.values()):
@@ -104,8 +105,8 @@ def last_of(batch: WindowBatch) -> int:
 class Requeued:
     """Items that came back to one reader; the lowest id goes out first. Guarded by that reader's lock.
 
-    ``entries`` is what counts. The heap may have ids that are gone, so that each change is one step, and an interrupt
-    falls before or after it.
+    ``entries`` decides. The heap may have ids of items that are gone: so each change is one step, and an interrupt
+    strikes before or after it.
     """
 
     __slots__ = ("_order", "entries")
@@ -121,10 +122,10 @@ class Requeued:
         heappush(self._order, item_id)
         self.entries[item_id] = entry
         if len(self._order) > 2 * len(self.entries) + MOST_GONE:
-            self._order = sorted(self.entries)  # which is a heap, too
+            self._order = sorted(self.entries)  # a sorted list is a heap
 
     def first(self) -> tuple[int, Entry] | None:
-        """The lowest id and its item, which stay."""
+        """The lowest id and its entry, which both stay."""
         order, entries = self._order, self.entries
         while True:
             if not order:

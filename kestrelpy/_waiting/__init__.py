@@ -1,1 +1,1 @@
-"""Who waits, for what: the line of a queue or a reader, and the futures of puts."""
+"""Waiting: the line of a queue or a reader, the waiters in it, and the futures of puts."""

@@ -1,11 +1,11 @@
 """Calls that a finaliser leaves to another thread.
 
-A finaliser runs wherever something is allocated, in any thread, with whatever locks that thread has; and so does the
-end of a task that nobody will run again. It can't take a lock, which its own thread may have. What has to be done under
-one is left here, and a thread that has none does it at once.
+A finaliser runs wherever something is allocated, in any thread, whatever locks that thread holds; and so does the end
+of a task that nobody will run again. It can't take a lock, because its own thread may hold it. A call that needs a lock
+is left here, and a thread that holds none makes it at once.
 
-NOTE ON LOCKING: there is no lock here, and ``leave`` takes none. It appends, then reads ``_working``; the thread
-stores that it goes, then looks once more: so one of them sees the other.
+NOTE ON LOCKING: there is no lock here, and ``leave`` takes none. It appends, then reads ``_working``. The thread
+stores that it ends, then looks for calls once more. So one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _working = False
 
 
 def leave(call: Callable[[], object]) -> None:
-    """Have ``call`` made by a thread that holds no lock. If there can be none, the next one that is begun makes it."""
+    """Have ``call`` made by a thread that holds no lock. If none can be started, the next one that starts makes it."""
     global _working
     _left.append(call)
     if not _working:
         _working = True
         try:
             _thread.start_new_thread(_work, ())
-        except RuntimeError:  # there are too many, or the interpreter ends
+        except RuntimeError:  # there are too many threads, or the interpreter ends
             _working = False
         except BaseException:
             _working = False
@@ -49,12 +49,12 @@ def _work() -> None:
             continue
         try:
             call()
-        except BaseException:  # of a callback, say: nobody is there to raise it to
-            _logging.exception("what a finaliser has left to be done has failed")
+        except BaseException:  # from a callback, for example: there is no caller to raise it to
+            _logging.exception("a call that a finaliser left to another thread raised")
 
 
 def _reset_after_fork() -> None:
-    """In a forked child: the thread did not come along, and what was left to it is the parent's."""
+    """In a forked child: the thread does not exist here, and the calls left to it are the parent's."""
     global _working
     _working = False
     _left.clear()

@@ -1,16 +1,16 @@
-"""The waiting line: consumers in order of arrival, like taxis at a rank. Nothing else here waits for items.
+"""The waiting line: consumers in order of arrival, like taxis at a rank. No other code of the library waits for items.
 
 Rules:
-1. Register, then look again: a consumer enters the line first and looks for an item after that (``Waiting._enter``).
-2. Claim by removal: waiters leave the line under its owner's lock; whoever removed one must complete it, and nobody
-   else may.
-3. Waiters are completed with no lock held: completing a future runs its callbacks.
-4. What a waiter was given and cannot use goes back to its old place (``Waiting._give_back``).
-5. A waiter may end in a finaliser: a task that is thrown away, a future that is cancelled there. No lock is waited for
-   then, which its own thread may have: ``_leave_now``, and what that can't do is left to another thread.
+1. Register, then look again: a consumer first enters the line, and then looks for an item (``Waiting._enter``).
+2. Claim by removal: waiters leave the line under its owner's lock. The thread that removed a waiter must complete it,
+   and no other thread may.
+3. Waiters are completed with no lock held, because completing a future runs its callbacks.
+4. An item that a waiter was given and can't use goes back to its old position (``Waiting._give_back``).
+5. A waiter may end in a finaliser: a task that is thrown away, a future that is cancelled there. A finaliser waits for
+   no lock, because its own thread may hold it: ``_leave_now`` does what it can, and the rest is left to another thread.
 
 NOTE ON LOCKING: a ``Line`` has no lock of its own. Its owner's lock guards every method except ``len``, truth and
-``waiter in line.waiters``, which are single atomic reads and may be used as a hint without it.
+``waiter in line.waiters``, which are single atomic reads and may be used as a hint without the lock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Line:
-    """Waiters in order of arrival. An interrupt leaves each of them either in the line or with whoever removed it."""
+    """Waiters in order of arrival. An interrupt leaves each in the line, or with the thread that removed it."""
 
     __slots__ = ("waiters",)
 
@@ -50,7 +50,7 @@ class Line:
         self.waiters[waiter] = None
 
     def remove(self, waiter: Waiter) -> bool:
-        """Take ``waiter`` out; false if somebody has claimed it already."""
+        """Take ``waiter`` out; false if another thread has claimed it already."""
         try:
             del self.waiters[waiter]  # a statement and not a call: no interrupt falls between it and the return
         except KeyError:
@@ -58,11 +58,11 @@ class Line:
         return True
 
     def head(self) -> Waiter | None:
-        """The longest-waiting one, which stays in line."""
+        """The waiter that came first; it stays in line."""
         return next(iter(self.waiters), None)
 
     def wanting(self) -> Waiter | None:
-        """The longest-waiting one that still wants an item, which stays in line; those before it leave."""
+        """The first waiter that still wants an item; it stays in line. The waiters before it leave."""
         while True:
             waiter = next(iter(self.waiters), None)
             if waiter is None or not waiter.may_refuse or waiter.claim():
@@ -70,7 +70,7 @@ class Line:
             self.remove(waiter)
 
     def first(self) -> Waiter | None:
-        """Take out the longest-waiting one that still wants an item."""
+        """Take out the first waiter that still wants an item."""
         while (waiter := next(iter(self.waiters), None)) is not None:
             wanted = not waiter.may_refuse or waiter.claim()
             try:
@@ -82,14 +82,14 @@ class Line:
         return None
 
     def drain(self) -> list[Waiter]:
-        """Take out everybody who still wants an item."""
+        """Take out all waiters that still want an item."""
         gone: list[Waiter] = []
         try:
             while True:  # and no condition: docs/interrupts.md, rule 3
                 waiter = self.wanting()
                 if waiter is None:
                     break
-                gone.append(waiter)  # before it leaves: the append may fail
+                gone.append(waiter)  # before the waiter leaves: the append may fail
                 if not self.remove(waiter):
                     gone.pop()  # it left while it was asked
         except BaseException:
@@ -101,7 +101,7 @@ class Line:
 
 
 def fail_all(waiters: list[Waiter], make_error: Callable[[], BaseException]) -> None:
-    """Complete each of ``waiters``, taken out of its line before, with an error of its own; the list is empty then."""
+    """Complete each of ``waiters``, which have left their line, with its own error. Empties the list."""
     waiters.reverse()
     _fail_from_the_end(waiters, make_error)
 
@@ -119,7 +119,7 @@ def _fail_from_the_end(waiters: list[Waiter], make_error: Callable[[], BaseExcep
 
 
 class Waiting(Generic[T]):
-    """What a queue and a reader share: three ways to wait for an item, one line.
+    """What a queue and a reader share: one line, and three ways to wait for an item (thread, future, task).
 
     The subclass has the items, the lock, ``self._line`` and ``self._clock``. It provides ``_take_now`` (an item without
     waiting, or ``QueueEmpty``, or ``QueueClosed``), ``_enter``, ``_leave`` and ``_give_back``; and ``_leave_now``
@@ -131,7 +131,7 @@ class Waiting(Generic[T]):
 
     @abstractmethod
     def _take_now(self) -> T:
-        """An item at once, if whoever came first does not have to be served first; else ``QueueEmpty``."""
+        """Return an item at once, unless earlier consumers must be served first; else raise ``QueueEmpty``."""
 
     @abstractmethod
     def _enter(self, waiter: Waiter) -> None:
@@ -139,17 +139,17 @@ class Waiting(Generic[T]):
 
     @abstractmethod
     def _leave(self, waiter: Waiter) -> bool:
-        """Take ``waiter`` out of the line; false if it was claimed and so is being completed."""
+        """Take ``waiter`` out of the line; false if another thread has claimed it, and is completing it."""
 
     def _leave_now(self, waiter: Waiter) -> bool | None:
-        """As ``_leave``, without waiting for the lock if there is one: ``None`` if somebody has it, perhaps this very
-        thread.
+        """As ``_leave``, without waiting for the lock, if there is one: ``None`` if the lock is held, perhaps by this
+        very thread.
         """
         return self._leave(waiter)
 
     @abstractmethod
     def _give_back(self, waiter: Waiter, item: T) -> None:
-        """Put an item that ``waiter`` was given to the place it came from."""
+        """Put an item that ``waiter`` was given back to its old position."""
 
     def _missed(self, waiter: Waiter) -> None:
         """``waiter`` waited in vain. For counters and hooks; called with no lock held."""
@@ -168,7 +168,7 @@ class Waiting(Generic[T]):
                     raise QueueEmpty(f"nothing arrived within {timeout} s")
                 waiter.wait(None)
             item: T = waiter.result()
-        except BaseException:  # also an interrupt: what is on its way to this thread must not be lost
+        except BaseException:  # also an interrupt: an item on its way here must not be lost
             self._quit(waiter)
             raise
         return item
@@ -177,8 +177,8 @@ class Waiting(Generic[T]):
         """A future of the next item; never blocks.
 
         It fails with ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. ``cancel()`` leaves the
-        line, and no item is lost by it. Raises ``ValueError`` for a negative timeout, and ``RuntimeError`` if a timeout
-        needs the maintenance thread, and that can't be started. Thread-safe.
+        line and loses no item. Raises ``ValueError`` for a negative timeout, and ``RuntimeError`` if a timeout needs
+        the maintenance thread and that thread can't be started. Thread-safe.
         """
         check_timeout(timeout)
         waiter = FutureWaiter()
@@ -187,7 +187,7 @@ class Waiting(Generic[T]):
         taken: list[T] = []
         try:
             self._fulfil(waiter, timeout, taken)
-        except BaseException:  # nobody has this future: what it got, or is about to get, goes back to its old place
+        except BaseException:  # nobody has this future: an item that it got, or is about to get, goes back
             waiter.stop_timer()
             if taken and not future.done():
                 future.set_result(taken[0])
@@ -197,7 +197,7 @@ class Waiting(Generic[T]):
         return future
 
     def _fulfil(self, waiter: FutureWaiter, timeout: float | None, taken: list[T]) -> None:
-        """Complete a new future, or put it in line. ``taken``: what was taken for it."""
+        """Complete a new future, or put it in line. ``taken`` gets the item that was taken for it."""
         future = waiter.future
         try:
             taken += [self._take_now()]
@@ -208,7 +208,7 @@ class Waiting(Generic[T]):
         else:
             future.set_result(taken[0])
             return
-        reference = weakref.ref(waiter)  # the line holds it; if the future did, through this, that would be a cycle
+        reference = weakref.ref(waiter)  # the line holds it; if the future did too, that would be a cycle
         future.add_done_callback(lambda done: self._cancelled(reference()) if done.cancelled() else None)
         self._enter_until(waiter, timeout)
 
@@ -216,10 +216,10 @@ class Waiting(Generic[T]):
         """The next item, for asyncio, from any event loop.
 
         Raises ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. A task that is cancelled while
-        it waits loses no item: what it was about to be given goes back to its place. Raises ``RuntimeError`` as
+        it waits loses no item: an item on its way to the task goes back to its old position. Raises ``RuntimeError`` as
         ``get_future``.
         """
-        import asyncio  # here and not above: who does not use it must not pay for it
+        import asyncio  # here and not above: programs without asyncio must not pay for it
 
         check_timeout(timeout)
         entered = self._clock.monotonic()
@@ -234,10 +234,10 @@ class Waiting(Generic[T]):
             self._enter_until(waiter, timeout)
             await waiter.future
             item: T = waiter.result()
-        except GeneratorExit:  # thrown away, by the collector perhaps
+        except GeneratorExit:  # thrown away, perhaps by the garbage collector
             self._forsake(waiter)
             raise
-        except BaseException:  # cancelled: what is on its way to this task must not be lost
+        except BaseException:  # cancelled: an item on its way here must not be lost
             self._quit(waiter)
             raise
         return item
@@ -255,7 +255,7 @@ class Waiting(Generic[T]):
         except BaseException:
             if self._leave(waiter):
                 raise
-        if waiter not in self._line.waiters:  # completed meanwhile, perhaps by one who did not see the timer
+        if waiter not in self._line.waiters:  # completed meanwhile, perhaps by a thread that did not see the timer
             waiter.stop_timer()
 
     def _give_up(self, waiter: Waiter, error: BaseException) -> None:
@@ -279,7 +279,7 @@ class Waiting(Generic[T]):
             leave(partial(self._quit, waiter))
 
     def _cancelled(self, waiter: FutureWaiter | None) -> None:
-        """Its future was cancelled, in a finaliser perhaps (rule 5)."""
+        """The waiter's future was cancelled, perhaps in a finaliser (rule 5)."""
         if waiter is None:
             return
         waiter.stop_timer()
@@ -287,7 +287,7 @@ class Waiting(Generic[T]):
         if left is None:
             leave(partial(self._leave_cancelled, waiter))
         elif left:
-            waiter.claim()  # which tells those who wait for the future with concurrent.futures.wait
+            waiter.claim()  # this wakes threads that wait with concurrent.futures.wait
 
     def _leave_cancelled(self, waiter: FutureWaiter) -> None:
         if self._leave(waiter):
@@ -295,7 +295,7 @@ class Waiting(Generic[T]):
 
 
 def taken_now(acquire: Callable[[bool], bool]) -> Iterator[bool]:
-    """One step that takes a lock if nobody has it, and says so: ``for held in taken_now(lock.acquire): break``. By no
-    call of ours: an interrupt falls before the lock is taken or after that is known.
+    """Take a lock if it is free, in one step: ``for held in taken_now(lock.acquire): break``. The step runs no Python
+    function: an interrupt strikes before the lock is taken, or after ``held`` is set.
     """
     return map(acquire, (False,))

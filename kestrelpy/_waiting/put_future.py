@@ -1,11 +1,13 @@
 """The future of a put: a ``concurrent.futures.Future`` that costs little until somebody waits for it.
 
-Of what a future costs to make and to complete, more than half is its condition variable. Whoever puts by the thousand
-looks at few of them before they are done, so this one makes its condition when it is first asked for. It relies on the
-attributes of ``Future`` that ``asyncio`` and ``concurrent.futures`` share, which have been the same since Python 3.2.
+More than half of the cost of making and completing a future is its condition variable. A producer of thousands of items
+looks at few of their futures before they are done, so this one makes its condition when it is first asked for. It
+relies on the attributes of ``Future`` that ``asyncio`` and ``concurrent.futures`` share, which have been the same since
+Python 3.2.
 
-NOTE ON LOCKING: ``_making`` guards ``_is_light`` and what ``give`` stores while it is true; a leaf, and one for all,
-as it is held for a few stores. It may be taken again by a signal handler. A forked child makes a new one.
+NOTE ON LOCKING: ``_making`` guards ``_is_light``, and what ``give`` stores while ``_is_light`` is true. It is a leaf,
+and one lock serves all futures, as it is held for a few stores. It is reentrant: a signal handler may take it again. A
+forked child makes a new one.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _making = threading.RLock()
 
 
 class PutFuture(Future[T]):
-    """A future that is completed by ``give`` or ``fail``, each of which may be repeated, as a ``Waiter`` is."""
+    """A future that is completed like a ``Waiter``: by ``give`` or ``fail``, each of which may be repeated."""
 
     def __init__(self) -> None:
         self._state = _PENDING
@@ -36,10 +38,10 @@ class PutFuture(Future[T]):
         self._is_light = True  # nobody has asked for the condition, so nobody waits, listens or has cancelled
 
     def __getattr__(self, name: str) -> Any:
-        """The condition, when it is not there yet."""
+        """Make the condition, when it is first used."""
         if name != "_condition":
             raise AttributeError(name)
-        condition = threading.Condition()  # before the lock is taken: a few stores are all that it is held for
+        condition = threading.Condition()  # before the lock is taken, which is held for a few stores only
         with _making:
             if self._is_light:
                 self._condition = condition
@@ -55,7 +57,7 @@ class PutFuture(Future[T]):
         return super().result(timeout)
 
     def claim(self) -> bool:
-        """Whether it may be completed: not if it is, or if its holder has cancelled it."""
+        """Whether the future may be completed: not if it is completed already, or its holder has cancelled it."""
         return self._state == _PENDING if self._is_light else claim(self)
 
     def give(self, result: T) -> None:

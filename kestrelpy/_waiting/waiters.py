@@ -1,4 +1,4 @@
-"""Those who wait in a line: a thread, a future, a task. Each is completed once, by ``give`` or by ``fail``.
+"""The waiters of a line: a thread, a future, a task. Each is completed once, by ``give`` or by ``fail``.
 
 Rules 2 to 5 of ``line`` are about them.
 """
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 
 NOTHING = object()
-"""Stands for an item that is not there: None is an item like any other."""
+"""Stands for an item that is not there: ``None`` is an item like any other."""
 
 
 class Owner(Protocol):
-    """Whose line it is."""
+    """The owner of a line: a queue or a reader."""
 
     def _give_back(self, waiter: Sleeper, item: Any) -> None:
-        """Put an item back to its old place that ``waiter`` was given and can't use."""
+        """Put an item that ``waiter`` was given and can't use back to its old position."""
 
 
 def is_deep(frames: int = 60) -> bool:
-    """Whether the recursion limit is so near. What is cut short by it has no room to put things right either."""
+    """Whether the recursion limit is so near. Code that hits the limit has no room on the stack to clean up either."""
     try:
         sys._getframe(max(0, sys.getrecursionlimit() - frames))
-    except ValueError:  # there are not so many
+    except ValueError:  # the stack is not that deep
         return False
     return True
 
 
 class Waiter:
-    """Somebody who waits: for one item, or for room. Completed once, by ``give`` or by ``fail``.
+    """A consumer that waits for one item, or a producer that waits for room. Completed once, by ``give`` or ``fail``.
 
     ``claim``, ``give`` and ``fail`` may be repeated by a thread that was interrupted in one of them: the second time
     does nothing.
@@ -45,13 +45,13 @@ class Waiter:
 
     peeks = False  # wants to see the item and leave it where it is
     entered = 0.0  # monotonic seconds
-    order = 0  # of the item it was handed, among all that were; memory queues put items back by it
+    order = 0  # the number of the item it was given, in the order of giving; memory queues put items back by it
     timer: Timer | None = None
 
     may_refuse = False
 
     def claim(self) -> bool:
-        """Called by whoever removes it from the line: does it still want an item? True unless ``may_refuse``."""
+        """Called when it is removed from the line: does it still want an item? True unless ``may_refuse``."""
         return True
 
     def give(self, item: Any) -> None:
@@ -67,10 +67,10 @@ class Waiter:
 
 
 class Sleeper(Waiter):
-    """One that is woken, and fetches its item after that; or is gone by then (``abandon``), and the item goes back.
+    """A waiter that is woken, and fetches its item after that. If it is gone by then (``abandon``), the item goes back.
 
     ``give`` stores the item, then reads ``_abandoned``; ``abandon`` does the reverse, so that at least one side sees
-    the other. Popping ``_right`` is the right to send the item back, so that exactly one of them does.
+    the other. Only the side that pops ``_right`` may send the item back, so that exactly one side does.
     """
 
     _item: Any = NOTHING
@@ -94,7 +94,7 @@ class Sleeper(Waiter):
         self._wake()
 
     def result(self) -> Any:
-        """What it was completed with. Call it once, after it was woken."""
+        """Return the item, or raise the error, that it was completed with. Call it once, after it was woken."""
         if self._error is not None:
             try:
                 raise self._error
@@ -103,7 +103,7 @@ class Sleeper(Waiter):
         return self._item
 
     def abandon(self) -> None:
-        """It will not call ``result()``: what it was given, or is about to be given, goes back to its old place."""
+        """It will not call ``result()``: an item that it was given, or will be given, goes back to its old position."""
         if self._right is None:
             self._right = [None]
         self._abandoned = True
@@ -124,7 +124,7 @@ class Sleeper(Waiter):
 
 
 class ThreadWaiter(Sleeper):
-    """A thread, asleep on a lock of its own."""
+    """A thread that sleeps on a lock of its own."""
 
     def __init__(self, owner: Owner | None = None) -> None:
         self._owner = owner
@@ -136,7 +136,7 @@ class ThreadWaiter(Sleeper):
         return self._asleep.acquire(True, -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
     def give(self, item: Any) -> None:
-        self._item = item  # as in the base class, in fewer calls: this is what a thread's wake-up takes
+        self._item = item  # as in the base class, in fewer calls: a thread's wake-up takes this long
         if self._abandoned:
             self._send_back()
             return
@@ -153,12 +153,12 @@ class ThreadWaiter(Sleeper):
 
 
 def claim(future: Future[Any]) -> bool:
-    """Whether ``future`` may be completed; if so, it can't be cancelled any more. May be repeated until it is."""
+    """Whether ``future`` may be completed; if so, it can't be cancelled any more. May be repeated until it is done."""
     try:
         if future.done() and not future.cancelled():
-            return False  # this is a repetition, or its holder has completed it, which was not his to do
+            return False  # this is a repetition, or its holder has completed it, against the rules
         return future.running() or future.set_running_or_notify_cancel()
-    except RuntimeError:  # its holder has done so in this moment
+    except RuntimeError:  # its holder has completed it in this moment
         return False
 
 
@@ -168,7 +168,7 @@ class FutureWaiter(Waiter):
     may_refuse = True
 
     def __init__(self) -> None:
-        from concurrent.futures import Future  # here and not above: who does not use it must not pay for it
+        from concurrent.futures import Future  # here and not above: programs without futures must not pay for it
 
         self.future: Future[Any] = Future()
 
@@ -193,7 +193,7 @@ class TaskWaiter(Sleeper):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: Owner) -> None:
         self._owner = owner
-        self._right = [None]  # now: also a closed loop sends items back
+        self._right = [None]  # made now: items go back even if the loop is closed
         self._loop = loop
         self.future: asyncio.Future[None] = loop.create_future()
 
@@ -201,12 +201,12 @@ class TaskWaiter(Sleeper):
         return not self._abandoned and not self._loop.is_closed()
 
     def forsake(self) -> None:
-        """It was thrown away: whoever hands it something from now on sends that back."""
+        """The task was thrown away: an item that it is given from now on goes back."""
         self._abandoned = True
 
     @property
     def is_given(self) -> bool:
-        """Whether it has something that is still to go back, if it was thrown away."""
+        """Whether it was given an item, which has to go back if the task was thrown away."""
         return self._item is not NOTHING
 
     def _wake(self) -> None:

@@ -1,1 +1,1 @@
-"""How a put gets in and onto the disk: limits and waiting for room, group commit, syncs, and the end of a queue."""
+"""The write side of a queue: limits, backpressure, group commit, syncs, maintenance, and closing."""

@@ -1,16 +1,17 @@
-"""The line of producers: who waits for room in a journaled queue, in order of arrival.
+"""Back-pressure: the line of producers that wait for room in a journaled queue, in order of arrival.
 
 Rules:
-1. Nobody here is handed anything. Who is rung looks by itself whether there is room, and stores its item by itself:
-   so whoever is cancelled, interrupted or thrown away in line has put nothing, and has nothing to give back.
-2. The first in line looks, the others sleep. Who leaves, in whatever way, rings who is first then.
-3. Register, then look again: a producer enters the line first and looks for room after that. Whoever makes room, or
-   changes who refuses, rings after that.
-4. Nobody is waited for that does not come, such as a task of a loop that is stopped or busy: ``pass_over`` takes it out
-   of the line, and it enters again when it looks.
+1. A producer is never handed anything. A producer that is rung checks for room and stores its item itself. So a
+   producer that is cancelled, interrupted or garbage-collected in line has put nothing, and has nothing to give back.
+2. The first producer in line checks for room; the others sleep. Every producer that leaves, for whatever reason, rings
+   the producer that is first then.
+3. Register, then look again: a producer enters the line first, and checks for room after that. Whoever makes room, or
+   changes which readers refuse, does so first and rings after that.
+4. The line does not wait for a producer that does not come, such as a task of an event loop that is stopped or busy.
+   ``pass_over`` removes such a producer; it enters the line again when it looks.
 
-No locks: the line is a deque, each step of which is atomic. So a task that is thrown away may leave it wherever the
-garbage collector runs, whatever lock is held there.
+There is no lock: the line is a deque, and each operation on it is atomic. So a task that is garbage-collected can
+leave the line wherever the collector runs, whatever lock its thread holds there.
 """
 
 from __future__ import annotations
@@ -29,22 +30,25 @@ if TYPE_CHECKING:
 
 
 class Producer:
-    """Somebody in line. ``check`` raises when it is not to wait any more; with it, it waits whatever the policy."""
+    """A producer in line. ``check`` raises when the producer must stop waiting.
+
+    A producer with a ``check`` waits for room whatever the full policy of the reader is.
+    """
 
     timer: Timer | None = None
-    """Rings when the item that is in the way expires."""
+    """Rings this producer when the item that takes up the room expires."""
     watched: object = None
-    """The reader that refused at the last look."""
+    """The reader that refused the item at the last look."""
     overdue = False
-    """It was rung, and has not looked since ``pass_over`` saw that."""
+    """True if ``pass_over`` has rung this producer, and the producer has not looked since."""
     check: Callable[[], object] | None = None
 
     def is_late(self) -> bool:
-        """Whether it has waited as long as it is to."""
+        """True if the timeout has passed."""
         raise NotImplementedError
 
     def ring(self) -> bool:
-        """Make it look again. False if it can't be expected to."""
+        """Make the producer look again. Returns False if the producer cannot be expected to look."""
         raise NotImplementedError
 
     def stop_timer(self) -> None:
@@ -53,7 +57,7 @@ class Producer:
             timer.cancel()
 
     def stop(self) -> None:
-        """It waits no more."""
+        """Cancel the timers: the producer waits no longer."""
         self.stop_timer()
 
 
@@ -73,7 +77,7 @@ class ProducerThread(Producer):
         return True
 
     def sleep(self, seconds: float | None) -> None:
-        """Until it is rung, also if that was before; for ``seconds`` at most, and no longer than it is to wait."""
+        """Sleep until rung, at most ``seconds``, and not past the deadline. Returns at once if rung before."""
         if self._deadline is not None:
             left = max(0.0, self._deadline - SystemClock.monotonic())
             seconds = left if seconds is None else min(left, seconds)
@@ -102,7 +106,7 @@ class ProducerTask(Producer):
         return self._is_late
 
     def start(self, on_lost: Callable[[BaseException], object]) -> None:
-        """Its time begins."""
+        """Start the timeout."""
         if self._timeout is not None:
             try:
                 self._deadline = self._clock.call_later(self._timeout, self._run_out, on_lost=on_lost)
@@ -141,7 +145,7 @@ class ProducerTask(Producer):
 
 
 class Room:
-    """The line of one queue's producers."""
+    """The line of producers of one queue."""
 
     __slots__ = ("_line",)
 
@@ -152,14 +156,14 @@ class Room:
         return len(self._line)
 
     def enter(self, producer: Producer) -> bool:
-        """Stand at the end; false for one that is in line. Called by the producer itself alone."""
+        """Enter at the end of the line; False if ``producer`` is in line already. Only the producer calls this."""
         if producer in self._line:
             return False
         self._line.append(producer)
         return True
 
     def leave(self, producer: Producer) -> None:
-        """May be repeated."""
+        """Leave the line, and ring the producer that is first then. May be repeated."""
         producer.stop()
         self._remove(producer)
         self.ring_first()
@@ -171,7 +175,10 @@ class Room:
             return False
 
     def ring_first(self) -> None:
-        """There may be room. Who can't be expected to look is out of the line, and the next one rung."""
+        """Ring the first producer: there may be room.
+
+        A first producer that cannot be expected to look is removed, and the next one is rung.
+        """
         while True:
             try:
                 first = self._line[0]
@@ -182,12 +189,12 @@ class Room:
             self._remove(first)
 
     def ring_all(self) -> None:
-        """There is nothing to wait for any more, for some or for all of them."""
+        """Make every producer look again: some or all of them must stop waiting."""
         for producer in list(self._line):
             producer.ring()
 
     def pass_over(self) -> None:
-        """From time to time: who has not looked since the last time is out of the line."""
+        """Ring all producers, and remove those that have not looked since the last call. Called from time to time."""
         for producer in list(self._line):
             if producer.overdue:
                 self._remove(producer)
@@ -198,5 +205,5 @@ class Room:
     def _remove(self, producer: Producer) -> None:
         try:
             self._line.remove(producer)
-        except ValueError:  # it has left, or was passed over
+        except ValueError:  # the producer has left, or was passed over
             return

@@ -1,9 +1,9 @@
-"""``Ending``: closing a queue, erasing it, and leaving it to the parent in a forked child.
+"""``Ending``: closing a queue, erasing it, and abandoning it in a forked child.
 
 Rules:
-1. Closing is once: who comes while another thread is at it has nothing to do. Who comes after one that was interrupted
-   gives back what that one has left (R13).
-2. Everybody who waits is notified, and everything is given back, whatever raises on the way.
+1. A queue is closed once. A close() that comes while another thread is closing returns at once. A second close()
+   finishes what an interrupted first one left undone (R13).
+2. All waiters are notified and all resources are released, whatever raises on the way.
 
 NOTE ON LOCKING: ``source.lock`` is Q in docs/locking.md. Nobody is notified while a lock is held.
 """
@@ -28,7 +28,7 @@ from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed, QueueD
 
 
 class Inbox(Protocol):
-    """What the end of a queue needs of its inbox."""
+    """The calls of an inbox that closing a queue needs."""
 
     def stop(self) -> None: ...
 
@@ -38,7 +38,7 @@ class Inbox(Protocol):
 
 
 class Ending:
-    """The end of one queue. ``forget``: it is not to be closed at the interpreter's end any more."""
+    """Closes one queue. ``forget`` removes the queue from those that are closed at the end of the interpreter."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class Ending:
         self._held = held
         self._inbox = inbox
         self._forget = forget
-        self._is_ending = False  # guarded by source.lock: somebody is at it
-        self._is_gone = False  # everything is given back
+        self._is_ending = False  # guarded by source.lock: a thread is closing the queue
+        self._is_gone = False  # everything is released
         self.changes_nothing = False
-        """Closing saves nothing: the journal is of another kind than was thought."""
-        self._erases = False  # guarded by source.lock: what ends it deletes its files, or has
+        """True if closing must save nothing: the journal turned out to be of another kind."""
+        self._erases = False  # guarded by source.lock: an erase() is deleting the files, or has deleted them
 
     def end(self, closed: QueueClosed, *, erase: bool = False) -> None:
         """``JournaledQueue.close`` and ``erase``. Every later call raises ``closed``."""
@@ -76,14 +76,14 @@ class Ending:
         try:
             try:
                 self._end_it(closed, keep, erase=erase)
-            finally:  # last: what users call back may raise anything, and may open the queue again
+            finally:  # last: callbacks of users may raise anything, and may open the queue again
                 fail_all(waiting, closed)
-        except BaseException:  # an interrupt, perhaps, of whoever was telling
+        except BaseException:  # perhaps an interrupt of ``fail_all``
             fail_all(waiting, closed)
             raise
 
     def _end_it(self, closed: QueueClosed, notify: Notify, *, erase: bool) -> None:
-        """``notify`` is given those who wait for an item: they are told when all is done."""
+        """Close or erase. ``notify`` collects the waiters for items; ``end`` completes them after everything else."""
         mine = False
         if self._inbox is not None and not isinstance(self._status.error, ForkedQueue):
             self._inbox.stop()
@@ -97,7 +97,7 @@ class Ending:
                     raise copy_of(state)
                 if self._is_gone or self._is_ending or isinstance(state, ForkedQueue):
                     return
-                # In this order: the first may find no memory. And no call until it is closed.
+                # In this order: the first store may raise MemoryError. And no call until the queue is closed.
                 self._is_ending = mine = True
                 if is_open:
                     self._erases = erase
@@ -130,31 +130,34 @@ class Ending:
             raise
 
     def dismiss(self, error: QueueClosed) -> None:
-        """Everybody who waits gets ``error``."""
+        """Fail every waiter with ``error``, and make waiting producers look again."""
         for reader in list(self._registry.open.values()):
             checkpointer_of(reader).dispatcher.dismiss(error)
         self._dismiss_producers()
 
     def _dismiss_producers(self) -> None:
-        """Tell those who wait for room. Done again by ``_release_all``, for those that an interrupt has left."""
+        """Ring the producers that wait for room. ``_release_all`` repeats this, in case of an interrupt here."""
         self._room.ring_all()
 
     def _close_cleanly(self, closed: QueueClosed, notify: Notify) -> None:
         with self._source.lock:
-            with contextlib.suppress(QueueDiskFull):  # it is on disk; the next opening finds its end
+            with contextlib.suppress(QueueDiskFull):  # the items are on disk; the next opening finds the end
                 self._journal.rotate()
             tail_id = self._journal.tail_id
             self._source.show_durable_locked(tail_id, self._journal.total_bytes)
         try:
             self._save_checkpoints(closed, notify)
-            with contextlib.suppress(QueueLocked):  # the next owner does it, when its readers move
+            with contextlib.suppress(QueueLocked):  # the next owner retires them, when its readers move
                 self._registry.retire(self._source, wait=False)
             self._held.save_mark(tail_id)
         finally:
-            self._syncer.commit.note(tail_id)  # last: it runs what users call back, which may raise anything
+            self._syncer.commit.note(tail_id)  # last: it runs callbacks of users, which may raise anything
 
     def _save_checkpoints(self, closed: QueueClosed, notify: Notify) -> None:
-        """Of all readers, whatever is wrong with one of them; also of one that its own ``close`` is about to save."""
+        """Save the checkpoints of all readers, even if one of them raises.
+
+        This includes a reader that its own ``close`` is about to save.
+        """
         with contextlib.ExitStack() as rest:
             for reader in self._registry.open.values():
                 saver = checkpointer_of(reader)
@@ -162,8 +165,8 @@ class Ending:
                     rest.callback(saver.save_last, True, closed, notify)
 
     def _release_all(self, closed: QueueClosed) -> None:
-        """Wake everybody and release everything, whatever raises on the way. May be repeated."""
-        if self._status.error is None:  # an allocation failed where ``_end`` was to say so
+        """Wake all waiters and release everything, whatever raises on the way. May be repeated."""
+        if self._status.error is None:  # an allocation failed before ``_end_it`` could set the error
             self._status.error, self._status.fast = closed, False
         with contextlib.ExitStack() as rest:
             self._held.release(rest)
@@ -178,13 +181,13 @@ class Ending:
         self._is_gone = True
 
     def _cancel_timers(self) -> None:
-        """They would keep a queue alive that is closed."""
+        """Cancel the timers, which would keep a closed queue alive."""
         for timer in (self._syncer.commit.timer, self._registry.timer):
             if timer is not None:
                 timer.cancel()
 
     def abandon(self, foreign: Exception) -> None:
-        """In a forked child: everything here is the parent's (R26)."""
+        """In a forked child: abandon everything, as it belongs to the parent (R26)."""
         self._status.error, self._status.fast, self._status.is_unfinished = foreign, False, False
         self._source.lock = threading.Lock()
         self._journal.refuse(foreign)

@@ -1,20 +1,23 @@
-"""Group commit: many producers wait for durability, few syncs.
+"""Group commit: many producers wait for durability, and few syncs serve them.
 
-One thread at a time syncs, the leader; whoever comes meanwhile leaves a ticket and sleeps. After its sync the leader
-completes every ticket that it covered and hands the lead to a thread that is left. Nobody queues on a lock to find out
-that its item is on disk already (rule R33).
+One thread at a time syncs: the leader. A thread that comes during a sync leaves a ticket and sleeps. After the sync,
+the leader completes every ticket that the sync covered, and passes the lead to a thread that still waits. No thread
+queues on a lock just to find that its item is on disk already (rule R33).
 
-The threads that a sync covered are woken in a chain: the leader wakes the first, and each, as the first thing it does,
-the next. Woken all at once they would stand in line for the interpreter's lock: each would be woken there once more,
-and come to the queue's lock together with all others. Who is to lead next is the middle one of the chain: by then
-half of the others have put their next items, which the next sync covers.
+The threads that a sync covered wake each other in a chain. The leader wakes the first thread; each thread wakes the
+next one before it does anything else. If all were woken at once, they would queue for the interpreter's lock: each
+thread would be woken there a second time, and would reach the queue's lock together with all the others. The next
+leader is the middle thread of the chain: when it wakes, half of the others have put their next items, and the next sync
+covers those.
 
-An exception may strike anywhere, such as ``KeyboardInterrupt``. The lead is one attribute: who leaves it unused passes
-it on; who has taken tickets out completes them, and who is in a chain wakes the next, in whatever way it ends.
+An exception such as ``KeyboardInterrupt`` may strike anywhere. The lead is one attribute, and a thread that does not
+use the lead passes it on. A thread that has taken out tickets completes them. A thread in a chain wakes the next one,
+however its own call ends.
 
-Nobody who leads runs what users call back: a callback that waits for a sync would wait for itself. A leader wakes
-threads, which runs nothing of theirs; who else must be notified is noted (``owed``) and notified when the lead has been
-passed on (``notify``), by the same thread, or by another if this one holds locks or syncs for every queue.
+A leader never runs callbacks of users: a callback that waits for a sync would wait for itself. A leader may wake
+threads, as that runs no code of theirs. All other notifications are collected in ``owed``. ``notify`` delivers them
+after the lead has been passed on. The same thread calls ``notify``, or another one if this thread holds locks or syncs
+for every queue.
 
 NOTE ON LOCKING: ``_lock`` guards the tickets and is a leaf. It is not held during a sync or while a ticket is
 completed.
@@ -39,32 +42,35 @@ if TYPE_CHECKING:
 
 _DONE, _LEAD = "done", "lead"
 SYNC_FRAMES = 30
-"""So many frames on the stack are enough for a sync, and for telling of it later."""
+"""This many stack frames are enough for a sync, and for scheduling its notifications."""
 FEW_FRAMES = 8
-"""What it takes to leave the tickets and to pass the lead on."""
+"""This many stack frames are enough to withdraw a ticket and to pass on the lead."""
 
 
 class _Link(ThreadWaiter):
-    """A thread in a chain of wake-ups. Not the main thread, where a handler of signals may run before it wakes anybody,
-    and wait for those behind.
+    """A thread in a chain of wake-ups.
+
+    The main thread is never in a chain: a signal handler may run there before the thread wakes the next one, and the
+    handler may wait for the threads after it.
     """
 
-    next: _Link | None = None  # set under the lock, in one step with leaving the tickets
-    news: str | None = None  # as above: what it is woken with; None: it has not left them after all
+    next: _Link | None = None  # set under the lock, in one step with the removal of the ticket
+    news: str | None = None  # set likewise: the value to wake this thread with; None: its ticket was not removed
 
     def wake_next(self) -> None:
-        """May be repeated."""
+        """Wake the next thread of the chain. May be repeated."""
         if self.next is not None and self.next.news is not None:
             self.next.give(self.next.news)
 
 
 class GroupCommit:
-    """Tickets for ids that are to become durable.
+    """Tickets for ids that wait to become durable.
 
-    ``sync_once`` syncs and returns the highest id then on disk; what it raises reaches every ticket. ``schedule``
-    arranges for ``run`` to be called soon on another thread, for tickets that have no thread of their own; it raises
-    ``RuntimeError`` if there is none. ``serve`` is called after each sync, with no lock held and by nobody who leads,
-    for those who wait for what is on disk now. ``notify_later`` sees to it that another thread calls ``notify``.
+    ``sync_once`` syncs and returns the highest id then on disk; an exception of it reaches every ticket. ``schedule``
+    arranges for another thread to call ``run`` soon, for tickets without a thread of their own; it raises
+    ``RuntimeError`` if no thread can be started. ``serve`` serves consumers that wait for items which are on disk now;
+    it is called after each sync, with no lock held and never by a leader. ``notify_later`` makes another thread call
+    ``notify``.
     """
 
     def __init__(
@@ -80,28 +86,28 @@ class GroupCommit:
         self._notify_later = notify_later or self.notify
         self._lock = threading.Lock()
         self._tickets: list[tuple[int, Ticket]] = []  # guarded by self._lock
-        self._leader: object = None  # guarded by self._lock: whose turn it is to sync, by its ticket
+        self._leader: object = None  # guarded by self._lock: the ticket of the thread that leads
         self._error: BaseException | None = None  # guarded by self._lock
-        self.owed: list[Debt] = []  # guarded by self._lock: who is to be told, and of what
-        self.notifies = False  # somebody is about to call notify()
-        self._runs = False  # somebody is about to call run()
-        self.timer: Timer | None = None  # the next sync in the background, for who closes the queue
+        self.owed: list[Debt] = []  # guarded by self._lock: notifications to deliver
+        self.notifies = False  # a thread is about to call notify()
+        self._runs = False  # a thread is about to call run()
+        self.timer: Timer | None = None  # of the next sync in the background; closing the queue cancels it
         self.durable_id = 0
         self.sync_count = 0
 
     def wait(self, item_id: int, *, holding: bool = False) -> None:
-        """Return when ``item_id`` is on disk. Raises what the sync that was to bring it there raised.
+        """Return when ``item_id`` is on disk. Raises the error of the sync that should have made it durable.
 
-        ``holding``: the caller has locks of its own. Then this thread tells nobody, as that runs what users call back:
-        another one does, soon.
+        ``holding``: the caller holds locks. Then this thread delivers no notifications, as they run callbacks of users;
+        another thread delivers them soon.
         """
-        deep = is_deep()  # once: to find that there is room costs as much as all else here
+        deep = is_deep()  # once: this check costs as much as everything else here
         if deep:
             _need_frames(FEW_FRAMES)
         ticket = ThreadWaiter() if threading.get_ident() == threading.main_thread().ident else _Link()
         try:
             with self._lock:
-                if self.durable_id >= item_id:  # first: what is on disk stays so, whatever has failed since
+                if self.durable_id >= item_id:  # first: an item on disk stays there, whatever has failed since
                     return
                 if self._error is not None:
                     raise copy_of(self._error)
@@ -110,22 +116,22 @@ class GroupCommit:
                     self._leader = ticket
                 else:
                     self._tickets.append((item_id, ticket))
-            if not leads:  # and not by another look: who fails meanwhile takes the lead from everybody
+            if not leads:  # not ``self._leader is ticket``: a fail() meanwhile may have taken the lead away
                 ticket.wait(None)
                 if isinstance(ticket, _Link):
                     ticket.wake_next()
                 if ticket.result() is _DONE:
                     return
             self._lead(ticket, holding or deep)
-            if self.durable_id < item_id and self._error is not None:  # there was nothing left to sync
+            if self.durable_id < item_id and self._error is not None:  # there was no file left to sync
                 raise copy_of(self._error)
-        except BaseException:  # also an interrupt: the lead must not be left with a thread that is gone
+        except BaseException:  # also an interrupt: a thread that is gone must not keep the lead
             self._leave(ticket)
             self._notify(holding or deep)
             raise
 
     def add(self, item_id: int, ticket: PutFuture[int], *, soon: bool) -> None:
-        """Complete ``ticket`` with ``item_id`` once that is on disk; with ``soon``, see to it that a sync comes."""
+        """Complete ``ticket`` with ``item_id`` once that is on disk. With ``soon``, schedule a sync if none runs."""
         with self._lock:
             error, done, leader = self._error, self.durable_id >= item_id, self._leader
             if error is None and not done:
@@ -135,13 +141,14 @@ class GroupCommit:
         elif soon and leader is None:
             try:
                 self._schedule_once()
-            except RuntimeError:  # no thread can be started: this one syncs, and the ticket says how that went
+            except RuntimeError:  # no thread can be started: this one syncs, and the ticket gets the result
                 with contextlib.suppress(KestrelError):
                     self.wait(item_id)
 
     def run(self) -> None:
-        """One sync on this thread, unless one is under way: then that one's leader sees to what is left. It tells
-        nobody: another thread does.
+        """Sync once on this thread. If a sync is under way, return: its leader ensures a sync for the tickets left.
+
+        This thread delivers no notifications; another thread does.
         """
         self._runs = False  # before the look: a ticket from here on asks for the next one
         _need_frames(FEW_FRAMES)
@@ -158,11 +165,11 @@ class GroupCommit:
             raise
 
     def sync_soon(self) -> None:
-        """See to it that another thread syncs; if none can be started, this one does. With no lock held."""
+        """Make another thread sync; if none can be started, sync on this thread. With no lock held."""
         try:
             self._schedule_once()
         except RuntimeError:
-            with contextlib.suppress(KestrelError):  # whoever waits for it is told
+            with contextlib.suppress(KestrelError):  # the waiters get the error
                 self.run()
 
     def _schedule_once(self) -> None:
@@ -175,13 +182,14 @@ class GroupCommit:
                 raise
 
     def note(self, durable_id: int) -> None:
-        """Everything up to ``durable_id`` is on disk by other means (a rotation). With no lock held."""
+        """Note that everything up to ``durable_id`` is on disk by other means (a rotation). With no lock held."""
         self._complete_through(durable_id)
         self.notify()
 
     def fail(self, error: BaseException) -> None:
-        """No sync will be believed any more (R9): whoever waits or comes for what is not on disk gets ``error``; those
-        who have no thread of their own by the next ``notify``.
+        """Trust no sync from here on (R9): every wait for an item that is not on disk raises ``error``, now and later.
+
+        Tickets without a thread of their own get ``error`` from the next ``notify``.
         """
         covered: list[tuple[int, Ticket]] = []
         left: list[tuple[int, Ticket]] = []
@@ -199,20 +207,21 @@ class GroupCommit:
             raise
 
     def owe(self, waiters: list[Waiter], error: BaseException) -> None:
-        """These are to be told ``error`` by the next ``notify``. May be repeated."""
+        """Let the next ``notify`` fail these waiters with ``error``. May be repeated."""
         debts: list[Debt] = [(waiter, None, error) for waiter in waiters]
         with self._lock:
             self.owed += debts
 
     def notify(self) -> None:
-        """Tell everybody who is owed it, and serve those who wait for what has become durable. With no lock held, and
-        by nobody who leads: this runs what users call back.
+        """Deliver the notifications in ``owed``, and serve consumers that wait for items which are durable now.
+
+        This runs callbacks of users. So call it with no lock held, and not while leading.
         """
         owed: list[Debt] = []
         self.notifies = False
         try:
             try:
-                if self.owed:  # whoever adds to it from here on tells
+                if self.owed:  # a thread that adds to it from here on calls notify() itself
                     with self._lock:
                         owed, self.owed = self.owed, owed
                 self._serve()
@@ -224,7 +233,7 @@ class GroupCommit:
 
     @property
     def is_silent(self) -> bool:
-        """Whether somebody is owed something, and nobody is about to tell."""
+        """True if there are notifications to deliver, and no thread is about to deliver them."""
         return bool(self.owed) and not self.notifies
 
     def _notify(self, holding: bool) -> None:
@@ -234,13 +243,13 @@ class GroupCommit:
             self.notify()
 
     def _lead(self, leader: object, holding: bool = False) -> None:
-        """``holding``: this thread tells nobody, as it has locks, or hardly room on the stack."""
+        """Sync as the leader. ``holding``: this thread must not notify, as it holds locks or is deep in its stack."""
         if holding and is_deep(SYNC_FRAMES):
-            # Another thread leads: the others must not wait for one that can't tell them.
+            # Let another thread lead: the others must not wait for a leader that cannot wake them.
             raise RecursionError("no room on the stack for a sync")
         try:
             durable_id = self._sync_once()
-        except MemoryError:  # as an interrupt: whether the sync was done is unknown, and another will say
+        except MemoryError:  # like an interrupt: it is unknown whether the sync was done, and the next one will show
             raise
         except Exception as error:
             self.fail(copy_of(error))
@@ -248,14 +257,14 @@ class GroupCommit:
         self._finish(leader, durable_id, holding)
 
     def _finish(self, leader: object, durable_id: int, holding: bool = False) -> None:
-        """A sync has brought everything up to ``durable_id`` to the disk."""
+        """After a sync that made everything up to ``durable_id`` durable: complete tickets and pass on the lead."""
         self.sync_count += 1
         self._complete_through(durable_id, leader)
-        self._pass_on(leader)  # unless it has been, in the chain
+        self._pass_on(leader)  # unless the chain has passed on the lead
         self._notify(holding)
 
     def _complete_through(self, durable_id: int, leader: object = None) -> None:
-        """Wake the threads that are covered, and note whom else to tell."""
+        """Wake the threads whose items are durable, and add the other notifications to ``owed``."""
         covered: list[tuple[int, Ticket]] = []
         try:
             with self._lock:
@@ -271,8 +280,10 @@ class GroupCommit:
             raise
 
     def _take_covered_locked(self, leader: object = None) -> list[tuple[int, Ticket]]:
-        """Take out the tickets that are covered; the threads among them, and the one whose turn it is to lead after
-        ``leader``. The others are owed it.
+        """Take out the tickets of durable items. Returns the threads to wake, and adds all other tickets to ``owed``.
+
+        If ``leader`` has the lead, it passes to the first waiting thread that may be in a chain; that one is returned,
+        too.
         """
         covered: list[tuple[int, Ticket]] = []
         left: list[tuple[int, Ticket]] = []
@@ -300,7 +311,7 @@ class GroupCommit:
         return covered
 
     def _take_left_locked(self, error: BaseException) -> list[tuple[int, Ticket]]:
-        """Take out all tickets; the threads among them. The others are owed ``error``."""
+        """Take out all tickets. Returns those of threads; for the others, adds ``error`` to ``owed``."""
         threads = [entry for entry in self._tickets if isinstance(entry[1], ThreadWaiter)]
         owed: list[Debt] = [(each, None, error) for _, each in self._tickets if not isinstance(each, ThreadWaiter)]
         self.owed += owed  # no call from here on
@@ -308,7 +319,7 @@ class GroupCommit:
         return threads
 
     def _leave(self, ticket: ThreadWaiter) -> None:
-        """The thread of this ticket will not wait any more, not lead, and not be woken to wake the next."""
+        """Withdraw a thread: remove its ticket, wake the next thread of its chain, and pass on its lead."""
         with self._lock:
             self._tickets = _without(self._tickets, ticket)
         if isinstance(ticket, _Link):
@@ -316,8 +327,9 @@ class GroupCommit:
         self._pass_on(ticket)
 
     def _pass_on(self, leader: object) -> None:
-        """If ``leader`` has the lead, hand it to a waiting thread; without one, let somebody else sync for the tickets
-        that are left.
+        """If ``leader`` has the lead, pass the lead to a waiting thread.
+
+        If no thread waits but other tickets are left, another thread is made to sync for them.
         """
         heir: Ticket | None = None
         try:
@@ -346,7 +358,7 @@ class GroupCommit:
 
 
 def _need_frames(count: int) -> None:
-    """Raise ``RecursionError`` here, and not where somebody who was made the leader has to pass that on."""
+    """Raise ``RecursionError`` here, if at all, and not later, where a leader has to pass on the lead."""
     if count:
         _need_frames(count - 1)
 
@@ -357,6 +369,7 @@ def _without(tickets: list[tuple[int, Ticket]], gone: object) -> list[tuple[int,
 
 
 def _chain(covered: list[tuple[int, Ticket]], heir: _Link | None) -> None:
+    """Link the threads of ``covered``, each to the next. ``heir`` is the next leader."""
     before: _Link | None = None
     for _, ticket in covered:
         if isinstance(ticket, _Link):
@@ -368,13 +381,13 @@ def _chain(covered: list[tuple[int, Ticket]], heir: _Link | None) -> None:
 
 
 def _without_followers(covered: list[tuple[int, Ticket]]) -> list[tuple[int, Ticket]]:
-    """Those of ``covered`` that nobody in the chain wakes: its first link, and who is in none."""
+    """The tickets of ``covered`` that the leader must wake: the first link of the chain, and all that are no links."""
     links = [entry for entry in covered if isinstance(entry[1], _Link)]
     return links[:1] + [entry for entry in covered if not isinstance(entry[1], _Link)]
 
 
 def _complete(tickets: list[tuple[int, Ticket]], error: BaseException | None = None) -> None:
-    """Wake these threads. May be repeated after an interrupt."""
+    """Wake the threads of these tickets. May be repeated after an interrupt."""
     for _, ticket in tickets:
         if error is not None:
             ticket.fail(copy_of(error))
@@ -383,7 +396,8 @@ def _complete(tickets: list[tuple[int, Ticket]], error: BaseException | None = N
 
 
 def _pay(owed: list[Debt]) -> None:
-    """Tell each of them, whatever is raised on the way by what they call back; the last of it is raised in the end.
+    """Deliver each notification, even if callbacks of users raise. Raises the last of these exceptions at the end.
+
     May be repeated.
     """
     raised: BaseException | None = None

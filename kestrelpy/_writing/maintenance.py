@@ -1,6 +1,6 @@
-"""``Maintenance``: the checkpoints of a queue's readers and the retiring of segments, in the background.
+"""``Maintenance``: saves the checkpoints of a queue's readers and retires segments, in the background.
 
-NOTE ON LOCKING: nothing here takes a lock, and nothing is called with one held but ``arm``.
+NOTE ON LOCKING: nothing here takes a lock. Only ``arm`` may be called with a lock held.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kestrelpy.errors import QueueClosed, QueueLocked
 
 
 class Maintenance:
-    """What one queue has done every ``interval`` seconds, while something changes."""
+    """The background work of one queue: every ``interval`` seconds, as long as something changes."""
 
     def __init__(
         self,
@@ -38,14 +38,15 @@ class Maintenance:
         self._is_armed = False
 
     def moved(self) -> None:
-        """Something was released: checkpoint before long, and let producers look for room again."""
+        """A reader has moved: schedule a checkpoint, and let the first producer in line look for room again."""
         if self._room:
             self._room.ring_first()
         self.arm()
 
     def look_for_limits(self) -> None:
-        """Where there are limits, every now and then: readers that were made or dropped elsewhere, and producers in
-        line that do not come. Nothing of this keeps a queue alive that nobody has.
+        """Every ``interval`` seconds, look for readers that another process made or dropped, and pass over producers
+        in line that do not come. Called for a queue with limits. The timer holds a weak reference only, so it does not
+        keep alive a queue that nobody has.
         """
         mine = weakref.ref(self)
 
@@ -67,8 +68,8 @@ class Maintenance:
             self.look_for_limits()
 
     def arm(self) -> None:
-        """See to it that ``_maintain`` runs before long; if no thread can be started for it, the next put or
-        commit tries again. With or without the lock.
+        """Schedule ``_maintain`` to run after ``interval`` seconds. If no thread can be started for it, the next put or
+        commit tries again. May be called with the queue's lock held.
         """
         if self._is_armed:
             return
@@ -77,7 +78,7 @@ class Maintenance:
             call_later = self._clock.call_later
             timer = call_later(self._interval, self._maintain, on_lost=self._syncer.lose_thread)
             self._registry.timer = timer
-            if self._status.error is not None:  # look again: who closes it may have cancelled the one before
+            if self._status.error is not None:  # look again: a close may have cancelled the timer before this one
                 timer.cancel()
         except RuntimeError:
             self._is_armed = False
@@ -87,16 +88,16 @@ class Maintenance:
             raise
 
     def _maintain(self) -> None:
-        """Checkpoint the readers that moved, and retire what that lets go. On the maintenance thread."""
+        """Checkpoint the readers that moved, then retire segments that no reader needs. On the maintenance thread."""
         self._is_armed = False
         if self._status.error is not None:
             return
         again, trouble = False, self._registry.trouble
         for reader in list(self._registry.open.values()):
             saver = checkpointer_of(reader)
-            saver.backlog.may_skip_notify = False  # from here on its next commit arms the next round
+            saver.backlog.may_skip_notify = False  # from here on, the reader's next commit arms the next round
             if saver.is_unsaved:
-                what = f"saving the place of {reader.full_name}"
+                what = f"saving the position of {reader.full_name}"
                 try:
                     reader.checkpoint(durable=self._status.sync_seconds is not None)
                     trouble.end(what)
@@ -116,7 +117,7 @@ class Maintenance:
             self.moved()
 
     def _others_wait(self) -> bool:
-        """Whether readers elsewhere hold a segment back; if that can't be seen, it is looked for again."""
+        """True if readers in other processes hold a segment back, or if that cannot be seen now."""
         trouble, what = self._registry.trouble, f"looking for readers of {self._source.name}"
         try:
             waits = self._registry.waits_for_others(self._source)

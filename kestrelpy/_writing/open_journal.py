@@ -1,4 +1,4 @@
-"""``OpenJournal``: what one queue holds open on disk: its lock, its journal, its archive."""
+"""``OpenJournal``: the lock, the journal and the archive that one queue holds open on disk."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from kestrelpy._journal.recovery import Recovered, Recovery, write_mark
 
 
 class OpenJournal:
-    """The files of one queue that its owner has open, from when they are opened until they are released."""
+    """The open files of one queue, from ``open`` until ``release``."""
 
     journal: Journal
     found: Recovered
     names: list[str]
-    """What is in the folder, as the opening has found it."""
+    """The names in the queue's folder, as they were when the queue was opened."""
 
     def __init__(self, files: QueueFiles) -> None:
         self.files = files
         self.syncing = threading.Lock()
-        """S in docs/locking.md: held while the active segment is synced, and while it changes."""
+        """S in docs/locking.md: held during a sync of the active segment, and while another segment becomes active."""
         self._is_open = False
         self._lock: Lock | None = None
         self._archive: Directory | None = None
@@ -41,8 +41,9 @@ class OpenJournal:
         quarantine: bool,
         holds_jobs: bool,
     ) -> None:
-        """Own the queue, and recover its journal. Raises as ``JournaledQueue``; ``release`` gives back what was open by
-        then.
+        """Take ownership of the queue, and recover its journal.
+
+        Raises as ``JournaledQueue``; then ``release`` releases whatever was open by then.
         """
         files = self.files
         queue, directory = files.queue, files.directory
@@ -53,7 +54,7 @@ class OpenJournal:
         if archive_dir is not None:
             self._archive = archive = (disk or RealDisk()).directory(os.fspath(archive_dir), create=True)
             self._check_apart(archive)
-            archive.sync()  # a segment that was moved there is there for good before it is gone from here for good
+            archive.sync()  # a segment moved there is durable there before its removal here is durable
         self.found = Recovery(directory, queue, files.load_all(self.names), quarantine=quarantine).run(self.names)
         self.journal = Journal(
             directory,
@@ -68,9 +69,11 @@ class OpenJournal:
         self._is_open = True
 
     def _check_apart(self, archive: Directory) -> None:
-        """A queue's own folder is no archive: each segment would be taken for one that is there already, and deleted.
-        Nor is one where another queue of that name lives, which could not tell its segments from these. Each has a
-        lock file, and this one's is there by now.
+        """Raise ``ValueError`` if the archive is the folder of a queue of this name.
+
+        In the queue's own folder, each segment would count as archived already, and would be deleted. In the folder of
+        another queue of the same name, that queue could not tell its segments from these. Each of these folders has the
+        lock file; this queue's own lock file is there by now.
         """
         queue = self.files.queue
         try:
@@ -80,7 +83,10 @@ class OpenJournal:
         raise ValueError(f"archive_dir must not be where a queue named {queue!r} lives: {archive.path}")
 
     def save_mark(self, tail_id: int) -> None:
-        """The mark says what would be missing: on a full disk that has no room for it, it stays as it was."""
+        """Save the tail in the mark, by which the next opening sees that items are missing.
+
+        On a full disk without room for the mark, the old mark stays.
+        """
         if tail_id == self.found.tail_id:
             return
         files, journal = self.files, self.journal
@@ -90,10 +96,10 @@ class OpenJournal:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            _logging.warning("there is no room for the mark of %s, which stays as it was: %s", files.queue, error)
+            _logging.warning("there is no room for the mark of queue %s, so the old mark stays: %s", files.queue, error)
 
     def keep_name(self) -> None:
-        """The queue is erased: the active segment is not named any more."""
+        """The queue is being erased: no sync renames the active segment from here on."""
         with self.syncing:
             self.journal.keep_name()
 
@@ -103,7 +109,7 @@ class OpenJournal:
                 self.journal.abandon()
 
     def release(self, rest: ExitStack) -> None:
-        """Have ``rest`` give back everything, the journal before the lock (R25). May be repeated."""
+        """Add the release of everything to ``rest``: the journal goes before the lock (R25). May be repeated."""
         rest.callback(self.files.directory.close)
         if self._lock is not None:
             rest.callback(self._lock.release)
@@ -112,7 +118,7 @@ class OpenJournal:
         rest.callback(self._abandon_journal)
 
     def abandon(self) -> None:
-        """In a forked child: all of it is the parent's."""
+        """In a forked child: abandon everything, as it belongs to the parent."""
         self.journal.abandon()
         if self._lock is not None:
             self._lock.abandon()

@@ -1,4 +1,4 @@
-"""The options of a queue and of a put: what is out of range is refused before anything is touched."""
+"""Checks the options of a queue and of a put. A value out of range is refused before anything is changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAST_MS = (1 << 63) - 1
 
 
 def check_sync(sync: float | Literal["always", "never"]) -> float | None:
-    """Seconds between syncs: 0 for always, ``None`` for never, as for infinitely many."""
+    """Seconds between syncs: 0 for ``"always"``, ``None`` for ``"never"`` and for infinity. Raises ``ValueError``."""
     if sync == "always":
         return 0.0
     if sync == "never":
@@ -43,7 +43,10 @@ def check_sizes(segment_bytes: int, max_item_bytes: int | None) -> int:
 
 
 def check_configs(readers: Mapping[str, ReaderConfig], default: ReaderConfig | None) -> ReaderConfig:
-    """The default reader's. Raises ``InvalidName``, and ``TypeError`` for what is no ``ReaderConfig``."""
+    """Check all configurations; returns that of the default reader.
+
+    Raises ``InvalidName``, and ``TypeError`` for a value that is not a ``ReaderConfig``.
+    """
     for name, config in readers.items():
         file_names.check_name(name)
         check_config(f"readers[{name!r}]", config)
@@ -54,12 +57,12 @@ def check_codec(codec: Codec | None) -> Codec | None:
     if codec is not None and not (
         callable(getattr(codec, "encode", None)) and callable(getattr(codec, "decode", None))
     ):
-        raise TypeError(f"a codec has encode() and decode(), which {codec!r} has not")
+        raise TypeError(f"codec must have encode() and decode(), and {codec!r} does not")
     return codec
 
 
 def encode_items(values: list[Any], codec: Codec | None, max_item_bytes: int) -> list[bytes]:
-    """The items of a put as bytes. Raises ``TypeError``, ``ItemTooLarge``, ``BatchTooLarge``."""
+    """Encode the items of a put to bytes. Raises ``TypeError``, ``ItemTooLarge``, ``BatchTooLarge``."""
     items = values if codec is None else [codec.encode(value) for value in values]
     if set(map(type, items)) != {bytes}:
         items = [_as_bytes(data, codec) for data in items]
@@ -73,7 +76,7 @@ def encode_items(values: list[Any], codec: Codec | None, max_item_bytes: int) ->
 
 def _as_bytes(data: Any, codec: Codec | None) -> bytes:
     if not isinstance(data, bytes | bytearray | memoryview):
-        which = f"what {codec!r} encodes to" if codec is not None else "an item of a queue without a codec"
+        which = f"the value that {codec!r} encodes to" if codec is not None else "an item of a queue without a codec"
         hint = "" if codec is not None else ": for other values open the queue with codec= (see kestrelpy.codecs)"
         raise TypeError(f"{which} must be bytes, bytearray or memoryview, not {type(data).__name__}{hint}")
     return bytes(data)
@@ -96,7 +99,7 @@ def expiry(added_ms: int, expires_in: float | None, expires_at_ms: int | None) -
 
 
 def memory_disk() -> Disk:
-    """The disk of a queue that is in memory only: nobody else has it."""
-    from kestrelpy._disk.memory import MemoryDisk  # here and not above: few need it
+    """A new disk in memory, for a queue with ``journaled=False``. No other queue uses it."""
+    from kestrelpy._disk.memory import MemoryDisk  # imported here: few programs need it
 
     return MemoryDisk()

@@ -1,4 +1,4 @@
-"""``PutPath``: how a put gets into the journal, where ``JournaledQueue.put`` has no short way.
+"""``PutPath``: the slow path of a put into the journal. The fast path is ``JournaledQueue.put``.
 
 NOTE ON LOCKING: ``source.lock`` (Q in docs/locking.md) guards the journal's appends and the window. Readers' locks come
 after it. ``backpressure`` has its own rules.
@@ -29,17 +29,19 @@ if TYPE_CHECKING:
     from kestrelpy._waiting.put_future import PutFuture
 
 LARGE_BATCH = 16
-"""A batch of so many items stays together in the window: a reader makes the entries of a smaller one no cheaper."""
+"""A batch of at least so many items stays one batch in the window. For fewer items, that would save nothing."""
 
 
 LOOK_SECONDS = 0.05
-"""A producer waits for a reader in another process, of whose commits nobody tells it: how often it looks."""
+"""How often a producer looks for room while a reader in another process refuses: that reader's commits ring nobody."""
 HOOK_SECONDS = 1.0
-"""It waits for a reader whose ``on_expired`` hook has raised: how often that has another go."""
+"""How often a producer looks for room while a reader refuses whose ``on_expired`` hook has raised: the look calls the
+hook again.
+"""
 
 
 class Parcel(NamedTuple):
-    """What one put is to store."""
+    """The items of one put, and their expiry."""
 
     items: list[bytes]
     expires_in: float | None
@@ -47,22 +49,22 @@ class Parcel(NamedTuple):
 
 
 def never_fits(reader: Limited, parcel: Parcel) -> bool:
-    """Whether the reader would refuse it even if it were empty. Of bytes an empty one takes a batch of any size."""
+    """True if the reader would refuse the put even when empty. An empty reader takes any number of bytes."""
     config = reader.config
     return (config.max_items is not None and len(parcel.items) > config.max_items) or config.max_bytes == 0
 
 
 def is_open_here(reader: Limited) -> bool:
-    """Whether what it has done is known without a look at the folder."""
+    """True if the reader is open in this process, so that its progress is known without a look at the folder."""
     return isinstance(reader, Dispatcher) and reader.broken is None
 
 
 def _no_batch() -> None:
-    """A queue that takes nothing in has no batch to go on with."""
+    """The ``finish_batch`` of a queue without an inbox."""
 
 
 class PutPath:
-    """The puts of one queue."""
+    """Stores the puts of one queue, on every path but the fast one."""
 
     _promise: type[PutFuture[int]] | None = None
 
@@ -84,21 +86,21 @@ class PutPath:
         self.clock = source.clock
         self.max_item_bytes = max_item_bytes
         self.finish_batch: Callable[[], object] = _no_batch
-        """Goes on with a batch of the inbox that is not taken in to its end."""
+        """Finishes a batch of the inbox that is not completely ingested."""
         self._room = room
         self._codec = codec
         self._append = self.journal.append
 
     def look_again(self) -> None:
-        """Have every producer that waits for room look again."""
+        """Make every producer that waits for room look again."""
         self._room.ring_all()
 
     def fail(self, error: DurabilityUnknown, *, reported: bool) -> None:
-        """A sync failed: the queue is failed. With no lock held."""
+        """Fail the queue after a failed sync. With no lock held."""
         self.syncer.fail(error, reported=reported)
 
     def note_durable(self, item_id: int) -> None:
-        """All up to ``item_id`` is on disk: whoever waits for that is notified."""
+        """Notify the waiters for durability: everything up to ``item_id`` is on disk."""
         self.syncer.commit.note(item_id)
 
     def put(
@@ -119,7 +121,7 @@ class PutPath:
         return ids
 
     def recover(self) -> None:
-        """A put was cut short, perhaps after it stored its item (R13): then that is there, for readers too."""
+        """Repair after a put was cut short (R13): if its item was stored, readers get the item."""
         source = self.source
         with self.source.lock:
             if self.status.sync_seconds != 0:
@@ -133,8 +135,9 @@ class PutPath:
             source.wake()
 
     def put_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> int:
-        """``put`` that waits for room whatever the reader's policy, as long as ``check`` does not raise: for the
-        blocking-queue face.
+        """``put`` for ``JournaledBlockingQueue``: waits for room whatever the reader's full policy is.
+
+        The wait ends when ``check`` raises.
         """
         return self.put([value], None, None, timeout, check)[0]
 
@@ -147,8 +150,9 @@ class PutPath:
         *,
         patient: Callable[[], object] | None = None,
     ) -> range:
-        """Everything of a put but waiting for the disk. ``patient``: wait for room whatever the policy, until it
-        raises.
+        """Do all of a put except waiting for the disk.
+
+        With ``patient``, wait for room whatever the full policy is, until ``patient`` raises.
         """
         if self.status.is_unfinished:
             self.finish_batch()
@@ -161,7 +165,7 @@ class PutPath:
         return answer if isinstance(answer, range) else self._wait_for_room(parcel, ProducerThread(timeout, patient))
 
     def _store_plain(self, data: bytes) -> range:
-        """``_store`` where there is nothing but journal and window to see to."""
+        """``_store`` for one item of ``bytes``, with no codec, limit or expiry: it needs journal and window only."""
         if len(data) > self.max_item_bytes:
             raise ItemTooLarge(len(data), self.max_item_bytes)
         source = self.source
@@ -187,9 +191,9 @@ class PutPath:
     # -- room --------------------------------------------------------------------------------------------------------
 
     def _offer(self, parcel: Parcel, timeout: float | None, patient: Callable[[], object] | None) -> range | None:
-        """Store it, if there is room and nobody waits who came before; ``None`` if it is to wait. Raises ``QueueFull``.
+        """Store the put if there is room and no earlier producer waits; else return ``None``, and the put must wait.
 
-        Who does not wait stands behind nobody: it takes what room there is.
+        A put that may not wait ignores the line: it takes the room that there is. Raises ``QueueFull``.
         """
         may_wait = timeout != 0 and bool(self._room)
         answer = self._admit(parcel, in_turn=not (may_wait and self._may_wait(patient)))
@@ -207,7 +211,7 @@ class PutPath:
     def _check_worth_waiting(
         self, refusing: Limited, parcel: Parcel, is_late: bool, patient: Callable[[], object] | None
     ) -> None:
-        """Raise ``QueueFull`` for what does not wait, or would wait for ever."""
+        """Raise ``QueueFull`` for a put that may not wait (any longer), or would wait for ever."""
         name = refusing.full_name
         if never_fits(refusing, parcel):
             raise QueueFull(f"{len(parcel.items)} items at once are above the limits of reader {name!r}", reader=name)
@@ -215,7 +219,7 @@ class PutPath:
             raise QueueFull(f"reader {name!r} is full", reader=name)
 
     def _wait_for_room(self, parcel: Parcel, producer: ProducerThread) -> range:
-        """Wait in line on this thread, and store it."""
+        """Wait in line on this thread, then store the put."""
         room = self._room
         try:
             try:
@@ -226,14 +230,15 @@ class PutPath:
                     producer.sleep(ids)
             finally:
                 room.leave(producer)
-        except BaseException:  # as in Exchange: an interrupt as that began
+        except BaseException:  # as in Exchange: an interrupt as the ``finally`` began
             room.leave(producer)
             raise
         return ids
 
     def _look_for_room(self, parcel: Parcel, producer: Producer) -> range | float | None:
-        """Store it if it is this one's turn and there is room; else in how many seconds it is to look again (``None``:
-        when it is rung). Raises ``QueueFull``.
+        """Store the put if it is the producer's turn and there is room; returns its ids.
+
+        Else returns after how many seconds the producer looks again (``None``: only when rung). Raises ``QueueFull``.
         """
         producer.stop_timer()
         producer.overdue = False
@@ -250,7 +255,7 @@ class PutPath:
         while True:
             watched = producer.watched
             if isinstance(watched, Dispatcher):
-                watched.backlog.may_skip_notify = False  # its next commit rings
+                watched.backlog.may_skip_notify = False  # the reader's next commit rings the line
             answer = self._admit(parcel, in_turn=True, producer=producer)
             if answer is None or isinstance(answer, range):
                 return answer
@@ -260,10 +265,10 @@ class PutPath:
             producer.watched = answer
 
     def _rings_for(self, refusing: Limited, producer: Producer) -> float | None:
-        """When ``producer`` looks again if nobody rings: where nobody does."""
-        pending = bool(self.source.pending)  # first: what is not pending then is seen by the next line
+        """After how many seconds ``producer`` looks again by itself; ``None`` if somebody will ring for certain."""
+        pending = bool(self.source.pending)  # before expires_in(), which counts the items that are no longer pending
         if not isinstance(refusing, Dispatcher) or not is_open_here(refusing):
-            return LOOK_SECONDS  # nobody tells us when it moves
+            return LOOK_SECONDS  # nobody rings when that reader moves
         seconds = refusing.expires_in()
         if seconds is not None:
             try:
@@ -275,8 +280,10 @@ class PutPath:
         return HOOK_SECONDS if refusing.hooks.failed else None
 
     def _admit(self, parcel: Parcel, *, in_turn: bool, producer: Producer | None = None) -> range | Limited | None:
-        """Store it if there is room for it and it is its turn: its ids. ``None`` if only the latter is missing; else
-        the reader that refuses. ``producer``: whose place in line it is, if any.
+        """Store the put if there is room and it is its turn; returns its ids.
+
+        Returns ``None`` if there is room but it is not its turn, else the reader that refuses. ``producer``: the
+        producer in line that puts, if any.
         """
         if self.status.is_unfinished:
             self.finish_batch()
@@ -285,11 +292,11 @@ class PutPath:
             self._discard_expired(parcel)
             answer = self._append_if_room(parcel, in_turn)
         if not (isinstance(answer, range) or answer is None or is_open_here(answer)):
-            self.registry.refresh_limits()  # what another process has is looked at before it refuses anything
+            self.registry.refresh_limits()  # read that reader's state on disk again before it refuses a put
             answer = self._append_if_room(parcel, in_turn)
         if isinstance(answer, range):
             if producer is not None:
-                self._room.leave(producer)  # before anybody is called back who may put, and stand behind it
+                self._room.leave(producer)  # before any callback: a callback may put, and would wait in line after it
             self.registry.keep_limits()
             if self.source.waiting:
                 self.source.wake()
@@ -308,7 +315,7 @@ class PutPath:
         return refusing
 
     def _who_refuses(self, parcel: Parcel) -> Limited | None:
-        """A reader without room; one that refuses at once, if there is one."""
+        """A reader that has no room for the put, or ``None``. A reader whose policy is not ``BLOCK`` comes first."""
         refusing: Limited | None = None
         for reader in self.registry.limited:
             if self._is_refused(reader, parcel):
@@ -318,8 +325,9 @@ class PutPath:
         return refusing
 
     def _discard_expired(self, parcel: Parcel) -> None:
-        """Expired items do not count where these would be refused; their hooks run outside the lock. If that can't be
-        done they do count.
+        """Discard the expired items of readers that refuse the put. The items' hooks run outside the lock.
+
+        Where discarding fails, expired items still count against the limits.
         """
         for reader in self.registry.limited:
             if isinstance(reader, Dispatcher) and self._is_refused(reader, parcel):
@@ -336,9 +344,10 @@ class PutPath:
         return not self.fits(reader, count, sum(map(len, items)) - len(items[-1]))
 
     def fits(self, reader: Limited, count: int, before_last: int = 0) -> bool:
-        """Items are limited to the last one. Bytes may be overshot by one item, as anything else would keep a large
-        item out: ``before_last`` are those of all items but the last. Nor is a large batch kept out of a reader that
-        has none.
+        """True if the reader has room for ``count`` items. ``before_last``: the bytes of all these items but the last.
+
+        ``max_items`` is a hard limit. ``max_bytes`` may be exceeded by one item, or a large item would never get in. A
+        reader without items takes a batch of any size.
         """
         config, source = reader.config, self.source
         if config.max_items is not None and reader.items + len(source.pending) + count > config.max_items:
@@ -383,7 +392,7 @@ class PutPath:
         return promise
 
     def _promise_of(self, item_id: int) -> PutFuture[int]:
-        """The future of an item that is stored."""
+        """The future of an item that is already stored."""
         promise = (self._promise or self._import_promise())()
         try:
             self._promise_durable(promise, item_id)
@@ -393,7 +402,7 @@ class PutPath:
         return promise
 
     def _promise_durable(self, promise: PutFuture[int], item_id: int) -> None:
-        """``promise`` gets the id of a stored item once that is as durable as ``sync`` asks for."""
+        """Complete ``promise`` with the id of a stored item once the item is as durable as ``sync`` asks for."""
         if self.status.sync_seconds is None:
             promise.give(item_id)
         else:
@@ -401,7 +410,7 @@ class PutPath:
 
     def _import_promise(self) -> type[PutFuture[int]]:
         from kestrelpy._waiting.put_future import (
-            PutFuture,  # here and not above: who does not use it must not pay for it
+            PutFuture,  # imported here: a program that does not use it must not pay for it
         )
 
         PutPath._promise = PutFuture
@@ -409,7 +418,7 @@ class PutPath:
 
     async def aput(self, data: Any, expires_in: float | None, expires_at_ms: int | None, timeout: float | None) -> int:
         """``JournaledQueue.aput``."""
-        import asyncio  # here and not above: who does not use it must not pay for it
+        import asyncio  # imported here: a program that does not use it must not pay for it
 
         if timeout == 0:
             return await asyncio.wrap_future(self.put_future(data, expires_in, expires_at_ms, 0))
@@ -417,7 +426,7 @@ class PutPath:
         return await asyncio.wrap_future(self._promise_of(item_id))
 
     async def aput_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> None:
-        """``_put_waiting`` for asyncio."""
+        """``put_waiting`` for asyncio."""
         import asyncio
 
         item_id = await self._store_in_task(value, None, None, timeout, check)
@@ -437,7 +446,7 @@ class PutPath:
 
         check_timeout(timeout)
         try:
-            if not self.registry.limited:  # then there is nothing to wait for
+            if not self.registry.limited:  # then there is no room to wait for
                 return self._store([value], expires_in, expires_at_ms, 0)[0]
             parcel = Parcel(encode_items([value], self._codec, self.max_item_bytes), expires_in, expires_at_ms)
             ids = self._offer(parcel, timeout, patient)
@@ -450,8 +459,10 @@ class PutPath:
         return ids[0]
 
     async def _wait_in_task(self, parcel: Parcel, producer: ProducerTask) -> range:
-        """As ``_wait_for_room``. What is raised from outside strikes while it sleeps, and nothing is stored then: so
-        who throws it away takes no lock.
+        """``_wait_for_room`` for asyncio.
+
+        An exception from outside (a cancelled or garbage-collected task) strikes while the task sleeps, when nothing is
+        stored. So such an end takes no lock.
         """
         try:
             producer.start(self.syncer.lose_thread)

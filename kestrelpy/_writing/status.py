@@ -1,4 +1,4 @@
-"""``QueueStatus``: whether a queue can be used, and whether a put may take the short way. What all its parts go by."""
+"""``QueueStatus``: whether a queue can be used, and whether puts may take the fast path. Shared by all its parts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from kestrelpy.errors import QueueClosed, copy_of
 
 
 class QueueStatus:
-    """The status of one queue. Each attribute is one store, and may be read without a lock.
+    """The status of one queue. Each attribute changes by one store, and may be read without a lock.
 
-    ``error``: why the queue can't be used; ``None`` while it is open. ``is_reported``: a call of this queue has raised
-    that. ``fast``: a put has nothing but journal and window to see to. ``is_unfinished``: a batch of the inbox is not
-    taken in to its end. ``sync_armed``: a sync in the background is on its way. ``sync_seconds``: how often there is
-    one; 0 for ``sync="always"``, ``None`` for ``"never"``.
+    ``error``: why the queue cannot be used; ``None`` while it is open. ``is_reported``: a call of this queue has raised
+    that error. ``fast``: puts may take the fast path, which needs only the journal and the window. ``is_unfinished``:
+    a batch of the inbox is not completely ingested. ``sync_armed``: a sync in the background is scheduled.
+    ``sync_seconds``: the seconds between these syncs; 0 for ``sync="always"``, ``None`` for ``"never"``.
     """
 
     __slots__ = (
@@ -35,7 +35,7 @@ class QueueStatus:
         self._has_codec = has_codec
 
     def choose_path(self) -> None:
-        """See whether a put may take the short way."""
+        """Decide whether puts may take the fast path."""
         self.fast = (
             self.error is None
             and not self._has_codec
@@ -45,7 +45,7 @@ class QueueStatus:
         )
 
     def check_usable(self) -> None:
-        """Raise why the queue can't be used."""
+        """Raise ``error`` if the queue cannot be used."""
         if self.error is not None:
             self.is_reported = True
             raise copy_of(self.error)

@@ -1,8 +1,8 @@
-"""``Syncer``: when a queue's journal is synced, in the foreground and in the background, and what a failed sync means.
+"""``Syncer``: syncs a queue's journal, in foreground and background, and fails the queue after a failed sync.
 
 NOTE ON LOCKING: ``source.lock`` (Q in docs/locking.md) guards the journal and the window. A sync runs without it, under
-``_syncing`` (S). What is called by who leads a sync (``_sync_once``, ``_note_failure``) runs nothing that users call
-back, as if the lead were a lock.
+``_syncing`` (S). The methods that the leader of a sync calls (``_sync_once``, ``_note_failure``) run no callbacks of
+users, as if the lead were a lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed, copy_o
 
 
 class Syncer:
-    """The syncs of one queue. ``syncing``: the lock S, which the journal knows, too."""
+    """The syncs of one queue. ``syncing``: the lock S, which the journal uses, too."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class Syncer:
         self._syncing = syncing
         self.commit = GroupCommit(self._sync_once, lambda: self._sync_in(0), self._serve, self._notify_later)
         self.commit.durable_id = self._journal.durable_id
-        self._is_unattended = False  # it was logged that no thread could be started
+        self._is_unattended = False  # True once it was logged that no thread can be started
 
     def sync(self) -> None:
-        """Return when everything put before is on disk, in every mode. Raises ``DurabilityUnknown``."""
+        """Sync in any mode: return when everything that was put before is on disk. Raises ``DurabilityUnknown``."""
         self._status.check_usable()
         self.wait_durable(self._journal.tail_id)
 
@@ -58,9 +58,9 @@ class Syncer:
             raise
 
     def _sync_once(self) -> int:
-        """One sync of the active segment, without the queue's lock (R33).
+        """Sync the active segment once, without the queue's lock (R33). Returns the highest id on disk.
 
-        A queue that is being closed may still be synced: closing it is no reason to doubt what was put.
+        This is allowed while the queue is being closed: closing is no reason to doubt the items.
         """
         with self._source.lock:
             self._check_syncable()
@@ -84,7 +84,7 @@ class Syncer:
         return tail_id
 
     def _serve(self) -> None:
-        """What has become durable may be visible since: see to those who wait for it. With no lock held."""
+        """Serve the waiting consumers: items that became durable may be visible now. With no lock held."""
         if self._status.error is None:
             if self._registry.limited:
                 self._registry.keep_limits()
@@ -92,8 +92,9 @@ class Syncer:
                 self._source.wake()
 
     def _notify_later(self) -> None:
-        """Have another thread notify those whom a sync concerns. If none can be started, the next call does it that
-        may: one that syncs and holds no lock.
+        """Make another thread deliver the notifications of a sync.
+
+        If no thread can be started, the next call that syncs and holds no lock delivers them.
         """
         commit = self.commit
         if commit.notifies or not (commit.owed or self._source.waiting or self._registry.limited):
@@ -112,7 +113,7 @@ class Syncer:
             raise copy_of(self._status.error)
 
     def arm(self) -> None:
-        """The first put since the last sync: see to the next one. Under the lock, in a put."""
+        """Schedule the next sync: this is the first put since the last one. Called in a put, under the queue's lock."""
         self._status.sync_armed = True
         if self._status.sync_seconds:
             try:
@@ -125,44 +126,46 @@ class Syncer:
                 raise
 
     def _sync_unattended(self) -> None:
-        """No thread can be started to sync in the background: the put that was to see to that syncs itself. So what is
-        promised of ``sync=T`` holds, at the price of ``"always"``, until threads can be started again.
+        """Sync on the thread of a put, as no thread can be started to sync in the background.
+
+        So the promise of ``sync=T`` holds, at the cost of ``"always"``, until threads can be started again.
         """
         self.wait_durable(self._journal.tail_id)
         if not self._is_unattended:
             self._is_unattended = True
-            _logging.warning("no thread can be started for %s: puts sync by themselves", self._source.name)
+            _logging.warning("no thread can be started for queue %s: puts sync on their own threads", self._source.name)
 
     def _sync_in(self, seconds: float) -> Timer:
         return sync_later(self._clock, seconds, self._background_sync, self.lose_thread)
 
     def sync_soon(self) -> None:
-        """See to it that a sync comes. With no lock held."""
+        """Make a sync happen soon. With no lock held."""
         self.commit.sync_soon()
 
     def _background_sync(self) -> None:
-        """On the thread of syncs, which every queue counts on: nothing of a user's is run here."""
+        """Sync on the sync thread. All queues depend on that thread, so no code of users runs here."""
         if self._status.sync_seconds:
             self._status.sync_armed = False  # before the look: a put from here on arms the next one
         try:
-            with contextlib.suppress(DurabilityUnknown, QueueClosed, ForkedQueue):  # told at the next call
+            with contextlib.suppress(DurabilityUnknown, QueueClosed, ForkedQueue):  # the next call raises it
                 self.commit.run()
         finally:
             if self._status.sync_seconds and not self._status.sync_armed and self._is_behind():
-                self.arm()  # put while that sync, or another thread's, was under way; or it was cut short
+                self.arm()  # for items put during this sync or another thread's; or this one was cut short
 
     def _is_behind(self) -> bool:
         commit = self.commit
         return self._status.error is None and (self._journal.tail_id > commit.durable_id or commit.is_silent)
 
     def fail(self, error: DurabilityUnknown, *, reported: bool = False) -> None:
-        """A sync failed: the queue is failed until it is reopened (R9). With no lock held."""
+        """Fail the queue after a failed sync, until it is reopened (R9). With no lock held."""
         self._note_failure(error, reported=reported)
         self.commit.notify()
 
     def _note_failure(self, error: DurabilityUnknown, *, reported: bool = False) -> None:
-        """The queue is failed from here on. Threads are woken; who runs what users call back is told by the next
-        ``GroupCommit.notify``.
+        """Fail the queue, and wake its waiting threads.
+
+        The next ``GroupCommit.notify`` notifies all other waiters, as that runs callbacks of users.
         """
         if reported:  # one store: others may be here too
             self._status.is_reported = True
@@ -179,5 +182,5 @@ class Syncer:
             checkpointer_of(reader).dispatcher.break_off(kept, self.commit.owe)
 
     def lose_thread(self, _cause: BaseException) -> None:
-        """The thread died that was to sync, or to save and retire (R30): nobody would do it any more."""
+        """Fail the queue: the thread that syncs, or the one that saves and retires, has died (R30)."""
         self.fail(DurabilityUnknown(self._directory, self._journal.durable_id + 1, self._journal.tail_id))

@@ -1,9 +1,10 @@
-"""The inbox: how a process that does not have a queue open puts items into it, exactly once.
+"""The inbox: how a process that does not have a queue open puts items into the queue, exactly once.
 
-Each task writes a sealed part file (``PartWriter``); one call publishes all parts of a job at once (``publish``); the
-queue's owner takes the published batch in, as a whole and once, or ``take_in`` does if nobody has the queue open. A
-batch carries an ``app_id`` and a rising ``version`` (Delta Lake's ``txnAppId`` and ``txnVersion``): what is published
-again, after whatever kill, is dropped. docs/guarantees.md has what is promised, docs/format.md the files.
+Each task writes a sealed part file (``PartWriter``). One call publishes all parts of a job at once (``publish``). The
+owner of the queue ingests the published batch, as a whole and once; if nobody has the queue open, ``take_in`` does. A
+batch may have an ``app_id`` and a rising ``version`` (Delta Lake's ``txnAppId`` and ``txnVersion``). Then a batch that
+is published a second time, after any kill, is dropped. The promises are in docs/guarantees.md, the files in
+docs/format.md.
 
     with PartWriter(folder, "jobs") as writer:
         writer.add([b"one", b"two"])

@@ -1,7 +1,7 @@
-"""The inbox in bytes: what a published batch is made of, and what a queue remembers.
+"""The inbox in bytes: published batches, and the ledger of a queue.
 
 docs/format.md is the specification. The rules are those of ``kestrelpy._journal.format``: no file, no lock, no clock;
-every length is checked before anything is sliced; ``None`` for bytes that are not a whole, valid structure.
+every length is checked before anything is sliced; bytes that are not a whole, valid structure decode to ``None``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BATCH_MAGIC = b"KSTRLBAT"
 MEMORY_MAGIC = b"KSTRLMEM"
 MAX_APP_ID_BYTES = 500
 MOST_APP_IDS = 10_000
-"""So many app_ids are remembered, those used last."""
+"""The ledger remembers the version of this many app_ids: those used last."""
 
 _PREFIX = struct.Struct("<8sH6x")
 _RECORD = struct.Struct("<II")
@@ -32,11 +32,11 @@ _IS_VERSION, _IS_INTENT, _IS_DONE = 1, 2, 3
 
 
 class Part(Value):
-    """A sealed part file: what the one who wrote it hands to the one who publishes. Can be pickled.
+    """A sealed part file: its writer passes this value to the publisher. Can be pickled.
 
-    ``name``: its file in the inbox. ``items``, ``data_bytes``: how many items it has, and their bytes together; a part
-    of no items has no file. ``digest``: of its checksums, by which it is known. ``largest_bytes``: its largest item;
-    ``None`` if that is not known.
+    ``name``: its file in the inbox. ``items``, ``data_bytes``: the number of its items, and their bytes together; a
+    part without items has no file. ``digest``: the digest of its checksums, which identifies the content.
+    ``largest_bytes``: the size of its largest item, or ``None`` if unknown.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Part(Value):
 
 
 class BatchPart(NamedTuple):
-    """A part as a published batch names it; the 32 digits of its file's name are ``part_id``."""
+    """A part as a published batch names it. ``part_id``: the 32 hex digits in the part's file name, as 16 bytes."""
 
     part_id: bytes
     items: int
@@ -74,9 +74,10 @@ class PublishedBatch(NamedTuple):
 
 
 class Intent(NamedTuple):
-    """A batch that is being taken in: its items follow on what the journal had before, ``base_items`` items up to
-    ``first_id - 1``, and nothing is put between them. By the count of items one knows how many are there: ids may jump
-    at a crash.
+    """The intent to ingest a batch, which is in the ledger before the first item is in the journal.
+
+    Before the batch, the journal had ``base_items`` items, up to id ``first_id - 1``. Nothing else is put between the
+    items of the batch. Recovery counts items to find how many are there, as ids may jump at a crash.
     """
 
     batch_id: bytes
@@ -90,10 +91,10 @@ class Intent(NamedTuple):
 
 
 class LedgerState:
-    """What a queue remembers of its inbox.
+    """The content of a queue's ledger.
 
-    ``versions``: the last version of each app_id, in the order of their use. ``finished``: batches taken in whose
-    files may be there still, or come back, with their numbers.
+    ``versions``: the last version of each app_id, the least recently used first. ``finished``: the ids and numbers of
+    ingested batches whose files may still exist, or may come back after a power cut. ``intent``: see ``Intent``.
     """
 
     __slots__ = ("finished", "intent", "versions")
@@ -104,7 +105,7 @@ class LedgerState:
         self.intent: Intent | None = None
 
     def knows(self, batch: PublishedBatch) -> bool:
-        """Whether a batch is one that was taken in, or comes too late for its app_id."""
+        """True if the batch was ingested, or if its version is not above the last one of its app_id."""
         last = self.versions.get(batch.app_id) if batch.app_id else None
         return batch.batch_id in self.finished or (last is not None and batch.version <= last)
 
@@ -151,7 +152,7 @@ def file_version(data: bytes, magic: bytes) -> int | None:
 
 
 def decode_batch_file(data: bytes) -> PublishedBatch | None:
-    """The batch that ``data`` is, to the byte."""
+    """Decode a whole file: ``None`` unless ``data`` is exactly one published batch."""
     if file_version(data, BATCH_MAGIC) != FORMAT_VERSION:
         return None
     body = _body_at(data, _PREFIX.size)
@@ -174,7 +175,7 @@ def _record(body: bytes) -> bytes:
 
 
 def _body_at(data: bytes, at: int) -> bytes | None:
-    """The body of the record that begins there, if it is whole."""
+    """The body of the record that begins at ``at``, or ``None`` if the record is not whole."""
     if at + _RECORD.size > len(data):
         return None
     crc, length = _RECORD.unpack_from(data, at)
@@ -189,11 +190,11 @@ def _text(data: bytes) -> str | None:
         return None
 
 
-# -- what a queue remembers ------------------------------------------------------------------------------------------
+# -- the ledger ------------------------------------------------------------------------------------------------------
 
 
 def encode_memory(state: LedgerState, intent: Intent | None) -> bytes:
-    """A whole file: what ``state`` has, but for its intent, which is ``intent``."""
+    """Encode a whole ledger: ``state``, with ``intent`` in place of the intent of ``state``."""
     records = [_record(_VERSION.pack(_IS_VERSION, version) + key.encode()) for key, version in state.versions.items()]
     records += [encode_done(batch_id, number, "", 0) for batch_id, number in state.finished.items()]
     if intent is not None:
@@ -211,7 +212,7 @@ def encode_done(batch_id: bytes, number: int, app_id: str, version: int) -> byte
 
 
 def decode_memory(data: bytes) -> tuple[LedgerState, int]:
-    """What a file says, and where its last whole record ends; 0 if it does not begin as it should."""
+    """Decode a ledger. Returns its state and where its last whole record ends; 0 if the prefix is not valid."""
     state = LedgerState()
     if file_version(data, MEMORY_MAGIC) != FORMAT_VERSION:
         return state, 0
@@ -222,7 +223,7 @@ def decode_memory(data: bytes) -> tuple[LedgerState, int]:
 
 
 def whole_record_behind(data: bytes, at: int) -> bool:
-    """Whether a record that is whole stands anywhere behind one that is not: then that is no torn end, but damage."""
+    """True if a whole record stands after the broken one at ``at``: then this is damage, and not a torn tail."""
     for start in range(at + 1, len(data) - _RECORD.size - _VERSION.size + 1):
         if _RECORD.unpack_from(data, start)[1] > _INTENT.size + MAX_APP_ID_BYTES:
             continue
@@ -233,7 +234,7 @@ def whole_record_behind(data: bytes, at: int) -> bool:
 
 
 def _apply(state: LedgerState, body: bytes) -> bool:
-    """Whether ``body`` is valid; then it counts."""
+    """Apply the record ``body`` to ``state``; False if the record is not valid."""
     kind = body[0] if body else 0
     layout = {_IS_VERSION: _VERSION, _IS_INTENT: _INTENT, _IS_DONE: _DONE}.get(kind)
     if layout is None or len(body) < layout.size:
@@ -251,6 +252,3 @@ def _apply(state: LedgerState, body: bytes) -> bool:
     else:
         state.note_version(app_id, version)
     return True
-
-
-# -- bodies of frames ------------------------------------------------------------------------------------------------

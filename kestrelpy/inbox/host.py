@@ -1,12 +1,12 @@
-"""The inbox of a queue that is open here: when it is looked at, and what that means to puts and readers.
+"""The inbox of a queue that is open here: ingests published batches beside puts and readers.
 
 Rules:
-1. When it is looked at is the business of ``watcher``.
-2. Nothing of this is on the way of a put or a get. While a batch is not taken in to its end, the journal refuses puts,
-   and the queue's slow path goes on with it first.
+1. ``watcher`` decides when to look at the inbox.
+2. Outside of an ingest, puts and gets run no code of this module. While a batch is not completely ingested, the
+   journal refuses puts, and the slow path of a put finishes the batch first.
 
-NOTE ON LOCKING: ``InboxHost._lock`` (I in docs/locking.md) is held while the inbox is looked at and taken in; it comes
-before the queue's.
+NOTE ON LOCKING: ``InboxHost._lock`` (I in docs/locking.md) is held during a look at the inbox and the ingest. It comes
+before the queue's lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Status(Protocol):
-    """What an inbox sees, and sets, of its queue's status."""
+    """The part of a queue's status that its inbox reads and sets."""
 
     error: Exception | None
     fast: bool
@@ -50,7 +50,7 @@ class Status(Protocol):
 
 
 class Writer(Protocol):
-    """What an inbox needs of its queue: the path of its puts."""
+    """The part of a queue that its inbox needs: a ``PutPath``."""
 
     max_item_bytes: int
     journal: Journal
@@ -64,10 +64,10 @@ class Writer(Protocol):
     def fits(self, reader: Limited, count: int, before_last: int = 0) -> bool: ...
 
     def fail(self, error: DurabilityUnknown, *, reported: bool) -> None:
-        """A sync failed: the queue is failed."""
+        """Fail the queue after a failed sync."""
 
     def note_durable(self, item_id: int) -> None:
-        """All up to ``item_id`` is on disk: whoever waits for that is notified."""
+        """Notify the waiters for durability: everything up to ``item_id`` is on disk."""
 
 
 class InboxHost:
@@ -100,7 +100,7 @@ class InboxHost:
         self._folder: Directory | None = None  # guarded by self._lock, as all below
         self._ingest: Ingest | None = None
         self._stopped = False
-        self._was_logged = False  # whether it was logged that it does not go on
+        self._was_logged = False  # True once a failed ingest was logged; a good one resets it
 
     # -- the host ----------------------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class InboxHost:
         return self._writer.clock.time_ns() // 1_000_000
 
     def has_room_locked(self, batch: PublishedBatch) -> bool:
-        """A batch that is larger than a reader's limit waits until that reader is empty."""
+        """True if no reader refuses the batch. A batch above a reader's limits waits until that reader is empty."""
         return not any(self._is_refused(reader, batch) for reader in self._registry.limited)
 
     def _is_refused(self, reader: Limited, batch: PublishedBatch) -> bool:
@@ -124,7 +124,7 @@ class InboxHost:
         file, tail_id = journal.sync_target()
         if file is not None and journal.durable_id < tail_id:
             with self._syncing:
-                journal.is_active(file)  # it is, and this raises if a sync of it has failed meanwhile (R9)
+                journal.is_active(file)  # True here; it raises if a sync of the file has failed meanwhile (R9)
                 try:
                     journal.sync(file)
                 except OSError as cause:
@@ -151,26 +151,26 @@ class InboxHost:
 
     @property
     def refused(self) -> int:
-        """How many published batches are kept aside because they can never be taken in. May be read at any time."""
+        """The number of published batches kept aside as they can never be ingested. May be read without a lock."""
         ingest = self._ingest
         return 0 if ingest is None else ingest.refused
 
     @property
     def is_open(self) -> bool:
-        """Whether its queue can be used."""
+        """True if the queue can be used."""
         return self._status.error is None
 
     def do_later(self, what: Callable[[], object]) -> None:
-        """Have the next put do ``what``: a thread that was to do it could not be started."""
+        """Leave ``what`` to the next put, as no thread can be started for it."""
         self._source.leave(what)
 
     # -- the owner's calls -------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """When the queue is opened: go on with what an earlier owner has begun, and take in what there is.
+        """At the opening of the queue: finish a batch that an earlier owner began, and ingest the published batches.
 
-        Raises ``CorruptJournal``, ``UnsupportedFormat``, ``DurabilityUnknown``, and ``OSError`` if it can't be known
-        whether something was begun. What can't be taken in now is later.
+        Raises ``CorruptJournal``, ``UnsupportedFormat``, ``DurabilityUnknown``, and ``OSError`` if it cannot be known
+        whether a batch was begun. Batches that cannot be ingested now are ingested later.
         """
         with self._lock:
             if self._look() is None:
@@ -184,7 +184,7 @@ class InboxHost:
         self._note()
 
     def _look(self) -> Ingest | None:
-        """The inbox, if there is one. Under the lock."""
+        """The inbox, opened if need be, or ``None`` if there is none. Under the lock."""
         if self._ingest is None:
             try:
                 folder = open_inbox(self.path, self._disk, create=False)
@@ -200,8 +200,9 @@ class InboxHost:
         return self._ingest
 
     def take_in(self, *, opening: bool = False, reported: bool = True) -> int:
-        """Ingest the published batches and return the number of items. Raises as ``JournaledQueue.take_in``.
-        ``reported``: whether the error reaches a caller of the queue.
+        """Ingest the published batches; returns the number of items. Raises as ``JournaledQueue.take_in``.
+
+        ``opening``: the queue is not usable yet. ``reported``: a caller of the queue gets the error.
         """
         taken = 0
         try:
@@ -222,7 +223,7 @@ class InboxHost:
         return taken
 
     def finish(self) -> None:
-        """Before a put: go on with what is not taken in to its end. Raises as ``take_in``."""
+        """Before a put: finish a batch that is not completely ingested. Raises as ``take_in``."""
         try:
             with self._lock:
                 if self._ingest is not None and not self._stopped:
@@ -234,18 +235,20 @@ class InboxHost:
             self._notify()
 
     def _discard_expired(self) -> None:
-        """Expired items do not count where a batch would be refused. Not those that have a hook: none is run here."""
+        """Discard expired items, which must not keep a batch out. Readers with an ``on_expired`` hook are skipped, as
+        no hook runs here.
+        """
         for reader in self._registry.limited:
             if isinstance(reader, Dispatcher) and reader.config.on_expired is None:
                 with contextlib.suppress(OSError, KestrelError):
                     reader.discard_expired()
 
     def _note(self) -> None:
-        """Whoever waits for what is on disk is told of what is visible, too: a rotation may have synced more."""
+        """Notify the waiters for durability, but only up to the last visible item: a rotation may have synced more."""
         self._writer.note_durable(min(self.journal.durable_id, self._source.visible_id))
 
     def _notify(self) -> None:
-        """Something may be on disk, and visible: serve who waits for it. With no lock held."""
+        """Serve all waiters: items may have become durable and visible. With no lock held."""
         if self.is_open:
             self._note()
             self._registry.keep_limits()
@@ -253,21 +256,21 @@ class InboxHost:
                 self._source.wake()
 
     def look(self) -> None:
-        """As ``take_in``, for the watch: what goes wrong is logged, once."""
+        """``take_in`` for the watcher: an error is logged, once."""
         try:
             self.take_in(reported=False)
         except (QueueClosed, ForkedQueue, DurabilityUnknown):
-            return  # the next call says so
+            return  # the next call raises it
         except (KestrelError, OSError):
             self._say()
 
     def _say(self) -> None:
         if not self._was_logged:
             self._was_logged = True
-            _logging.warning("the inbox of %s can't be taken in now; it is tried again", self.name, error=True)
+            _logging.warning("the inbox of queue %s can't be ingested now; it is tried again", self.name, error=True)
 
     def stop(self) -> None:
-        """The queue is about to close: nothing is taken in from here on. Waits for what is under way."""
+        """Ingest nothing from here on, as the queue is about to close. Waits for an ingest that is under way."""
         with self._lock:
             self._stopped = True
         if self.watcher is not None:
@@ -275,18 +278,18 @@ class InboxHost:
         self.leave()
 
     def leave(self) -> None:
-        """Let go of the folder. May be repeated."""
+        """Close the folder. May be repeated."""
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.close()
 
     def abandon(self) -> None:
-        """In a forked child: another thread of the parent may have held the lock, in the middle of a batch."""
+        """In a forked child: make a new lock, as a thread of the parent may have held the old one during an ingest."""
         self._lock = threading.Lock()
         self.leave()
 
     def erase(self) -> None:
-        """Delete the queue's files in the inbox. After ``stop``. Raises ``OSError``."""
+        """Delete the queue's files in the inbox. Call ``stop`` first. Raises ``OSError``."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             folder = open_inbox(self.path, self._disk, create=False)
             try:

@@ -1,17 +1,19 @@
-"""Taking published batches into a queue's journal: each once, and all of it or nothing.
+"""Ingests published batches into a queue's journal: each batch once, all of it or nothing.
 
 Rules:
-1. A batch is checked to the last byte before anything of it is taken. One that can never be taken is kept aside.
-2. Before the first item of a batch is appended, all that is before it in the journal is on disk, so are the names of
-   the batch and its parts, and then the intent: which batch, from which count of items on.
-3. Nothing else is put until all items of it are on disk, and then that it is done. Readers see nothing of it before.
-4. What is cut short is gone on with, by the count of items that are there: ids may jump at a crash. An intent is
-   believed only when it is on disk by the hand of who goes on with it.
-5. The files go last, the parts before the batch that names them: a part that no batch names was never taken in, and
-   may be published. What is remembered of a batch is forgotten only when its name is gone for good.
+1. A batch is checked to the last byte before any item of it is ingested. A batch that can never be ingested is kept
+   aside.
+2. Before the first item of a batch is appended, these are on disk: all items before it in the journal, the names of the
+   batch and of its parts, and after them the intent, which names the batch and the count of items before it.
+3. Nothing else is put until all items of the batch are on disk, and after them the record that it was ingested. Readers
+   see no item of the batch before that.
+4. An ingest that was cut short is resumed, by the count of items that are there: ids may jump at a crash. A process
+   relies on an intent only after it has written the intent to disk itself.
+5. The files are deleted last, and the parts before the batch that names them. So a part that no batch names was never
+   ingested, and may be published. The ledger forgets a batch only when the batch's name is gone for good.
 
-NOTE ON LOCKING: a single-threaded state machine: its caller sees to that. What must not run beside puts is done within
-``Host.lock``.
+NOTE ON LOCKING: this is a single-threaded state machine; the caller ensures that. Everything that must not run beside
+puts runs within ``Host.lock``.
 """
 
 from __future__ import annotations
@@ -32,39 +34,41 @@ from kestrelpy.inbox.ledger import FOREIGN, IngestLedger, read_batch
 from kestrelpy.inbox.parts import PartFile, is_old
 
 OLD_SECONDS = 24 * 3600.0
-"""A part that no batch names, begun so long ago, was left over: no task writes one for a day."""
+"""A part that no batch names and that was begun this long ago is a leftover: no task writes a part for a day."""
 
 
 class Host(Protocol):
-    """Who has the queue open."""
+    """What an ingest needs of the process that has the queue open: the journal, the limits, the readers."""
 
     journal: Journal
     max_item_bytes: int | None
 
     def lock(self) -> AbstractContextManager[object]:
-        """Keeps puts out."""
+        """The lock that keeps puts out."""
 
     def now_ms(self) -> int: ...
 
     def has_room_locked(self, batch: PublishedBatch) -> bool:
-        """Whether the readers' limits allow it now."""
+        """True if the limits of all readers allow the batch now."""
 
     def sync_locked(self) -> None:
-        """Return when all of the journal is on disk. Raises ``DurabilityUnknown``."""
+        """Sync the journal: return when all of it is on disk. Raises ``DurabilityUnknown``."""
 
     def hide_locked(self, first_id: int) -> None:
-        """Let readers see nothing from that id on. May be repeated."""
+        """Hide all items from ``first_id`` on from readers. May be repeated."""
 
     def show_locked(self) -> None:
-        """Let readers see all there is, which is on disk."""
+        """Show all items to readers. All of them are on disk."""
 
     def refuse_locked(self, error: Exception) -> None:
-        """Let puts raise ``error``, until ``hide_locked`` or ``show_locked`` is called again."""
+        """Make puts raise ``error`` until the next call of ``hide_locked`` or ``show_locked``."""
 
 
 class Ingest:
-    """The inbox of one queue, for who has the queue open. ``unfinished``: a batch of which not all is taken in.
-    ``refused``: how many were kept aside, before and since.
+    """Ingests from the inbox of one queue, for the process that has the queue open.
+
+    ``unfinished``: the batch that is not completely ingested, if any. ``refused``: the number of batches kept aside, by
+    this process or before.
     """
 
     def __init__(self, folder: Directory, queue: str, host: Host) -> None:
@@ -73,17 +77,18 @@ class Ingest:
         self._host = host
         self._memory = IngestLedger(folder, queue, host.now_ms())
         self._intent: Intent | None = None
-        self._sound: set[bytes] = set()  # batches that were checked, and wait for room
+        self._sound: set[bytes] = set()  # batches that were checked and wait for room
         self.unfinished: PublishedBatch | None = None
         self.refused = len(file_names.refused_among(folder.names(), queue))
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def open(self, *, quarantine: bool) -> None:
-        """Find what an earlier owner has begun, and go on with it. Before anything is put.
+        """Find a batch that an earlier owner began, and prepare to resume it. Called before anything is put.
 
-        Raises ``CorruptJournal`` if half of a batch is there and the other half can't be read; with ``quarantine``
-        what is there counts. ``DurabilityUnknown``. Any other failure leaves it ``unfinished``.
+        Raises ``CorruptJournal`` if some items of the batch are in the journal and the rest cannot be read; with
+        ``quarantine`` the items that are there stay, and the batch counts as ingested. Raises ``OSError`` if it cannot
+        be known whether a batch was begun, and ``UnsupportedFormat``.
         """
         self._remove_old()
         intent, journal = self._memory.state.intent, self._host.journal
@@ -93,15 +98,15 @@ class Ingest:
         batch = self._published(intent)
         objection = None if there >= intent.items else self._objection(batch)
         if there <= 0 and (objection is not None or intent.queue_id != journal.queue_id):
-            self._memory.give_up()  # what becomes of the batch is seen when it is looked at again
+            self._memory.give_up()  # the next look at the batch decides what becomes of it
             return
         if batch is None or objection is not None:
             if there < intent.items:
-                reason = objection or "it is not there"
+                reason = objection or "the published batch is missing"
                 if not quarantine:
                     path = f"{self._folder.path}/{file_names.batch_name(self._queue, intent.number)}"
-                    raise CorruptJournal(path, 0, f"{there} of its {intent.items} items are taken in; but {reason}")
-                _logging.warning("%d of %d items of batch %d stay: %s", there, intent.items, intent.number, reason)
+                    raise CorruptJournal(path, 0, f"{there} of its {intent.items} items are ingested, but {reason}")
+                _logging.warning("%d of %d items of batch %d stay, as %s", there, intent.items, intent.number, reason)
             batch = batch or PublishedBatch(intent.batch_id, intent.number, intent.app_id, intent.version, ())
             self._memory.finish(batch)
             return
@@ -114,13 +119,15 @@ class Ingest:
         return batch if batch is not None and batch.batch_id == intent.batch_id else None
 
     def _count_there(self, intent: Intent) -> int:
-        """How many of the batch's items are in the journal."""
+        """The number of the batch's items that are in the journal."""
         journal = self._host.journal
         return journal.tail_id - journal.missing - intent.base_items
 
     def _remove_old(self) -> None:
-        """Remove what was left over: temporary files, and old parts that no batch names. Not while somebody publishes,
-        and no part while there is a batch of which nobody knows what it names.
+        """Remove leftovers: temporary files, and old parts that no batch names.
+
+        Nothing is removed while another process publishes. No part is removed while there is a batch that cannot be
+        read, as that batch may name the part.
         """
         try:
             old = [name for name in self._folder.names() if self._may_be_old(name)]
@@ -129,7 +136,7 @@ class Ingest:
         except QueueLocked:
             return
         except (KestrelError, OSError):
-            _logging.warning("what was left over in %s could not be removed", self._folder.path, error=True)
+            _logging.warning("leftover files in %s could not be removed", self._folder.path, error=True)
 
     def _remove(self, old: list[str]) -> None:
         with self._publishing():
@@ -165,13 +172,13 @@ class Ingest:
         with contextlib.suppress(FileNotFoundError):
             self._folder.unlink(name)
 
-    # -- taking in ---------------------------------------------------------------------------------------------------
+    # -- ingesting ---------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Take in all that is published, in the order of its publishing; how many items. Stops at a batch for which
-        a reader has no room.
+        """Ingest all published batches, in the order of publishing; returns the number of items.
 
-        Raises ``OSError`` (``QueueDiskFull``, ``DurabilityUnknown``); the rest waits for the next call.
+        Stops at a batch for which a reader has no room. Raises ``OSError`` (``QueueDiskFull``, ``DurabilityUnknown``);
+        the batches that are left wait for the next call.
         """
         taken = self.finish()
         for _, name in file_names.batches_among(self._folder.names(), self._queue):
@@ -182,7 +189,7 @@ class Ingest:
                 if error.errno not in FOREIGN:
                     raise
             except UnsupportedFormat:
-                _logging.warning("%s/%s is of a newer version: it waits, and all behind it", self._folder.path, name)
+                _logging.warning("%s/%s has a newer version: it waits, with all after it", self._folder.path, name)
                 break
             if batch is not None and file_names.batch_name(self._queue, batch.number) == name:
                 if self._memory.state.knows(batch):
@@ -197,12 +204,12 @@ class Ingest:
                     taken += batch.items
                     continue
             else:
-                objection = "this is no published batch"
+                objection = "this is not a published batch"
             self._put_aside(name, objection)
         return taken
 
     def finish(self) -> int:
-        """Go on with what is unfinished; how many items that brings in all. Raises as ``run``."""
+        """Finish the unfinished batch, if any; returns the number of all its items. Raises as ``run``."""
         batch, intent = self.unfinished, self._intent
         if batch is None or intent is None:
             return 0
@@ -212,9 +219,9 @@ class Ingest:
         return batch.items
 
     def _objection(self, batch: PublishedBatch | None) -> str | None:
-        """Why a batch can never be taken in, if so. Raises ``OSError`` for what may be otherwise the next time."""
+        """Why the batch can never be ingested; ``None`` if it can. Raises ``OSError`` for errors that may pass."""
         if batch is None:
-            return "it is not there"
+            return "the published batch is missing"
         most = self._host.max_item_bytes
         for part in batch.parts:
             try:
@@ -235,15 +242,15 @@ class Ingest:
 
     def _put_aside(self, name: str, objection: str) -> None:
         number = file_names.batches_among([name], self._queue)[0][0]
-        _logging.warning("%s/%s can't be taken in, and is kept as .refused: %s", self._folder.path, name, objection)
+        _logging.warning("%s/%s can't be ingested, and is kept as .refused: %s", self._folder.path, name, objection)
         with contextlib.suppress(FileNotFoundError):
             self._folder.rename(name, file_names.refused_name(self._queue, number))
             self.refused += 1
 
     def _begin(self, batch: PublishedBatch) -> bool:
-        """Take in a batch that was checked; whether there was room for it."""
+        """Ingest a batch that was checked; False if there is no room for it."""
         names = self._folder.names()
-        self._folder.sync()  # the batch and its parts are there for good, and what is not listed never comes back
+        self._folder.sync()  # now the batch and its parts stay, and a file that is not listed never comes back
         self._memory.forget_cleared({number for number, _ in file_names.batches_among(names, self._queue)})
         host = self._host
         with host.lock():
@@ -259,7 +266,7 @@ class Ingest:
         return True
 
     def _go_on_locked(self, batch: PublishedBatch, intent: Intent) -> None:
-        """Append what is not there of the batch, and see to it that all of it, and the word of it, is on disk."""
+        """Append the missing items of the batch, sync them, and record on disk that the batch was ingested."""
         host, memory = self._host, self._memory
         try:
             self.unfinished, self._intent = batch, intent
@@ -269,11 +276,11 @@ class Ingest:
             host.sync_locked()
             memory.finish(batch)
         except BaseException as error:
-            if memory.state.intent is None and not memory.is_unsure:  # nothing was begun: it is as it was before
+            if memory.state.intent is None and not memory.is_unsure:  # nothing was begun, so nothing has changed
                 self.unfinished = self._intent = None
                 host.show_locked()
             else:
-                host.refuse_locked(error if isinstance(error, Exception) else QueueFull("a batch is being taken in"))
+                host.refuse_locked(error if isinstance(error, Exception) else QueueFull("ingesting a batch: retry"))
             if isinstance(error, OSError) and not isinstance(error, KestrelError) and error.errno in NO_ROOM:
                 raise QueueDiskFull(self._folder.path) from error
             raise
@@ -293,15 +300,17 @@ class Ingest:
             there -= part.items
 
     def _clear(self, batch: PublishedBatch) -> None:
-        """The files of a batch that is done go. Failing that they are looked at again, and known."""
+        """Delete the files of an ingested batch. If that fails, the next ``run`` finds the batch in the ledger."""
         for part in batch.parts:
             self._unlink(file_names.part_name(self._queue, part.part_id))
         self._unlink(file_names.batch_name(self._queue, batch.number))
 
 
 def erase_inbox(folder: Directory, queue: str) -> None:
-    """Delete the files of this queue in the inbox. First what is remembered, for good: a batch that is half taken in is
-    none then, should the rest be there after a crash. Raises ``OSError``.
+    """Delete the files of this queue in the inbox. Raises ``OSError``.
+
+    The ledger is deleted first, durably: then the intent of a half-ingested batch is gone, if a crash leaves the other
+    files.
     """
     there = [(name, file_names.parse_inbox(name)) for name in folder.names()]
     mine = [name for name, about in there if about is not None and about.queue == queue]

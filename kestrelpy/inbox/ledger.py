@@ -1,10 +1,10 @@
-"""The small files of an inbox: published batches, and what the owner of a queue remembers of them.
+"""The small files of an inbox: published batches, and the ledger of the batches that a queue has ingested.
 
 Rules:
-1. What is remembered is appended, record by record, and synced; the first record that is not whole ends the file. It
-   is replaced when it has grown, or is not known to be whole and on disk (R3).
-2. What a dead process has left may be in the page cache alone: nothing is done on its word before it is written anew.
-3. What is in memory changes after the file did.
+1. Records are appended to the ledger one by one, and synced. The first record that is not whole ends the file. The file
+   is replaced when it has grown, or when it is not known to be whole and on disk (R3).
+2. A file of a dead process may be in the page cache only. So the owner writes it again before relying on it.
+3. The state in memory changes after the file has changed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from kestrelpy.inbox.format import (
 )
 
 FOREIGN = (errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO)
-"""What is not a regular file with one link: never to be read."""
+"""Opening a file that is not a regular file with one link fails with one of these. Such a file is never read."""
 MAX_FILE_BYTES = 32 << 20
-"""No file of the inbox but a part is larger."""
+"""No file of the inbox is larger than this, except a part."""
 
 
 def read_file(folder: Directory, name: str) -> bytes | None:
-    """All of a small file, of a larger one nothing; ``None`` if it is not there. Raises ``OSError``."""
+    """The content of a file, ``None`` if it does not exist. A file that is too large is not read: the result is not
+    valid in any format then. Raises ``OSError``.
+    """
     try:
         file = folder.open(name)
     except FileNotFoundError:
@@ -52,7 +54,10 @@ def read_file(folder: Directory, name: str) -> bytes | None:
 
 
 def read_batch(folder: Directory, name: str) -> PublishedBatch | None:
-    """A published batch; ``None`` if the file is not there, or is none. Raises ``UnsupportedFormat``, ``OSError``."""
+    """Read a published batch; ``None`` if the file does not exist or is not valid.
+
+    Raises ``UnsupportedFormat``, ``OSError``.
+    """
     data = read_file(folder, name)
     if data is None:
         return None
@@ -63,7 +68,7 @@ def read_batch(folder: Directory, name: str) -> PublishedBatch | None:
 
 
 def read_memory(folder: Directory, queue: str) -> tuple[LedgerState, int, bytes]:
-    """What the queue remembers, where its last whole record ends, and the file. Raises ``UnsupportedFormat``."""
+    """Read the ledger: its state, where its last whole record ends, and its bytes. Raises ``UnsupportedFormat``."""
     name = file_names.ledger_name(queue)
     data = read_file(folder, name) or b""
     version = file_version(data, MEMORY_MAGIC)
@@ -73,10 +78,10 @@ def read_memory(folder: Directory, queue: str) -> tuple[LedgerState, int, bytes]
 
 
 class IngestLedger:
-    """What the owner of a queue remembers of its inbox, in a file: records appended, and the whole file replaced when
-    it has grown, or is not known to be whole and on disk.
+    """The ledger of one queue, as its owner keeps it: which batches were ingested, and which one is being ingested.
 
-    ``is_unsure``: the last save has raised, and may have been done all the same.
+    ``is_durable``: this process has written the file, so it is known to be on disk. ``is_unsure``: the last save raised
+    an error, and may have been done all the same.
     """
 
     def __init__(self, folder: Directory, queue: str, now_ms: int) -> None:
@@ -96,38 +101,40 @@ class IngestLedger:
             is_damaged = True
         if is_damaged:
             aside = file_names.damaged_memory_name(queue, now_ms)
-            _logging.warning("%s/%s is damaged and kept as %s: some is forgotten", folder.path, self._name, aside)
+            _logging.warning("%s/%s is damaged and kept as %s: batches are forgotten", folder.path, self._name, aside)
             folder.rename(self._name, aside)
 
     def begin(self, intent: Intent) -> None:
-        """Remember, on disk, that this batch is being taken in. Raises ``OSError``."""
+        """Record durably that this batch is being ingested. Raises ``OSError``."""
         if self.state.intent != intent or not self.is_durable:
             self._save(encode_intent(intent), intent)
 
     def finish(self, batch: PublishedBatch) -> None:
-        """Remember, on disk, that it was taken in, all of it. Raises ``OSError``."""
+        """Record durably that the whole batch was ingested. Raises ``OSError``."""
         self._save(encode_done(batch.batch_id, batch.number, batch.app_id, batch.version), None, batch)
 
     def give_up(self) -> None:
-        """Nothing of the batch with the intent is there: it has none any more, on disk. Raises ``OSError``."""
+        """Remove the intent durably, as no item of its batch is in the journal. Raises ``OSError``."""
         self.is_durable = False
         self._save(b"", None)
 
     def settle(self) -> None:
-        """What is remembered may be in the page cache alone, as a dead process has left it: see to it that it is not.
+        """Make the ledger durable if a dead process wrote it, which may have left it in the page cache only.
+
         Raises ``OSError``.
         """
         if not self.is_durable:
             self._save(b"", self.state.intent)
 
     def forget_cleared(self, numbers: set[int]) -> None:
-        """Batches that were taken in and are not among those published any more, on disk, come back never again."""
+        """Forget ingested batches whose files are gone durably. ``numbers``: those of the batches still published."""
         finished = self.state.finished
         self.state.finished = {key: number for key, number in finished.items() if number in numbers}
 
     def _save(self, record: bytes, intent: Intent | None, done: PublishedBatch | None = None) -> None:
-        """Add ``record``, or write all anew, with ``intent``, and ``record`` if that is another one. What is in memory
-        follows; where an interrupt falls in between, it is unsure.
+        """Append ``record``, or replace the file by the whole state, ``intent`` and ``record``. Then change the state.
+
+        After an interrupt between the two, ``is_unsure`` is true.
         """
         at, self._size = self._size, 0
         if at and self.is_durable and at + len(record) <= max(REPLACE_BYTES, 4 * self._least):
@@ -155,7 +162,7 @@ class IngestLedger:
             self.is_unsure = True
             try:
                 file.write(at, record)
-            except OSError:  # it is not all there
+            except OSError:  # the record is not whole, so it does not count
                 self.is_unsure = was_unsure
                 raise
             file.sync()

@@ -1,12 +1,12 @@
-"""Part files: items on their way into a queue, written by who need not have it open.
+"""Part files: items on their way into a queue. The writer of a part need not have the queue open.
 
 Rules:
-1. A part is a segment in format version 1 with ids from 1, and a footer when it is sealed. Its number is 0, so that
-   its old bytes in the room of a queue's segment are never taken for that. Until its writer tells of it, it is
-   nobody's: it may be removed when it is old (``ingest``).
-2. It is synced when it is sealed. Its name is on disk when the batch is published that names it.
-3. Frames are as large as ``FRAME_TARGET_BYTES``, or one item: who takes them in copies whole bodies, and has one in
-   memory at a time.
+1. A part is a segment in format version 1, with ids from 1, and with a footer once it is sealed. Its number is 0, so
+   that its old bytes in the blocks of a queue's segment are never taken for that segment. A part that no batch names
+   may be removed when it is old (``ingest``).
+2. A part is synced when it is sealed. Its name is on disk when the batch that names it is published.
+3. A frame has up to ``FRAME_TARGET_BYTES``, or one item. The ingest copies whole bodies, and has one body in memory at
+   a time.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 FRAME_TARGET_BYTES = 1 << 20
 MOST_IN_FRAME = 1 << 16
-"""Items are gathered up to so many bytes, or so many items, and are one frame then."""
+"""Items collect up to this many bytes, or this many items, and then become one frame."""
 MAX_ITEM_BYTES = (1 << 31) - fmt.SEGMENT_OVERHEAD
 
 
 def refused_batches(directory: str, queue: str, disk: Disk) -> int:
-    """How many published batches of a queue are kept aside in its inbox. Raises ``OSError``."""
+    """The number of published batches of a queue that are kept aside in its inbox. Raises ``OSError``."""
     try:
         folder = open_inbox(directory, disk, create=False)
     except (FileNotFoundError, NotADirectoryError):
@@ -52,17 +52,17 @@ def refused_batches(directory: str, queue: str, disk: Disk) -> int:
 
 
 def open_inbox(directory: str, disk: Disk | None, *, create: bool) -> Directory:
-    """The inbox of a folder of queues. Raises ``OSError``, ``FileNotFoundError`` if there is none."""
+    """Open the inbox of a folder of queues. Raises ``OSError``, ``FileNotFoundError`` if there is no inbox."""
     return (disk or RealDisk()).directory(f"{directory}/{INBOX}", create=create)
 
 
 class PartWriter:
-    """Writes one part: items for ``queue`` of ``directory``, which no one sees until the part is published.
+    """Writes one part: items for ``queue`` in ``directory``, which nobody sees until the part is published.
 
-    The inbox folder is made if it is missing (0700); the queue need not exist, and may be open anywhere. ``with``
-    discards what was not sealed. For one thread. Items are written a megabyte at a time, and are on disk once ``seal``
-    has returned. Any number of parts may be written at once, by any number of processes, and over a network file
-    system, too; publishing is for a machine that has the disk.
+    The inbox folder is made if it is missing (mode 0700). The queue need not exist, and may be open in any process.
+    Used as a context manager, a writer discards its part if that was not sealed. A writer is for one thread. Items are
+    written a megabyte at a time, and are on disk when ``seal`` returns. Any number of processes may write any number of
+    parts at once, over a network file system, too. Only a machine that has the disk can publish.
 
     Raises ``InvalidName``, ``WrongKind`` for a work queue, ``OSError``.
     """
@@ -82,7 +82,7 @@ class PartWriter:
         self._limit = min(limit_of(directory, queue, disk) or MAX_ITEM_BYTES, MAX_ITEM_BYTES)
         part_id = now_ms.to_bytes(6, "big") + os.urandom(10)
         self.name = part_name(queue, part_id)
-        disk = disk or RealDisk(allow_network=True)  # no lock is needed here, and the name is synced by who publishes
+        disk = disk or RealDisk(allow_network=True)  # a part needs no lock, and the publisher syncs its name
         self._folder = open_inbox(os.fspath(directory), disk, create=True)
         self._marker = int.from_bytes(os.urandom(4), "little") | 1 << 31
         self._now_ms = now_ms
@@ -95,11 +95,11 @@ class PartWriter:
         self._expires_ms: int | None = None
 
     def add(self, items: Sequence[bytes], *, expires_ms: int | None = None) -> None:
-        """Add items, which expire at ``expires_ms`` (Unix milliseconds) if given.
+        """Add items, which expire at ``expires_ms`` (milliseconds since 1970) if that is given.
 
-        Raises ``ItemTooLarge``, ``TypeError``, ``ValueError``, with nothing added; ``OSError``, after which the part is
-        to be discarded. Too large is what the queue's last owner did not take (``max_item_bytes``); of a queue that
-        nobody has opened yet, what has 2 GiB or more.
+        Raises ``ItemTooLarge``, ``TypeError`` or ``ValueError``; then nothing was added. Raises ``OSError``; then
+        discard the part. The largest item is ``max_item_bytes`` of the queue's last owner; if nobody has opened the
+        queue yet, an item must be smaller than 2 GiB.
         """
         self._check_open()
         _check_expiry(expires_ms)
@@ -122,15 +122,15 @@ class PartWriter:
     def add_packed(
         self, lengths: bytes, data: bytes | memoryview, count: int, *, expires_ms: int | None = None
     ) -> None:
-        """``add`` for ``count`` items that stand one behind the other in ``data``; ``lengths`` has 4 bytes for each, an
-        unsigned little-endian number. Costs no object per item.
+        """Add ``count`` items that stand one after the other in ``data``, without an object for each item.
 
-        Raises ``ValueError`` if lengths, count and data do not agree, otherwise as ``add``.
+        ``lengths`` has the length of each item, as a little-endian unsigned number of 4 bytes. Raises ``ValueError`` if
+        ``lengths``, ``count`` and ``data`` do not agree, and otherwise as ``add``.
         """
         self._check_open()
         _check_expiry(expires_ms)
         if len(lengths) != 4 * count:
-            raise ValueError(f"{count} items have {4 * count} bytes of lengths, not {len(lengths)}")
+            raise ValueError(f"{count} items need {4 * count} bytes of lengths, not {len(lengths)}")
         sizes = struct.unpack(f"<{count}I", lengths)
         if sum(sizes) != len(data):
             raise ValueError(f"the lengths make {sum(sizes)} bytes, and the data has {len(data)}")
@@ -152,9 +152,10 @@ class PartWriter:
             first, at = last, at + size
 
     def seal(self) -> Part:
-        """Close the part: it is whole, and on disk, when this returns; its name is when it is published.
+        """Close the part. When this returns, the part is whole and on disk; its name is on disk once it is published.
 
-        Raises ``OSError``; then it is to be discarded. A part without items has no file.
+        A part without items has no file. Raises ``OSError``; then discard the part. Raises ``ValueError`` if the part
+        is sealed or discarded already.
         """
         self._check_open()
         self._flush()
@@ -168,7 +169,7 @@ class PartWriter:
         return Part(self.name, self._items, self._data_bytes, self._digest, self._largest)
 
     def discard(self) -> None:
-        """Remove what was written. Nothing if it was sealed. Idempotent; raises ``OSError``."""
+        """Remove the file of a part that is not sealed. Does nothing after ``seal``. Idempotent. Raises ``OSError``."""
         if self._is_done:
             return
         made = self._file is not None
@@ -248,20 +249,23 @@ def _packed_body(lengths: bytes, data: bytes | memoryview, count: int, expires_m
 
 
 def as_batch_part(part: Part, queue: str) -> BatchPart:
-    """A part as a batch names it. Raises ``ValueError`` if it is not one of ``queue``."""
+    """The part as a published batch names it. Raises ``ValueError`` if it is not a part of ``queue``."""
     about = parse_inbox(part.name)
     if about is None or about.queue != queue or about.part_id is None or about.is_temporary:
-        raise ValueError(f"{part.name!r} is no part of queue {queue!r}")
+        raise ValueError(f"{part.name!r} is not a part of queue {queue!r}")
     return BatchPart(about.part_id, part.items, part.data_bytes, part.digest)
 
 
 def is_old(part_id: bytes, now_ms: int, seconds: float) -> bool:
-    """Whether a part was begun so long ago, by its name."""
+    """True if, by its name, the part was begun more than ``seconds`` ago."""
     return part_begun_ms(part_id) + seconds * 1000 < now_ms
 
 
 class PartFile:
-    """A part for reading. ``CorruptJournal`` says what is not as ``part`` has it; ``OSError`` that it is not known."""
+    """A part file, open for reading.
+
+    ``CorruptJournal`` means that the file is not as ``part`` says; any other ``OSError`` that this is not known.
+    """
 
     def __init__(self, folder: Directory, queue: str, part: BatchPart) -> None:
         self.part = part
@@ -273,7 +277,7 @@ class PartFile:
         self._file.close()
 
     def check_sealed(self) -> tuple[fmt.SegmentHeader, int]:
-        """By header and footer; returns the header and where the frames end."""
+        """Check header and footer; returns the header and the offset at which the frames end."""
         header = fmt.decode_header(self._file.read(0, fmt.HEADER_BYTES))
         if header is None:
             raise CorruptJournal(self._path, 0, "this part has no valid header")
@@ -282,12 +286,14 @@ class PartFile:
         if footer is None or footer.records_end != at:
             raise CorruptJournal(self._path, max(at, 0), "this part is not sealed")
         if (footer.items, footer.data_bytes) != (self.part.items, self.part.data_bytes):
-            raise CorruptJournal(self._path, at, f"this part has {footer.items} items, and not {self.part.items}")
+            raise CorruptJournal(self._path, at, f"this part has {footer.items} items, not {self.part.items}")
         return header, at
 
     def bodies(self, skip: int = 0, most: int = fmt.MAX_BODY_BYTES) -> Iterator[Body]:
-        """The bodies of its frames, from item ``skip`` on, cut to at most ``most`` bytes where they have several
-        items. Each is checked before it comes, all that can be said of them together after the last.
+        """Yield the bodies of the frames, without the first ``skip`` items.
+
+        A body of several items is cut into bodies of at most ``most`` bytes. Each body is checked before it is yielded.
+        The totals and the digest are checked after the last body.
         """
         header, end = self.check_sealed()
         at, items, size, digest = fmt.HEADER_BYTES, 0, 0, 0
@@ -312,7 +318,7 @@ class PartFile:
             raise CorruptJournal(self._path, at, "this part is not the one that was published")
 
     def largest(self) -> int:
-        """The largest item, after all of it was checked."""
+        """The size of the largest item. Checks the whole part."""
         most = 0
         for body in self.bodies():
             most = max(most, max(body_lengths(body.kind, body.data) or ()))

@@ -1,4 +1,4 @@
-"""Publishing batches of sealed parts, and what can be known and done of a queue's inbox from outside."""
+"""The calls of a process that does not own a queue: publish and discard parts, look into the inbox, ingest from it."""
 
 from __future__ import annotations
 
@@ -38,30 +38,33 @@ def publish(
     disk: Disk | None = None,
     clock: Clock | None = None,
 ) -> bool:
-    """Publish sealed parts as one batch, all of them or none; whether that was new.
+    """Publish sealed parts as one batch, all of them or none. Returns True if the batch is new.
 
-    When it returns, the batch is published, now or before, and on disk: it will be taken in once, as a whole, in the
-    order of the parts. ``False``: ``version``, or a later one, of ``app_id`` is published or was taken in already;
-    these parts are dropped, unless that batch is made of them. Versions of an ``app_id`` (up to 500 bytes in UTF-8)
-    rise. The last ones of the 10,000 app_ids used last are remembered. Without an ``app_id`` a batch is known by its
-    parts alone, and nothing is remembered of it when it is taken in. A batch has at most 500,000 parts, and a part
-    belongs to one batch, once.
+    When this returns, the batch is on disk as published, by this call or an earlier one. It will be ingested once, as a
+    whole, in the order of the parts. ``False`` means that ``version`` of ``app_id``, or a later version, is published
+    or was ingested already; then these parts are dropped, unless that batch is made of them. Versions of an ``app_id``
+    (up to 500 bytes in UTF-8) must rise. The queue remembers the last version of each of the 10,000 app_ids used last.
+    Without an ``app_id``, a batch is known by its parts alone, and is not remembered once it is ingested. A batch has
+    at most 500,000 parts. A part belongs to one batch, once.
 
-    Of no items, it is remembered all the same if it has an ``app_id``. May be called by any number of processes at
-    once, and again after any kill or error. Raises ``CorruptJournal`` for a part that is not sealed, ``ItemTooLarge``
-    for one with an item that is larger than the queue's owner takes, or than its last one took; ``ValueError``
-    for one of another queue, one that is named twice or that another published batch names, and for a ``version``
-    without an ``app_id``; ``WrongKind`` for a work queue; ``InvalidName``, ``OSError`` (``FileNotFoundError`` for a
-    part that is gone, which one is that was taken in), ``UnsupportedFormat`` if a newer version has published or taken
-    in here. With any of them nothing is published.
+    A batch without items is remembered, too, if it has an ``app_id``. Any number of processes may call this at once,
+    and may call it again after any kill or error.
 
-    What an owner takes is not known before the queue was opened once, and the next owner may take less: a batch with an
-    item that is too large then is kept aside as ``.refused``, and counted (``JournaledQueue.stats``, ``verify``).
+    Raises ``CorruptJournal`` for a part that is not sealed; ``ItemTooLarge`` for a part with an item larger than the
+    ``max_item_bytes`` of the queue's present or last owner; ``ValueError`` for a part of another queue, a part that is
+    named twice or that another published batch names, and for a ``version`` without an ``app_id``; ``WrongKind`` for a
+    work queue; ``InvalidName``; ``OSError`` (``FileNotFoundError`` for a part that is gone, as the parts of an ingested
+    batch are); ``UnsupportedFormat`` if a newer version of kestrelpy has published or ingested here. With any of these
+    errors nothing is published.
+
+    ``max_item_bytes`` is not known before the queue was opened once, and the next owner may set a lower one. A batch
+    with an item that is too large then is kept aside as ``.refused``, and counted (``JournaledQueue.stats``,
+    ``verify``).
     """
     file_names.check_name(queue)
     _check_version(app_id, version)
     if version and app_id is None:
-        raise ValueError(f"version={version} is of an app_id, and there is none: give both, or neither")
+        raise ValueError(f"version={version} needs an app_id: give both, or neither")
     parts = list(parts)
     _check_parts(parts)
     named = tuple(as_batch_part(part, queue) for part in parts if part.items)
@@ -79,14 +82,14 @@ def publish(
         last = None if app_id is None else _last_version(folder, queue, app_id, there)
         is_there = any(batch.batch_id == batch_id for batch in there)
         if is_there or (last is not None and version <= last):
-            folder.sync()  # whoever has published it may have been killed before that
+            folder.sync()  # the process that published it may have been killed before its own sync
             _remove(folder, queue, named, there)
             return False
         _check_free(queue, named, there)
         limit = limit_of(directory, queue, disk)
         for part, largest in zip(named, sizes, strict=True):
             _check_part(folder, queue, part, largest, limit)
-        folder.sync()  # the parts are there for good before anything names them
+        folder.sync()  # the names of the parts are durable before a batch names them
         clock = clock if clock is not None else SystemClock()
         number = max(clock.time_ns() // 1_000_000, _last_number(names, queue) + 1)
         batch = PublishedBatch(batch_id, number, app_id or "", version, named)
@@ -95,10 +98,10 @@ def publish(
 
 
 def discard(directory: StrPath, queue: str, parts: Iterable[Part], *, disk: Disk | None = None) -> None:
-    """Remove parts that are not to be published. Those of a published batch stay. No error for what is gone.
+    """Remove parts that will not be published. Parts of a published batch stay. A part that is gone is no error.
 
-    Raises ``OSError``, ``InvalidName``, ``UnsupportedFormat``, ``ValueError`` for a part of another queue. What is not
-    discarded is removed by the queue's owner, a day later.
+    If parts are neither published nor discarded, the queue's owner removes them, a day later. Raises ``OSError``,
+    ``InvalidName``, ``UnsupportedFormat``, ``ValueError`` for a part of another queue.
     """
     file_names.check_name(queue)
     named = tuple(as_batch_part(part, queue) for part in parts if part.items)
@@ -108,7 +111,7 @@ def discard(directory: StrPath, queue: str, parts: Iterable[Part], *, disk: Disk
 
 
 def last_version(directory: StrPath, queue: str, app_id: str, *, disk: Disk | None = None) -> int | None:
-    """The last version of ``app_id`` that is published or was taken in, which is on disk; ``None`` if none is known.
+    """The last version of ``app_id`` that is published or was ingested; ``None`` if none is known. It is on disk.
 
     Raises ``InvalidName``, ``ValueError``, ``UnsupportedFormat``, ``OSError``. Cost: O(published batches).
     """
@@ -124,21 +127,21 @@ def last_version(directory: StrPath, queue: str, app_id: str, *, disk: Disk | No
 
 
 def pending(directory: StrPath, queue: str, *, disk: Disk | None = None) -> int:
-    """How many batches are published and not taken in. Raises ``InvalidName``, ``OSError``."""
+    """The number of batches that are published and not ingested yet. Raises ``InvalidName``, ``OSError``."""
     file_names.check_name(queue)
     with _looking(directory, disk) as folder:
         return 0 if folder is None else len(file_names.batches_among(folder.names(), queue))
 
 
 def take_in(directory: StrPath, queue: str, *, disk: Disk | None = None, clock: Clock | None = None) -> int:
-    """Take in what is published for a queue that nobody has open; how many items. The queue is made if need be.
+    """Ingest the published batches of a queue that nobody has open; returns the number of items.
 
-    As ``JournaledQueue.take_in``; but whoever calls this knows nothing of the owner's options. So no limit of a reader
-    or of the size of an item keeps a batch out, and no segment is retired, archived or deleted; readers' places are not
-    touched. While it lasts, opening the queue raises ``QueueLocked``. Where nothing is published, and no queue is,
-    nothing is made.
+    The queue is created if need be, but not if nothing is published. Each batch is ingested once and as a whole, in the
+    order of publishing, as by ``JournaledQueue.take_in``. But this call does not know the owner's options. So no limit
+    of a reader, and no ``max_item_bytes``, keeps a batch out. No segment is retired, archived or deleted, and no
+    checkpoint of a reader is touched. Until this returns, opening the queue raises ``QueueLocked``.
 
-    Raises ``QueueLocked`` if somebody has the queue open, who looks by itself; ``WrongKind`` for a work queue,
+    Raises ``QueueLocked`` if a process has the queue open (which ingests by itself); ``WrongKind`` for a work queue;
     ``InvalidName``, ``CorruptJournal``, ``UnsupportedFormat``, ``OSError`` (``QueueDiskFull``, ``DurabilityUnknown``).
     """
     file_names.check_name(queue)
@@ -162,7 +165,7 @@ def take_in(directory: StrPath, queue: str, *, disk: Disk | None = None, clock: 
 
 
 class _Visit:
-    """A queue opened for nothing else: its journal without readers. A ``Host``."""
+    """A queue opened only to ingest: its journal, without readers. A ``Host``."""
 
     max_item_bytes: int | None = None
 
@@ -211,13 +214,13 @@ class _Visit:
         self.journal.durable_id = max(self.journal.durable_id, tail_id)
 
     def hide_locked(self, first_id: int) -> None:
-        """There is nobody to hide it from."""
+        """Does nothing: there are no readers."""
 
     def show_locked(self) -> None:
-        """There is nobody to show it to."""
+        """Does nothing: there are no readers."""
 
     def refuse_locked(self, error: Exception) -> None:
-        """There are no puts."""
+        """Does nothing: there are no puts."""
 
 
 def _check_version(app_id: str | None, version: int) -> None:
@@ -228,8 +231,9 @@ def _check_version(app_id: str | None, version: int) -> None:
 
 
 def _check_part(folder: Directory, queue: str, part: BatchPart, largest: int | None, limit: int | None) -> None:
-    """Raise if the part is not sealed, or has an item that is larger than ``limit``. ``largest``: as its writer says;
-    one that does not say so is read.
+    """Raise if the part is not sealed, or has an item that is larger than ``limit``.
+
+    ``largest``: the size of the largest item, by the part's writer; if that is ``None``, the part is read.
     """
     file = PartFile(folder, queue, part)
     try:
@@ -249,7 +253,7 @@ def _check_parts(parts: list[Part]) -> None:
 
 
 def _check_named_once(queue: str, named: tuple[BatchPart, ...]) -> None:
-    """A part that is named twice would be taken in twice."""
+    """Raise ``ValueError`` for a part that is named twice: it would be ingested twice."""
     seen: set[bytes] = set()
     for part in named:
         if part.part_id in seen:
@@ -258,7 +262,10 @@ def _check_named_once(queue: str, named: tuple[BatchPart, ...]) -> None:
 
 
 def _check_free(queue: str, named: tuple[BatchPart, ...], there: list[PublishedBatch]) -> None:
-    """A part goes with the batch that names it, and another one could never be taken in."""
+    """Raise ``ValueError`` for a part that a published batch names.
+
+    The ingest of that batch deletes the part, so a second batch with the part could never be ingested.
+    """
     owners = {part.part_id: batch.number for batch in there for part in batch.parts}
     for part in named:
         if part.part_id in owners:
@@ -268,7 +275,7 @@ def _check_free(queue: str, named: tuple[BatchPart, ...], there: list[PublishedB
 
 @contextlib.contextmanager
 def _publishing(directory: StrPath, queue: str, disk: Disk | None) -> Iterator[Directory]:
-    """The inbox, made if it is missing, while nobody else publishes for this queue."""
+    """The inbox, made if it is missing. No other process publishes for this queue during the block."""
     folder = open_inbox(os.fspath(directory), disk, create=True)
     try:
         lock = folder.lock(file_names.lock_name(queue), wait=True)
@@ -295,7 +302,7 @@ def _looking(directory: StrPath, disk: Disk | None) -> Iterator[Directory | None
 
 
 def _may_have_work(directory: StrPath, queue: str, disk: Disk | None) -> bool:
-    """Whether there is a queue to ask, or anything to make one for; by a look without a lock, which would make one."""
+    """True if something is published, or the queue exists. Takes no lock, as a lock file would create the queue."""
     with _looking(directory, disk) as inbox:
         if inbox is not None and _has_work(inbox, queue):
             return True
@@ -310,18 +317,24 @@ def _may_have_work(directory: StrPath, queue: str, disk: Disk | None) -> bool:
 
 
 def _has_work(inbox: Directory, queue: str) -> bool:
-    """Whether a batch is published, or one was begun."""
+    """True if a batch is published, or the ingest of one was begun."""
     return bool(file_names.batches_among(inbox.names(), queue)) or read_memory(inbox, queue)[0].intent is not None
 
 
 def _published(folder: Directory, queue: str, names: list[str]) -> list[PublishedBatch]:
-    """The published batches that are whole and not taken in. Raises ``UnsupportedFormat``, ``OSError``."""
+    """The batches that are published and not ingested yet, except damaged ones.
+
+    Raises ``UnsupportedFormat``, ``OSError``.
+    """
     found = (read_batch(folder, name) for _, name in file_names.batches_among(names, queue))
     return [batch for batch in found if batch is not None]
 
 
 def _last_version(folder: Directory, queue: str, app_id: str, there: list[PublishedBatch]) -> int | None:
-    """``there`` was read before: a batch goes only after it is remembered."""
+    """The last version of ``app_id``, by the ledger and by ``there``, the published batches.
+
+    ``there`` must be read before this call reads the ledger: a batch is deleted only after the ledger has it.
+    """
     known = read_memory(folder, queue)[0].versions.get(app_id)
     found = [batch.version for batch in there if batch.app_id == app_id]
     return max([*found, *([] if known is None else [known])], default=None)
@@ -333,8 +346,8 @@ def _last_number(names: list[str], queue: str) -> int:
 
 
 def _id_of(parts: tuple[BatchPart, ...], app_id: str, version: int) -> bytes:
-    """A batch is known by what it is: published again, it is the same one."""
-    from hashlib import blake2b  # here and not above: who only reads must not pay for it
+    """The id of a batch is a hash of its content: the same batch, published again, has the same id."""
+    from hashlib import blake2b  # imported here: a program that does not publish must not pay for it
 
     whole = blake2b(digest_size=16)
     for part in parts:
@@ -344,7 +357,7 @@ def _id_of(parts: tuple[BatchPart, ...], app_id: str, version: int) -> bytes:
 
 
 def _remove(folder: Directory, queue: str, parts: tuple[BatchPart, ...], there: list[PublishedBatch]) -> None:
-    """Remove those that no published batch names."""
+    """Remove the parts that no published batch names."""
     named = {part.part_id for batch in there for part in batch.parts}
     for part in parts:
         if part.part_id not in named:

@@ -1,9 +1,9 @@
-"""One look per folder and process at the inbox, every so many seconds, for all queues that are open there.
+"""Looks at the inbox of a folder at intervals, once per process, for all queues that this process has open there.
 
-It costs a call of the system where there is no inbox, and a listing where there is one. What a look finds is taken in
-on a thread of its own: it may take long, and syncs of other queues must not wait.
+A look costs one system call where there is no inbox, and one listing where there is one. The batches that a look finds
+are ingested on a separate thread: an ingest may take long, and syncs of other queues must not wait.
 
-NOTE ON LOCKING: ``InboxWatcher._guard`` guards the table of watches and their members; only the timers' lock comes
+NOTE ON LOCKING: ``InboxWatcher._guard`` guards the table of watchers and their members; only the timers' lock comes
 after it.
 """
 
@@ -31,25 +31,25 @@ class Watched(Protocol):
     name: str
     path: str
     interval: float | None
-    """How often it asks for a look, in seconds."""
+    """Seconds between the looks that this queue asks for; ``None``: none."""
     watcher: InboxWatcher | None
 
     @property
     def is_open(self) -> bool:
-        """Whether its queue can be used."""
+        """True if the queue can be used."""
 
     def look(self) -> None:
-        """Take in what there is. What goes wrong is logged."""
+        """Ingest the published batches. An error is logged."""
 
     def do_later(self, what: Callable[[], object]) -> None:
-        """Have the next put do ``what``."""
+        """Leave ``what`` to the next put."""
 
 
 class InboxWatcher:
     """Looks at the inbox of one folder for all queues that this process has open there."""
 
     _guard = threading.Lock()
-    # One table for the process. A watch lives as long as one of its queues does, or its timer.
+    # One table for the process. A watcher lives as long as one of its queues, or its timer.
     _shared: ClassVar[weakref.WeakValueDictionary[tuple[object, ...], InboxWatcher]] = weakref.WeakValueDictionary()
 
     def __init__(self, key: tuple[object, ...], path: str, disk: Disk | None, clock: Clock) -> None:
@@ -59,12 +59,12 @@ class InboxWatcher:
         self._clock = clock
         self._members: weakref.WeakValueDictionary[str, Watched] = weakref.WeakValueDictionary()
         self._timer: Timer | None = None  # guarded by self._guard, as the next one
-        self._due = 0.0  # when it is
+        self._due = 0.0  # the time of the next look
         self._trouble = _logging.Trouble()
 
     @classmethod
     def join(cls, queue: Watched, disk: Disk | None, clock: Clock) -> None:
-        """Look for ``queue`` too, as often as it asks for (``inbox_interval``), for as long as it is open."""
+        """Look for ``queue``, too, every ``inbox_interval`` seconds of it, as long as it is open."""
         path = queue.path
         key = (path, id(disk), None if type(clock) is SystemClock else id(clock))
         with cls._guard:
@@ -78,14 +78,14 @@ class InboxWatcher:
             watch._arm()
 
     def leave(self, queue: Watched) -> None:
-        """``queue`` is closed. May be repeated."""
+        """Stop looking for ``queue``, which is being closed. May be repeated."""
         with self._guard:
             if self._members.get(queue.name) is queue:
                 del self._members[queue.name]
             self._give_up_locked()
 
     def _give_up_locked(self) -> bool:
-        """Whether there is nobody left to look for."""
+        """Stop the timer and return True if there is no queue left to look for."""
         if self._members:
             return False
         if self._shared.get(self._key) is self:
@@ -95,8 +95,8 @@ class InboxWatcher:
         return True
 
     def _arm(self) -> None:
-        """See to the next look, if there is anybody to look for. If no thread can be started for it, the next put of
-        each of them tries again.
+        """Schedule the next look, if there is a queue to look for. If no thread can be started for it, the next put of
+        each queue tries again.
         """
         try:
             with self._guard:
@@ -111,25 +111,26 @@ class InboxWatcher:
                 queue.do_later(self._arm)
 
     def _seconds(self) -> float:
-        """How often the one asks that asks most often."""
+        """The shortest interval that any of the queues asks for."""
         return min((queue.interval or math.inf for queue in list(self._members.values())), default=math.inf)
 
     def _is_late(self) -> bool:
-        """Whether a look is set that comes later than somebody who has joined since asks for. A look that is under way
-        sets the next one by itself.
+        """True if the next look is scheduled later than a queue that has joined since asks for.
+
+        A look that is under way schedules the next one itself, so then this is False.
         """
         with self._guard:
             return self._timer is not None and self._due > self._clock.monotonic() + self._seconds()
 
     def _lost(self, _cause: BaseException) -> None:
-        """The maintenance thread died: another one goes on."""
+        """The maintenance thread died: schedule the next look on another one."""
         self._arm()
 
     def _look(self) -> None:
-        """On the maintenance thread: see whether there is anything to take in, and for whom."""
+        """On the maintenance thread: find the queues for which something is published."""
         with self._guard:
             if self._timer is not None:
-                self._timer.cancel()  # it is this one; or one that was set meanwhile, and this look sets the next
+                self._timer.cancel()  # the timer of this look, or one set meanwhile; this look sets the next one
                 self._timer = None
         found: list[Watched] = []
         what = f"looking at the inbox of {self._path}"
@@ -156,7 +157,7 @@ class InboxWatcher:
         thread = threading.Thread(target=self._take_in, args=(found,), name="kestrelpy-inbox", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no thread to be had, or the interpreter is shutting down
+        except RuntimeError:  # no thread can be started, or the interpreter is shutting down
             self._arm()
 
     def _take_in(self, found: list[Watched]) -> None:
@@ -173,7 +174,7 @@ def _look_for(found: list[Watched]) -> None:
 
 
 def _forget_watches() -> None:
-    """In a forked child: the timers were the parent's."""
+    """In a forked child: forget the watchers, whose timers are the parent's."""
     InboxWatcher._guard = threading.Lock()
     InboxWatcher._shared = weakref.WeakValueDictionary()
 

@@ -19,17 +19,17 @@ T = TypeVar("T")
 class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
     """A blocking queue that is fast: without a limit, its puts and gets take no lock unless somebody waits.
 
-    It does what ``SimpleBlockingQueue`` does, call by call, and documents only what differs. Where there is no limit,
-    no producer ever waits: not for a consumer, and not for another producer that is handing items over; the first to
-    get there does it for both. A put or a get that need not wait costs little more than the call of a Python
+    Each call does what it does in ``SimpleBlockingQueue``; only differences are documented here. Without a limit, no
+    producer ever waits: not for a consumer, and not for another producer that is handing items over, because that
+    producer hands over the items of both. A put or a get that need not wait costs little more than the call of a Python
     function.
 
     NOTE ON LOCKING: with a limit, ``_lock`` guards everything, as in the base class. Without one, puts append to
     ``_items`` and gets take from it without the lock while ``_busy`` is false, and the lock guards the rest.
-    ``_busy`` is the line of consumers itself, and so true while there are any, or ``True`` while a limit, a shutdown
-    or returned items have to be looked after. A put appends, then reads ``_busy``; whoever makes it true looks at the
-    items after that; so one of them sees the other. A get that read ``_busy`` just before it became true still takes
-    the head: it came first.
+    ``_busy`` is the line of consumers itself, and so true while consumers wait; or it is ``True`` while a limit, a
+    shutdown or returned items need attention. A put appends, then reads ``_busy``. A thread that makes ``_busy`` true
+    looks at the items after that. So one of the two sees the other. A get that read ``_busy`` just before it became
+    true still takes the head: it came first.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
             except IndexError:  # another get was faster
                 pass
         if not block or timeout == 0:
-            raise QueueEmpty("nothing is there")
+            raise QueueEmpty("the queue is empty")
         return self._wait(timeout)
 
     def peek(self) -> T:
@@ -91,9 +91,9 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
         return super().peek() if self._busy else self._head()
 
     def _take_back(self, item: T) -> None:
-        """Undo a put that was under way when the queue was shut down, unless the item has found a consumer. O(n)."""
+        """Undo a put that was under way when the queue was shut down, unless a consumer has the item. O(n)."""
         behind: deque[T] = deque()
-        with self._lock, suppress(IndexError):  # a get that was under way as well may take the last one
+        with self._lock, suppress(IndexError):  # a get that was under way, too, may take the last item
             try:
                 while True:  # and no condition: see Line.drain
                     last = self._items.pop()

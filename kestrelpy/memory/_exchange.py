@@ -1,6 +1,6 @@
-"""Where items meet consumers, and producers meet room. The rules are in ``kestrelpy.memory``.
+"""``Exchange``: gives items to consumers, and room to producers. The rules are in ``kestrelpy.memory``.
 
-NOTE ON LOCKING: ``Exchange._lock`` guards both lines and all items. What the subclasses say of it holds here.
+NOTE ON LOCKING: ``Exchange._lock`` guards both lines and all items. The notes of the subclasses on it hold here, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _NOTHING: Any = object()
 
 
 def settles(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Make a method that holds the lock settle after it (rule 4), also if it is interrupted, even as it begins to."""
+    """Make a method that takes the lock call ``_match`` after releasing it (rule 4), even if an interrupt strikes in
+    the method or at the start of ``_match``.
+    """
 
     @functools.wraps(method)
     def call(self: S, /, *args: P.args, **options: P.kwargs) -> R:
@@ -57,11 +59,11 @@ class Exchange(Waiting[T]):
         self._items: deque[T] = deque()  # guarded by self._lock (here; see ConcurrentBlockingQueue)
         # Items that came back from a cancelled task, ahead of all others, by the order in which they were handed out.
         self._returned: deque[tuple[int, T]] = deque()  # guarded by self._lock
-        self._last_order = 0  # guarded by self._lock: of the item handed out last
+        self._last_order = 0  # guarded by self._lock: order of the item handed out last
         self._first_order = 0  # guarded by self._lock: of the last item put ahead of returned ones; counts down
         self._line = Line()  # guarded by self._lock: consumers
         self._producers = Line()  # guarded by self._lock
-        self._reserved = 0  # guarded by self._lock: places promised to tasks in aput that have not filled them yet
+        self._reserved = 0  # guarded by self._lock: room reserved for tasks in aput that have not put their items yet
         self._settling = False  # guarded by self._lock
         self._admitting = False  # guarded by self._lock: a producer's item is in, and it has not left the line yet
         # Endless iterators; each step is a call (rule 2).
@@ -76,7 +78,7 @@ class Exchange(Waiting[T]):
         return self._maxsize <= 0 or self.qsize() + self._reserved < self._maxsize
 
     def qsize(self) -> int:
-        """How many items are queued at this moment; one that was handed to a consumer is not counted."""
+        """How many items are queued at this moment; an item that was handed to a consumer is not counted."""
         return len(self._items) + len(self._returned)
 
     def _check_open_locked(self) -> None:
@@ -84,7 +86,7 @@ class Exchange(Waiting[T]):
             raise QueueClosed("the queue is shut down")
 
     def _nothing(self) -> QueueEmpty | QueueClosed:
-        return QueueClosed("the queue is shut down") if self._closed else QueueEmpty("nothing is there")
+        return QueueClosed("the queue is shut down") if self._closed else QueueEmpty("the queue is empty")
 
     # -- the line of consumers ---------------------------------------------------------------------------------------
 
@@ -110,8 +112,9 @@ class Exchange(Waiting[T]):
         self._end_of(self, waiter)
 
     def _end_of(self, line: Waiting[Any], waiter: TaskWaiter) -> None:
-        """One of this queue's lines is left in a finaliser. At once if the lock can be had, which is reentrant; if
-        another thread has it, that may wait for what this one has.
+        """A finaliser ends a waiter of one of this queue's lines. It leaves at once if the lock, which is reentrant,
+        can be taken. If another thread has the lock, a deferred call does it: that thread may be waiting for a lock of
+        this one.
         """
         waiter.forsake()
         if self._is_free():
@@ -136,11 +139,11 @@ class Exchange(Waiting[T]):
                 insort(self._returned, (waiter.order, item), key=itemgetter(0))
                 self._changed_locked()
 
-    # -- places for producers ----------------------------------------------------------------------------------------
+    # -- room for producers ------------------------------------------------------------------------------------------
 
     @settles
     def _reserve(self) -> None:
-        """Promise a place to a task; raises ``QueueEmpty`` if there is none, or if others are before it."""
+        """Reserve room for a task's item; raises ``QueueEmpty`` if there is none, or if others came before."""
         with self._lock:
             self._check_open_locked()
             if self._producers or not self._has_room():
@@ -149,7 +152,7 @@ class Exchange(Waiting[T]):
 
     @settles
     def _fill(self, item: T) -> None:
-        """Put ``item`` to the place that was promised."""
+        """Put ``item`` into the room that was reserved for it."""
         with self._lock:
             self._reserved -= 1
             self._check_open_locked()
@@ -163,9 +166,9 @@ class Exchange(Waiting[T]):
     # -- settling: serving whoever can be served ---------------------------------------------------------------------
 
     def _match(self) -> None:
-        """Hand items to consumers in line and room to producers in line, until one or the other runs out.
+        """Give items to consumers in line and room to producers in line, until one or the other runs out.
 
-        Never waits for the lock: if somebody has it, that one will look again after releasing it.
+        Never waits for the lock: a thread that has it calls this again after releasing it.
         """
         consumers, producers = self._line.waiters, self._producers.waiters
         waiter: Waiter | None = None
@@ -181,7 +184,7 @@ class Exchange(Waiting[T]):
                 try:
                     for held in self._attempts:  # noqa: B007 - rule 2
                         break
-                    if not held or self._settling:  # the latter in a finaliser that interrupts this
+                    if not held or self._settling:  # the latter: in a finaliser that interrupts this
                         return
                     self._settling = serving = True
                     if self._returned or not (consumers and self._items):
@@ -194,7 +197,7 @@ class Exchange(Waiting[T]):
                             break
                         if head.may_refuse:
                             waiter = self._line.first()
-                        else:  # the same in fewer calls: this is what a thread's wake-up takes
+                        else:  # the same in fewer calls: a thread's wake-up takes this long
                             del consumers[head]
                             waiter = head
                         if waiter is not None:
@@ -205,40 +208,40 @@ class Exchange(Waiting[T]):
                     if serving:
                         self._settling = False
                     try:
-                        if waiter is None and entry is not _NOTHING:  # nobody wants it any more, or an interrupt
+                        if waiter is None and entry is not _NOTHING:  # nobody wants it any more, or an interrupt struck
                             self._items.appendleft(entry)
                     finally:
                         if held:
                             self._lock.release()
                 if waiter is not None:
                     waiter.give(entry)
-        except BaseException:  # an interrupt, or a future's callback: others may count on this thread to go on
+        except BaseException:  # an interrupt, or a callback's: others may rely on this thread to continue
             if waiter is not None:
-                waiter.give(entry)  # if for the second time, that does nothing
+                waiter.give(entry)  # a second time, that does nothing
             self._match()
             raise
 
     def _serve_others_locked(self) -> tuple[Waiter | None, Any]:
-        """The less common part: a consumer who gets a returned item, or a producer who gets room."""
+        """The less common cases: a consumer gets a returned item, or a producer gets room."""
         if self._line.waiters and self._returned:
             return self._serve_returned_locked()
         waiter = self._producers.head()
         is_thread = isinstance(waiter, Supplier)
-        is_in = isinstance(waiter, Supplier) and not waiter.parcel  # an interrupt struck when its item was just put in
+        is_in = isinstance(waiter, Supplier) and not waiter.parcel  # an interrupt struck after its item was put in
         if waiter is None or not (self._has_room() or is_in):
             self._admitting = False
             return None, _NOTHING
         wanted = waiter.claim()
         if isinstance(waiter, Supplier) and not is_in:
             self._admitting = True
-            self._items.extend(map(deque.popleft, (waiter.parcel,)))  # before it leaves: whoever left was served
+            self._items.extend(map(deque.popleft, (waiter.parcel,)))  # before it leaves: one that has left was served
         left = self._producers.remove(waiter)
         self._admitting = False
         if not left or not wanted:
             return None, _NOTHING
         if not is_thread:
             self._reserved += 1
-        return waiter, None  # and no call since it left: no place for an interrupt
+        return waiter, None  # no call since it left: no interrupt can strike
 
     def _serve_returned_locked(self) -> tuple[Waiter | None, Any]:
         waiter, entry = None, _NOTHING
@@ -255,7 +258,7 @@ class Exchange(Waiting[T]):
         return waiter, item
 
     def _turn_away(self) -> None:
-        """The queue is closed: serve consumers in line while there are items, and tell the others."""
+        """The queue is closed: serve consumers in line while there are items, and fail the others."""
         while self._line.waiters:
             self._match()
             gone: list[Waiter] = []
@@ -269,7 +272,7 @@ class Exchange(Waiting[T]):
                 raise
 
     def _changed_locked(self) -> None:
-        """Whether there are returned items, a limit or an end of the queue changed. For the subclass."""
+        """Called when it changes whether there are returned items, a limit or a shutdown. For the subclass."""
 
     def _check(self) -> None:
         """Raise ``AssertionError`` if an invariant does not hold. For tests, while no other thread uses the queue."""
@@ -287,7 +290,7 @@ class Exchange(Waiting[T]):
 
 
 class Supplier(ThreadWaiter):
-    """A thread that waits for room, with its item. Whoever makes room puts the item in for it."""
+    """A thread that waits for room, with its item. The thread that makes room puts the item in for it."""
 
     def __init__(self, room: SupplierLine, item: Any) -> None:
         super().__init__(room)
@@ -295,10 +298,10 @@ class Supplier(ThreadWaiter):
 
 
 class SupplierLine(Waiting[None]):
-    """The producers' side of a bounded queue: what is waited for is a place.
+    """The producers' side of a bounded queue: producers wait for room.
 
-    A thread finds its place filled already, with its item (``Supplier``). A task has its place reserved, and fills
-    it when its loop gets to that: so a task that is cancelled meanwhile has put nothing.
+    The item of a thread is put in for it (``Supplier``). A task only gets room reserved, and puts its item when its
+    loop runs it: so a task that is cancelled meanwhile has put nothing.
     """
 
     def __init__(self, queue: Exchange[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a blocking queue is."""
+"""``BlockingQueue``: the interface of the blocking queues."""
 
 from __future__ import annotations
 

@@ -23,15 +23,16 @@ class SimpleBlockingQueue(Exchange[T]):
     """A blocking queue with everything under one lock: the plain reference for ``ConcurrentBlockingQueue``.
 
     First in, first out, for any number of threads and asyncio loops. The items are any objects, ``None`` included.
-    ``maxsize`` is a hard limit on what is queued, and 0 or less means none; ``full_policy`` says what a put does at
-    the limit. Only ``put_head``, and an item that a cancelled ``aget`` gives back, go past it. ``clock`` is for the
-    deadlines of ``get_future``, ``aget`` and ``aput``. Raises ``TypeError`` for a policy that is none.
+    ``maxsize`` is a hard limit on the number of queued items, and 0 or less means none; ``full_policy`` says what a
+    put does at the limit. Only ``put_head``, and an item that a cancelled ``aget`` gives back, go past it. ``clock`` is
+    for the deadlines of ``get_future``, ``aget`` and ``aput``. Raises ``TypeError`` if ``full_policy`` is not a
+    ``FullPolicy``.
 
-    Every call is thread-safe. Those that do not wait may also be made in a finaliser or a signal handler, even one that
+    Every call is thread-safe. Calls that do not wait may also be made in a finaliser or a signal handler, even one that
     interrupts another call on the same queue (a put may then pass the limit by one).
 
-    NOTE ON LOCKING: ``_lock`` guards everything. It is reentrant for the sake of finalisers. It is held for a few
-    operations on memory at a time and while the predicate of ``get_if`` runs, never while anybody waits.
+    NOTE ON LOCKING: ``_lock`` guards everything. It is reentrant because of finalisers. It is held for a few operations
+    on memory at a time and while the predicate of ``get_if`` runs, never while a thread waits.
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class SimpleBlockingQueue(Exchange[T]):
     def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
         """Add ``item`` at the tail; if consumers wait, it is handed straight to the first in line.
 
-        At the limit it goes by the queue's policy: ``BLOCK`` waits for room in line with other producers, for up to
-        ``timeout`` seconds (``None``: for ever; not at all without ``block``), then raises ``QueueFull``; ``REFUSE``
-        raises it at once; ``DROP_OLDEST`` drops the head. Raises ``QueueClosed`` after ``shutdown``, also if that
-        comes while it waits, and ``ValueError`` for a negative timeout. If it raises one of these, nothing was
-        stored.
+        At the limit, the queue's policy decides. ``BLOCK`` (back-pressure) waits for room in line with other producers,
+        for up to ``timeout`` seconds (``None``: for ever; not at all without ``block``), then raises ``QueueFull``.
+        ``REFUSE`` raises it at once. ``DROP_OLDEST`` drops the head. Raises ``QueueClosed`` after ``shutdown``, also if
+        the shutdown comes while the put waits, and ``ValueError`` for a negative timeout. If one of these is raised,
+        nothing was stored.
         """
         if block and timeout is not None:
             check_timeout(timeout)
@@ -76,9 +77,9 @@ class SimpleBlockingQueue(Exchange[T]):
         self.put(item, False)
 
     async def aput(self, item: T, timeout: float | None = None) -> None:
-        """The same as ``put`` for asyncio, from any event loop; ``timeout`` is by the queue's clock.
+        """The same as ``put`` for asyncio, from any event loop; the queue's clock measures ``timeout``.
 
-        A task that is cancelled in it has put nothing, and leaves its turn to the next.
+        A task that is cancelled in it has put nothing, and its turn goes to the next producer.
         """
         check_timeout(timeout)
         try:
@@ -123,9 +124,9 @@ class SimpleBlockingQueue(Exchange[T]):
                             self._items.append(item)
                             return
                         if not room or self._settling:
-                            raise QueueFull(f"the queue holds its {self._maxsize} items")
+                            raise QueueFull(f"the queue holds {self._maxsize} items, its maxsize")
                 finally:
-                    self._match()  # if there are both room and producers in line, these come first
+                    self._match()  # if there is room, and producers are in line, they come first
         except BaseException:  # as in settles()
             self._match()
             raise
@@ -161,7 +162,8 @@ class SimpleBlockingQueue(Exchange[T]):
     def get_if(self, predicate: Callable[[T], object]) -> T:
         """Take the head if ``predicate`` is true of it, else raise ``QueueEmpty``. Looks at the head only; never waits.
 
-        The predicate runs while the lock is held, so it should be quick. What it raises is raised, and the item stays.
+        The predicate runs while the lock is held, so it should be quick. If it raises, the call raises that, and the
+        item stays.
         """
         while True:
             with self._lock:
@@ -187,7 +189,7 @@ class SimpleBlockingQueue(Exchange[T]):
                         if not self._has_items() or self._settling:
                             raise self._nothing()
                 finally:
-                    self._match()  # if there are both items and consumers in line, these come first
+                    self._match()  # if there are items, and consumers in line, they come first
         except BaseException:  # as in settles()
             self._match()
             raise
@@ -236,7 +238,7 @@ class SimpleBlockingQueue(Exchange[T]):
 
     @settles
     def flush(self) -> int:
-        """Drop what is queued; returns how many items. Consumers in line stay; producers in line get the room. O(n)."""
+        """Drop all queued items; returns how many. Consumers in line stay; producers in line get the room. O(n)."""
         with self._lock:
             gone = self._take_all_locked()
         return len(gone)
@@ -250,10 +252,10 @@ class SimpleBlockingQueue(Exchange[T]):
         return gone
 
     def shutdown(self, immediate: bool = False) -> None:
-        """Refuse every later put with ``QueueClosed``; once it is empty, every get too.
+        """Refuse every later put with ``QueueClosed``; once the queue is empty, every get too.
 
-        With ``immediate`` the items are dropped. Wakes whoever waits in vain, consumers and producers, with
-        ``QueueClosed``. Idempotent.
+        With ``immediate`` the items are dropped. Consumers and producers that wait in vain get ``QueueClosed``.
+        Idempotent.
         """
         producers: list[Waiter] = []
         try:
@@ -269,7 +271,7 @@ class SimpleBlockingQueue(Exchange[T]):
             fail_all(producers, self._nothing)
             self._turn_away()
             raise
-        del dropped  # not earlier: the lock was held
+        del dropped  # not earlier: no item is freed while the lock is held
 
     def close(self) -> None:
         """The same as ``shutdown(immediate=True)``."""
@@ -282,7 +284,7 @@ class SimpleBlockingQueue(Exchange[T]):
 
     @property
     def maxsize(self) -> int:
-        """The limit; 0 or less means none. It may be changed while nobody else uses the queue; what is queued stays."""
+        """The limit; 0 or less means none. It may be changed while nobody else uses the queue; queued items stay."""
         return self._maxsize
 
     @maxsize.setter

@@ -1,7 +1,7 @@
-"""What an exception from outside may have left half done in a scheduler, made whole; and what must hold of one.
+"""Repairs a scheduler after an exception from outside left something half done; and checks its invariants.
 
-Every list of the scheduler is made again from what the jobs, the sessions and the waiters say of themselves. Costs
-O(jobs log jobs), once, at the next call after a ``KeyboardInterrupt`` or the like struck in the middle of one.
+Every list of the scheduler is made again from the fields of the jobs, the sessions and the waiters. The repair costs
+O(jobs log jobs), once, in the next call after a ``KeyboardInterrupt`` or the like in the middle of a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def repair(scheduler: Scheduler, holders: Iterable[SessionState], now: float) -> None:
-    """Make every list anew; ``holders``: the sessions that are open."""
+    """Make every list again. ``holders``: the open sessions."""
     holders = list(holders)
     held: dict[SessionState | None, list[StoredJob]] = {holder: [] for holder in holders}
     for job in scheduler.jobs.values():
@@ -31,17 +31,20 @@ def repair(scheduler: Scheduler, holders: Iterable[SessionState], now: float) ->
         elif job.state == RESERVED:
             job.state, job.holder = READY, None
     rebuild(scheduler)
+    scheduler.leaving.clear()
     for holder in holders:
         holder.reset_held(held[holder])
         holder.wakes = None
+        if holder.closed:  # it was interrupted: below, no tube counts it any more
+            holder.watched, holder.left, holder.using = {}, {}, None
+            scheduler.leaving.append(holder)
     _repair_tubes(scheduler, holders)
     _repair_line(scheduler, [waiter for holder in holders for waiter in holder.waiters], now)
-    scheduler.leaving.clear()
     scheduler.next_due = now
 
 
 def rebuild(scheduler: Scheduler) -> None:
-    """Every list of jobs anew, from what they say of themselves."""
+    """Make every list of jobs again, from the fields of the jobs."""
     jobs = scheduler.jobs.values()
     for tube in {*scheduler.tubes.values(), *(job.tube for job in jobs)}:
         scheduler.tubes[tube.name] = tube
@@ -59,7 +62,7 @@ def rebuild(scheduler: Scheduler) -> None:
 
 
 def _fill_tubes(scheduler: Scheduler) -> None:
-    """Every job into the list of its tube; these are empty."""
+    """Put every job into the list of its tube. The lists are empty before."""
     places: tuple[dict[Tube, list[Any]], ...] = ({}, {}, {}, {})  # by state
     for job in scheduler.jobs.values():
         if job.state == READY:

@@ -1,13 +1,13 @@
-"""The life cycle of jobs, in memory: what is ready, delayed, reserved and buried, who waits, what is due next.
+"""The life cycle of jobs, in memory: ready, delayed, reserved and buried jobs, the line of waiters, what is due next.
 
 Rules:
-1. No locks, files or clocks: the caller holds the queue's lock and says what time it is (seconds, monotonic).
-2. ``job.state`` and what goes with it is the truth; every list can be made again from it (``repair``), and is after an
-   exception from outside has struck.
-3. Whoever waits in line stands there because none of its tubes has a job for it. Waiters are served in the order of
-   their coming; one that is served leaves every line in the same step.
-4. Nothing here takes longer with the number of jobs than a search in a sorted list, but ``repair``.
-5. What is to be told to waiters is put into ``completions``, for the caller to tell without the lock.
+1. No locks, files or clocks: the caller holds the queue's lock and passes the time (seconds, monotonic).
+2. A job's own fields (``job.state`` and those that go with it) are the truth. ``repair`` can make every list from them,
+   and does so after an exception from outside.
+3. A waiter stands in line because none of its tubes has a job for it. Waiters are served first come, first served. A
+   waiter that is served leaves every line in the same step.
+4. No step costs more than a search in a sorted list of all jobs. ``repair`` is the exception.
+5. Completions collect in ``completions``; the caller delivers them after releasing the lock.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 
 from sortedcontainers import SortedList
 
-from kestrelpy.errors import QueueEmpty
+from kestrelpy.errors import QueueClosed, QueueEmpty
 from kestrelpy.work.errors import DeadlineSoon
 from kestrelpy.work.records import BURIED, DELAYED, READY, RESERVED
 from kestrelpy.work.stored import ID_BITS, ID_MASK, URGENT, JobWaiter, SessionState, StoredJob, Tube
 
 MARGIN = 1.0
-"""How long before the end of a reservation a session that waits is told, in seconds (beanstalkd's)."""
+"""How long before the end of its reservation a waiting session gets ``DeadlineSoon``, in seconds (as in beanstalkd)."""
 NEVER = float("inf")
 _NO_TIME = -5e-324
-"""The end of a pause at a moment 0, which would say that there is none."""
+"""Stands for a pause that ends at time 0.0, because 0.0 means that there is no pause."""
 MOST_DROPPED = 1000
-"""So many expired jobs are passed over in one go, with the lock held."""
+"""How many expired jobs one ``take`` drops, with the lock held, before it gives up for now."""
 
 
 class Scheduler:
@@ -44,15 +44,14 @@ class Scheduler:
         self.reserved: SortedList[tuple[float, int]] = SortedList()
         self.expiring: SortedList[tuple[float, int]] = SortedList()
         self.paused: SortedList[tuple[float, str]] = SortedList()
-        self.waiting: SortedList[tuple[float, int, JobWaiter | SessionState]] = (
-            SortedList()
-        )  # who is to be looked at, and when
-        self.completions: dict[JobWaiter, Any] = {}  # jobs and errors for those who have left the line
+        # By the time at which a wait ends, or a session's waiters get ``DeadlineSoon``.
+        self.waiting: SortedList[tuple[float, int, JobWaiter | SessionState]] = SortedList()
+        self.completions: dict[JobWaiter, Any] = {}  # jobs and errors for waiters that have left the line
         self.unsaved: dict[int, StoredJob] = {}  # jobs with a count that no record has yet
-        self.overdue: dict[int, StoredJob] = {}  # of these, whose time to run has passed: to be saved at once
-        self.expired: list[StoredJob] = []  # dropped by ``advance``: their end is not written yet
-        self.changed_tubes: dict[str, Tube] = {}
-        self.leaving: deque[SessionState] = deque()
+        self.overdue: dict[int, StoredJob] = {}  # those of them whose time to run is over: to be saved at once
+        self.expired: list[StoredJob] = []  # dropped jobs whose end is not written yet
+        self.changed_tubes: dict[str, Tube] = {}  # with a count that no record has yet
+        self.leaving: deque[SessionState] = deque()  # closed sessions, with waiters, tubes or jobs to be released
         self.next_due = NEVER
         self.is_behind = False
         self.bytes = self.urgent = self.buried = 0
@@ -61,7 +60,7 @@ class Scheduler:
     # -- tubes ------------------------------------------------------------------------------------------------------
 
     def forget_unneeded(self, tube: Tube) -> None:
-        """A tube that is empty, and that nobody uses, watches or has paused, is no more."""
+        """Remove the tube if it is empty, and nobody uses it, watches it or has paused it."""
         if not tube.is_needed and tube.name != "default" and self.tubes.get(tube.name) is tube:
             del self.tubes[tube.name]
             if tube.at:
@@ -72,13 +71,13 @@ class Scheduler:
                 self.changed_tubes.pop(tube.name, None)
 
     def note(self, tube: Tube) -> None:
-        """A count of it has changed."""
+        """A count of the tube has changed."""
         if not tube.is_changed:
             tube.is_changed = True
             self.changed_tubes[tube.name] = tube
 
     def make_tube(self, name: str) -> Tube:
-        """A tube that is not there yet; one that was forgotten comes back as new, if its end is not written yet."""
+        """A new tube. A removed tube of that name whose end is not written yet is used again, with its counts at 0."""
         tube = self.tubes[name] = self.changed_tubes.get(name) or Tube(name)
         return tube
 
@@ -90,13 +89,13 @@ class Scheduler:
             self.forget_unneeded(tube)
             return
         tube.paused_until = now + seconds or _NO_TIME
-        self.paused.add((tube.paused_until, tube.name))  # one that is over is served as time goes on, a slice at a time
+        self.paused.add((tube.paused_until, tube.name))  # ``advance`` ends the pause, and serves waiters in slices
         self._expect(tube.paused_until)
 
-    # -- in and out of the lists -------------------------------------------------------------------------------------
+    # -- the lists ---------------------------------------------------------------------------------------------------
 
     def add(self, job: StoredJob, now: float) -> None:
-        """A new job, or one that was taken in again at opening. Its state and ``sort_key`` are set."""
+        """Add a new job, whose state and ``sort_key`` are set."""
         self.jobs[job.id] = job
         self.bytes += len(job.body)
         if job.key is not None:
@@ -107,7 +106,7 @@ class Scheduler:
         self._enter(job, now)
 
     def add_plain(self, job: StoredJob) -> None:
-        """``add`` for a new job without delay, key or expiry whose tube has nobody waiting: the usual case."""
+        """``add`` for a new job without delay, key or expiry, whose tube has no waiter: the usual case."""
         job_id, tube, priority = job.id, job.tube, job.priority
         self.jobs[job_id] = job
         self.bytes += len(job.body)
@@ -133,7 +132,7 @@ class Scheduler:
             self.forget_unneeded(tube)
 
     def remove(self, job: StoredJob) -> None:
-        """It lives no more. Not for one that is still in a list: ``take_out`` first."""
+        """Forget the job. Call ``take_out`` first: the job must be in no list."""
         if self.jobs.pop(job.id, None) is None:
             return
         self.bytes -= len(job.body)
@@ -146,7 +145,7 @@ class Scheduler:
         self.forget_unneeded(job.tube)
 
     def take_out(self, job: StoredJob) -> None:
-        """Out of the list of its state."""
+        """Remove the job from the list of its state."""
         tube, state = job.tube, job.state
         if state == RESERVED:
             self.reserved.discard(job.sort_key)
@@ -167,7 +166,7 @@ class Scheduler:
             self.buried -= 1
 
     def expire(self, job: StoredJob, now: float) -> bool:
-        """Drop a job whose life is over, if it is; one that is reserved has its time to run."""
+        """Drop the job if it has expired; True if it was dropped. A reserved job has its time to run first."""
         if job.expires is None or job.expires[0] > now or job.state == RESERVED:
             return False
         self.take_out(job)
@@ -175,12 +174,12 @@ class Scheduler:
         return True
 
     def _drop(self, job: StoredJob) -> None:
-        """It has expired, and is in no list."""
+        """Forget a job that has expired and is in no list; its end is written later."""
         self.remove(job)
         self.expired.append(job)
 
     def _enter(self, job: StoredJob, now: float) -> None:
-        """Into the list of its state, by its ``sort_key``; a ready one may go to whoever waits for it."""
+        """Add the job to the list of its state, by its ``sort_key``. A ready job may go to a waiter instead."""
         if job.expires is not None and job.expires[0] <= now:
             self._drop(job)
             return
@@ -196,7 +195,7 @@ class Scheduler:
             self.buried += 1
 
     def put_ready(self, job: StoredJob, now: float) -> None:
-        """It is ready, and in no list: to the first one who waits for it, or into the tube."""
+        """The job is in no list and becomes ready: give it to the first waiter of its tube, or else to the tube."""
         if job.expires is not None and job.expires[0] <= now:
             self._drop(job)
             return
@@ -211,12 +210,12 @@ class Scheduler:
             self.urgent += 1
 
     def make_ready(self, job: StoredJob, now: float) -> None:
-        """Out of the list of its state, and ready. Nothing is counted."""
+        """Take the job out of the list of its state, and make it ready. Counts nothing."""
         self.take_out(job)
         self.put_ready(job, now)
 
     def change_state(self, job: StoredJob, state: int, now: float, *, due: float = 0.0) -> None:
-        """Into another state, but not into a reservation: a job in no list, whose priority is set already."""
+        """Put a job that is in no list into ``state``, which is not RESERVED. Its priority is set already."""
         if state == BURIED:
             self.burials += 1
             due = self.burials
@@ -224,7 +223,7 @@ class Scheduler:
         self._enter(job, now)
 
     def move(self, job: StoredJob, tube: Tube, now: float) -> None:
-        """To another tube, in the state it has."""
+        """Move the job to another tube; it keeps its state."""
         self.take_out(job)
         if job.key is not None:
             self.keys.pop((job.tube.name, job.key), None)
@@ -236,8 +235,9 @@ class Scheduler:
     # -- reserving ---------------------------------------------------------------------------------------------------
 
     def take(self, holder: SessionState, now: float) -> StoredJob | None:
-        """Reserve the most urgent job that is ready in what the session watches. ``is_behind`` if there are so many
-        that have expired that it has not got behind them: then nothing is said of what else there is.
+        """Reserve the most urgent ready job of the tubes that the session watches; ``None`` if there is none.
+
+        After ``MOST_DROPPED`` expired jobs it stops, returns ``None`` and sets ``is_behind``: there may be more jobs.
         """
         dropped = 0
         while True:
@@ -272,7 +272,7 @@ class Scheduler:
         return job
 
     def reserve(self, job: StoredJob, holder: SessionState, now: float) -> None:
-        """A job that is in no list is this session's from now on, for its time to run."""
+        """Reserve a job that is in no list for this session, for the job's time to run."""
         due = now + job.ttr
         key = (due, job.id)
         job.state, job.sort_key, job.holder = RESERVED, key, holder
@@ -287,7 +287,7 @@ class Scheduler:
             self.watch_deadline(holder)
 
     def touch(self, job: StoredJob, now: float) -> None:
-        """Its time to run begins again."""
+        """Begin the time to run of a reserved job again."""
         holder = job.holder
         assert holder is not None
         self.reserved.discard(job.sort_key)
@@ -298,14 +298,14 @@ class Scheduler:
         self._expect(job.due)
 
     def unreserve(self, job: StoredJob, now: float) -> None:
-        """A reservation that nobody got to see: as if it had not been made."""
+        """Undo a reservation that no caller got: the job is ready, and the reservation is not counted."""
         job.reserves -= 1
         self.make_ready(job, now)
 
     # -- the line ----------------------------------------------------------------------------------------------------
 
     def deadline_soon(self, holder: SessionState, now: float) -> int | None:
-        """The job whose reservation by this session ends within the margin, if it wants to know."""
+        """The id of the job whose reservation by this session ends within ``MARGIN``, if the session wants to know."""
         if holder.deadline_soon and holder.held:
             soonest = holder.soonest()
             if soonest is not None and soonest[0] - MARGIN <= now:
@@ -313,7 +313,7 @@ class Scheduler:
         return None
 
     def enter_line(self, waiter: JobWaiter, until: float) -> None:
-        """Wait for a job, until then at most."""
+        """Put the waiter into the line of each tube that its session watches, until ``until`` at most."""
         waiter.until = until
         waiter.tubes = tuple(waiter.holder.watched.values())
         for tube in waiter.tubes:
@@ -327,7 +327,7 @@ class Scheduler:
             self.watch_deadline(waiter.holder)
 
     def leave_line(self, waiter: JobWaiter) -> bool:
-        """Whether it was in line."""
+        """Take the waiter out of every line; False if it was in none."""
         if waiter.holder.waiters.pop(waiter, waiter) is waiter:
             return False
         for tube in waiter.tubes:
@@ -342,8 +342,8 @@ class Scheduler:
         return True
 
     def watch_deadline(self, holder: SessionState) -> None:
-        """See to it that a session's waiters are told in time of its first reservation to end: one entry for all of
-        them. Where that reservation has ended since, the entry is looked at too early, and does no harm.
+        """Set when the session's waiters get ``DeadlineSoon`` for the reservation that ends first. There is one entry
+        for all of them. If that reservation ends earlier, the entry comes up too early, and does no harm.
         """
         if holder.wakes is not None:
             self.waiting.discard(holder.wakes)
@@ -356,19 +356,21 @@ class Scheduler:
 
     def _give(self, job: StoredJob, waiter: JobWaiter, now: float) -> None:
         self.reserve(job, waiter.holder, now)
-        self.completions[waiter] = waiter.holder.handle(
-            job
-        )  # before it leaves: an interrupt between leaves it in one of both
+        # Before it leaves the line: after an interrupt the waiter is in the line, has its completion, or both.
+        self.completions[waiter] = waiter.holder.handle(job)
         self.leave_line(waiter)
 
     def fail(self, waiter: JobWaiter, error: Exception) -> None:
-        """It waits no longer, if it did."""
+        """Complete the waiter with ``error``, if it is in line."""
         if waiter in waiter.holder.waiters:
             self.completions[waiter] = error
             self.leave_line(waiter)
 
     def serve_one(self, tube: Tube, now: float) -> bool:
-        """One of those who wait for a tube that could not give; whether there was one, and a job for it."""
+        """Serve the first waiter of a tube that was paused, or drop an expired job.
+
+        False if the tube has no waiter, or no ready job.
+        """
         if tube.waiting and tube.ready:
             job = self.jobs[tube.ready[0] & ID_MASK]
             if not self.expire(job, now):
@@ -381,18 +383,18 @@ class Scheduler:
         if when < self.next_due:
             self.next_due = when
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- lists for callers -------------------------------------------------------------------------------------------
 
     def first_of(self, tube: Tube, count: int) -> list[StoredJob]:
-        """Some of its jobs that are not reserved: ready ones, then delayed, then buried."""
+        """Up to ``count`` jobs of the tube that are not reserved: ready ones, then delayed, then buried."""
         keys = [key & ID_MASK for key in tube.ready[:count]]
         for listed in (tube.delayed, tube.buried):
             keys += [key[1] for key in listed[: count - len(keys)]]
         return [self.jobs[key] for key in keys]
 
     def page(self, name: str, state: int, last: object, count: int) -> list[tuple[object, StoredJob]]:
-        """The next jobs of a tube and a state after ``last``, with their sort keys; among the reserved those of other
-        tubes too.
+        """The next ``count`` jobs of a tube in a state, after sort key ``last``, with their sort keys. For RESERVED,
+        the jobs of other tubes are among them.
         """
         tube = self.tubes.get(name)
         if tube is None:
@@ -406,7 +408,7 @@ class Scheduler:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def advance(self, now: float, limit: int) -> None:
-        """Do what is due, at most ``limit`` of it: if there is more, ``next_due`` says now."""
+        """Handle up to ``limit`` due events. If more are due, ``next_due`` is ``now`` afterwards."""
         for step in (
             self._left_behind,
             self._delay_over,
@@ -429,17 +431,30 @@ class Scheduler:
         )
 
     def leave_behind(self, holder: SessionState, now: float) -> None:
-        """What a session that is gone had reserved goes back, a slice at a time."""
+        """Let ``advance`` release the waiters, tubes and jobs of a closed session, a slice at a time."""
         self.leaving.append(holder)
         self._expect(now)
 
     def _left_behind(self, now: float) -> bool:
+        """Release one waiter, one tube or one job of the first session that leaves."""
         if not self.leaving:
             return False
-        held = self.leaving[0].held
-        if held:
-            self.make_ready(held[next(iter(held))], now)
-        if not held:
+        holder = self.leaving[0]
+        if holder.waiters:
+            self.fail(next(iter(holder.waiters)), QueueClosed("this session was closed"))
+        elif holder.left:
+            _, tube = holder.left.popitem()
+            tube.watching -= 1
+            self.forget_unneeded(tube)
+        elif holder.using is not None:
+            tube, holder.using = holder.using, None
+            tube.using -= 1
+            self.forget_unneeded(tube)
+            holder.finish()
+        elif holder.held:
+            self.make_ready(holder.held[next(iter(holder.held))], now)
+        else:
+            holder.finish()
             self.leaving.popleft()
         return True
 
@@ -466,7 +481,7 @@ class Scheduler:
         return True
 
     def is_worn_out(self, attempts: int) -> bool:
-        """Whether a job with so many timeouts and releases has been tried as often as it may."""
+        """Whether ``attempts`` (timeouts and releases of a job) have reached ``max_attempts``."""
         return self.max_attempts is not None and attempts >= self.max_attempts
 
     def _pause_over(self, now: float) -> bool:
@@ -475,7 +490,7 @@ class Scheduler:
         until, name = self.paused[0]
         tube = self.tubes[name]
         if tube.paused_until == until:
-            if self.serve_one(tube, now):  # until all are served the pause goes on for those who come
+            if self.serve_one(tube, now):  # the pause goes on for newcomers until all waiters are served
                 return True
             tube.paused_until = tube.pause = 0.0
             self.forget_unneeded(tube)
@@ -487,7 +502,7 @@ class Scheduler:
             return False
         job = self.jobs[self.expiring[0][1]]
         del self.expiring[0]
-        if job.state != RESERVED:  # one that is has its time to run; when it comes back, it goes
+        if job.state != RESERVED:  # a reserved job has its time to run, and is dropped when it comes back
             self.take_out(job)
             self._drop(job)
         return True
@@ -496,11 +511,11 @@ class Scheduler:
         if not self.waiting or self.waiting[0][0] > now:
             return False
         who = self.waiting[0][2]
-        holder = who if isinstance(who, SessionState) else who.holder
+        holder = who.holder if isinstance(who, JobWaiter) else who
         soon = self.deadline_soon(holder, now)
         if soon is not None:
-            self.fail(next(iter(who.waiters)) if isinstance(who, SessionState) else who, DeadlineSoon(soon))
-        elif isinstance(who, SessionState):  # the reservation that was to be told of has ended
+            self.fail(who if isinstance(who, JobWaiter) else next(iter(who.waiters)), DeadlineSoon(soon))
+        elif not isinstance(who, JobWaiter):  # the reservation of this entry has ended
             self.watch_deadline(who)
         else:
             self.fail(who, QueueEmpty("no job was ready in time"))

@@ -1,13 +1,17 @@
-"""``Session``: what one connection is to beanstalkd. It watches tubes, and reserves jobs."""
+"""``Session``: a consumer that watches tubes and reserves jobs, like one connection to beanstalkd."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterable
 from concurrent.futures import Future
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from kestrelpy import KestrelError, QueueClosed, QueueEmpty
+from sortedcontainers import SortedList
+
+from kestrelpy import KestrelError, QueueEmpty
 from kestrelpy._process import why_not_wait
 from kestrelpy.work.core import MUCH, LeftTubes, WorkCore
 from kestrelpy.work.errors import DeadlineSoon, JobNotFound, NotReserved
@@ -15,31 +19,42 @@ from kestrelpy.work.job import Job, delete_by, mark_ended, unreserve
 from kestrelpy.work.options import PLAIN, check_timeout
 from kestrelpy.work.records import READY, RESERVED
 from kestrelpy.work.scheduler import NEVER
-from kestrelpy.work.stored import SessionState, check_open
+from kestrelpy.work.stored import check_open
 from kestrelpy.work.waiting import Awaiting, Blocked, Promised
 
 if TYPE_CHECKING:
-    from kestrelpy.work.stored import JobWaiter, StoredJob, Tube
+    from kestrelpy.work.stored import JobWaiter, SessionState, StoredJob, Tube
 
 __all__ = ["Session"]
 
 _STEP = 1000
-"""How many jobs ``reserve_many`` takes in one go."""
+"""How many jobs ``reserve_many`` takes in one go, with the lock held."""
+_MANY = 64
+"""A session with more reservations than this keeps their ends sorted, instead of searching for the first one."""
 
 
-class Session(SessionState):
+class Session:
     """Watches tubes and reserves jobs. Made by ``WorkQueue.session()``; a context manager; thread-safe.
 
-    It begins with watching and using ``default``. What it has reserved is its own until it is deleted, released or
-    buried, the time to run is over, or the session is closed. Its calls raise what those of its ``WorkQueue`` raise,
-    and ``QueueClosed`` once the session is closed.
+    A new session watches and uses ``default``. A job that it has reserved (a lease) is its own until the job is
+    deleted, released or buried, the job's time to run is over, or the session is closed. Its calls raise what the calls
+    of its ``WorkQueue`` raise, and ``QueueClosed`` once the session is closed.
     """
 
     def __init__(self, core: WorkCore, tube: Tube, *, deadline_soon: bool) -> None:
-        super().__init__(core.next_number(), deadline_soon=deadline_soon)
         self._core = core
-        self.using = tube
+        self._deadlines: SortedList[tuple[float, int]] | None = None  # of all jobs held, if they are many
+        # What the scheduler knows of a session: see ``SessionState``.
+        self.number = core.next_number()
+        self.closed = False
+        self.deadline_soon = deadline_soon
+        self.blocks: dict[tuple[int, int], Job] = {}
+        self.wakes: tuple[float, int, SessionState] | None = None
+        self.held: dict[int, StoredJob] = {}
+        self.waiters: OrderedDict[JobWaiter, None] = OrderedDict()
+        self.using: Tube | None = tube
         self.watched = {tube.name: tube}
+        self.left: dict[str, Tube] = {}
         tube.using += 1
         tube.watching += 1
 
@@ -63,8 +78,9 @@ class Session(SessionState):
             return tuple(self.held)
 
     def use(self, tube: str) -> None:
-        """Keep this tube in being, and be counted as one who uses it, instead of the one before. ``InvalidName``,
-        ``QueueFull``.
+        """Use this tube instead of the one before. The tube exists as long as a session uses it, and counts its users.
+
+        Raises ``InvalidName``, ``QueueFull``.
         """
         with self._core.news, self._core.lock, self._core.turn:
             check_open(self)
@@ -76,7 +92,7 @@ class Session(SessionState):
             self._core.scheduler.forget_unneeded(left)
 
     def watch(self, tube: str) -> int:
-        """Reserve from this tube too; how many are watched then. For reserves that begin after it.
+        """Watch this tube too: later reserves take jobs from it. Returns how many tubes are watched.
 
         Raises ``InvalidName``, ``QueueFull``. Each reserve looks at every tube that is watched.
         """
@@ -89,12 +105,12 @@ class Session(SessionState):
             return len(self.watched)
 
     def ignore(self, tube: str) -> int:
-        """Watch it no longer; how many are watched then. ``ValueError`` for the last one; others may not be watched."""
+        """Stop watching this tube, if it is watched. Returns how many are watched. ``ValueError`` for the last one."""
         with self._core.news, self._core.lock, self._core.turn:
             check_open(self)
             if tube in self.watched:
                 if len(self.watched) == 1:
-                    raise self._core.refusal_locked("a session watches at least one tube")
+                    raise self._core.refusal_locked("a session must watch at least one tube")
                 left = self.watched.pop(tube)
                 left.watching -= 1
                 self._core.scheduler.forget_unneeded(left)
@@ -103,11 +119,11 @@ class Session(SessionState):
     # -- reserving ---------------------------------------------------------------------------------------------------
 
     def reserve(self, timeout: float | None = None) -> Job:
-        """The most urgent job that is ready in the tubes watched: smallest priority, then smallest id.
+        """Reserve the most urgent ready job of the watched tubes: smallest priority, then smallest id.
 
-        Waits for one, first come first served; ``timeout`` in seconds, ``None``: for ever, 0: not at all. Raises
-        ``QueueEmpty`` if none came, ``DeadlineSoon`` if one that this session has reserved is about to be taken from
-        it and nothing is ready, ``QueueClosed``; ``ValueError`` for what is no timeout.
+        If no job is ready, it waits, first come first served: ``timeout`` seconds, ``None`` for ever, 0 not at all.
+        Raises ``QueueEmpty`` if no job came in time; ``DeadlineSoon`` if no job is ready, and a reservation of this
+        session is about to end; ``QueueClosed``; ``ValueError`` for a bad timeout.
         """
         if timeout is not None and (type(timeout) not in PLAIN or not timeout >= 0):
             timeout = check_timeout(timeout)
@@ -142,10 +158,12 @@ class Session(SessionState):
             assert isinstance(found, Exception)
             raise found
         finally:
-            del found  # else the error and this frame would hold each other
+            del found  # otherwise the error and this frame would keep each other alive
 
     def reserve_many(self, n: int, timeout: float | None = None) -> list[Job]:
-        """Up to ``n`` jobs: waits for the first as ``reserve`` does, then takes what is ready. Raises as that."""
+        """Reserve up to ``n`` jobs: waits for the first as ``reserve`` does, then takes ready jobs. Raises as
+        ``reserve``.
+        """
         n = index(n)
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n!r}")
@@ -160,7 +178,7 @@ class Session(SessionState):
         return jobs
 
     def _take_locked(self, jobs: list[Job], count: int, now: float) -> int:
-        """Add up to so many that are ready; how many there were."""
+        """Reserve up to ``count`` ready jobs into ``jobs``; returns how many."""
         taken = 0
         while taken < count and (stored := self._core.scheduler.take(self, now)) is not None:
             jobs.append(Job(self._core, self, stored))
@@ -168,9 +186,9 @@ class Session(SessionState):
         return taken
 
     def reserve_job(self, job_id: int) -> Job:
-        """This job, if it is ready, delayed or buried; of any tube. It is ready if the session gives it back.
+        """Reserve this job, of any tube, if it is ready, delayed or buried. If its session closes, the job is ready.
 
-        Raises ``JobNotFound``, ``NotReserved`` if some session has it, ``QueueDiskFull``.
+        Raises ``JobNotFound``, ``NotReserved`` if some session has reserved it, ``QueueDiskFull``.
         """
         core = self._core
         with core.news, core.lock, core.turn as now:
@@ -178,7 +196,7 @@ class Session(SessionState):
             stored = core.find_locked(job_id, now)
             if stored.state == RESERVED:
                 raise NotReserved(job_id)
-            if stored.state != READY:  # else it would be what it was, if the process died now
+            if stored.state != READY:  # else it would be delayed or buried again, if the process died now
                 core.write_state_locked(stored, core.as_ready(stored, now))
             is_written = stored.state != READY
             core.scheduler.take_out(stored)
@@ -189,10 +207,10 @@ class Session(SessionState):
         return job
 
     def reserve_future(self, timeout: float | None = None) -> Future[Job]:
-        """``reserve`` that never blocks: a future, done at once if a job is ready.
+        """``reserve`` as a future: it never blocks, and the future is done at once if a job is ready.
 
-        ``cancel()`` leaves the line; no job is lost by it. The timeout follows the queue's clock. Raises ``ValueError``
-        for what is no timeout; all else is told by the future.
+        ``cancel()`` leaves the line and loses no job. The timeout follows the queue's clock. Raises ``ValueError`` for
+        a bad timeout; the future has every other error.
         """
         timeout = check_timeout(timeout)
         core = self._core
@@ -208,10 +226,10 @@ class Session(SessionState):
         return waiter.future
 
     async def areserve(self, timeout: float | None = None) -> Job:
-        """``reserve`` for asyncio, from any event loop. Cancelled, it leaves the line, and no job is lost by it, nor by
-        the end of a loop whose tasks wait.
+        """``reserve`` for asyncio, from any event loop. A cancelled task leaves the line and loses no job, and neither
+        does a loop that is closed while its tasks wait.
         """
-        from asyncio import CancelledError  # here and not above: who does not use it must not pay for it
+        from asyncio import CancelledError  # imported here: callers who do not use asyncio must not pay for it
 
         timeout = check_timeout(timeout)
         core = self._core
@@ -225,7 +243,7 @@ class Session(SessionState):
         if isinstance(found, Awaiting):
             try:
                 return (await found.future).take()
-            except GeneratorExit:  # the task was thrown away, perhaps by the garbage collector: no lock may be taken
+            except GeneratorExit:  # the task was dropped, perhaps by the garbage collector: take no lock
                 core.leave_note(found)
                 raise
             except CancelledError:
@@ -236,12 +254,12 @@ class Session(SessionState):
             assert isinstance(found, Exception)
             raise found
         finally:
-            del found  # else the error and this frame would hold each other
+            del found  # otherwise the error and this frame would keep each other alive
 
     def _try_again(
         self, timeout: float | None, kind: type[Blocked | Promised | Awaiting]
     ) -> Job | JobWaiter | Exception:
-        """Very many expired jobs are in front of what is ready: on, a slice at a time."""
+        """Go on after ``_line_up_locked`` gave ``None``: drop the many expired jobs in front, a slice at a time."""
         core = self._core
         found: Job | JobWaiter | Exception | None = None
         while found is None:
@@ -255,8 +273,8 @@ class Session(SessionState):
     def _line_up_locked(
         self, timeout: float | None, now: float, kind: type[Blocked | Promised | Awaiting]
     ) -> JobWaiter | Exception | None:
-        """No job is ready: a place in the line, or why there is none; ``None`` if it is not known yet that none is.
-        A thread waits in real time, as a get does.
+        """``take`` found no job: a new waiter in the line, or the error that says why not. ``None`` if ``take`` stopped
+        early (``is_behind``), so that a job may be ready. A thread waits in real time, as a get does.
         """
         check_open(self)
         scheduler = self._core.scheduler
@@ -284,7 +302,7 @@ class Session(SessionState):
         return self._leave(waiter) or QueueEmpty("no job was ready in time")
 
     def _leave(self, waiter: Blocked) -> Job | Exception | None:
-        """Out of the line; what it was told, or was to be told."""
+        """Leave the line; returns the outcome that the waiter was given, or was about to be given."""
         scheduler = self._core.scheduler
         with self._core.lock:
             scheduler.leave_line(waiter)
@@ -292,23 +310,52 @@ class Session(SessionState):
         return waiter.outcome or found
 
     def abandon(self, waiter: JobWaiter) -> None:
-        """It waits no longer."""
+        """Take the waiter out of the line."""
         with self._core.lock:
             self._core.scheduler.leave_line(waiter)
 
     def __del__(self) -> None:
-        """Nobody has it, and it has reserved nothing. As the garbage collector may be at it, others do the rest."""
+        """Nobody has the session, and it has reserved nothing. The garbage collector may run this at any point: so the
+        next call does the rest.
+        """
         if not getattr(self, "closed", True):
             assert self.using is not None
             self._core.leave_note(LeftTubes(self.watched, self.using))
 
+    # -- for the scheduler, with the lock held -----------------------------------------------------------------------
+
+    def hold(self, job: StoredJob) -> None:
+        self.held[job.id] = job
+        if self._deadlines is not None:
+            self._deadlines.add(job.sort_key)
+
+    def drop(self, job: StoredJob) -> None:
+        if self.held.pop(job.id, None) is not None and self._deadlines is not None:
+            self._deadlines.discard(job.sort_key)
+            if not self._deadlines:
+                self._deadlines = None
+
+    def soonest(self) -> tuple[float, int] | None:
+        if self._deadlines is None and len(self.held) > _MANY:
+            self._deadlines = SortedList(job.sort_key for job in self.held.values())
+        if self._deadlines is not None:
+            return self._deadlines[0]
+        return min(((job.due, job.id) for job in self.held.values()), default=None)
+
     def handle(self, job: StoredJob) -> Job:
         return Job(self._core, self, job)
+
+    def reset_held(self, jobs: Iterable[StoredJob]) -> None:
+        self.held = {job.id: job for job in jobs}
+        self._deadlines = None
+
+    def finish(self) -> None:
+        self._core.sessions.discard(self)
 
     # -- by id -------------------------------------------------------------------------------------------------------
 
     def delete(self, job_id: int) -> None:
-        """Delete a job that this session has reserved, or that nobody has. Raises ``JobNotFound``, ``NotReserved``."""
+        """Delete a job that this session, or no session, has reserved. Raises ``JobNotFound``, ``NotReserved``."""
         held = self.held.get(job_id)
         delete_by(self._core, self, job_id)
         if held is not None:
@@ -332,7 +379,7 @@ class Session(SessionState):
         self._held(job_id).touch()
 
     def _notify_block(self, job_id: int, reserves: int) -> None:
-        """This reservation has ended as its session wanted: the ``with`` that it may have has nothing to do."""
+        """The session itself has ended this reservation: a ``with`` block of the job has nothing left to do."""
         block = self.blocks.get((job_id, reserves))
         if block is not None:
             mark_ended(block)
@@ -348,38 +395,28 @@ class Session(SessionState):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give its jobs back, leave every line; whoever waits in it gets ``QueueClosed``. Idempotent."""
-        if self.closed:
-            return
+        """Give the jobs back and leave every line: waiters of this session get ``QueueClosed``. Idempotent.
+
+        If the session has very many jobs, the last of them are given back after this has returned.
+        """
         core = self._core
         try:
-            more = True
-            while more:  # in slices; others come in between
+            while self in core.sessions:  # in slices; other calls run in between
                 with core.unheard(), core.news, core.lock, core.turn as now:
-                    more = self._close_some_locked(now)
-        except KestrelError:  # the queue is closed, and all of its sessions with it
-            self.closed = True
-
-    def _close_some_locked(self, now: float) -> bool:
-        """Whether there is more to do."""
-        scheduler, sessions = self._core.scheduler, self._core.sessions
+                    self._close_some_locked(now)
+        except KestrelError:  # the queue is closed, and so are all of its sessions
+            pass
         self.closed = True
-        for waiter in [each for each, _ in zip(self.waiters, range(MUCH), strict=False)]:
-            scheduler.fail(waiter, QueueClosed("this session was closed"))
-        if self.waiters:
-            return True
-        if self in sessions:
-            sessions.discard(self)
-            assert self.using is not None
-            self.using.using -= 1
-            scheduler.forget_unneeded(self.using)
+
+    def _close_some_locked(self, now: float) -> None:
+        """Do a slice of ``close``. Whatever interrupts ``close``, the queue's timer and its next calls do the rest."""
+        scheduler = self._core.scheduler
+        if not self.closed:
+            self.closed = True
+            self.left, self.watched = self.watched, {}  # from here on no reserve finds a job
+        if self not in scheduler.leaving:
             scheduler.leave_behind(self, now)
-            scheduler.advance(now, MUCH)
-        for _ in range(min(MUCH, len(self.watched))):
-            _, tube = self.watched.popitem()
-            tube.watching -= 1
-            scheduler.forget_unneeded(tube)
-        return bool(self.watched)
+        scheduler.advance(now, MUCH)
 
     def __enter__(self) -> Session:
         return self

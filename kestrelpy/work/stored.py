@@ -1,10 +1,10 @@
-"""What a scheduler knows of jobs, tubes, sessions and those who wait, in memory. No locks, clocks or files here."""
+"""The jobs, tubes, sessions and waiters of a scheduler, in memory. No locks, clocks or files here."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from sortedcontainers import SortedList
 
@@ -12,20 +12,18 @@ from kestrelpy import QueueClosed
 from kestrelpy.work.records import BURIED, DELAYED, READY, RESERVED
 
 URGENT = 1024
-"""Jobs of a priority below this one are counted as urgent, as beanstalkd does."""
-_MANY = 64
-"""From so many reservations on the first one to end is not searched for but looked up."""
+"""Jobs with a priority below this one count as urgent, as in beanstalkd."""
 ID_BITS = 64
 ID_MASK = (1 << ID_BITS) - 1
 
 
 class StoredJob:
-    """One job that lives.
+    """One live job.
 
-    ``sort_key`` orders it in the list of its state: priority and id in one number (ready), when it is due and the id
-    (delayed, reserved), the number of the burial and the id (buried). ``added`` and ``expires`` are by the
-    monotonic clock, before whose beginning a job may have been put; with the latter goes the id. ``at`` and
-    ``state_at``: the ids of its records in the journal, 0 for none.
+    ``sort_key`` orders the job in the list of its state: priority and id in one number (ready), due time and id
+    (delayed, reserved), number of the burial and id (buried). ``added`` is a time on the monotonic clock, and
+    ``expires`` such a time and the job's id; ``added`` is negative if the job was put before that clock began. ``at``
+    and ``state_at`` are the ids of the job's records in the journal, 0 for none.
     """
 
     __slots__ = (
@@ -73,13 +71,13 @@ class StoredJob:
 
     @property
     def due(self) -> float:
-        """When a delayed one is ready, or a reservation ends, by the monotonic clock."""
+        """When a delayed job is ready, or a reservation ends, on the monotonic clock."""
         due: float = self.sort_key[0]
         return due
 
 
 class Tube:
-    """One tube: its jobs by state, who waits for one, and what was counted."""
+    """One tube: its jobs by state, its line of waiters, and its counters."""
 
     __slots__ = (
         "at",
@@ -109,17 +107,17 @@ class Tube:
         self.buried: SortedList[tuple[float, int]] = SortedList()
         self.reserved = 0
         self.urgent = 0
-        self.waiting: OrderedDict[JobWaiter, None] = OrderedDict()  # in the order of their coming
+        self.waiting: OrderedDict[JobWaiter, None] = OrderedDict()  # first come, first served
         self.using = self.watching = 0
         self.total_jobs = self.deletes = self.pauses = 0
         self.pause = 0.0
-        self.paused_until = 0.0  # by the monotonic clock; 0: it is not paused
-        self.is_changed = False  # since its record at ``at`` was written
+        self.paused_until = 0.0  # on the monotonic clock; 0: it is not paused
+        self.is_changed = False  # whether a counter has changed since record ``at`` was written
         self.at = 0
 
     @property
     def is_needed(self) -> bool:
-        """Whether anybody would miss it."""
+        """Whether the tube has jobs, or is used, watched, waited for or paused."""
         has_jobs = self.ready or self.reserved or self.delayed or self.buried
         return bool(has_jobs or self.using or self.watching or self.waiting or self.paused_until)
 
@@ -138,57 +136,48 @@ class Tube:
         assert not (self.waiting and self.ready) or self.paused_until
 
 
-class SessionState:
-    """What the scheduler knows of a session: what it watches, holds and waits for."""
+class SessionState(Protocol):
+    """The part of a ``Session`` that the scheduler knows and changes."""
 
-    def __init__(self, number: int, *, deadline_soon: bool) -> None:
-        self.number = number  # of its own among those who wait
-        self.closed = False
-        self.blocks: dict[tuple[int, int], Any] = {}  # by id and number of the reservation: jobs in a ``with``
-        self.wakes: tuple[float, int, SessionState] | None = None  # when those who wait are to hear of a deadline
-        self.watched: dict[str, Tube] = {}
-        self.held: dict[int, StoredJob] = {}
-        self.waiters: OrderedDict[JobWaiter, None] = OrderedDict()
-        self.deadline_soon = deadline_soon
-        self.using: Tube | None = None
-        self._deadlines: SortedList[tuple[float, int]] | None = None  # of all held, if they are many
+    number: int
+    """Differs from those of all sessions and waiters: it orders entries of the same time."""
+    closed: bool
+    deadline_soon: bool
+    blocks: dict[tuple[int, int], Any]
+    """The jobs in a ``with`` block, by id and number of the reservation."""
+    wakes: tuple[float, int, SessionState] | None
+    """When its waiters get ``DeadlineSoon``."""
+    using: Tube | None
+    watched: dict[str, Tube]
+    left: dict[str, Tube]
+    """Once it is closed: the tubes that it watched, and that do not know it yet."""
+    held: dict[int, StoredJob]
+    waiters: OrderedDict[JobWaiter, None]
 
     def hold(self, job: StoredJob) -> None:
-        self.held[job.id] = job
-        if self._deadlines is not None:
-            self._deadlines.add(job.sort_key)
+        """The session has reserved the job."""
 
     def drop(self, job: StoredJob) -> None:
-        """No error for one that it does not hold; ``job.sort_key`` must still be the reservation's."""
-        if self.held.pop(job.id, None) is not None and self._deadlines is not None:
-            self._deadlines.discard(job.sort_key)
-            if not self._deadlines:
-                self._deadlines = None
+        """Forget a reservation. ``job.sort_key`` must still be the reservation's. No error if the job is not held."""
 
     def soonest(self) -> tuple[float, int] | None:
-        """The reservation that ends first: when, and the job's id."""
-        if self._deadlines is None and len(self.held) > _MANY:
-            self._deadlines = SortedList(job.sort_key for job in self.held.values())
-        if self._deadlines is not None:
-            return self._deadlines[0]
-        return min(((job.due, job.id) for job in self.held.values()), default=None)
+        """When the reservation that ends first ends, and its job's id."""
 
     def handle(self, job: StoredJob) -> object:
-        """What whoever waited is told: the job that this session has reserved now."""
-        raise NotImplementedError
+        """A ``Job`` for a waiter: this session has reserved ``job`` now."""
 
     def abandon(self, waiter: JobWaiter) -> None:
-        """It waits no longer. Takes the queue's lock."""
-        raise NotImplementedError
+        """Take the waiter out of the line. Takes the queue's lock."""
 
     def reset_held(self, jobs: Iterable[StoredJob]) -> None:
-        """These are what it holds, whatever it seemed to."""
-        self.held = {job.id: job for job in jobs}
-        self._deadlines = None
+        """Replace all that the session holds with these jobs."""
+
+    def finish(self) -> None:
+        """The session is closed, waits for nothing, and uses and watches no tube: the queue may forget it."""
 
 
 class JobWaiter:
-    """One place in the line. ``number`` is its rank; ``wakes``: its entry among those who do not wait for ever."""
+    """A waiter in the line. ``number`` is its rank. ``wakes`` is its entry among the waits that end by time."""
 
     __slots__ = ("holder", "number", "tubes", "until", "wakes")
 
@@ -200,7 +189,7 @@ class JobWaiter:
         self.wakes: tuple[float, int, JobWaiter] | None = None
 
     def notify(self, outcome: Any) -> None:
-        """The job that was reserved for it, or the error that it waited for in vain. Without the queue's lock."""
+        """Deliver the job that was reserved for this waiter, or an error. Call without the queue's lock."""
         raise NotImplementedError
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from kestrelpy import QueueClosed, QueueEmpty
 from kestrelpy.testing import ManualClock, MemoryDisk
-from kestrelpy.work import DeadlineSoon, JobNotFound, Session, WorkQueue, compaction, scheduler
+from kestrelpy.work import DeadlineSoon, Job, JobNotFound, Session, WorkQueue, compaction, scheduler
+from kestrelpy.work import core as core_module
 from kestrelpy.work import session as session_module
-from kestrelpy.work.core import WorkCore
+from kestrelpy.work.core import News, WorkCore
 from kestrelpy.work.scheduler import Scheduler
 
 
@@ -125,7 +126,8 @@ def test_changed_tubes_are_written_in_slices(monkeypatch: pytest.MonkeyPatch, cl
 
 
 def test_a_session_that_watches_many_is_closed_in_slices(queue: WorkQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "MUCH", 10)
+    monkeypatch.setattr(session_module, "MUCH", 5)
+    monkeypatch.setattr(core_module, "TICK", 5)
     session = queue.session()
     for number in range(35):
         session.watch(f"tube-{number}")
@@ -138,6 +140,76 @@ def test_a_session_that_watches_many_is_closed_in_slices(queue: WorkQueue, monke
         with pytest.raises(QueueClosed):
             future.result(0)
     assert queue.stats().sessions == 0
+
+
+@pytest.fixture
+def closing(queue: WorkQueue, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """A session whose close takes many slices; job 1 is ready in a tube that it watches."""
+    monkeypatch.setattr(session_module, "MUCH", 1)
+    monkeypatch.setattr(core_module, "TICK", 0)
+    session = queue.session()
+    for number in range(10):
+        session.watch(f"tube-{number}")
+    queue.put(b"", tube="tube-0")
+    return session
+
+
+def between_slices(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
+    """Do ``what`` once, after the first slice of a close, without the lock."""
+    real = News.__exit__
+    calls: list[None] = []
+
+    def leave(self: News, *about: Any) -> None:
+        real(self, *about)
+        calls.append(None)
+        if len(calls) == 1:
+            what()
+
+    monkeypatch.setattr(News, "__exit__", leave)
+
+
+@pytest.mark.parametrize("reserve", ["reserve", "reserve_future", "reserve_many"])
+def test_a_session_that_is_being_closed_reserves_nothing(
+    queue: WorkQueue, closing: Session, monkeypatch: pytest.MonkeyPatch, reserve: str
+) -> None:
+    """It would keep the job until its time to run is over: nobody gives it back once more."""
+    found: list[object] = []
+
+    def what() -> None:
+        try:
+            found.append(getattr(closing, reserve)(*[5] * (reserve == "reserve_many"), timeout=0))
+        except QueueClosed as error:
+            found.append(error)
+
+    between_slices(monkeypatch, what)
+    closing.close()
+    assert isinstance(found[0], QueueClosed)
+    assert queue.stats().reserved == queue.stats().sessions == 0
+    assert queue.stats_job(1).state == "ready"
+
+
+def test_an_interrupt_between_two_slices_of_a_close_loses_none_of_it(
+    queue: WorkQueue, closing: Session, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R13. No lock is held there, so nothing is repaired: the next calls and the timer do the rest."""
+    futures = [closing.reserve_future() for _ in range(3)]  # the first has job 1
+
+    def strike() -> None:
+        raise KeyboardInterrupt
+
+    between_slices(monkeypatch, strike)
+    with pytest.raises(KeyboardInterrupt):
+        closing.close()
+    monkeypatch.undo()
+    clock.advance(1)
+    assert queue.stats().sessions == queue.stats().waiting == queue.stats().reserved == 0
+    assert queue.tubes() == ["default", "tube-0"]
+    assert queue.stats_job(1).state == "ready"
+    for future in futures[1:]:
+        with pytest.raises(QueueClosed):
+            future.result(0)
+    closing.close()
+    queue._check()
 
 
 def test_who_waits_for_the_end_of_a_pause_is_served_in_slices(queue: WorkQueue, clock: ManualClock) -> None:
@@ -234,10 +306,11 @@ def test_very_many_expired_jobs_are_passed_over_in_slices(
 ) -> None:
     monkeypatch.setattr(scheduler, "MOST_DROPPED", 50)
     calls = Counted(monkeypatch, Scheduler, "take")
-    for make in (
+    takes: tuple[Callable[[Session], Job], ...] = (
         lambda session: session.reserve(0),
         lambda session: session.reserve_future(0).result(0),
-    ):
+    )
+    for make in takes:
         queue.put_many([b""] * 1000, expires_in=5)
         alive = queue.put(b"alive")
         with queue._core.lock:

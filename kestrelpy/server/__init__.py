@@ -1,7 +1,7 @@
-"""A server with the beanstalkd protocol on a work queue; ``kestrelpy serve beanstalk`` is this from a shell.
+"""A server with the beanstalkd protocol on a work queue. ``kestrelpy serve beanstalk`` runs it from a shell.
 
-``BeanstalkServer`` runs in an event loop of yours, ``serve`` is a whole process, ``serve_in_thread`` a thread.
-docs/beanstalk-protocol.md says what is as in beanstalkd, what is better and what is different.
+``BeanstalkServer`` runs in your event loop, ``serve`` in a process of its own, ``serve_in_thread`` in a thread.
+docs/beanstalk-protocol.md says what is the same as in beanstalkd, what is better and what is different.
 """
 
 from __future__ import annotations

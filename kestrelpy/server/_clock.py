@@ -1,4 +1,4 @@
-"""The system's clock, with an event loop to make the calls: so a queue's timers run where its server runs."""
+"""``LoopClock``: the system's clock, whose timers run in an event loop: that of the server, without another thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["LoopClock"]
 
 
 class _LoopTimer(Timer):
-    """A call to come that the loop makes."""
+    """A timer whose callback the loop calls."""
 
     __slots__ = ("handle",)
 
@@ -24,7 +24,7 @@ class _LoopTimer(Timer):
 
     def run(self) -> None:
         callback = self.callback
-        super().cancel()  # what it refers to is not needed any more
+        super().cancel()  # drops the references that are not needed any more
         callback()
 
     def cancel(self) -> None:
@@ -35,10 +35,10 @@ class _LoopTimer(Timer):
 
 
 class LoopClock(SystemClock):
-    """A ``Clock`` of one running event loop. To be made in the loop's thread.
+    """A ``Clock`` of one running event loop. Make it in the loop's thread.
 
-    ``call_later`` may come from any thread, and a timer may be cancelled from any: one that is too late does nothing.
-    The loop must run as long as somebody counts on a call: the queue is closed before its loop is.
+    Any thread may call ``call_later``, and any thread may cancel a timer; a cancel that is too late does nothing. The
+    loop must run as long as a callback is needed: close the queue before its loop.
     """
 
     def __init__(self, loop: AbstractEventLoop) -> None:

@@ -1,7 +1,7 @@
-"""What each command does to the queue, and its reply.
+"""``Commands``: what each command does to the queue, and its reply.
 
-A command returns its reply, or ``None``: the reply comes later, from a future that the client waits for or from a chore
-that it goes on with in its next turns. What the queue raises becomes a reply in one place, by ``_REPLIES``.
+A command returns its reply, or ``None`` if the reply comes later: from a future that the client waits for, or from a
+chore that continues in the client's next turns. ``_REPLIES`` turns each error of the queue into a reply.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Commands"]
 
 KICK_SLICE = 200
-"""Jobs that one ``kick`` moves before it is the others' turn: some milliseconds."""
+"""How many jobs a ``kick`` moves before other clients are served: this takes some milliseconds."""
 
 _REPLIES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], bytes], ...] = (
     ((JobNotFound, NotReserved, TubeNotFound), replies.NOT_FOUND),
@@ -46,7 +46,7 @@ _logger = logging.getLogger("kestrelpy.server")
 
 
 class Client(Protocol):
-    """What a command sees, and changes, of whoever has sent it: a ``Connection``."""
+    """The part of a ``Connection`` that a command reads and changes: the client that sent the command."""
 
     session: Session
     watching: list[str]
@@ -59,17 +59,17 @@ class Client(Protocol):
     chore: Iterator[bytes | None] | None
 
     def wait_for(self, future: Future[Job]) -> None:
-        """Do nothing for this client until it has its job."""
+        """Serve this client no more until ``future`` is done."""
 
     def finish(self) -> None:
-        """It has quit: its jobs are ready again at once."""
+        """The client has quit: its jobs are ready again at once."""
 
 
 class Commands:
     """The commands on one queue, and how often each was given.
 
-    ``wrote`` is set by whatever may have changed what must survive; who syncs takes it back. ``figures`` makes the
-    reply to ``stats``.
+    A command that may have written to the journal sets ``wrote``; the caller that syncs clears it. ``figures`` makes
+    the reply to ``stats``.
     """
 
     def __init__(self, queue: WorkQueue, figures: Callable[[], bytes]) -> None:
@@ -111,14 +111,14 @@ class Commands:
         }
 
     def perform(self, client: Client, command: Command) -> bytes | None:
-        """Do it. Raises nothing: what goes wrong is a reply, too."""
+        """Do the command. Raises nothing: an error becomes a reply."""
         try:
             return self._do[command[0]](client, *command[1:])
         except Exception as error:
             return self.refusal(error)
 
     def proceed(self, chore: Iterator[bytes | None]) -> bytes | None:
-        """The next piece of a chore: its reply if that was the last."""
+        """Do the next piece of a chore. Returns the reply after the last piece, ``None`` before that."""
         try:
             return next(chore)
         except Exception as error:
@@ -133,20 +133,20 @@ class Commands:
         return self.refusal(error)
 
     def refusal(self, error: BaseException) -> bytes:
-        """The reply to what raised ``error``."""
+        """The reply to a command that raised ``error``."""
         for kind, reply in _REPLIES:
             if isinstance(error, kind):
                 return reply
         if isinstance(error, OSError):
-            _logger.error("a command failed: %s", error)
+            _logger.error("a client gets INTERNAL_ERROR, because its command failed: %s", error)
         else:
-            _logger.error("a command failed", exc_info=error)
+            _logger.error("a client gets INTERNAL_ERROR, because its command failed", exc_info=error)
         return replies.INTERNAL_ERROR
 
-    # -- jobs come ---------------------------------------------------------------------------------------------------
+    # -- putting -----------------------------------------------------------------------------------------------------
 
     def announce_put(self, client: Client, *, is_too_big: bool) -> None:
-        """A put's line is there, its body is not: like beanstalkd, count it, and give it its id already."""
+        """A put's line has arrived, and its body has not: as beanstalkd does, count the put and draw its id now."""
         if not client.has_announced:
             self.counts["put"] += 1
             client.has_announced = True
@@ -155,7 +155,7 @@ class Commands:
                 client.announced_id = self.queue.new_id()
 
     def _begin_put(self, client: Client) -> int:
-        """The body is there, too. The id that it got already, or 0."""
+        """The body has arrived too. Returns the id that ``announce_put`` drew, or 0."""
         if not client.has_announced:
             self.counts["put"] += 1
         job_id, client.announced_id, client.has_announced = client.announced_id, 0, False
@@ -176,7 +176,7 @@ class Commands:
             )
         except KestrelError:
             if not announced_id:
-                self.queue.new_id()  # it is used up all the same, as in beanstalkd
+                self.queue.new_id()  # a refused put uses up an id too, as in beanstalkd
             raise
         return b"INSERTED %d\r\n" % job_id
 
@@ -194,7 +194,7 @@ class Commands:
             self.queue.new_id()
         return replies.EXPECTED_CRLF
 
-    # -- jobs go -----------------------------------------------------------------------------------------------------
+    # -- reserving, and ending a reservation -------------------------------------------------------------------------
 
     def _reserve(self, client: Client) -> bytes | None:
         self.counts["reserve"] += 1
@@ -207,10 +207,10 @@ class Commands:
     def _take(self, client: Client, seconds: int | None) -> bytes | None:
         client.is_worker = True
         try:
-            job = client.session.reserve(0)  # cheaper than a future, and mostly enough
+            job = client.session.reserve(0)  # cheaper than a future, and mostly a job is ready
             return replies.reserved(job.id, job.body)
         except QueueEmpty:
-            if seconds == 0 or client.is_half_closed:  # one who has hung up waits for nothing
+            if seconds == 0 or client.is_half_closed:  # a half-closed connection does not wait
                 raise
         future = client.session.reserve_future(seconds)
         if future.done():
@@ -246,7 +246,7 @@ class Commands:
         client.session.touch(job_id)
         return replies.TOUCHED
 
-    # -- jobs are looked at --------------------------------------------------------------------------------------------
+    # -- peeking -------------------------------------------------------------------------------------------------------
 
     def _peek(self, _client: Client, job_id: int) -> bytes:
         self.counts["peek"] += 1
@@ -264,7 +264,7 @@ class Commands:
         self.counts["peek-buried"] += 1
         return _found(self.queue.peek_buried(client.session.used))
 
-    # -- jobs are kicked -----------------------------------------------------------------------------------------------
+    # -- kicking -------------------------------------------------------------------------------------------------------
 
     def _kick(self, client: Client, count: int) -> bytes | None:
         self.counts["kick"] += 1
@@ -275,7 +275,7 @@ class Commands:
         return None
 
     def _kick_many(self, tube: str, count: int) -> Iterator[bytes | None]:
-        """In slices, of the kind of which there were some at the beginning: buried, otherwise delayed ones."""
+        """Kick in slices: only buried jobs, if there are any at the beginning; otherwise only delayed ones."""
         kicked = 0
         of_buried = self.queue.stats_tube(tube).buried > 0
         while kicked < count:
@@ -313,7 +313,7 @@ class Commands:
         return b"WATCHING %d\r\n" % len(client.watching)
 
     def _ignore(self, client: Client, tube: str) -> bytes:
-        """The last of the list takes the place of the ignored one, as in beanstalkd."""
+        """Stop watching a tube. The last tube of the list takes its place, as in beanstalkd."""
         self.counts["ignore"] += 1
         watching, places = client.watching, client.places
         if tube in places:

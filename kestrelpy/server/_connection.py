@@ -1,10 +1,12 @@
-"""One client: its bytes, its session, its replies.
+"""``Connection``: one client, with its bytes, its session and its replies.
 
-1. Everything runs on the loop's thread. Only a reserve may be answered from elsewhere, and is brought here then.
-2. A client that waits for a job, does not read its replies or has had its slice is not served; what it sends
-   meanwhile is kept, up to ``MAX_HELD_BYTES``, and then it is not read from.
-3. A client that has hung up one way still gets the replies to what it sent; if it waits for a job: TIMED_OUT.
-4. When the connection is gone, so is the session: its jobs are ready again, it stands in no line.
+1. Everything runs on the loop's thread. Only the future of a reserve may be completed by another thread; the reply is
+   then made on the loop's thread.
+2. A client is not served while it waits for a job, does not read its replies, or has had its slice of the turn. What it
+   sends meanwhile is kept, up to ``MAX_HELD_BYTES``; above that the server does not read from it (back-pressure).
+3. A half-closed connection (the client sends no more) still gets the replies to its commands. If it waits for a job, it
+   gets TIMED_OUT.
+4. When the connection is gone, its session is closed: its jobs are ready again, and it waits in no line.
 """
 
 from __future__ import annotations
@@ -32,22 +34,23 @@ if TYPE_CHECKING:
 __all__ = ["Connection"]
 
 COMMANDS_PER_TURN = 100
-"""What one client gets done before it is the others' turn: about a millisecond."""
+"""How many commands of a client run before other clients are served: this takes about a millisecond."""
 
 TURN_SECONDS = 0.002
-"""The same in time, for commands that take long, such as a reserve by one who watches very many tubes."""
+"""How long commands of a client run before other clients are served: some commands take long, such as a reserve by a
+client that watches very many tubes."""
 
 MAX_HELD_BYTES = 64 * 1024
-"""What a client may have sent ahead. asyncio reads up to 256 KiB at a time, so somewhat more than that is held."""
+"""How many bytes a client may send ahead. asyncio reads up to 256 KiB at a time, so more than this may be held."""
 
 MAX_REPLY_BYTES = 256 * 1024
-"""Replies of one turn, after which the slice ends: peeking at large jobs is cheap to ask for."""
+"""A client's turn ends when its replies exceed this: a short command can ask for a large job."""
 
 _logger = logging.getLogger("kestrelpy.server")
 
 
 class ConnectionHost(Protocol):
-    """What a connection needs of its server."""
+    """The part of its server that a connection uses."""
 
     queue: WorkQueue
     rounds: Rounds
@@ -56,17 +59,17 @@ class ConnectionHost(Protocol):
     monotonic: Callable[[], float]
 
     def admit(self, client: Connection) -> bool:
-        """Whether there is room for one more."""
+        """Whether there is room for one more client."""
 
     def forget(self, client: Connection) -> None:
-        """It is gone."""
+        """The client is gone."""
 
     def watch_over(self, client: Connection) -> None:
-        """It is not read from: look from time to time whether it has hung up."""
+        """The client is not read from: look from time to time whether it has hung up."""
 
 
 class Connection(asyncio.Protocol):
-    """The protocol of one connection. The server makes it, and is told when it is gone."""
+    """The asyncio protocol of one connection. The server makes it; it tells the server when it is gone."""
 
     def __init__(self, server: ConnectionHost) -> None:
         self._server = server
@@ -77,19 +80,19 @@ class Connection(asyncio.Protocol):
         self._thread = threading.get_ident()
         self.session: Session
         self.watching = ["default"]  # in the order in which beanstalkd would list them
-        self.places = {"default": 0}  # where each of them stands there
-        self.has_announced = False  # a put whose body is still to come
-        self.announced_id = 0  # the id that it got; 0: none
+        self.places = {"default": 0}  # the index of each of them in ``watching``
+        self.has_announced = False  # whether a put is counted whose body has not arrived
+        self.announced_id = 0  # the id drawn for that put; 0: none
         self.is_producer = False
         self.is_worker = False
-        self.is_half_closed = False  # nothing is worth waiting for on its behalf
-        self._is_at_end = False  # all that it sent has been read
+        self.is_half_closed = False  # the client sends no more, and does not wait for jobs
+        self._is_at_end = False  # all that the client sent has been read
         self.chore: Iterator[bytes | None] | None = None  # a command that takes several turns
         self._waiting: Future[Job] | None = None
         self._is_open = False
-        self._is_finished = False  # nothing more is done for it; its replies go out yet
-        self._is_stuck = False  # it does not read its replies
-        self._is_unread = False  # it has sent too much ahead
+        self._is_finished = False  # no more commands are done; replies are still sent
+        self._is_stuck = False  # the client does not read its replies
+        self._is_unread = False  # the client has sent too much ahead, and is not read from
         self._replies: list[bytes] = []
         self._reply_bytes = 0
 
@@ -102,7 +105,7 @@ class Connection(asyncio.Protocol):
         if self._is_open and not self._is_finished:
             assert set(self.watching) == set(self.session.watching)
 
-    # -- what asyncio tells --------------------------------------------------------------------------------------------
+    # -- calls from asyncio --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -121,7 +124,7 @@ class Connection(asyncio.Protocol):
         self.run()
 
     def eof_received(self) -> bool:
-        """Keep the other direction open: there may be replies to send, rule 3."""
+        """Keep the other direction open, because there may be replies to send: rule 3."""
         self._is_at_end = True
         self._has_hung_up()
         return self._is_open
@@ -150,10 +153,10 @@ class Connection(asyncio.Protocol):
         self._reply_bytes = 0
         _untie(self._transport)
 
-    # -- its turn ------------------------------------------------------------------------------------------------------
+    # -- the client's turn ---------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Do what this client asked for, a slice of it."""
+        """Do a slice of the commands that this client has sent."""
         perform, next_command = self._commands.perform, self._parser.next
         monotonic = self._server.monotonic
         end = monotonic() + TURN_SECONDS
@@ -187,7 +190,7 @@ class Connection(asyncio.Protocol):
         self._mind_its_reading()
 
     def _run_dry(self) -> None:
-        """There is no whole command."""
+        """No complete command is left."""
         if self._parser.in_put or self._parser.in_big_put:
             self._commands.announce_put(self, is_too_big=self._parser.in_big_put)
         if self._is_at_end:
@@ -204,7 +207,7 @@ class Connection(asyncio.Protocol):
             self.flush()
 
     def flush(self) -> None:
-        """Send the replies; and hang up, if that was all."""
+        """Send the replies; then close the connection, if the client is finished."""
         if self._replies:
             data = b"".join(self._replies)
             self._replies.clear()
@@ -214,18 +217,18 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def take_back_replies(self) -> None:
-        """What they say has not come true."""
+        """Replace the replies of this turn by INTERNAL_ERROR: the changes that they acknowledge are not durable."""
         self._replies[:] = [replies.INTERNAL_ERROR] * len(self._replies)
         self._reply_bytes = len(replies.INTERNAL_ERROR) * len(self._replies)
 
     def finish(self) -> None:
-        """It has quit or hung up: its jobs are ready again at once; what was said to it still goes out."""
+        """The client has quit or hung up: its jobs are ready again at once, and its replies are still sent."""
         if not self._is_finished:
             self._finish_session()
             self._rounds.speak(self)
 
     def hang_up(self) -> None:
-        """The server stops, or has trouble with it."""
+        """Close the connection: the server stops, or serving this client has failed."""
         self._finish_session()
         self._transport.close()
 
@@ -237,7 +240,7 @@ class Connection(asyncio.Protocol):
         try:
             self.session.close()
         except Exception:
-            _logger.exception("a connection's jobs could not all be given back")
+            _logger.exception("the jobs of a closed connection could not all be given back")
 
     # -- waiting for a job ---------------------------------------------------------------------------------------------
 
@@ -246,7 +249,7 @@ class Connection(asyncio.Protocol):
         return self._waiting is not None
 
     def wait_for(self, future: Future[Job]) -> None:
-        """Do nothing for this client until it has its job."""
+        """Serve this client no more until ``future`` is done."""
         self._waiting = future
         self._parser.trim()
         future.add_done_callback(self._on_job)
@@ -259,7 +262,7 @@ class Connection(asyncio.Protocol):
 
     def _be_served(self, future: Future[Job]) -> None:
         if self._waiting is not future:
-            return  # it has given up waiting
+            return  # the client does not wait any more
         self._waiting = None
         self._say(self._commands.outcome(future))
         self._rounds.speak(self)
@@ -273,9 +276,9 @@ class Connection(asyncio.Protocol):
             self._say(replies.TIMED_OUT)
             self._rounds.speak(self)
         else:
-            self._waiting = future  # its job is on its way here from another thread
+            self._waiting = future  # a job is on its way to the loop's thread
 
-    # -- what it sends ahead -------------------------------------------------------------------------------------------
+    # -- bytes that are sent ahead -------------------------------------------------------------------------------------
 
     def _mind_its_reading(self) -> None:
         is_too_much = self._parser.held > MAX_HELD_BYTES
@@ -289,7 +292,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def look_for_hanging_up(self) -> bool:
-        """Whether it is still not read from. One who waits and is not read from may have hung up unnoticed: look."""
+        """Look whether a client that waits and is not read from has hung up. True if it is still not read from."""
         if self._is_open and self._is_unread and self.is_waiting:
             socket = self._transport.get_extra_info("socket")
             if socket is not None and socket.fileno() >= 0:
@@ -301,10 +304,10 @@ class Connection(asyncio.Protocol):
 
 
 def _untie(transport: asyncio.Transport) -> None:
-    """Let a closed transport go with the last reference to it.
+    """Break the reference cycles of a closed transport: so it is freed with the last reference to it.
 
-    asyncio's hold bound methods of their own. Where the collector leaves old objects alone, as in a process that is a
-    server, each connection would leave a kilobyte behind for ever.
+    A transport of asyncio holds bound methods of itself. The server's process does not collect old objects
+    (``_spare_the_collector``): there, each connection would leave a kilobyte in memory for ever.
     """
     held = getattr(transport, "__dict__", {})
     for name in [name for name, made in held.items() if isinstance(made, MethodType) and made.__self__ is transport]:

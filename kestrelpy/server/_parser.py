@@ -1,11 +1,11 @@
-"""Bytes to commands of the beanstalk protocol, as beanstalkd 1.12 reads them.
+"""``Parser``: turns bytes into commands of the beanstalk protocol, as beanstalkd 1.12 does.
 
-1. No I/O: ``feed`` takes what arrived, ``next`` gives the next command or ``None``. How the bytes were cut up changes
-   nothing; no bytes whatever raise anything.
-2. A command is a tuple: its verb, then its arguments, checked and converted. What the server would refuse whatever its
-   state is a command, too: ``("refused", reply)``, and the four constants below.
+1. No I/O: ``feed`` takes the bytes that arrived, ``next`` gives the next command or ``None``. How the bytes were cut
+   into pieces does not matter. No input raises an error.
+2. A command is a tuple: its verb, then its arguments, checked and converted. Input that the server would refuse in any
+   state is a command too: ``("refused", reply)``, and the four constants below.
 3. The common forms are recognised by their first word, strictly. A line that fails there is read again by the lax rules
-   of beanstalkd (commands are matched by prefix, numbers by what ``strtoul`` makes of them), which are slow and rare.
+   of beanstalkd (commands are matched by prefix, numbers are read as by ``strtoul``), which are slow and rarely needed.
 
 The commands: ``("put", priority, delay, ttr, body)``; ``reserve``, ``quit``, ``stats``, ``list-tubes``,
 ``list-tube-used``, ``list-tubes-watched``, ``peek-ready``, ``peek-delayed``, ``peek-buried`` alone;
@@ -25,18 +25,18 @@ __all__ = ["MAX_LINE_BYTES", "Command", "Parser"]
 Command = tuple[Any, ...]
 
 MAX_LINE_BYTES = 224
-"""With its CRLF. It is the size of beanstalkd's buffer: what does not end in it is thrown away up to a line's end."""
+"""The longest line, with its CRLF: the size of beanstalkd's buffer. A longer line is discarded up to its end."""
 
 _MAX_U32 = 0xFFFFFFFF
 _MAX_U64 = 0xFFFFFFFFFFFFFFFF
 _MAX_LONG = 0x7FFFFFFFFFFFFFFF
 _SAFE_DIGITS = 19
-"""So many decimal digits fit 64 bits, whatever they are."""
+"""Any number of so many decimal digits fits into 64 bits."""
 
 BAD_FORMAT: Command = ("refused", b"BAD_FORMAT\r\n")
 UNKNOWN_COMMAND: Command = ("refused", b"UNKNOWN_COMMAND\r\n")
 TOO_BIG: Command = ("too-big",)
-"""A put whose body was larger than allowed, and has been thrown away."""
+"""A put whose body was larger than allowed; the body was discarded."""
 EXPECTED_CRLF: Command = ("expected-crlf",)
 """A put whose body was not followed by CRLF. It has used up an id."""
 BAD_PUT: Command = ("bad-put",)
@@ -50,8 +50,8 @@ _NAME = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}").fullmatch
 class Parser:
     """The reading side of one connection. Not thread-safe.
 
-    ``in_put`` is true when a put's line has been read and its body is still to come: the moment at which beanstalkd
-    counts it, and gives the job its id. ``in_big_put``: the same of a put whose body is thrown away.
+    ``in_put`` is true when a put's line has been read and its body has not arrived: at this moment beanstalkd counts
+    the put, and gives the job its id. ``in_big_put``: the same for a put whose body is discarded.
     """
 
     __slots__ = ("_at", "_data", "_discarding", "_is_too_big", "_max_job_bytes", "_missing", "_parts", "_put", "_skip")
@@ -59,13 +59,13 @@ class Parser:
     def __init__(self, max_job_bytes: int = 65535) -> None:
         self._max_job_bytes = max_job_bytes
         self._data = b""
-        self._at = 0  # what comes before it in _data is done
-        self._put: tuple[int, int, int, int] | None = None  # priority, delay, ttr, size; its body comes next
-        self._parts: list[bytes] = []  # of a body that is not all there; then _data is empty
-        self._missing = 0  # bytes that the parts still lack
-        self._is_too_big = False  # a body is being thrown away; it is answered when it is gone
-        self._skip = 0  # bytes of it that are still to come
-        self._discarding = False  # the beginning of a line too long is gone, and its end is looked for
+        self._at = 0  # all bytes of _data before this index are done
+        self._put: tuple[int, int, int, int] | None = None  # priority, delay, ttr, size; the body comes next
+        self._parts: list[bytes] = []  # pieces of an incomplete body; then _data is empty
+        self._missing = 0  # how many bytes of that body are missing
+        self._is_too_big = False  # a body is being discarded; the reply comes after all of it
+        self._skip = 0  # how many bytes of that body are still to come
+        self._discarding = False  # the beginning of a line that is too long is gone; its end is searched for
 
     @property
     def in_put(self) -> bool:
@@ -77,11 +77,11 @@ class Parser:
 
     @property
     def held(self) -> int:
-        """Bytes that were fed and belong to no command yet, the body that is being read left out."""
+        """How many bytes were fed and belong to no command yet, without an incomplete body."""
         return len(self._data) - self._at
 
     def feed(self, data: bytes) -> None:
-        """Take what arrived. Costs as much as is held, and no more than that."""
+        """Take the bytes that arrived. The cost grows with the bytes that are held, and with nothing else."""
         if self._missing:
             self._parts.append(data)
             self._missing -= len(data)
@@ -121,7 +121,7 @@ class Parser:
             read = _STRICT.get(words[0])
             command = read(words) if read is not None else None
             if command is None:
-                if b"\r" in line:  # beanstalkd looks no further than the first one, and so finds no end here
+                if b"\r" in line:  # beanstalkd looks only at the first CR, and finds no end of line there
                     return self._overlong()
                 command = _read_laxly(line)
         self._at = end + 2
@@ -132,7 +132,7 @@ class Parser:
         return command
 
     def trim(self) -> None:
-        """Keep nothing of what is done: one who says nothing for hours must not keep the last job in memory."""
+        """Drop the bytes that are done: a client that is silent for hours must not keep its last job in memory."""
         self._data, self._at = self._data[self._at :], 0
 
     def _check(self) -> None:
@@ -176,7 +176,7 @@ class Parser:
     # -- lines that are too long ---------------------------------------------------------------------------------------
 
     def _overlong(self) -> Command | None:
-        """No end of line where it must be: give the line up, once there is a whole buffer of it."""
+        """There is no end of line. Once there are ``MAX_LINE_BYTES`` of the line, discard it."""
         if self.held < MAX_LINE_BYTES:
             if self._at:
                 self.trim()
@@ -186,9 +186,9 @@ class Parser:
         return self._discard()
 
     def _discard(self) -> Command | None:
-        """Look for the line's end as beanstalkd does: a buffer at a time, no further than the first CR of each.
+        """Look for the end of the line as beanstalkd does: a buffer at a time, and only at the first CR of each.
 
-        So a CRLF that the border of two buffers cuts is not seen, and the line after it is lost, too.
+        So a CRLF that is cut by the border of two buffers is not found, and the next line is lost too.
         """
         data = self._data
         while True:
@@ -282,12 +282,12 @@ _THREE_NUMBERS = re.compile(rb" *([0-9]+) +([0-9]+) +([0-9]+)").fullmatch
 _TWO_NUMBERS = re.compile(rb" *([0-9]+) +([0-9]+)").fullmatch
 _NUMBER = re.compile(rb" *([0-9]+)").fullmatch
 _C_NUMBER = re.compile(rb"[ \t-\r]*([+-]?)([0-9]+)").match
-"""What ``strtol`` and ``strtoul`` accept; the rest of the line does not matter to them."""
+"""What ``strtol`` and ``strtoul`` accept. They ignore the rest of the line."""
 _NAME_AND_NUMBER = re.compile(rb" *([A-Za-z0-9+/;.$_()-]+) +([0-9]+)").fullmatch
 
 
 def _read_laxly(line: bytes) -> Command:
-    """Any line, by beanstalkd's own rules: the first prefix that fits decides."""
+    """Read any line by beanstalkd's own rules: the first prefix that fits decides."""
     if b"\0" in line:
         return BAD_FORMAT
     for prefix, read in _PREFIXES:
@@ -322,7 +322,7 @@ def _lax_bury(rest: bytes) -> Command | None:
 
 
 def _lax_kick(rest: bytes) -> Command | None:
-    """``strtoul`` into 32 bits: what follows the number is ignored, and ``-1`` is the largest."""
+    """``strtoul`` into 32 bits: the text after the number is ignored, and ``-1`` is the largest number."""
     found = _C_NUMBER(rest)
     if found is None or int(found[2]) > _MAX_U64:
         return None
@@ -330,7 +330,7 @@ def _lax_kick(rest: bytes) -> Command | None:
 
 
 def _lax_reserve_with_timeout(rest: bytes) -> Command | None:
-    """``strtol`` into a C int: no number is 0, and a negative one waits for ever."""
+    """``strtol`` into a C int: text without a number is 0, and a negative number waits for ever."""
     found = _C_NUMBER(rest)
     seconds = int(found[1] + found[2]) if found is not None else 0
     if not -_MAX_LONG - 1 <= seconds <= _MAX_LONG:
@@ -361,7 +361,7 @@ def _lax_name(verb: str) -> Callable[[bytes], Command | None]:
 
 
 def _alone(verb: str) -> Callable[[bytes], Command | None]:
-    """What must end where its name ends: had it done so, it would have been found in ``_ALONE``."""
+    """A command whose line must end after its name. A line that does was found in ``_ALONE`` before."""
     return lambda rest: None if rest else (verb,)
 
 
@@ -392,4 +392,4 @@ _PREFIXES: tuple[tuple[bytes, Callable[[bytes], Command | None]], ...] = (
     (b"quit", lambda _rest: ("quit",)),
     (b"pause-tube", _lax_pause_tube),
 )
-"""In the order in which beanstalkd tries them. ``pause-tube`` needs no space after it, and ``quit`` no end."""
+"""In the order in which beanstalkd tries them. ``pause-tube`` needs no space after it; any text may follow ``quit``."""

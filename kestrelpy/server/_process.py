@@ -1,4 +1,6 @@
-"""A process that is a server, with signals and a garbage collector that leaves a million jobs alone; and a thread."""
+"""``serve``: a server as a whole process, with signals, and a garbage collector that does not visit a million jobs.
+``serve_in_thread``: a server in a thread.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ def serve(
     on_signal: Callable[[signal.Signals], None] | None = None,
     **options: Any,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; SIGUSR1 makes it refuse puts. To be called in the main thread of its own process.
+    """Serve until SIGTERM or SIGINT; after SIGUSR1 the server refuses puts. Call it in the main thread of a process.
 
-    The arguments are those of ``BeanstalkServer``; ``on_start`` is called once it listens, ``on_signal`` with each
-    signal, after it has been obeyed. Returns when the queue is
-    closed. Raises what ``BeanstalkServer.start`` raises, and the error of a sync that failed.
+    The other arguments are those of ``BeanstalkServer``. ``on_start`` is called once the server listens, ``on_signal``
+    with each signal, after the server has obeyed it. Returns when the queue is closed. Raises what
+    ``BeanstalkServer.start`` raises, and the error of a sync that failed.
     """
     asyncio.run(_serve(BeanstalkServer(directory, **options), on_start, on_signal))
 
@@ -50,7 +52,7 @@ async def _serve(
         if on_signal is not None:
             on_signal(number)
 
-    # Before the start: unhandled, SIGUSR1 would be the end.
+    # Before the start: without a handler, SIGUSR1 would end the process.
     for number, what in ((signal.SIGTERM, stop.set), (signal.SIGINT, stop.set), (signal.SIGUSR1, server.drain)):
         loop.add_signal_handler(number, obey, number, what)
     await server.start()
@@ -64,7 +66,7 @@ async def _serve(
 
 
 async def _first(*awaitables: Any) -> None:
-    """Wait for the first of them; raises what it raises."""
+    """Wait for the first of these; raises what it raises."""
     tasks = [asyncio.ensure_future(one) for one in awaitables]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
@@ -74,12 +76,12 @@ async def _first(*awaitables: Any) -> None:
 
 
 def _spare_the_collector() -> None:
-    """Let the collector not look at the jobs.
+    """Keep the garbage collector from visiting the jobs.
 
-    A full collection visits every object: with a million jobs it stops all clients for a second, and finds nothing,
-    because neither jobs nor connections (see ``_untie``) are left behind in circles. So what opening made is put aside,
-    and the oldest generation is not collected any more. The two young ones still are: that is where the circles of
-    exceptions die.
+    A full collection visits every object. With a million jobs it stops all clients for a second, and it finds nothing,
+    because neither jobs nor connections (see ``_untie``) are in reference cycles. So the objects made by the opening
+    are frozen, and the oldest generation is not collected any more. The two young generations still are: they free the
+    cycles of exceptions.
     """
     gc.collect()
     gc.freeze()
@@ -91,10 +93,10 @@ def _spare_the_collector() -> None:
 def serve_in_thread(
     directory: str | PathLike[str] | None = None, *, listen: str = "127.0.0.1:0", **options: Any
 ) -> Iterator[BeanstalkServer]:
-    """A server in a thread of its own, for tests and for programs without an event loop; it stops with the block.
+    """A server in a thread of its own, for tests and for programs without an event loop. It stops after the block.
 
-    Yields the server once it listens: ``addresses`` says where. It is not thread-safe, but its ``queue`` is, and what
-    else is asked of it goes through ``loop.call_soon_threadsafe``. Raises what ``BeanstalkServer.start`` raises.
+    Yields the server once it listens; ``addresses`` says where. The server is not thread-safe. Its ``queue`` is; make
+    other calls by ``loop.call_soon_threadsafe``. Raises what ``BeanstalkServer.start`` raises.
 
     >>> with serve_in_thread() as server:
     ...     server.queue.put(b"hello")

@@ -1,7 +1,7 @@
-"""What the server answers: fixed words, jobs, and the lists and figures in YAML, byte for byte in beanstalkd's form.
+"""The server's replies: fixed words, jobs, and lists and figures in YAML. They have beanstalkd's form, byte for byte.
 
-Some clients do not read YAML but count lines, so the order of the keys is part of the form. Names are not quoted, as in
-1.12 (1.13 quotes them).
+Some clients count lines instead of reading YAML, so the order of the keys is part of the form. Names are not quoted, as
+in 1.12 (1.13 quotes them).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ COUNTED = (
     "list-tubes-watched",
     "pause-tube",
 )
-"""The commands that ``stats`` counts, in its order. reserve-job and kick-job are not among them."""
+"""The commands that ``stats`` counts, in the order of its reply. reserve-job and kick-job are not among them."""
 
 
 def reserved(job_id: int, body: bytes) -> bytes:
@@ -72,7 +72,7 @@ def names(of: Iterable[str]) -> bytes:
 
 
 def stats_job(job: JobStats) -> bytes:
-    """The figures of a job. Its ``file`` is 0: a job moves between files as it likes."""
+    """The figures of a job. ``file`` is 0, because compaction moves a job from one file to another."""
     return _figures(
         {
             "id": job.id,
@@ -117,7 +117,7 @@ def stats_tube(tube: TubeStats) -> bytes:
 def stats(
     work: WorkStats, counts: Mapping[str, int], middle: Mapping[str, object], last: Mapping[str, object]
 ) -> bytes:
-    """All figures; ``middle`` and ``last`` hold, in order, those that the queue knows nothing of."""
+    """All figures. ``middle`` and ``last`` have, in order, the figures that are not the queue's."""
     return _figures(
         {
             "current-jobs-urgent": work.urgent,

@@ -1,11 +1,11 @@
-"""Who is served when, and when replies go out.
+"""``Rounds``: when each client is served, and when replies are sent.
 
-One turn is one round of the event loop: every client that is ready is served, each no more than a slice; then, if the
-server syncs before it replies and anything was written, the queue is synced, once; then all replies of that turn go
-out. So no client keeps the others waiting for longer than a slice, and a sync is shared by all who wait for it.
+One turn is one round of the event loop. Every client that is ready is served, each for one slice at most. Then, if the
+server syncs before it replies and anything was written, the queue is synced, once (group commit). Then all replies of
+the turn are sent. So a client delays the others by no more than one slice, and all clients of a turn share one sync.
 
-It relies on the order in which asyncio runs what it was given: what ``call_soon`` takes in one round runs first in the
-next one, before what has become readable since.
+This relies on the order in which asyncio runs callbacks: a callback that ``call_soon`` gets in one round runs first in
+the next round, before the sockets that have become readable since.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _logger = logging.getLogger("kestrelpy.server")
 
 
 class RoundClient(Protocol):
-    """What a turn does with a client: a ``Connection``."""
+    """The part of a ``Connection`` that a turn uses."""
 
     def run(self) -> None:
-        """Do a slice of what it asked for."""
+        """Do a slice of the client's commands."""
 
     def flush(self) -> None:
-        """Send its replies."""
+        """Send the client's replies."""
 
     def take_back_replies(self) -> None:
-        """What they say has not come true."""
+        """Replace the client's replies by INTERNAL_ERROR."""
 
     def hang_up(self) -> None:
-        """There is trouble with it."""
+        """Close the connection: serving this client has failed."""
 
 
 class Rounds:
-    """The rounds of one server. All on the loop's thread.
+    """The rounds of one server. All calls are on the loop's thread.
 
-    ``commit``, if there is one, makes the turn's changes durable before its replies go out. If it raises, the clients
-    of that turn get INTERNAL_ERROR, and ``on_failure`` gets the error.
+    ``commit``, if it is not ``None``, makes the turn's changes durable before its replies are sent. If it raises, the
+    clients of that turn get INTERNAL_ERROR, and ``on_failure`` gets the error.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Rounds:
         return self._commit is not None
 
     def speak(self, client: RoundClient) -> None:
-        """It has replies: send them at the end of this turn."""
+        """The client has replies: send them at the end of this turn."""
         self._speaking[client] = None
         self._see_to_the_end()
 
     def again(self, client: RoundClient) -> None:
-        """It has more to do: serve it in the next turn."""
+        """The client has sent more commands: serve it again in the next turn."""
         self._busy[client] = None
         self._see_to_the_end()
 
@@ -96,9 +96,9 @@ class Rounds:
             self._see_to(client, client.run)
 
     def _see_to(self, client: RoundClient, call: Callable[[], None]) -> None:
-        """What goes wrong with one client, such as memory for its replies, ends that one, and the others are served."""
+        """Make ``call``. If it fails, for want of memory for its replies, say, only this client is disconnected."""
         try:
             call()
         except Exception:
-            _logger.exception("a client is dropped")
+            _logger.exception("a client is disconnected, because serving it failed")
             client.hang_up()

@@ -1,7 +1,7 @@
-"""The server: where it listens, who may come in, and its figures.
+"""``BeanstalkServer``: where the server listens, which clients it admits, and its figures.
 
-Everything runs on one event loop's thread: the clients, the queue's timers, the syncs that replies wait for. So nothing
-here has a lock. Only syncs that nobody waits for, and what is over and forgotten, are left to the library's own thread.
+Clients, the queue's timers and the syncs that replies wait for all run on the thread of one event loop. So nothing here
+has a lock. Only background syncs and compaction run on the library's own thread.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 __all__ = ["BeanstalkServer", "parse_address"]
 
 VERSION = "1.12+kestrelpy"
-"""What ``stats`` says: clients that look at the version see the one whose protocol this is."""
+"""The version in ``stats``: it begins with that of the beanstalkd whose protocol this is, as clients may look at it."""
 
 DEFAULT_PORT = 11300
 BACKLOG = 1024
 LOOK_SECONDS = 1.0
-"""How often to see whether clients that wait, and are not read from, have hung up."""
+"""How often to look whether clients that wait, and are not read from, have hung up."""
 
 _logger = logging.getLogger("kestrelpy.server")
 
@@ -46,7 +46,10 @@ Address = tuple[str, int] | str
 
 
 def parse_address(text: str) -> Address:
-    """``HOST:PORT``, ``[V6]:PORT``, ``HOST``, ``:PORT`` or ``unix:PATH``: a pair, or a path. Raises ``ValueError``."""
+    """Read ``HOST:PORT``, ``[V6]:PORT``, ``HOST``, ``:PORT`` (a pair of host and port) or ``unix:PATH`` (a path).
+
+    Raises ``ValueError``.
+    """
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
         if not path:
@@ -56,21 +59,21 @@ def parse_address(text: str) -> Address:
     if not colon or (":" in host and not host.startswith("[")):
         host, port = text, str(DEFAULT_PORT)
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise ValueError(f"{text}: {port!r} is not a port")
+        raise ValueError(f"{text}: {port!r} is not a port from 0 to 65535")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class BeanstalkServer:
     """A beanstalkd on a ``WorkQueue``, in the running event loop.
 
-    ``directory`` holds the jobs; ``None``: they live in memory. ``listen`` names one address or several
-    (``"127.0.0.1:0"``: any free port; ``"unix:/run/jobs"``), ``sockets`` are such that listen already. ``sync`` is that
-    of the queue, and with ``"always"`` a reply means that what it says is on the disk: one sync is shared by all
-    clients of a turn. At most ``max_connections`` clients are let in at a time; another one is told OUT_OF_MEMORY. The
-    other options are the queue's.
+    ``directory`` holds the jobs; ``None``: they are in memory only. ``listen`` is one address or several
+    (``"127.0.0.1:0"``: any free port; ``"unix:/run/jobs"``). ``sockets`` listen already, and are used instead. ``sync``
+    is that of the queue; with ``"always"``, a change is on disk before its reply is sent, and all clients of a turn
+    share one sync (group commit). At most ``max_connections`` clients are admitted at a time; one client more gets
+    OUT_OF_MEMORY. The other options are the queue's.
 
-    The queue is opened by ``start`` and is ``queue`` until ``stop``; the program may use it too, from any thread. Not
-    thread-safe itself.
+    ``start`` opens the queue, and ``stop`` closes it. In between it is ``queue``, and the program may use it too, from
+    any thread. The server itself is not thread-safe.
 
     >>> async def main():
     ...     async with BeanstalkServer(listen="127.0.0.1:0") as server:
@@ -118,7 +121,7 @@ class BeanstalkServer:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the queue and listen. Raises what opening a queue raises, and ``OSError`` for an address."""
+        """Open the queue and listen. Raises what opening a queue raises; ``ValueError``, ``OSError`` for an address."""
         self.loop = asyncio.get_running_loop()
         self._failure: asyncio.Future[None] = self.loop.create_future()
         clock = self._clock if self._clock is not None else LoopClock(self.loop)
@@ -149,7 +152,7 @@ class BeanstalkServer:
         return await self.loop.create_server(self._connection, sock=ready, backlog=BACKLOG)
 
     async def stop(self) -> None:
-        """Hang up, and close the queue: reserved jobs are ready at the next start. May be repeated."""
+        """Close all connections and the queue: reserved jobs are ready at the next start. May be repeated."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
@@ -160,7 +163,7 @@ class BeanstalkServer:
         self.queue.close()
 
     async def failed(self) -> None:
-        """Wait until the server cannot go on; raises why. Nothing is acknowledged after that: stop it."""
+        """Wait until a sync fails; raises its error. No change is acknowledged after that: stop the server."""
         await asyncio.shield(self._failure)
 
     async def __aenter__(self) -> Self:
@@ -174,12 +177,12 @@ class BeanstalkServer:
 
     @property
     def addresses(self) -> list[Any]:
-        """Where it listens, as ``socket.getsockname`` has it; pairs of host and port, and paths."""
+        """The addresses on which it listens, from ``socket.getsockname``: pairs of host and port, and paths."""
         found = [one.getsockname() for listener in self._listeners for one in getattr(listener, "sockets", ())]
         return [name[:2] if isinstance(name, tuple) else name for name in found]
 
     def drain(self) -> None:
-        """Refuse puts from now on, and go on with everything else."""
+        """Refuse puts from now on; all other commands work as before."""
         self.queue.drain()
 
     def _commit(self) -> None:
@@ -188,12 +191,12 @@ class BeanstalkServer:
             self.queue.sync()
 
     def _fail(self, error: BaseException) -> None:
-        _logger.error("what was written could not be synced: %s", error)
+        _logger.error("the queue could not be synced, and the server accepts no more clients: %s", error)
         for listener in self._listeners:
             listener.close()
         if not self._failure.done():
             self._failure.set_exception(error)
-            self._failure.exception()  # it is no news to the loop's handler if nobody asks
+            self._failure.exception()  # so the loop does not log it if nobody calls ``failed``
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
@@ -201,7 +204,7 @@ class BeanstalkServer:
         return Connection(self)
 
     def admit(self, connection: Connection) -> bool:
-        """Whether there is room for another client."""
+        """Add the client; False if there is no room, or a sync has failed."""
         if self._failure.done() or len(self._connections) == self._max_connections:
             return False
         self._connections[connection] = None
@@ -213,7 +216,7 @@ class BeanstalkServer:
         self._unread.pop(connection, None)
 
     def watch_over(self, connection: Connection) -> None:
-        """It is not read from: look from time to time whether it has hung up."""
+        """The client is not read from: look from time to time whether it has hung up."""
         if not self._unread:
             self.loop.call_later(LOOK_SECONDS, self._look)
         self._unread[connection] = None

@@ -1,13 +1,14 @@
 """``Compactor``: keeps the journal of a work queue short.
 
 Rules:
-1. Nothing is committed before the queue's counters are written: so they are exact after a crash. If there is no room
-   for them, nothing goes past the counters that were written last.
-2. Nothing is committed before what made it be over is on disk.
-3. Old live records are written anew when the journal is longer than they explain: bounded work at a time.
+1. No record is committed before the queue's counters are written: so the counters are exact after a crash. If there is
+   no room for the counters, no commit goes past the counters that were written last.
+2. No record is committed before the record that made it be over is on disk.
+3. Old live records are written again when the journal is longer than its bound (``JobLog.bound``), a bounded number at
+   a time.
 
-NOTE ON LOCKING: ``_compacting`` (Z) is held for all of it, the core's lock (W) for slices, but not while the journal is
-synced. Z comes before W: one thread at a time shortens the journal.
+NOTE ON LOCKING: ``_compacting`` (Z) is held for a whole compaction, the core's lock (W) for slices of it, but not while
+the journal is synced. Z is taken before W: one thread at a time shortens the journal.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
     from kestrelpy.work.stored import Tube
 
 OVERHEAD_BYTES = PUT_BYTES + FRAME_BYTES + 16
-"""About what a live job takes in the journal beside its body."""
+"""About how many bytes a live job takes in the journal beside its body."""
 _ROUNDS = 8
 
 
 class Compactor:
-    """The compaction of one work queue's journal; of one in memory, nothing."""
+    """Compacts the journal of one work queue. Does nothing for a queue in memory."""
 
     def __init__(self, core: WorkCore, disk_clock: Clock, segment_bytes: int) -> None:
         self._core = core
@@ -44,28 +45,28 @@ class Compactor:
         self._compacting = threading.Lock()
         self._timer: Timer | None = None
         self.is_armed = False
-        """Whether it has been seen to that it comes."""
+        """Whether a compaction is scheduled."""
         self.migrated = 0
-        """How many records were written again."""
+        """How many live records were written again."""
         self.totals_at = 0
         self._saved_totals: records.Totals | None = None
-        self._said = 0  # of how many slots of the held room the journal says what they say
+        self._said = 0  # how many slots of the held room are in the journal too
 
     def forget_totals(self) -> None:
-        """What the journal says of the totals may be wrong: say them again."""
+        """The totals in the journal may be wrong: write them again."""
         self._saved_totals = None
 
     def cancel_timer(self) -> None:
-        """It would keep alive what is closed."""
+        """Cancel the timer: it would keep a closed queue alive."""
         if self._timer is not None:
             self._timer.cancel()
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """In a forked child: a new lock, as another thread may have held the old one."""
         self._compacting = threading.Lock()
 
     def look_locked(self) -> None:
-        """Something was written since the last look: settle before long, at once if the journal is too long."""
+        """The journal has grown past ``look_at``: schedule a compaction; at once, if the journal is too long."""
         core = self._core
         log = core.journal
         assert log is not None
@@ -88,7 +89,7 @@ class Compactor:
         assert core.journal is not None
         try:
             self._timer = self._disk_clock.call_later(seconds, self._maintain, on_lost=on_lost)
-        except RuntimeError:  # no thread can be started: the next append tries again
+        except RuntimeError:  # no thread can be started: the next append tries it again
             self.is_armed = False
             core.journal.look_at = -1
 
@@ -96,7 +97,7 @@ class Compactor:
         self.is_armed = False
 
     def _maintain(self) -> None:
-        """On the clock's thread."""
+        """The timer's call, on the clock's thread."""
         core = self._core
         self.is_armed = False
         if core.state is not None:
@@ -106,7 +107,7 @@ class Compactor:
                 self.compact()
         except QueueClosed:
             return
-        except (OSError, KestrelError):  # the next call tells of it, or the closing; a full disk may have room later
+        except (OSError, KestrelError):  # the next call, or ``close``, raises it; a full disk may have room later
             self.arm(core.interval)
 
     def _live_bytes_locked(self) -> int:
@@ -114,7 +115,8 @@ class Compactor:
         return core.scheduler.bytes + OVERHEAD_BYTES * len(core.scheduler.jobs)
 
     def compact(self) -> None:
-        """Write what is only counted so far, commit what is over, carry old live records forward, save the place.
+        """Write the counters, sync, commit records that are over, save the reader's position, and write old live
+        records again if the journal is too long.
 
         Raises ``DurabilityUnknown``, ``OSError``.
         """
@@ -130,13 +132,13 @@ class Compactor:
                 with core.news, core.lock, core.turn as now:
                     self._clear_held_locked()
                     if log.is_short(self._live_bytes_locked()):
-                        log.look_at = -1  # the next append sees to the next time
+                        log.look_at = -1  # the next append schedules the next compaction
                         return
                     self._carry_locked(now)
-            self.arm(0)  # there is more; others come first
+            self.arm(0)  # there is more to do; other callbacks of the clock come first
 
     def _prepare(self) -> int:
-        """Bring the counters to paper; up to which record all may be committed after a sync, 0 for none."""
+        """Write the counters. Returns the id up to which records may be committed after a sync; 0 for none."""
         core = self._core
         assert core.journal is not None
         left = 1
@@ -155,13 +157,13 @@ class Compactor:
         except QueueDiskFull:
             self.arm(core.interval)
             with core.lock:
-                return core.journal.last_over if self.totals_at else 0  # it does not go past the totals there are
+                return core.journal.last_over if self.totals_at else 0  # not past the last TOTALS, which is not over
 
     def _write_counters(self) -> int:
-        """Write what the tubes and the queue have counted, in slices; up to which record all may be committed then.
+        """Write the counters of tubes and queue, in slices. Returns the id up to which records may be committed then.
 
-        What others write between two slices may be counted by no record of its tube yet: so not beyond what was there
-        at the beginning.
+        Other calls may write records between two slices, and the TUBE record of their tube may not count these yet. So
+        with several slices, the id is not above the last record that was there at the beginning.
         """
         core = self._core
         log, scheduler = core.journal, core.scheduler
@@ -185,7 +187,9 @@ class Compactor:
             return min(log.last_over, end)
 
     def _write_unrecorded_locked(self) -> int:
-        """How many slots of the held room say nothing new any more, once the counters are written too."""
+        """Write a GONE for each job that only the held room has. Returns how many slots of the held room say nothing
+        new, once the counters are written too.
+        """
         core = self._core
         log, held = core.journal, core.held
         assert log is not None
@@ -196,12 +200,12 @@ class Compactor:
         return held.used
 
     def _clear_held_locked(self) -> None:
-        """What the held room has is in the journal, and on disk: it is free again."""
+        """Clear the held room, if all that its slots say is in the journal, and on disk."""
         core = self._core
         held = core.held
         assert held is not None
         if held.used == self._said:
-            with contextlib.suppress(OSError):  # it says nothing new
+            with contextlib.suppress(OSError):  # a slot that stays says nothing new
                 held.clear(len(core.scheduler.jobs))
                 self._said = 0
             core.jobs_held = held.free
@@ -217,7 +221,7 @@ class Compactor:
             core.write_tube_locked(tube, tube.pauses, tube.pause, until_ms)
             tube.is_changed = False
             scheduler.changed_tubes.pop(tube.name, None)
-            if tube.name not in scheduler.tubes:  # it is no more: this record is to say so once
+            if tube.name not in scheduler.tubes:  # removed: this record says so, and is over at once
                 log.over(tube.at)
                 tube.at = 0
 
@@ -232,7 +236,7 @@ class Compactor:
             self.totals_at, self._saved_totals = at, totals
 
     def _commit(self, last: int) -> None:
-        """Commit all records up to this one: they are over, and what made them so is on disk."""
+        """Commit all records up to ``last``: they are over, and what made them be over is on disk."""
         core = self._core
         log = core.journal
         assert log is not None
@@ -245,7 +249,7 @@ class Compactor:
                 core.yield_lock()
 
     def _carry_locked(self, now: float) -> None:
-        """Write the oldest live records anew."""
+        """Write the oldest live records again."""
         core = self._core
         log, scheduler = core.journal, core.scheduler
         assert log is not None
@@ -255,7 +259,7 @@ class Compactor:
                 if tube is not None and tube.at == at:
                     scheduler.note(tube)
                 else:
-                    log.over(at)  # an interrupt fell before anybody knew of it: it was said anew
+                    log.over(at)  # an interrupt came before memory knew of it, and it was written again
             elif data[0] == records.TOTALS:
                 self._saved_totals = None
                 if at != self.totals_at:

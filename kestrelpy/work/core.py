@@ -1,14 +1,15 @@
-"""``WorkCore``: the lock of a work queue, the turns that are taken with it, and what is written about its jobs.
+"""``WorkCore``: the lock of a work queue, the turns that calls take under it, and the records about its jobs.
 
 Rules:
-1. A change is written before memory knows it: what could not be written has not happened, and whoever asked is told.
-   What time alone does (the end of a reservation) happens all the same; it is written as soon as that is possible.
-2. Work is done in slices, with the lock released between.
-3. Nearly every call is ``with core.news, core.lock, core.turn as now``. The lock is a ``with`` of its own: no interrupt
-   falls between its being taken and the duty to release it.
+1. A change is written before memory is changed. If the write fails, the change has not happened, and the caller gets
+   the error. What time alone does (the end of a reservation) is the exception: it happens even if it can't be written,
+   and it is written as soon as possible.
+2. Long work is done in slices. The lock is released between two slices.
+3. Nearly every call is ``with core.news, core.lock, core.turn as now``. The lock has a ``with`` of its own: so no
+   interrupt falls between taking the lock and the duty to release it.
 
 NOTE ON LOCKING: ``lock`` (W) guards the scheduler and the log. It is held for memory work and for appending to the
-journal; a delete on a full disk also waits for a sync under it. Never while somebody who waits is notified.
+journal; a delete on a full disk also waits for a sync under it. It is never held while a waiter is notified.
 """
 
 from __future__ import annotations
@@ -56,45 +57,45 @@ if TYPE_CHECKING:
 
 
 TICK = 100
-"""How much of what is due a call does before it does its own."""
+"""How many due events a call handles before it does its own work."""
 MUCH = 1000
-"""How much of it the timer does in one go."""
+"""How many due events the timer handles with the lock held, in one go."""
 YIELD_SECONDS = 0.001
-"""For how many seconds whoever works in slices leaves the lock to others: one that takes it again at once is never too
-late for it, and those who wait always are.
+"""How long a call that works in slices leaves the lock to others between two slices. If it took the lock again at once,
+it would always get it before the threads that wait for it.
 """
 SHORTEST = 1e-6
-"""In seconds: a shorter wait may end before its time, as clocks count nanoseconds and not parts of them."""
+"""The shortest wait of the timer, in seconds. A shorter one may end too early: clocks count whole nanoseconds."""
 
 
 class Compaction(Protocol):
-    """What a core needs of its ``Compactor``."""
+    """The part of ``Compactor`` that a core uses."""
 
     is_armed: bool
-    """Whether it has been seen to that it comes."""
+    """Whether a compaction is scheduled."""
     migrated: int
 
     def arm(self, seconds: float) -> None:
-        """Shorten the journal in so many seconds, if that is not armed already."""
+        """Compact the journal in ``seconds``, unless a compaction is scheduled already."""
 
     def look_locked(self) -> None:
-        """Something was written since the last look."""
+        """The journal has grown since the last call: schedule a compaction."""
 
     def forget_totals(self) -> None:
-        """What the journal says of the totals may be wrong: say them again."""
+        """The totals in the journal may be wrong: write them again."""
 
     def abandon(self) -> None: ...
 
 
 class LeftTubes(NamedTuple):
-    """What a session that the garbage collector has found watched, and used."""
+    """The tubes that a session watched and used, when the garbage collector found that nobody has the session."""
 
     watched: dict[str, Tube]
     using: Tube
 
 
 class Turn:
-    """With the lock: time does its work first, and what is due next is seen to at the end."""
+    """One call under the lock: first the work that is due is done; at the end the timer is set for the next."""
 
     def __init__(self, core: WorkCore) -> None:
         self._core = core
@@ -120,13 +121,13 @@ class Turn:
 
 
 class News:
-    """Those who have left the line are notified, after the lock is released."""
+    """Notifies the waiters that have left the line, after the lock is released."""
 
     def __init__(self, core: WorkCore) -> None:
         self._core = core
 
     def __enter__(self) -> None:
-        """Nothing to be done before."""
+        """Nothing to do."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -136,7 +137,7 @@ class News:
 
 
 class WorkCore:
-    """The lock, the scheduler and the log of one work queue. ``queue``: its journal; ``None``: in memory only."""
+    """The lock, the scheduler and the log of one work queue. ``queue`` is its journal; ``None``: in memory only."""
 
     __slots__ = (
         "__weakref__",
@@ -184,32 +185,32 @@ class WorkCore:
         max_tubes: int | None,
         max_attempts: int | None,
     ) -> None:
-        self._owner = owner  # lives as long as somebody has a session or a job of it
+        self._owner = owner  # kept alive as long as somebody has a session or a job of it
         self.name = name
         self.clock = clock
         self.interval = interval
         self.always = always
-        """Whether each call syncs what it has written."""
+        """Whether each call syncs the records that it has written."""
         self._max_tubes = max_tubes
         self._pid = os.getpid()
         self.lock = threading.Lock()
         self.turn = Turn(self)
         self.news = News(self)
         self.scheduler = Scheduler(max_attempts)
-        self.sessions: WeakSet[SessionState] = WeakSet()  # that are open, and that somebody has
+        self.sessions: WeakSet[SessionState] = WeakSet()  # open sessions that somebody references
         self._orphans: deque[Reserved | JobWaiter | LeftTubes] = deque()
-        self._numbers = itertools.count(1)  # of those who wait
-        self.state: Exception | None = None  # why it can't be used
+        self._numbers = itertools.count(1)  # for sessions and waiters
+        self.state: Exception | None = None  # why the queue can't be used; None: it can
         self.must_check = False
-        """The next call looks at more than the time: it is closed, or interrupted, or somebody left a note. Stored as
-        True by whoever has such news, after the news, with or without the lock.
+        """The next call must look at more than the time: the queue is closed, a call was interrupted, or somebody left
+        a note. Whoever has such news stores it first, and then True here, with or without the lock.
         """
         self._disturbed = False  # an exception from outside struck while the lock was held
-        self._refused: ValueError | None = None  # the error of our own that is being raised
-        self.at_work: Sequence[StoredJob] = ()  # about whom the last records were written, or are being written
+        self._refused: ValueError | None = None  # from ``refusal_locked``, and being raised
+        self.at_work: Sequence[StoredJob] = ()  # the jobs of the latest records, written or being written
         self._timer: Timer | None = None
         self.armed_at = NEVER
-        self.unrecorded: list[int] = []  # jobs that are gone, and the journal had no room to say so
+        self.unrecorded: list[int] = []  # jobs that are gone; the journal had no room for their GONE
         self.journal = None if queue is None else JobLog(queue, segment_bytes, self._look_locked)
         self.log: JobLog | NoLog = self.journal or NoLog()
         self.append = self.log.append
@@ -223,32 +224,32 @@ class WorkCore:
         return next(self._numbers)
 
     def find_locked(self, job_id: int, now: float) -> StoredJob:
-        """The job of that id. Raises ``JobNotFound``, also if its life is over and nobody has come to drop it yet."""
+        """The job with that id. Raises ``JobNotFound``, also for a job that has expired and was not dropped yet."""
         stored = self.scheduler.jobs.get(job_id)
         if stored is None or (stored.expires is not None and self.scheduler.expire(stored, now)):
             raise JobNotFound(job_id)
         return stored
 
     def tube_locked(self, name: str) -> Tube:
-        """The tube of that name, made if need be. Raises ``InvalidName``, ``QueueFull``."""
+        """The tube of that name; makes it if there is none. Raises ``InvalidName``, ``QueueFull``."""
         scheduler = self.scheduler
         tube = scheduler.tubes.get(name)
         if tube is None:
             check_tube(name)
             if self._max_tubes is not None and len(scheduler.tubes) >= self._max_tubes:
-                raise QueueFull(f"work queue {self.name} has max_tubes={self._max_tubes}")
+                raise QueueFull(f"work queue {self.name}: another tube would exceed max_tubes={self._max_tubes}")
             tube = scheduler.make_tube(name)
         return tube
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def begin_locked(self) -> float:
-        """What time it is. Time has done its work by then, or a slice of it. Raises ``QueueClosed``.
+        """Do the work that is due, or a slice of it; return the time. Raises ``QueueClosed``.
 
-        Hot paths ask for the time themselves, and come here if ``next_due`` has come, or ``must_check`` is set.
+        Hot paths read the clock themselves. They call this if ``next_due`` has passed, or ``must_check`` is set.
         """
         if self.state is not None:
-            raise copy(self.state)  # one object would keep what each caller had in hand
+            raise copy(self.state)  # a copy: one shared object would keep the frames of all callers alive
         now = self.clock.monotonic()
         if self._disturbed:
             self._repair_locked(now)
@@ -261,12 +262,12 @@ class WorkCore:
         return now
 
     def leave_note(self, orphan: Reserved | JobWaiter | LeftTubes) -> None:
-        """The garbage collector has found what nobody has any more; without a lock: it may strike anywhere."""
+        """Leave for the next call what the garbage collector has found. Takes no lock: the collector runs anywhere."""
         self._orphans.append(orphan)
         self.must_check = True
 
     def _read_notes_locked(self, now: float) -> None:
-        """A job that nobody got goes back, a task that is gone leaves the line, a session's tubes may go."""
+        """A job that nobody got goes back; a lost task leaves the line; the tubes of a lost session may go."""
         scheduler = self.scheduler
         while self._orphans:
             orphan = self._orphans.popleft()
@@ -281,7 +282,7 @@ class WorkCore:
                     scheduler.forget_unneeded(tube)
             elif is_held(*orphan):
                 scheduler.unreserve(orphan.job, now)
-            del orphan  # a waiter may be the last to have what has arrived for it, which is noted in turn
+            del orphan  # perhaps the last reference to a waiter and to its job: then that job is noted in turn
 
     def advance_locked(self, now: float, limit: int) -> None:
         scheduler = self.scheduler
@@ -290,13 +291,14 @@ class WorkCore:
             self.save_locked(list(scheduler.overdue.values()))
 
     def _repair_locked(self, now: float) -> None:
-        """An exception from outside struck in the middle of something: make the lists, the log and the journal agree.
+        """Make the lists, the log and the journal consistent, after an exception from outside in the middle of a call.
 
-        Memory is right: what a record said of the jobs that were at work is said anew, as memory has it.
+        Memory is right. The records about the jobs in ``at_work`` may not be: write these jobs again, as memory has
+        them.
         """
         scheduler, log = self.scheduler, self.log
         sessions = list(self.sessions)
-        for _ in range(len(self._orphans)):  # tubes are counted anew, by the sessions there are
+        for _ in range(len(self._orphans)):  # without notes on tubes: ``repair`` counts again, by open sessions
             orphan = self._orphans.popleft()
             if not isinstance(orphan, LeftTubes):
                 self._orphans.append(orphan)
@@ -316,7 +318,7 @@ class WorkCore:
                 else:
                     scheduler.last_id = max(scheduler.last_id, job.id)
                     log.over(self.append(pack_gone(GONE, EXPIRED, job.id)))
-            except QueueDiskFull:  # later, when there is room
+            except QueueDiskFull:  # written later, when there is room
                 if is_live:
                     scheduler.unsaved[job.id] = job
                     self._void_locked(job.id)
@@ -324,7 +326,7 @@ class WorkCore:
                     self.unrecorded.append(job.id)
 
     def end_locked(self) -> None:
-        """Before the lock is let go."""
+        """Before the lock is released: record the end of expired jobs, and set the timers."""
         scheduler = self.scheduler
         if scheduler.expired:
             self._write_expired_locked()
@@ -334,15 +336,15 @@ class WorkCore:
             self._arm_locked()
 
     def note(self, error: BaseException) -> None:
-        """It was raised with the lock held. Errors of our own are raised where nothing is half done; any other, such as
-        a ``TypeError``, may come out of the middle of something.
+        """``error`` was raised with the lock held. The library raises its own errors where nothing is half done. Any
+        other error, such as a ``TypeError``, may leave something half done: then the next call repairs.
         """
         refused, self._refused = self._refused, None
         if not (isinstance(error, KestrelError | OSError) or error is refused):
             self._disturbed = self.must_check = True
 
     def refusal_locked(self, reason: str) -> ValueError:
-        """To be raised now, before anything is changed."""
+        """An error that the caller raises now, before anything is changed: it needs no repair."""
         self._refused = ValueError(reason)
         return self._refused
 
@@ -355,54 +357,55 @@ class WorkCore:
         try:
             self._timer = self.clock.call_later(wait, self._tick, on_lost=self._timer_lost)
         except RuntimeError:  # no thread can be started
-            self.armed_at = NEVER  # the next call sets another one, and sees to what is due by itself
+            self.armed_at = NEVER  # the next call does what is due, and sets another timer
 
     def _timer_lost(self, _error: BaseException) -> None:
-        self.armed_at = NEVER  # the next call sets another one
+        self.armed_at = NEVER  # the next call sets another timer
 
     def _tick(self) -> None:
-        """Something is due. On the clock's thread."""
+        """The timer's call, on the clock's thread: do what is due."""
         with self.lock:
             self.armed_at, self._timer = NEVER, None
         try:
             with self.unheard(), self.news, self.lock, self.turn as now:
                 if now >= self.scheduler.next_due:
                     self.advance_locked(now, MUCH)
-        except KestrelError:  # it is closed, or has failed: whoever uses it is told
+        except KestrelError:  # the queue is closed or has failed: its next call raises that
             return
 
     def unheard(self) -> contextlib.AbstractContextManager[None]:
-        """For what raises nothing, whatever is raised in it: closing tells of a journal that has failed."""
+        """A context for work whose errors no caller gets: ``close`` still reports that the journal has failed."""
         return contextlib.nullcontext() if self.journal is None else self.journal.queue.unheard()
 
     def yield_lock(self) -> None:
-        """Between two slices of one call: let others have the lock. Without it, and in real time."""
+        """Let others have the lock between two slices of one call. Call without the lock. Waits in real time."""
         threading.Event().wait(YIELD_SECONDS)
 
     def notify(self) -> None:
-        """Tell those who have left the line what became of it, whatever they raise in what they call back: the last of
-        it is raised in the end. Without the lock.
+        """Give each waiter that has left the line its completion. Call without the lock.
+
+        Callbacks may raise anything: all waiters are notified, and then the last exception is raised.
         """
         completions, raised = self.scheduler.completions, None
         for waiter, outcome in list(completions.items()):
             try:
                 waiter.notify(outcome)
                 completions.pop(waiter, None)
-            except BaseException as struck:  # an interrupt, perhaps, and it was not told: it stays for the next call
+            except BaseException as struck:  # perhaps an interrupt before it was notified: it stays for the next call
                 raised = struck
         if raised is not None:
             raise raised
 
-    # -- what is written ---------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------------------------
 
     def write_state_locked(self, job: StoredJob, state: State) -> None:
-        """``job`` is about to be in this state. Raises as ``JobLog.append``, and nothing is changed."""
+        """Write that ``job`` is in ``state``, before it is. Raises as ``JobLog.append``; then nothing is changed."""
         self.at_work = (job,)
         at = self.append(records.encode_state(job.id, job.tube.name, state))
         self.saved_locked(job, at)
 
     def write_states_locked(self, jobs: list[StoredJob], states: list[State]) -> None:
-        """The same of many: all are written, or none."""
+        """``write_state_locked`` for many jobs: all records are written, or none."""
         if jobs:
             self.at_work = jobs
             pairs = zip(jobs, states, strict=True)
@@ -411,14 +414,16 @@ class WorkCore:
                 self.saved_locked(job, at)
 
     def write_tube_locked(self, tube: Tube, pauses: int, pause: float, until_ms: int) -> None:
-        """``tube`` has these pauses, or is about to have. Raises as ``JobLog.append``, and nothing is changed."""
+        """Write the counters and the pause of ``tube``, which may be its next pause. Raises as ``JobLog.append``; then
+        nothing is changed.
+        """
         figures = (tube.name, tube.total_jobs, tube.deletes, pauses, pause, until_ms)
         at = self.append(records.encode_tube(records.TubeFigures(*figures)))
         self.log.over(tube.at)
         tube.at = at
 
     def saved_locked(self, job: StoredJob, at: int) -> None:
-        """Record ``at`` says all there is to say about the job, but for how it was put."""
+        """Note that record ``at`` has the job's whole state. Only how the job was put is in another record."""
         self.log.over(job.state_at)
         job.state_at = at
         job.new_timeouts = 0
@@ -426,7 +431,7 @@ class WorkCore:
         self.scheduler.overdue.pop(job.id, None)
 
     def state_of(self, job: StoredJob, now: float) -> State:
-        """As it would be after a restart: a reserved job is ready then."""
+        """The state that the job has after a restart: a reserved job is ready then."""
         state = READY if job.state == RESERVED else job.state
         due_ms = self.wall_ms(job.due - now) if state == DELAYED else 0
         burial = int(job.due) if state == BURIED else 0
@@ -448,11 +453,11 @@ class WorkCore:
         return self.state_of(job, now)._replace(state=READY, due_ms=0, burial=0)
 
     def wall_ms(self, seconds: float = 0.0) -> int:
-        """The instant in so many seconds, in milliseconds since the Unix epoch."""
+        """The wall-clock time ``seconds`` from now, in milliseconds since the Unix epoch."""
         return max(0, self.clock.time_ns() // 1_000_000 + round(seconds * 1000))
 
     def save_locked(self, jobs: list[StoredJob]) -> None:
-        """Write the states of these; later, if that can't be done now."""
+        """Write the states of these jobs. If that fails, it is tried again later."""
         now = self.clock.monotonic()
         try:
             with self.unheard():
@@ -461,8 +466,8 @@ class WorkCore:
             self.compactor.arm(self.interval)
 
     def write_gone_locked(self, job: StoredJob, cause: int) -> None:
-        """It is about to be removed. Raises as ``JobLog.append``, and nothing is changed; on a full disk only if no
-        room was held.
+        """Write that ``job`` is gone, before it is removed. Raises as ``JobLog.append``; then nothing is changed. A
+        full disk is an error only if no room was held.
         """
         log = self.log
         self.at_work = (job,)
@@ -475,7 +480,7 @@ class WorkCore:
             log.over(job.state_at)
 
     def _write_apart_locked(self, job_id: int, cause: int, refused: QueueDiskFull) -> None:
-        """The journal has ``refused`` to take that the job is gone: say it where room was held for it."""
+        """Write into the held room that the job is gone. The journal had no room for it: ``refused``."""
         log, held = self.journal, self.held
         assert log is not None
         assert held is not None
@@ -486,7 +491,7 @@ class WorkCore:
             if error.errno in NO_ROOM:
                 raise refused from None
             raise
-        if not (self.always or log.queue.never_syncs):  # no later sync of the journal's own would do it
+        if not (self.always or log.queue.never_syncs):  # the journal's own syncs do not cover the held room
             held.sync()
         self.unrecorded.append(job_id)
         self.jobs_held = held.free
@@ -498,7 +503,7 @@ class WorkCore:
                 self.held.void(job_id)
 
     def hold_room_locked(self, jobs: int) -> None:
-        """Have room for the end of all jobs, and of so many more. Raises ``QueueDiskFull``, ``OSError``."""
+        """Hold room for the end of all jobs, and of ``jobs`` more. Raises ``QueueDiskFull``, ``OSError``."""
         log, held = self.journal, self.held
         assert log is not None
         assert held is not None
@@ -512,7 +517,7 @@ class WorkCore:
             self.jobs_held = held.free
 
     def _write_expired_locked(self) -> None:
-        """The end of those that have expired. If it can't be written they expire again after a restart."""
+        """Write the end of expired jobs. If that fails, they expire again after a restart."""
         expired, self.scheduler.expired = self.scheduler.expired, []
         with self.unheard():
             for job in expired:
@@ -523,13 +528,13 @@ class WorkCore:
                     self.log.over(job.state_at)
 
     def sync(self) -> None:
-        """All that returned before is on disk when this returns. Raises ``DurabilityUnknown``."""
+        """What earlier calls have written is on disk when this returns. Raises ``DurabilityUnknown``."""
         self.log.sync()
         if self.held is not None:
             self.held.sync()
 
     def rewrite_locked(self, job: StoredJob, now: float) -> None:
-        """Write it anew, with its state. Raises as ``JobLog.append``."""
+        """Write the job again, with its state. Raises as ``JobLog.append``."""
         self.at_work = (job,)
         at = self.append(records.encode_put(self.origin_of(job, now), job.body, self.state_of(job, now)))
         self.log.over(job.at)
@@ -541,10 +546,10 @@ class WorkCore:
         expires_ms = 0 if job.expires is None else self.wall_ms(job.expires[0] - now)
         return Origin(job.id, job.tube.name, job.key, job.priority, job.delay, job.ttr, added_ms, expires_ms)
 
-    # -- what becomes of a job ---------------------------------------------------------------------------------------
+    # -- changes of a job --------------------------------------------------------------------------------------------
 
     def become_locked(self, job: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
-        """Write the new state of a job, and then take it on."""
+        """Write the new state of a job, and then change the job in memory."""
         self.write_state_locked(job, new)
         scheduler = self.scheduler
         scheduler.take_out(job)
@@ -553,7 +558,7 @@ class WorkCore:
         scheduler.change_state(job, new.state, now, due=due)
 
     def delete_locked(self, job: StoredJob) -> None:
-        """Write that it is gone, and then forget it."""
+        """Write that the job is gone, and then forget the job."""
         self.write_gone_locked(job, DELETED)
         scheduler, tube = self.scheduler, job.tube
         tube.deletes += 1
@@ -568,19 +573,19 @@ class WorkCore:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def dismiss_locked(self, error: QueueClosed) -> None:
-        """Whoever waits gets ``error``, at the next ``notify``."""
+        """Every waiter gets ``error``, at the next ``notify``."""
         # Not where the lock is taken: docs/interrupts.md, rule 3.
         for session in list(self.sessions):
             for waiter in list(session.waiters):
                 self.scheduler.fail(waiter, copy(error))
 
     def cancel_timer(self) -> None:
-        """It would keep alive what is closed."""
+        """Cancel the timer: it would keep a closed queue alive."""
         if self._timer is not None:
             self._timer.cancel()
 
     def abandon(self) -> None:
-        """In a forked child: every later call says so, without touching what another thread may have held."""
+        """In a forked child: every later call raises ``ForkedQueue``. Uses no lock that another thread may hold."""
         self.lock = threading.Lock()
         self.compactor.abandon()
         self.state = ForkedQueue(self._pid)

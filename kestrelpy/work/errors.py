@@ -1,4 +1,4 @@
-"""What a work queue raises beside the errors of the journaled queue."""
+"""The errors that a work queue raises beside those of the journaled queue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["DeadlineSoon", "Draining", "DuplicateJob", "JobNotFound", "JobTooBig
 
 
 class JobNotFound(KestrelError, LookupError):
-    """No live job has ``job_id``, or none that this can be done with; ``None`` where none was named."""
+    """No live job has ``job_id``, or its state does not allow the call. ``job_id`` is ``None`` if none was named."""
 
     def __init__(self, job_id: int | None, reason: str = "there is no such job") -> None:
         super().__init__(reason if job_id is None else f"job {job_id}: {reason}")
@@ -16,7 +16,7 @@ class JobNotFound(KestrelError, LookupError):
 
 
 class NotReserved(KestrelError, LookupError):
-    """Job ``job_id`` lives, but its reservation is not this session's: it ended, or is somebody else's."""
+    """Job ``job_id`` lives, but this session does not have it reserved: the reservation ended, or is another's."""
 
     def __init__(self, job_id: int) -> None:
         super().__init__(f"job {job_id} is not reserved by this session")
@@ -24,7 +24,7 @@ class NotReserved(KestrelError, LookupError):
 
 
 class DuplicateJob(KestrelError, ValueError):
-    """A job of ``tube`` with ``key`` lives already: ``job_id``. Nothing was stored."""
+    """The live job ``job_id`` of ``tube`` has ``key`` already. Nothing was stored."""
 
     def __init__(self, job_id: int, tube: str, key: str) -> None:
         super().__init__(f"job {job_id} of tube {tube!r} has the key {key!r} already")
@@ -34,17 +34,17 @@ class DuplicateJob(KestrelError, ValueError):
 
 
 class Draining(KestrelError):
-    """The queue takes no new jobs: ``drain()`` was called."""
+    """The queue refuses new jobs: ``drain()`` was called."""
 
 
 class DeadlineSoon(KestrelError):
-    """Nothing is ready, and the time to run of ``job_id``, which this session has reserved, ends within a second.
+    """No job is ready, and the time to run of ``job_id``, which this session has reserved, ends within a second.
 
     Source: beanstalkd's DEADLINE_SOON, which does not say which job it is.
     """
 
     def __init__(self, job_id: int) -> None:
-        super().__init__(f"the time to run of job {job_id}, reserved by this session, ends within a second")
+        super().__init__(f"no job is ready, and this session's reservation of job {job_id} ends within a second")
         self.job_id = job_id
 
 
@@ -57,7 +57,7 @@ class JobTooBig(ItemTooLarge):
 
 
 class TubeNotFound(KestrelError, LookupError):
-    """No tube is called ``tube``: nothing is in it, and nobody uses or watches it."""
+    """There is no tube ``tube``: it has no jobs, and nobody uses or watches it."""
 
     def __init__(self, tube: str) -> None:
         super().__init__(f"there is no tube {tube!r}")

@@ -1,19 +1,21 @@
-"""Deletes that found no room in the journal: each is one slot of a file whose room is held before the disk is full.
+"""``HeldRoom``: deletes that found no room in the journal. Each is one slot of a file that has its room before the disk
+is full.
 
-The file is the one that says that the journal is a work queue's, from byte 128 on, and all its slots are there, as
-zeros, before a job is put that may need one:
+The slots are in the file that marks the journal as a work queue's, from byte 128 on. A slot is there, as zeros, before
+a job is put that may need it:
 
     +-----+-------+---+----+-------+
-    | crc | cause | 0 | id | after |    after: the last record of the journal by then
+    | crc | cause | 0 | id | after |    after: the last record of the journal at that moment
     +-----+-------+---+----+-------+
-       4      1     3   8      8        the crc is of what follows it, begun with the queue's id
+       4      1     3   8      8        the crc is that of the bytes after it, begun with the queue's id
 
 Rules:
-1. A put has the room for the end of its job, or is refused. So there is a slot for each job that lives.
-2. A slot says what a GONE says, after record ``after``. The journal is on disk up to that before the slot is written: a
-   power cut that takes records away would have their ids given out again, and the slot would end another job.
-3. What a slot says is written into the journal when there is room. After that, and once the journal is on disk, the
-   slots are cleared; one that is still there by then says nothing new, and does no harm.
+1. A put gets room for the end of its job, or is refused. So there is a slot for each live job.
+2. A slot says what a GONE record after record ``after`` would say. The journal is on disk up to record ``after`` before
+   the slot is written. Otherwise a power cut could take records away, their ids would be given out again, and the slot
+   would end another job.
+3. When there is room again, GONE records say in the journal what the slots say. Once these are on disk, the slots are
+   cleared. A slot that is left over by then says nothing new, and does no harm.
 
 NOTE ON LOCKING: all but ``sync`` want the queue's lock.
 """
@@ -36,17 +38,17 @@ if TYPE_CHECKING:
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BEGIN = 128
-"""Before the first slot is the line for people."""
+"""Where the first slot begins; a line of text for people is before it."""
 _SLOT = Struct("<IB3xQQ")
 _CRC_BYTES = 4
 _BLOCK = 4096
-"""The file grows by so much at least; by an eighth of itself, if that is more."""
+"""The file grows by at least so many bytes, or by an eighth of its size, if that is more."""
 _MUCH_BYTES = 1 << 20
-"""Below this nothing is given back."""
+"""A file that is smaller than this is not cut."""
 
 
 class Gone(NamedTuple):
-    """A job that is gone since record ``after`` of the journal, and why."""
+    """A job that is gone after record ``after`` of the journal, and the cause."""
 
     job_id: int
     cause: int
@@ -60,17 +62,17 @@ class HeldRoom:
         self._queue = queue
         self._slots = 0  # how many there are
         self.used = 0
-        """So many were written, from the first on."""
+        """How many slots were written; they are the first ones."""
         self._written = self._synced = 0  # counts of writes
         self._syncing = threading.Lock()
-        self._failed: OSError | None = None  # of a sync: what was written may be nowhere but in the cache
+        self._failed: OSError | None = None  # of a sync: slots may be in the page cache alone
 
     @property
     def free(self) -> int:
         return self._slots - self.used
 
     def load(self) -> list[Gone]:
-        """What the slots say, in its order; they are held from here on."""
+        """Read the slots, and hold their room from here on. Returns what they say, in the order of ``after``."""
         try:
             with self._opened() as file:
                 size = file.size()
@@ -84,7 +86,7 @@ class HeldRoom:
         return sorted((gone for gone in slots if gone is not None), key=lambda gone: gone.after)
 
     def hold(self, count: int) -> None:
-        """Have so many slots free, at least. Raises ``OSError``, with those that there are."""
+        """Have at least ``count`` free slots. Raises ``OSError``; the slots there are stay."""
         if self.free >= count:
             return
         needed = _BEGIN + (self.used + count) * _SLOT.size
@@ -101,7 +103,7 @@ class HeldRoom:
                 self._slots = max(0, file.size() - _BEGIN) // _SLOT.size
 
     def write(self, gone: Gone) -> None:
-        """Raises ``OSError``, with nothing said."""
+        """Write ``gone`` into the next free slot. Raises ``OSError``; then no slot says it."""
         if self._failed is not None:
             raise OSError(*self._failed.args)
         if not self.free:
@@ -112,7 +114,7 @@ class HeldRoom:
         self._written += 1
 
     def void(self, job_id: int) -> None:
-        """The job lives: what was written was interrupted."""
+        """Clear the slot of a job that lives: the delete that wrote it was interrupted."""
         with self._opened() as file:
             for at in range(_BEGIN, min(_BEGIN + (self.used + 1) * _SLOT.size, file.size()), _SLOT.size):
                 gone = self._decode(file.read(at, _SLOT.size))
@@ -120,7 +122,7 @@ class HeldRoom:
                     file.write(at, bytes(_SLOT.size))
 
     def clear(self, jobs: int) -> None:
-        """What the slots say is in the journal. Of a lot of room, as much is kept as for twice so many ``jobs``."""
+        """Clear all slots: the journal has what they say. A large file is cut to room for twice as many ``jobs``."""
         keep = _BEGIN + 2 * jobs * _SLOT.size
         is_long = _BEGIN + self._slots * _SLOT.size > max(_MUCH_BYTES, 4 * keep)
         if not (self.used or is_long):
@@ -134,7 +136,7 @@ class HeldRoom:
                 self._slots = (file.size() - _BEGIN) // _SLOT.size
 
     def sync(self) -> None:
-        """All that was written is on disk when this returns. Without the queue's lock. Raises ``OSError``."""
+        """All slots written so far are on disk when this returns. Without the queue's lock. Raises ``OSError``."""
         if self._written == self._synced and self._failed is None:
             return
         with self._syncing:
@@ -152,7 +154,7 @@ class HeldRoom:
             self._synced = written
 
     def abandon(self) -> None:
-        """In a forked child: another thread may have been in a sync."""
+        """In a forked child: a new lock, as another thread may have held the old one in a sync."""
         self._syncing = threading.Lock()
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""``JobIntake``: what a work queue takes in: its limits, and how a new job is made. All with the lock held."""
+"""``JobIntake``: the limits of a work queue, and how a new job is made. All but ``checked`` with the lock held."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class JobIntake:
         self._max_bytes = max_bytes
         self.draining = False
         self.is_limited = max_jobs is not None or max_bytes is not None
-        """By either, or it is draining."""
+        """Whether a put must check a limit, or is refused because the queue is draining."""
 
     def put_many_locked(
         self,
@@ -56,7 +56,7 @@ class JobIntake:
             core.scheduler.forget_unneeded(tube)
 
     def forget_empty_locked(self, name: str) -> None:
-        """A put has failed: its tube may have been made for it."""
+        """After a failed put: remove its tube, if nothing needs that. It may have been made for the put."""
         core = self._core
         tube = core.scheduler.tubes.get(name)
         if tube is not None:
@@ -81,9 +81,9 @@ class JobIntake:
         if self.draining:
             raise Draining(f"work queue {core.name} is draining")
         if self._max_jobs is not None and len(scheduler.jobs) + jobs > self._max_jobs:
-            raise QueueFull(f"work queue {core.name} has max_jobs={self._max_jobs}")
+            raise QueueFull(f"work queue {core.name}: this put would exceed max_jobs={self._max_jobs}")
         if self._max_bytes is not None and scheduler.bytes + size > self._max_bytes:
-            raise QueueFull(f"work queue {core.name} has max_bytes={self._max_bytes}")
+            raise QueueFull(f"work queue {core.name}: this put would exceed max_bytes={self._max_bytes}")
 
     def check_key_locked(self, tube: Tube, key: str, now: float) -> None:
         core = self._core
@@ -93,7 +93,7 @@ class JobIntake:
             raise DuplicateJob(other, tube.name, key)
 
     def make_locked(self, tube: Tube, body: bytes, priority: int, delay: float, ttr: float, now: float) -> StoredJob:
-        """As ``JobRecovery`` makes one."""
+        """A new job without id, key and expiry. ``JobRecovery._put`` must set the same fields."""
         stored = StoredJob()
         stored.tube, stored.body, stored.priority, stored.delay, stored.ttr = tube, body, priority, delay, ttr
         stored.added = now
@@ -103,7 +103,7 @@ class JobIntake:
         return stored
 
     def adorn_locked(self, stored: StoredJob, key: str | None, expires_in: float | None, now: float) -> None:
-        """What only some jobs have."""
+        """Set the key and the expiry, which only some jobs have. Raises ``DuplicateJob``."""
         if key is not None:
             self.check_key_locked(stored.tube, key, now)
             stored.key = key
@@ -130,5 +130,5 @@ class JobIntake:
     def drawn_locked(self, job_id: int) -> int:
         core = self._core
         if type(job_id) is not int or not 0 < job_id <= core.scheduler.last_id or job_id in core.scheduler.jobs:
-            raise core.refusal_locked(f"id {job_id} was not drawn, or a job lives with it")
+            raise core.refusal_locked(f"job_id {job_id} was not drawn by new_id(), or a job lives with it")
         return job_id

@@ -1,4 +1,4 @@
-"""``Job``: what a session hands out, and what becomes of it."""
+"""``Job``: the handle that a reserve returns, and the calls that end a reservation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Job:
     """A job as it was when it was reserved, or looked at: ``id``, ``body`` (bytes), ``tube``, ``priority``, ``delay``,
     ``ttr`` (seconds), ``reserves``.
 
-    As a context manager it is deleted at the end of the block, released if the block raises, and left alone if the
-    block has done either, or buried it. If the reservation is over by then, because its time to run was, and no call in
-    the block has said so, the end of the block raises ``NotReserved``: somebody else does the job, or has done it.
-    A block that raises keeps its own error; what goes wrong at its end is logged.
+    As a context manager, the job is deleted (acknowledged) at the end of the block, and released if the block raises.
+    A job that the block has deleted, released or buried is left alone. If the time to run was over before the end of
+    the block, and no call in the block has raised ``NotReserved``, the end of the block raises it: another worker does
+    the job, or has done it. If the block raises, that error is raised, and an error at the end of the block is logged.
 
     ``delete``, ``release``, ``bury`` and ``touch`` raise ``NotReserved`` once the reservation is over, also if the same
-    session has reserved the job again since; ``JobNotFound`` once it is gone.
+    session has reserved the job again since; ``JobNotFound`` once the job is gone.
     """
 
     __slots__ = ("_core", "_ended", "_session", "_stored", "body", "delay", "id", "priority", "reserves", "ttr", "tube")
@@ -33,7 +33,7 @@ class Job:
         self._core = core
         self._session = session
         self._stored = stored
-        self._ended = False  # the user has said what is to become of it, or was told that the reservation is over
+        self._ended = False  # the user has ended the reservation, or got an error that it is over
         self.id = stored.id
         self.body = stored.body
         self.tube = stored.tube.name
@@ -43,7 +43,7 @@ class Job:
         self.reserves = stored.reserves
 
     def delete(self) -> None:
-        """Done with it: it is gone for good. Of one that was only looked at, as ``WorkQueue.delete``."""
+        """Acknowledge the job: it is gone for good. A job that was only looked at: as ``WorkQueue.delete``."""
         self._ended = True
         if self._session is None:
             delete_by(self._core, None, self.id)
@@ -66,7 +66,9 @@ class Job:
             core.sync()
 
     def release(self, priority: int | None = None, delay: float = 0) -> bool:
-        """Give it back, ready at once or in ``delay`` seconds. False if it is worn out and was buried instead."""
+        """Give the job back, ready at once or in ``delay`` seconds. False if it was buried instead: its attempts have
+        reached ``max_attempts``.
+        """
         self._ended = True
         delay = check_seconds("delay", delay)
         if priority is not None:
@@ -91,7 +93,7 @@ class Job:
         return not is_worn_out
 
     def bury(self, priority: int | None = None) -> None:
-        """Set it aside, until it is kicked."""
+        """Set the job aside until it is kicked, like a dead letter."""
         self._ended = True
         if priority is not None:
             priority = check_priority(priority)
@@ -109,7 +111,7 @@ class Job:
             core.sync()
 
     def touch(self) -> None:
-        """Its time to run begins again."""
+        """Begin the job's time to run again."""
         core = self._core
         try:
             with core.news, core.lock, core.turn as now:
@@ -120,7 +122,7 @@ class Job:
 
     @property
     def time_left(self) -> float:
-        """Seconds until the reservation ends, or a delayed one is ready; 0 if neither."""
+        """Seconds until the reservation ends, or a delayed job is ready; otherwise 0."""
         core = self._core
         with core.news, core.lock, core.turn as now:
             stored = self._stored
@@ -131,7 +133,7 @@ class Job:
             return max(0.0, stored.due - now) if is_running else 0.0
 
     def _held_locked(self) -> StoredJob:
-        """The job that this handle has reserved."""
+        """The stored job, if the reservation of this handle still holds. Raises ``NotReserved``, ``JobNotFound``."""
         if is_held(self._stored, self._session, self.reserves):
             return self._stored
         raise NotReserved(self.id) if self.id in self._core.scheduler.jobs else JobNotFound(self.id)
@@ -160,7 +162,7 @@ class Job:
                 raise NotReserved(self.id) from None
             if kind is None:
                 raise
-            from logging import getLogger  # here and not above: mostly there is nothing to say
+            from logging import getLogger  # imported here: mostly there is nothing to log
 
             getLogger("kestrelpy").warning("%r was not released when its block raised: %s", self, failure)
 
@@ -170,12 +172,12 @@ class Job:
 
 
 def mark_ended(job: Job) -> None:
-    """The reservation has ended as its session wanted: the ``with`` that the job may be in has nothing to do."""
+    """The session itself has ended the reservation: a ``with`` block of the job has nothing left to do."""
     job._ended = True
 
 
 def unreserve(job: Job) -> None:
-    """Nobody got to see it: back, as if it had not been reserved. No error if its reservation is over."""
+    """Give back a job that no caller got, as if it had not been reserved. No error if its reservation is over."""
     core = job._core
     try:
         with core.news, core.lock, core.turn as now:
@@ -186,12 +188,12 @@ def unreserve(job: Job) -> None:
 
 
 def leave(job: Job) -> None:
-    """``unreserve`` by the next call: the garbage collector has found a job that nobody got to see."""
+    """Let the next call ``unreserve`` the job: the garbage collector has found that no caller got it."""
     job._core.leave_note(Reserved(job._stored, job._session, job.reserves))
 
 
 def delete_by(core: WorkCore, session: SessionState | None, job_id: int) -> None:
-    """Delete a job that ``session`` has reserved, or that nobody has. Raises ``JobNotFound``, ``NotReserved``."""
+    """Delete a job that ``session``, or no session, has reserved. Raises ``JobNotFound``, ``NotReserved``."""
     with core.news, core.lock, core.turn as now:
         if session is not None:
             check_open(session)

@@ -1,13 +1,14 @@
-"""The journal under a work queue: what is written, which records are over, and how it is kept short.
+"""``JobLog``: appends records to the journal of a work queue, notes which records are over, and commits those.
 
 Rules:
-1. A record is over when the job it is about is gone, or when a later record says all that it said. Whether it is over
-   is one byte in ``_over``, by its id.
-2. Records are committed in the order of their ids, up to the first one that is not over, and only after the journal has
-   been synced up to what made them be over: a power cut leaves an old record or the one that replaced it.
-3. What an old live record holds back is bounded: ``bound`` says from when on the oldest ones must be written anew.
+1. A record is over when its job is gone, or when a later record says all that it said. ``_over`` has one byte for each
+   record, by its id.
+2. Records are committed in the order of their ids, up to the first one that is not over. The records that made them be
+   over are synced before that: so a power cut leaves an old record or its replacement.
+3. An old live record holds back a bounded part of the journal: once the journal is longer than ``bound``, the oldest
+   live records must be written again.
 
-NOTE ON LOCKING: all but ``skip``, ``sync`` and ``checkpoint`` want the queue's lock. ``_reading`` comes behind it.
+NOTE ON LOCKING: all but ``skip``, ``sync`` and ``checkpoint`` want the queue's lock. ``_reading`` is taken after it.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ if TYPE_CHECKING:
     from kestrelpy.work.journal import JobJournal
 
 FRAME_BYTES = 24
-"""About what a record takes on disk beside its data."""
+"""About how many bytes a record takes on disk beside its data."""
 SLICE = 1000
 """How many records are committed in one go, with the lock held."""
 MANY = 5000
-"""From so many on it costs less to find the place behind them (the frames of one segment) than to read them."""
+"""From so many records on, a seek past them (it reads the frames of one segment) costs less than reading them."""
 
 
 class JobLog:
-    """What was appended to ``queue`` and is not committed."""
+    """The records of ``queue`` that are not committed."""
 
     def __init__(self, queue: JobJournal, segment_bytes: int, on_look: Callable[[], object]) -> None:
         self.queue = queue
         self.bytes = 0
         """About how long the journal is."""
         self.look_at = -1
-        """``on_look`` is called by the append that makes it longer than this."""
+        """An append that makes the journal longer than this calls ``on_look``."""
         self.carry_to = 0
-        """What lives is to be written anew up to this record: it was not intact, and its segment is to go."""
+        """Write all live records up to this one again: it was not intact, and its segment must go."""
         self._on_look = on_look
         self._segment_bytes = segment_bytes
         self._reader = _default_reader(queue)
@@ -50,20 +51,20 @@ class JobLog:
         self._first = self._reader.head + 1  # the id that _over[0] is about
         self._over = bytearray()
         self._began = self._reader.head
-        self._opened = self._reader.head  # up to here all is open or committed
+        self._opened = self._reader.head  # all records up to this one are open reads, or committed
         self._early: set[int] = set()  # committed out of order, by an earlier version
-        self._reading = threading.Lock()  # for what the reader does without the queue's lock
-        self._old: dict[int, bytes] = {}  # open, and not over when they were opened
-        with contextlib.suppress(OSError):  # as long as there is room
+        self._reading = threading.Lock()  # for calls of the reader without the queue's lock
+        self._old: dict[int, bytes] = {}  # open reads of records that were not over when they were opened
+        with contextlib.suppress(OSError):  # now, as later the disk may be full
             self._reader.checkpoint()
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def replay(self, disk: Disk | None, *, quarantine: bool) -> Iterator[tuple[int, bytes | None]]:
-        """All records that are not committed, with their ids, in the order of these; ``None`` for one that is not
-        intact, which raises ``CorruptJournal`` without ``quarantine``. To be taken to its end.
+        """All records that are not committed, in the order of their ids, as pairs of id and record.
 
-        Read beside the reader and not through it: a live job is to take no memory there.
+        A record that is not intact raises ``CorruptJournal``; with ``quarantine``, it is ``None``. The caller must take
+        all pairs. Records are read beside the reader, not through it: an open read of each live job would take memory.
         """
         directory, name = self.queue.directory, self.queue.name
         early: set[int] = set()
@@ -84,8 +85,8 @@ class JobLog:
         self.measure()
 
     def _read_around(self, early: set[int]) -> Iterator[tuple[int, bytes | None]]:
-        """What ``scan`` does not get to, by the reader: that knows how to pass over what is not intact, and keeps its
-        bytes aside. All of it is open from here on, which takes memory until it is committed.
+        """The records that ``scan`` does not reach, by the reader. The reader skips records that are not intact, and
+        keeps their bytes aside. These records are open reads from here on, which take memory until they are committed.
         """
         while True:
             try:
@@ -109,27 +110,29 @@ class JobLog:
         self._reach(item_id)
 
     def leave_out(self, at: int) -> None:
-        """Record ``at`` is there and no record of a job."""
+        """Item ``at`` is not a record of a work queue: it is over, and its segment must go."""
         self.over(at)
         self.carry_to = at
 
     def _reach(self, item_id: int) -> None:
-        """What is missing before this id was committed out of order, by an earlier version, or never was."""
+        """Note the ids missing before this one as over: an earlier version committed them out of order, or they never
+        existed.
+        """
         while (missing := self._first + len(self._over)) < item_id:
             self._early.add(missing)
             self._over.append(1)
 
     def realign(self) -> None:
-        """After an exception from outside: what was appended and committed is so, whether it was noted or not."""
+        """After an exception from outside: note what was appended and committed, if that was not noted."""
         self._align()
-        if not self._early:  # what was opened, and nobody knows of it, is to come again
+        if not self._early:  # open reads that nobody knows of must come again
             with self._reading, contextlib.suppress(OSError):
                 self._opened, self._old = self._first - 1, {}
                 self._reader.seek(self._first)
         self._over.extend(bytes(self.queue.stats().tail_id + 1 - self._first - len(self._over)))
 
     def _align(self) -> None:
-        """Forget what is committed. May be repeated."""
+        """Forget committed records. May be repeated."""
         first = self._reader.head + 1
         if first > self._first:
             del self._over[: first - self._first]
@@ -141,7 +144,9 @@ class JobLog:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def append(self, record: bytes) -> int:
-        """Write it; its id. Raises ``QueueDiskFull``, ``DurabilityUnknown``, ``OSError``, with nothing written."""
+        """Write a record; returns its id. Raises ``QueueDiskFull``, ``DurabilityUnknown``, ``OSError``, with nothing
+        written.
+        """
         at = self._put(record)
         self._over.append(0)
         self.bytes += len(record) + FRAME_BYTES
@@ -150,7 +155,7 @@ class JobLog:
         return at
 
     def append_many(self, records: list[bytes]) -> range:
-        """Write all of them, or none. Raises as ``append``."""
+        """Write all records, or none. Raises as ``append``."""
         ids = self.queue.put_many(records)
         self._over.extend(bytes(len(records)))
         self.bytes += sum(map(len, records)) + FRAME_BYTES * len(records)
@@ -159,7 +164,7 @@ class JobLog:
         return ids
 
     def over(self, at: int) -> None:
-        """Record ``at`` is over. 0 is none; one that is committed already is, too."""
+        """Record ``at`` is over. Does nothing for 0, and for a record that is committed."""
         if at >= self._first:
             self._over[at - self._first] = 1
 
@@ -177,21 +182,21 @@ class JobLog:
 
     @property
     def last_over(self) -> int:
-        """Up to this record all are over, and may be committed once the journal is synced."""
+        """All records up to this one are over, and may be committed once the journal is synced."""
         oldest = self._over.find(0)
         return self._first - 1 + (len(self._over) if oldest < 0 else oldest)
 
     def bound(self, live_bytes: int) -> int:
-        """How long the journal may be, if live records take so much of it."""
+        """How long the journal may be, in bytes, if live records take ``live_bytes`` of it."""
         return 2 * (live_bytes + self._segment_bytes)
 
     def is_short(self, live_bytes: int) -> bool:
-        """Whether no record has to be written anew, if live ones take so much."""
+        """Whether no live record has to be written again, if all of them take ``live_bytes``."""
         return self.bytes <= self.bound(live_bytes) and self._first > self.carry_to
 
     def commit(self, last: int) -> int:
-        """Commit a slice of the records up to ``last``; how many are left. They must be over, and what made them so on
-        disk.
+        """Commit a slice of the records up to ``last``; returns how many are left. All of them must be over, and the
+        records that made them be over must be on disk.
         """
         self._align()
         upto = min(last, self._first + SLICE - 1)
@@ -212,24 +217,24 @@ class JobLog:
         self._reader.commit_many([at for at in range(self._first, last + 1) if at not in self._early])
 
     def skip(self, last: int) -> None:
-        """``commit`` of all up to ``last``, if they are many, without the queue's lock: they are not read."""
+        """Commit all records up to ``last`` by a seek, if they are many: nothing is read. Without the queue's lock."""
         with self._reading:
             if last + 1 - self._first >= MANY and not self._early:
                 self._opened, self._old = last, {}
                 self._reader.seek(last + 1)
 
     def oldest(self, count: int) -> list[tuple[int, bytes]]:
-        """Of the ``count`` oldest records those that are not over, with their ids."""
+        """Those of the ``count`` oldest records that are not over, with their ids."""
         self._open(min(self._first + count, self._first + len(self._over)) - 1)
         self._old = {at: data for at, data in self._old.items() if not self._over[at - self._first]}
         return [(at, data) for at, data in self._old.items() if at < self._first + count]
 
     def _open(self, last: int) -> None:
-        """Open everything up to this id."""
+        """Make open reads of all records up to this id."""
         while self._opened < last:
             try:
                 items = self._reader.get_many(min(SLICE, last - self._opened), timeout=0)
-            except QueueEmpty:  # what is left is not there any more
+            except QueueEmpty:  # the rest of these records is gone
                 self._opened = last
                 break
             for item in items:
@@ -238,27 +243,27 @@ class JobLog:
                     self._old[item.id] = item.data
 
     def sync(self) -> None:
-        """All that was appended is on disk when this returns. Without the queue's lock."""
+        """Everything appended so far is on disk when this returns. Without the queue's lock."""
         self.queue.sync()
 
     def checkpoint(self) -> None:
-        """Save what is committed, and retire the segments that are over. Without the queue's lock."""
+        """Save the reader's position, and retire the segments before it. Without the queue's lock."""
         self.queue.checkpoint(durable=True)
         self.measure()
 
     def measure(self) -> None:
-        """See how long the journal is."""
+        """Set ``bytes`` to the journal's length on disk."""
         self.bytes = self.queue.stats().journal_bytes
 
     def _check(self, live: list[int]) -> None:
-        """The invariants; for tests. ``live``: records that must not be over."""
+        """The invariants; for tests. ``live``: ids of records that must not be over."""
         assert self._first + len(self._over) - 1 == self.queue.stats().tail_id
         assert not any(self._over[at - self._first] for at in live)
         assert self._opened >= self._first - 1
 
 
 def _default_reader(queue: JobJournal) -> Reader:
-    """What has the place of a work queue. Raises ``WrongKind`` where named readers have it."""
+    """The reader whose position is that of the work queue. Raises ``WrongKind`` if named readers have taken over."""
     try:
         return queue.reader()
     except NoDefaultReader:
@@ -266,7 +271,7 @@ def _default_reader(queue: JobJournal) -> Reader:
 
 
 class NoLog:
-    """What a queue in memory has instead."""
+    """Stands for a ``JobLog`` if the queue is in memory only."""
 
     def append(self, _record: bytes) -> int:
         return 0
@@ -281,4 +286,4 @@ class NoLog:
         """Nothing was written."""
 
     def sync(self) -> None:
-        """Nothing to bring to a disk."""
+        """Nothing was written."""

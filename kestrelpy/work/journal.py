@@ -1,10 +1,11 @@
-"""The journaled queue under a work queue, and how it is told from others.
+"""``JobJournal``: the journaled queue under a work queue, and how it is distinguished from other queues.
 
 Rules:
 1. The journal of a work queue is marked as one, on disk, before anything is put into it: docs/format.md, ``jobs.work``.
-2. One that is not marked is a work queue's, made by a version that did not mark them, if its first record is about a
-   job; it is marked then. One into which nothing was ever put becomes one, if nobody has a named reader there and
-   nothing is published for it. Any other is refused, and nothing of it is changed.
+2. A journal without a mark whose first record is about a job belongs to a work queue: an older version made it without
+   a mark. It is marked when it is opened.
+3. A journal into which nothing was ever put becomes a work queue's, if it has no named reader and no published batch.
+4. Any other journal is refused, and nothing in it is changed.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ if TYPE_CHECKING:
     from kestrelpy._disk.interface import Disk, File
 
 WORK = "work queue"
-"""The ``kind`` of a work queue, as ``inspect`` has it."""
+"""The ``kind`` that ``inspect`` reports for a work queue."""
 
 
 class JobJournal(JournaledQueue):
-    """The journal of a work queue: it has no inbox, and is opened by no other class."""
+    """The journal of a work queue. It has no inbox, and no other class opens it."""
 
     _holds_jobs = True
 
     def claim(self, disk: Disk | None) -> bool:
-        """Whether it is known to be a work queue's; a new one is marked. Raises ``WrongKind``, ``OSError``."""
+        """True if a mark says that this is a work queue's journal; a new journal is marked here. False if its records
+        must tell (see ``adopt``). Raises ``WrongKind``, ``OSError``.
+        """
         is_new = not self.stats().tail_id
         if self._kind() == WORK:
-            if is_new:  # the mark may be in the page cache alone, left there by a process that was killed
+            if is_new:  # a killed process may have left the mark in the page cache alone
                 self._mark_as_jobs()
             self._look_for_batches(disk)
             return True
@@ -45,17 +48,17 @@ class JobJournal(JournaledQueue):
         return is_new
 
     def adopt(self, disk: Disk | None, *, records: int) -> None:
-        """It was not known; so many ``records`` are of a work queue, from the first on. Raises ``WrongKind``."""
+        """Mark a journal without a mark; ``records`` of its items are a work queue's. Raises ``WrongKind``."""
         if not records and inspect(self.directory, self.name, disk=disk).put_items:
-            raise self.wrong()  # all was read: a work queue always keeps what it has counted
+            raise self.wrong()  # all items are committed: a work queue would still have its counters
         self._look_for_batches(disk)
         try:
             self._mark_as_jobs()
-        except OSError as error:  # no room, say: then the next opening does it
+        except OSError as error:  # for example, the disk is full: the next opening marks it
             _warn("%s/%s could not be marked as a work queue: %s", self.directory, self.name, error)
 
     def open_mark(self, *, make: bool) -> File:
-        """The file that marks it, for writing; with ``make`` made if somebody has removed it. Raises ``OSError``."""
+        """Open the marking file for writing; ``make``: make it if somebody has removed it. Raises ``OSError``."""
         try:
             return self._open_mark()
         except FileNotFoundError:
@@ -65,14 +68,14 @@ class JobJournal(JournaledQueue):
         return self._open_mark()
 
     def lift_limit(self) -> None:
-        """Take records of any size from here on. How large a job may be is the work queue's business; and one that was
-        put when more was allowed must be written anew, or the journal could never be shortened.
+        """Accept records of any size from here on. The work queue limits the size of jobs. A job that was put under a
+        higher limit must still be written again, or the journal could never be compacted.
         """
         self.max_item_bytes = self._puts.max_item_bytes = sys.maxsize
 
     @property
     def queue_id(self) -> bytes:
-        """What tells it from one of the same name."""
+        """Distinguishes this queue from another one of the same name."""
         return self._journal.queue_id
 
     @property
@@ -80,13 +83,15 @@ class JobJournal(JournaledQueue):
         return self._status.sync_seconds is None
 
     def sync_under_lock(self) -> None:
-        """``sync`` for a caller that has a lock of its own. Raises ``DurabilityUnknown``."""
+        """``sync`` for a caller that holds a lock of its own. Raises ``DurabilityUnknown``."""
         self._status.check_usable()
         self._make_durable(self._journal.tail_id)
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
-        """What is raised in here reaches nobody: ``close`` tells of it still, unless somebody had been told before."""
+        """A context for work whose errors no caller gets: ``close`` still raises that the journal has failed, unless a
+        caller got that before.
+        """
         status = self._status
         reported = status.is_reported
         try:
@@ -95,24 +100,24 @@ class JobJournal(JournaledQueue):
             status.is_reported = reported
 
     def _look_for_batches(self, disk: Disk | None) -> None:
-        """Those that a version before has let somebody publish."""
+        """Warn of batches in the inbox: an older version let others publish them."""
         count = pending(self.directory, self.name, disk=disk)
         if count:
-            message = "%s/%s is a work queue: the %d batches in its inbox are never taken in, and may be deleted"
+            message = "%s/%s is a work queue: the %d batches in its inbox are never ingested, and may be deleted"
             _warn(message, self.directory, self.name, count)
 
     def __del__(self) -> None:
-        """Whether it was closed is the work queue's business, which says so in its own name."""
+        """No warning here: the work queue itself warns if nobody has closed it."""
 
     def wrong(self) -> WrongKind:
-        """What to raise if its records are no jobs. Closing it changes nothing then: it would retire what was read, and
-        its owner may keep that in an archive.
+        """The error to raise if the records are not about jobs. After this, closing the queue changes nothing: it would
+        retire segments that were read, and their owner may want to archive them.
         """
         self._ending.changes_nothing = True
         return WrongKind(f"{self.directory}/{self.name}", "queue")
 
 
 def _warn(message: str, *arguments: object) -> None:
-    from logging import getLogger  # here and not above: mostly there is nothing to say
+    from logging import getLogger  # imported here: mostly there is nothing to log
 
     getLogger("kestrelpy").warning(message, *arguments)

@@ -1,7 +1,7 @@
-"""What is lost with records that are not intact, and which jobs are in doubt by it: for ``on_corruption="quarantine"``.
+"""``Losses``: which jobs may be lost or outdated because of damaged records: for ``on_corruption="quarantine"``.
 
-Nothing in a damaged record can be believed, so this goes by what is around it: ids of jobs that no record mentions, and
-jobs of which nothing was written since.
+Nothing in a damaged record can be trusted. So this looks at the records around it: job ids that no record mentions, and
+jobs about which no later record says anything.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from kestrelpy.work.scheduler import Scheduler
 
 _MOST_SPANS = 100
-"""So many are named in the log, and how many there are beside them."""
+"""The log names at most so many spans of ids, and counts the ids of the others."""
 
 
 class Losses:
-    """Of one opening, whose records are passed in the order of their ids."""
+    """The losses of one opening. The caller passes all records in the order of their ids."""
 
     def __init__(self, scheduler: Scheduler, path: str) -> None:
         self._scheduler = scheduler
         self._path = path
-        self._lost: list[int] = []  # records
-        self._missing: list[tuple[int, int]] = []  # first and last ids of jobs that may have been put by these
+        self._lost: list[int] = []  # ids of records
+        self._missing: list[tuple[int, int]] = []  # first and last ids of jobs that lost records may have put
         self.missing_from = 0
-        """The first id of a job that the lost records just before may have put; 0 if there are none."""
+        """The first job id that the lost records just before may have put; 0 if no record was lost just before."""
 
     def lose(self, at: int) -> None:
         """Record ``at`` is not intact."""
@@ -35,29 +35,29 @@ class Losses:
         self.missing_from = self.missing_from or self._scheduler.last_id + 1
 
     def see(self, data: bytes) -> None:
-        """The next record was taken in. If it is about a later job, those in between may have been put by lost ones."""
+        """The next record was read. If it is about a later job, lost records may have put the jobs in between."""
         first, last_id = self.missing_from, self._scheduler.last_id
         if last_id >= first:
-            last_id -= data[0] in (PUT, CARRIED)  # this one is there
+            last_id -= data[0] in (PUT, CARRIED)  # this job is there
             if last_id >= first:
                 self._missing.append((first, last_id))
             self.missing_from = 0
 
     def end(self) -> None:
-        """All were read: let no id that may have been given out be given out again, and log what is in doubt."""
+        """All records were read: set ``last_id`` past every id that may be given out already, and log jobs in doubt."""
         if not self._lost:
             return
         scheduler = self._scheduler
         if self.missing_from:
-            scheduler.last_id += len(self._lost)  # each of them may have put one
+            scheduler.last_id += len(self._lost)  # each lost record may have put a job
             self._missing.append((self.missing_from, scheduler.last_id))
         doubtful = sorted(job.id for job in scheduler.jobs.values() if max(job.at, job.state_at) < self._lost[-1])
-        from logging import getLogger  # here and not above: mostly there is nothing to say
+        from logging import getLogger  # imported here: mostly there is nothing to log
 
         getLogger("kestrelpy").warning(
-            "%s: records %s are not intact and were passed over. Jobs that they put are lost: of jobs %s, those not "
-            "deleted since. What was done last to jobs %s may be forgotten: one that was deleted may be back, others "
-            "as they were before",
+            "%s: records %s are not intact and were skipped. Jobs that they put are lost: any of jobs %s, except those "
+            "deleted since. The last changes to jobs %s may be forgotten: a deleted job may be back, another may have "
+            "its older state",
             self._path,
             _in_words(_spans_of(self._lost)),
             _in_words(self._missing),
@@ -66,7 +66,7 @@ class Losses:
 
 
 def _spans_of(ids: Iterable[int]) -> list[tuple[int, int]]:
-    """Rising ids as runs: the first and the last one of each."""
+    """Rising ids as spans without gaps: the first and the last id of each."""
     spans: list[tuple[int, int]] = []
     for each in ids:
         if spans and each == spans[-1][1] + 1:

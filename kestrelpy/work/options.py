@@ -1,7 +1,7 @@
-"""What a caller may pass to a work queue: checked, and made plain, before anything is changed.
+"""Checks of the arguments of a work queue, and their conversion to plain types, before anything is changed.
 
-Numbers come from everywhere: ``Decimal`` from DynamoDB, scalars from numpy, ``Fraction``. They are made float (or int)
-here, outside the lock: ``__float__`` may be anybody's code.
+Callers pass many kinds of numbers: ``Decimal`` from DynamoDB, scalars from numpy, ``Fraction``. They are converted to
+float (or int) here, outside the lock, because ``__float__`` may run a caller's code.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from operator import index
 from typing import Literal, SupportsFloat
 
 PLAIN = frozenset((int, float))
-"""The types of numbers that need no conversion. (``bool`` is none of them.)"""
+"""The types of numbers that need no conversion. ``bool`` is not among them."""
 MAX_PRIORITY = (1 << 32) - 1
 MAX_SECONDS = 1 << 32
 """The longest delay, time to run, pause or life: 136 years."""
@@ -18,7 +18,7 @@ MAX_KEY_BYTES = 255
 
 
 def _as_float(value: object) -> float | None:
-    """The number that ``value`` is; ``None`` if it is none."""
+    """``value`` as a float; ``None`` if it is not a number."""
     if isinstance(value, bool | str | bytes | bytearray):
         return None
     try:
@@ -44,7 +44,7 @@ def check_span(what: str, value: SupportsFloat) -> float:
 
 
 def check_timeout(timeout: SupportsFloat | None) -> float | None:
-    """How long somebody waits: ``None`` for ever. Raises ``ValueError``."""
+    """How long to wait, in seconds; ``None``: for ever. Raises ``ValueError``."""
     if timeout is None:
         return None
     seconds = _as_float(timeout)
@@ -67,12 +67,12 @@ def check_priority(priority: int) -> int:
 def check_key(key: str) -> str:
     """Raises ``ValueError``."""
     if not isinstance(key, str) or not 0 < len(key.encode()) <= MAX_KEY_BYTES:
-        raise ValueError(f"a key is a str of 1 to {MAX_KEY_BYTES} bytes as UTF-8, not {key!r}")
+        raise ValueError(f"key must be a str of 1 to {MAX_KEY_BYTES} bytes in UTF-8, not {key!r}")
     return key
 
 
 def check_limit(what: str, value: int | None) -> int | None:
-    """A number that is at least 1, if there is one. Raises ``ValueError``."""
+    """An int of at least 1, or ``None`` for no limit. Raises ``ValueError``."""
     if value is None:
         return None
     try:
@@ -85,15 +85,15 @@ def check_limit(what: str, value: int | None) -> int | None:
 
 
 def check_job_bytes(max_job_bytes: int, largest: int | None) -> None:
-    """``largest``: what the journal takes, if there is one. Raises ``ValueError``."""
+    """``largest``: the most that the journal accepts; ``None`` if there is no journal. Raises ``ValueError``."""
     if isinstance(max_job_bytes, bool) or not isinstance(max_job_bytes, int) or max_job_bytes < 0:
-        raise ValueError(f"max_job_bytes must be an int and not negative, not {max_job_bytes!r}")
+        raise ValueError(f"max_job_bytes must be an int of at least 0, not {max_job_bytes!r}")
     if largest is not None and max_job_bytes > largest:
-        raise ValueError(f"max_job_bytes must be at most {largest:,} here, not {max_job_bytes!r}")
+        raise ValueError(f"max_job_bytes must be at most {largest:,} for this journal, not {max_job_bytes!r}")
 
 
 def check_sync(sync: float | Literal["always", "never"]) -> bool:
-    """Whether each call is to sync. Raises ``ValueError``."""
+    """Whether each call must sync. Raises ``ValueError``."""
     if sync in ("always", "never"):
         return sync == "always"
     if isinstance(sync, bool) or not isinstance(sync, int | float) or not sync >= 0:
@@ -110,7 +110,7 @@ def check_interval(checkpoint_interval: float) -> float:
 
 
 def check_on_corruption(on_corruption: str) -> bool:
-    """Whether to go on without what is not intact. Raises ``ValueError``."""
+    """Whether to skip records that are not intact. Raises ``ValueError``."""
     if on_corruption not in ("raise", "quarantine"):
         raise ValueError(f"on_corruption must be 'raise' or 'quarantine', not {on_corruption!r}")
     return on_corruption == "quarantine"

@@ -1,19 +1,19 @@
-"""What a work queue writes: the records of its journal, to bytes and back.
+"""The records in the journal of a work queue, encoded to bytes and decoded.
 
-A record is one item of a journaled queue; the item's id is its sequence number. Each says how something *is*, not how
-it changed, so the last one counts, and to read one twice does no harm:
+A record is one item of a journaled queue; the item's id is its sequence number. A record says how something *is*, not
+how it changed. So the last record counts, and reading a record twice does no harm:
 
 ======== ==========================================================================================================
 PUT      a new job: how it was put, its body
-CARRIED  a job written anew, because its old record held a segment back: how it was put, its state, its body
+CARRIED  a job written again, because its old record held a segment back: how it was put, its state, its body
 STATE    the state of a job from here on
 GONE     a job that was deleted, or has expired
 TUBE     the counters and the pause of a tube
-TOTALS   the counters of the queue, and the ids it has given out
+TOTALS   the counters of the queue, and the last id that it has given out
 ======== ==========================================================================================================
 
-Numbers are little-endian. Durations are seconds (float), instants milliseconds since the Unix epoch. The first byte of
-a record is its kind; readers refuse one that they do not know. docs/work.md has the layout.
+Numbers are little-endian. Durations are seconds (float), times are milliseconds since the Unix epoch. The first byte of
+a record is its kind; readers refuse a kind that they do not know. docs/work.md has the layout.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kestrelpy.errors import UnsupportedFormat
 
 PUT, CARRIED, STATE, GONE, TUBE, TOTALS = range(1, 7)
 LAST_KIND = 15
-"""Kinds up to this one are left for later versions: so what is no record at all can be told from what is newer."""
+"""Kinds up to this one are left for later versions: so a newer record differs from bytes that are no record."""
 READY, DELAYED, RESERVED, BURIED = range(4)
 STATES = ("ready", "delayed", "reserved", "buried")
 
 DELETED, EXPIRED, TIMED_OUT = range(3)
-"""Why a job is gone: the last one has expired when its reservation ended, and that is not counted yet."""
+"""Why a job is gone. TIMED_OUT: it expired when its reservation ended, and no other record counts that timeout."""
 LAST_CAUSE = TIMED_OUT
 
 # kind, bytes of the tube's name and of the key, priority, id, put at, delay, time to run, expires at (0: never)
@@ -45,15 +45,15 @@ _TOTALS = Struct("<BQQQQ")  # kind, last id, jobs put, timeouts, burials
 PUT_BYTES = _PUT.size
 pack_put = _PUT.pack
 unpack_put = _PUT.unpack_from
-"""``pack_put(PUT, tube bytes, key bytes, priority, id, added_ms, delay, ttr, expires_ms)``, before body, tube, key;
-and back."""
+"""``pack_put(PUT, tube bytes, key bytes, priority, id, added_ms, delay, ttr, expires_ms)``; body, tube and key follow.
+``unpack_put`` reads it back."""
 
 pack_gone = _OF_JOB.pack
 """``pack_gone(GONE, cause, id)``."""
 
 
 class Origin(NamedTuple):
-    """How a job was put, but for its body."""
+    """How a job was put, without its body."""
 
     job_id: int
     tube: str
@@ -66,7 +66,7 @@ class Origin(NamedTuple):
 
 
 class State(NamedTuple):
-    """How a job is. ``new_timeouts``: since the record before. ``burial``: a number that orders the buried."""
+    """The state of a job. ``new_timeouts``: timeouts since the record before. ``burial``: orders the buried jobs."""
 
     state: int
     priority: int
@@ -82,7 +82,7 @@ class State(NamedTuple):
 
 
 class TubeFigures(NamedTuple):
-    """What a tube has counted, and its pause."""
+    """The counters of a tube, and its pause."""
 
     name: str
     total_jobs: int
@@ -93,7 +93,7 @@ class TubeFigures(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What the queue has counted and given out."""
+    """The counters of the queue, and the last id that it has given out."""
 
     last_id: int
     total_jobs: int
@@ -102,7 +102,7 @@ class Totals(NamedTuple):
 
 
 def encode_put(origin: Origin, body: bytes, state: State | None = None) -> bytes:
-    """A PUT, or with a state a CARRIED."""
+    """A PUT record; with ``state``, a CARRIED record."""
     tube = origin.tube.encode()
     key = b"" if origin.key is None else origin.key.encode()
     head = pack_put(
@@ -120,7 +120,7 @@ def encode_put(origin: Origin, body: bytes, state: State | None = None) -> bytes
 
 
 def split_carried(data: bytes) -> tuple[bytes, State]:
-    """A CARRIED as a PUT would be, and the state behind that. Raises ``ValueError``."""
+    """Split a CARRIED into the bytes that a PUT would have, and the state after them. Raises ``ValueError``."""
     end = len(data) - _STATE.size
     if end < PUT_BYTES:
         raise ValueError("it is shorter than any job")
@@ -128,7 +128,7 @@ def split_carried(data: bytes) -> tuple[bytes, State]:
 
 
 def encode_state(job_id: int, tube: str, state: State) -> bytes:
-    """A STATE; with the tube, as a job may be moved."""
+    """A STATE record. It has the tube, because a job may be moved."""
     name = tube.encode()
     return _OF_JOB.pack(STATE, len(name), job_id) + _pack_state(state) + name
 
@@ -142,7 +142,7 @@ def decode_state(data: bytes) -> tuple[int, str, State]:
         raise ValueError(str(error)) from None
     name = data[_OF_JOB.size + _STATE.size :]
     if len(name) != size:
-        raise ValueError("a state is not as long as it says")
+        raise ValueError("the length of the state is not the one it gives")
     return job_id, name.decode(), state
 
 
@@ -191,7 +191,7 @@ def decode_tube(data: bytes) -> TubeFigures:
         raise ValueError(str(error)) from None
     name = data[_TUBE.size :]
     if len(name) != size:
-        raise ValueError("a tube's name is not as long as it says")
+        raise ValueError("the length of the tube's name is not the one it gives")
     return TubeFigures(name.decode(), *figures)
 
 

@@ -1,4 +1,6 @@
-"""A scheduler from a journal: what is not committed is read in order, and the last word on each job counts."""
+"""``JobRecovery``: builds a scheduler from a journal. It reads the records that are not committed, in order: the last
+record about a job counts.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class JobRecovery:
-    """One opening. ``is_known``: whether a mark says that the journal is a work queue's. ``now`` and ``now_ms`` are the
-    same moment on the monotonic clock and on the wall's.
+    """The recovery at one opening. ``apart``: what the held room says. ``is_known``: whether a mark says that the
+    journal is a work queue's. ``now`` and ``now_ms`` are the same moment on the monotonic clock and on the wall clock.
     """
 
     def __init__(
@@ -49,13 +51,13 @@ class JobRecovery:
         self._quarantine = quarantine
         self._losses = Losses(scheduler, path)
         self.records = 0
-        """How many there were."""
+        """How many records of a work queue were read."""
         self._disk = disk
         self._now = now
         self._now_ms = now_ms
         self._totals_at = 0
         self.unrecorded: list[int] = []
-        """Jobs that are gone by what was said apart, and by no record."""
+        """Jobs that are gone by a slot of the held room, and by no record."""
         self._tubes: dict[bytes, Tube] = {}
         self._priorities: dict[int, int] = {}
         self._seconds: dict[float, float] = {}
@@ -70,14 +72,14 @@ class JobRecovery:
         }
 
     def run(self) -> int:
-        """Read it all. The id of the last totals, 0 if there are none.
+        """Read all records. Returns the id of the last TOTALS record, 0 if there is none.
 
         Raises ``UnsupportedFormat``, ``CorruptJournal`` for a record that is not intact, or that no work queue has
-        written; ``WrongKind`` if that is the first one of a journal that is not known to be a work queue's. With
-        ``quarantine`` records that are not intact are passed over, and what that may mean is logged.
+        written; ``WrongKind`` if such a record is the first one of a journal without a mark. With ``quarantine``, both
+        kinds of bad records are skipped, and the log says which jobs are in doubt.
         """
         was_enabled = gc.isenabled()
-        gc.disable()  # a million objects come, and none of them is garbage: looking for it took a fifth of the time
+        gc.disable()  # a million new objects, and none of them garbage: the collector took a fifth of the time
         try:
             self._read()
         finally:
@@ -114,7 +116,7 @@ class JobRecovery:
                     self._log.leave_out(at)
                     losses.lose(at)
                     continue
-                reason = f"item {at} is no record of a job: {error}; was it put by something else than kestrelpy.work?"
+                reason = f"item {at} is no record of a job: {error}. Was it put by something else than kestrelpy.work?"
                 raise CorruptJournal(self._path, 0, reason, item_id=at) from error
             self.records += 1
             if losses.missing_from:
@@ -123,7 +125,7 @@ class JobRecovery:
             self._end_apart(apart.popleft())
 
     def _end_apart(self, gone: Gone) -> None:
-        """As a GONE, at its place among the records."""
+        """Apply a slot of the held room, like a GONE after record ``gone.after``."""
         job = self._scheduler.jobs.get(gone.job_id)
         self._end(gone.job_id, gone.cause)
         if job is not None:
@@ -131,16 +133,16 @@ class JobRecovery:
             self._scheduler.note(job.tube)
 
     def _put(self, at: int, data: bytes) -> None:
-        """A new job. One of a million of them: so there are few calls here, and one object for equal values."""
+        """A new job. There may be a million: so there are few calls here, and equal values share one object."""
         scheduler = self._scheduler
         _, tube_bytes, key_bytes, priority, job_id, added_ms, delay, ttr, expires_ms = records.unpack_put(data)
         key_at = len(data) - key_bytes
         tube_at = key_at - tube_bytes
         if tube_at < PUT_BYTES:
-            raise ValueError("it is shorter than it says")
+            raise ValueError("it is shorter than the lengths it gives")
         name = data[tube_at:key_at]
         tube = self._tubes.get(name) or self._find_tube(name)
-        if job_id in scheduler.jobs:  # it was carried, or put again after an interrupt
+        if job_id in scheduler.jobs:  # the job was carried, or written again after an interrupt
             self._forget(scheduler.jobs[job_id])
         job = StoredJob()
         job.id, job.tube, job.body, job.at = job_id, tube, data[PUT_BYTES:tube_at], at
@@ -183,7 +185,7 @@ class JobRecovery:
     def _state(self, at: int, data: bytes) -> None:
         job_id, name, state = records.decode_state(data)
         job = self._scheduler.jobs.get(job_id)
-        if job is None:  # gone: its record was committed, and this one is to follow
+        if job is None:  # gone: its PUT is committed, and this record is over too
             self._log.over(at)
             return
         self._scheduler.timeouts += state.new_timeouts

@@ -14,9 +14,9 @@ __all__ = ["JobStats", "TubeStats", "WorkStats"]
 
 
 class JobStats(NamedTuple):
-    """One job. ``state``: ``"ready"``, ``"delayed"``, ``"reserved"`` or ``"buried"``; seconds for all durations.
+    """The figures of one job. ``state``: ``"ready"``, ``"delayed"``, ``"reserved"`` or ``"buried"``.
 
-    ``time_left``: until a delayed one is ready, or a reservation ends; else 0.
+    Durations are in seconds. ``time_left``: until a delayed job is ready, or a reservation ends; otherwise 0.
     """
 
     id: int
@@ -37,7 +37,9 @@ class JobStats(NamedTuple):
 
 
 class TubeStats(NamedTuple):
-    """One tube. ``using``, ``watching``, ``waiting``: sessions. ``pause``: its length, ``pause_left``: what is left."""
+    """The figures of one tube. ``using``, ``watching``, ``waiting``: how many sessions do so. ``pause``: the length of
+    its pause, ``pause_left``: the rest of it, in seconds.
+    """
 
     name: str
     urgent: int
@@ -56,11 +58,11 @@ class TubeStats(NamedTuple):
 
 
 class WorkStats(NamedTuple):
-    """A queue. ``bytes``: of all bodies. ``waiting``: how many sessions wait. ``journal_bytes``, ``segments``: on disk.
+    """The figures of a work queue. ``bytes``: of all bodies. ``waiting``: how many sessions wait. ``journal_bytes``,
+    ``segments``: on disk. ``oldest_segment``, ``newest_segment``: segment numbers.
 
-    ``oldest_segment``, ``newest_segment``: their numbers.
-    ``records_written``, ``records_migrated``: since it was opened; the latter were written anew because their old
-    record held a segment back. ``uptime``: seconds since it was opened.
+    ``records_written``, ``records_migrated``: since the queue was opened. Migrated records were written again because
+    the old ones held a segment back. ``uptime``: seconds since the queue was opened.
     """
 
     urgent: int

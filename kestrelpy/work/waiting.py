@@ -1,10 +1,11 @@
-"""Those who wait for a job: a thread that is blocked, a future, or a task of asyncio.
+"""The kinds of waiters for a job: a blocked thread, a future, or a task of asyncio.
 
-Whoever is told of a job holds it already: there is no moment between in which it is nobody's. Telling may be repeated.
+The job is reserved for the waiter before the waiter is notified: so there is no moment at which the job is lost. A
+waiter may be notified again; the second time does nothing.
 
-A task may be gone without a word: its loop is closed while it waits, or it is thrown away. Then the job that was meant
-for it goes back. The garbage collector, which may find that out, may do so in the middle of anything: it takes no lock,
-and leaves a note for the next call (``WorkCore.leave_note``).
+A task may disappear without notice: its loop is closed while it waits, or the task is dropped. Then the job that was
+meant for it goes back. The garbage collector may find this out in the middle of any code. So this takes no lock, and
+leaves a note for the next call (``WorkCore.leave_note``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Blocked(JobWaiter):
-    """A thread."""
+    """A blocked thread."""
 
     __slots__ = ("_bell", "outcome")
 
@@ -34,11 +35,11 @@ class Blocked(JobWaiter):
 
     def notify(self, outcome: Any) -> None:
         self.outcome = outcome
-        with contextlib.suppress(RuntimeError):  # it was told already
+        with contextlib.suppress(RuntimeError):  # it was notified already
             self._bell.release()
 
     def wait(self, seconds: float | None) -> None:
-        """Until it is told, or so many seconds of real time have passed."""
+        """Wait until it is notified, or ``seconds`` of real time have passed."""
         if seconds is None:
             self._bell.acquire()
         else:
@@ -46,7 +47,7 @@ class Blocked(JobWaiter):
 
 
 class Promised(JobWaiter):
-    """Somebody with a future."""
+    """A caller with a future."""
 
     __slots__ = ("_is_notified", "future")
 
@@ -59,7 +60,7 @@ class Promised(JobWaiter):
         if self._is_notified:
             return
         self._is_notified = True
-        self.future._waiter = None  # no circle is left for the collector
+        self.future._waiter = None  # leave no reference cycle to the collector
         if not self.future.set_running_or_notify_cancel():
             if not isinstance(outcome, Exception):
                 unreserve(outcome)
@@ -70,12 +71,12 @@ class Promised(JobWaiter):
 
 
 class Awaiting(JobWaiter):
-    """A task of asyncio. Made in its loop."""
+    """A task of asyncio. Made in the task's loop."""
 
     __slots__ = ("_is_notified", "_loop", "future")
 
     def __init__(self, holder: SessionState, number: int) -> None:
-        from asyncio import get_running_loop  # here and not above: who does not use it must not pay for it
+        from asyncio import get_running_loop  # imported here: callers who do not use asyncio must not pay for it
 
         super().__init__(holder, number)
         self._loop = get_running_loop()
@@ -94,23 +95,23 @@ class Awaiting(JobWaiter):
                 unreserve(arrived.take())
 
     def _arrive(self, outcome: Delivery | Exception) -> None:
-        """In the loop."""
+        """Complete the future, in the loop's thread."""
         if not self.future.done():
             if isinstance(outcome, Exception):
                 self.future.set_exception(outcome)
             else:
                 self.future.set_result(outcome)
-        elif isinstance(outcome, Delivery):  # it was cancelled
+        elif isinstance(outcome, Delivery):  # the task was cancelled
             unreserve(outcome.take())
 
     def give_back(self) -> None:
-        """What has arrived, and the task was cancelled before it could look."""
+        """Give back a job that arrived, if the task was cancelled before it could take it."""
         if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
             unreserve(self.future.result().take())
 
 
 class Delivery:
-    """A job on its way to a task. If nobody takes it, it goes back."""
+    """A job on its way to a task. If the task never takes the job, the job goes back."""
 
     __slots__ = ("_job",)
 
@@ -128,7 +129,7 @@ class Delivery:
 
 
 class Reservation(Future[Job]):
-    """A job to come. ``cancel()`` leaves the line; a job that was on its way goes back to the front of it."""
+    """The future of ``reserve_future``. ``cancel()`` leaves the line; a job that was on its way is ready again."""
 
     def __init__(self, waiter: Promised) -> None:
         super().__init__()

@@ -209,7 +209,7 @@ def test_what_was_published_for_it_all_the_same_is_never_taken_in(
         unmark(disk)
     with opened(disk) as queue:
         assert [job.id for job in queue.jobs()] == [1]
-    assert "1 batches in its inbox are never taken in" in caplog.text
+    assert "1 batches in its inbox are never ingested" in caplog.text
 
 
 def test_a_queue_that_was_opened_and_never_used_may_become_one(disk: MemoryDisk) -> None:

@@ -1,4 +1,4 @@
-"""Numbers among options: what would break later is refused where it is given."""
+"""Checks of numbers in options: a number that would break something later is refused where it is given."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def check_whole(name: str, value: object, least: int = 0) -> int:
-    """``value`` as an ``int``. Raises ``TypeError`` for what is no whole number (a ``bool`` is none) and ``ValueError``
-    below ``least``.
+    """``value`` as an ``int``. Raises ``TypeError`` for anything but a whole number (a ``bool`` is none), and
+    ``ValueError`` for a number below ``least``.
     """
     try:
         if isinstance(value, bool):
@@ -27,8 +27,8 @@ def check_whole(name: str, value: object, least: int = 0) -> int:
 
 
 def check_seconds(name: str, value: object, *, above_zero: bool = False) -> float:
-    """``value`` as a ``float``, which may be infinite. Raises ``TypeError`` for what is no number (a ``bool`` is none)
-    and ``ValueError`` for one that is not a number, or too small.
+    """``value`` as a ``float``, which may be infinite. Raises ``TypeError`` for anything but a number (a ``bool`` is
+    none), and ``ValueError`` for NaN or a number that is too small.
     """
     try:
         if isinstance(value, bool | str | bytes):

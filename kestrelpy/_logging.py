@@ -1,7 +1,7 @@
-"""The logger ``kestrelpy``. ``logging`` is imported when there is something to say: it costs more than this package.
+"""The logger ``kestrelpy``. ``logging`` is imported at the first message: its import costs more than this package.
 
-What a handler or a filter of a user's raises goes no further: threads that all queues count on log, and so do calls
-that have done what they promise.
+An error that a user's handler or filter raises goes no further. Threads that all queues rely on log here, and so do
+calls that have already done what they promise.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ def exception(message: str, *arguments: object) -> None:
 
 
 class Trouble:
-    """What fails again and again is said once, and once more when it works."""
+    """Logs a repeated failure once, and once more when it works again."""
 
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
 
     def begin(self, what: str, error: BaseException) -> None:
-        """It has failed, and will be tried again."""
+        """``what`` has failed, and will be tried again."""
         why = f"{type(error).__name__}: {error}"
         if self._said.get(what) != why:
             warning("%s failed and will be tried again, in silence until it works: %s", what, why)
             self._said[what] = why
 
     def end(self, what: str) -> None:
-        """It has not failed."""
+        """``what`` has not failed."""
         if self._said and self._said.pop(what, None) is not None:
             warning("%s works again", what)

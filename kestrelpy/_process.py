@@ -1,8 +1,8 @@
-"""What outlives a queue's user: forks, the end of the interpreter, and queues that nobody closed.
+"""Forks, the end of the interpreter, and queues that nobody closed.
 
-The interpreter ends in steps: the main thread has ended; threads that are no daemons are joined; what was registered
-with ``atexit`` is called. Who waits in a queue is dismissed at the first, or would never be joined (R29). Queues are
-closed at the last: threads that are at work until then put, get what is there, and commit.
+The interpreter ends in steps: the main thread ends; threads that are not daemons are joined; functions registered with
+``atexit`` are called. Waiters in a queue are dismissed at the first step: else their threads would never be joined
+(R29). Queues are closed at the last step: threads that work until then can put, get what is there, and commit.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kestrelpy.errors import QueueClosed
 
 
 class Lasting(Protocol):
-    """Something open that has to be told."""
+    """Something open that has to be notified."""
 
     def close(self) -> None: ...
 
     def _dismiss(self, error: QueueClosed) -> object:
-        """Wake everybody who waits, with ``error``: nobody is to wait any more. All else goes on."""
+        """Wake all waiters, with ``error``: nobody may wait any more. Everything else still works."""
 
     def _abandon(self) -> None:
-        """In a forked child: let go of everything without disturbing the parent (R26)."""
+        """In a forked child: release everything without disturbing the parent (R26)."""
 
 
 _live: weakref.WeakKeyDictionary[Lasting, bool] = weakref.WeakKeyDictionary()  # whether it has to be closed
@@ -58,10 +58,11 @@ def warn_unclosed(thing: object) -> None:
 
 
 def why_not_wait() -> QueueClosed | None:
-    """Called by who has entered a line, before it sleeps: why it must not, as the interpreter is ending.
+    """A waiter that has entered a line calls this before it sleeps. Returns the error that it must raise instead if
+    the interpreter is ending.
 
-    What was registered last is called first: if ``concurrent.futures.thread`` was imported after us, it would wait for
-    its threads before we have dismissed those of them that wait here.
+    The function registered last is called first. If ``concurrent.futures.thread`` was imported after us, it would wait
+    for its threads before we have dismissed those of them that wait here.
     """
     if not _knows_pools and _pools_are_there():
         _register()
@@ -69,16 +70,16 @@ def why_not_wait() -> QueueClosed | None:
 
 
 def dismiss_all() -> None:
-    """The main thread has ended: who waits in a queue, or is about to, must not keep the interpreter from ending."""
+    """The main thread has ended: no waiter in a queue, present or future, may keep the interpreter from ending."""
     global _is_ending
-    _is_ending = True  # who enters a line looks at it after that
+    _is_ending = True  # first: a new waiter looks at it after it has entered a line
     error = why_not_wait()
     assert error is not None
     for thing in _things():
         try:
             thing._dismiss(error)
         except Exception:
-            _logging.exception("dismissing those who wait in %r at the end of the interpreter failed", thing)
+            _logging.exception("dismissing the waiters of %r at the end of the interpreter failed", thing)
     if _is_pool_child():
         close_all()
 
@@ -113,7 +114,7 @@ def _pools_are_there() -> bool:
 
 
 def _is_pool_child() -> bool:
-    """Whether this is a child of ``multiprocessing``: such a one may end without calling what ``atexit`` has."""
+    """Whether this is a child of ``multiprocessing``: it may end without calling the functions that ``atexit`` has."""
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
 
@@ -123,12 +124,12 @@ def _register() -> None:
     _knows_pools = _pools_are_there()
     try:
         threading._register_atexit(dismiss_all)  # type: ignore[attr-defined]  # as concurrent.futures does
-    except RuntimeError:  # it has begun
+    except RuntimeError:  # the end has begun
         _is_ending = True
 
 
 def reset_after_fork(reset: Callable[[], object]) -> None:
-    """Have ``reset`` called in every forked child, before anything open is abandoned: it makes locks again that were
+    """Have ``reset`` called in every forked child, before any open object is abandoned: it replaces locks that were
     made at import, which a thread of the parent may have held.
     """
     _resets.append(reset)

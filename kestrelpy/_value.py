@@ -1,8 +1,8 @@
-"""What the public values are made of: immutable, compared and hashed by what they hold, cheap to import.
+"""The base of the public values: immutable, compared and hashed by their fields, cheap to import.
 
-To its users a value is a frozen dataclass. But ``dataclasses`` brings in ``inspect``, ``ast`` and ``tokenize``, and
-compiles source for each class: that was nearly half of what importing the library took. So a dataclass is only made,
-as a twin of the value's class, when somebody asks for what it alone knows.
+To its users a value is a frozen dataclass. But ``dataclasses`` imports ``inspect``, ``ast`` and ``tokenize``, and
+compiles source for each class: that was nearly half of the time to import the library. So a dataclass is made only when
+somebody asks for what only a dataclass has. It is a twin of the value's class.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 set_field = object.__setattr__
-"""``set_field(value, name, to)``: for the ``__init__`` of a value that is made so often that it has its own."""
+"""``set_field(value, name, to)``: for a value that is made so often that its class has an ``__init__`` of its own."""
 
 
 def _twin(cls: type[Value]) -> type[Any]:
     """A dataclass with the fields of ``cls``, made once."""
     if "_made" in vars(cls):
         return cls._made
-    from dataclasses import field, make_dataclass  # here and not above: who does not use it must not pay for it
+    from dataclasses import field, make_dataclass  # here and not above: programs that do not use it must not pay for it
 
     fields = []
     for name, annotation in cls._annotated.items():
         options: dict[str, Any] = {"kw_only": name not in cls.__match_args__}
         if name in cls._defaults:
             default = cls._defaults[name]
-            if type(default).__hash__ is None:  # dataclasses take it for one that may change
+            if type(default).__hash__ is None:  # dataclasses take it for a mutable default
                 options["default_factory"] = lambda default=default: default
             else:
                 options["default"] = default
@@ -43,7 +43,7 @@ def _twin(cls: type[Value]) -> type[Any]:
 
 
 class _OfTwin:
-    """A class attribute as the twin has it. ``Value`` itself has no fields, and none of this."""
+    """A class attribute, taken from the twin. ``Value`` itself has no fields and no such attributes."""
 
     def __set_name__(self, owner: type[Value], name: str) -> None:
         self._name = name
@@ -55,22 +55,22 @@ class _OfTwin:
 
 
 class _Signature:
-    """The signature of the ``__init__`` that all share, for ``help`` and the like."""
+    """The signature of the shared ``__init__``, for ``help`` and the like."""
 
     def __get__(self, value: Value | None, cls: type[Value]) -> Any:
         if not cls._annotated or cls.__init__ is not Value.__init__:
             raise AttributeError(f"{cls.__name__} has an __init__ of its own")
-        from inspect import signature  # here and not above: who does not use it must not pay for it
+        from inspect import signature  # here and not above: programs that do not use it must not pay for it
 
         return signature(_twin(cls))
 
 
 @dataclass_transform(frozen_default=True)
 class Value:
-    """The base of values. Their fields are what a class annotates, a default is what it assigns there.
+    """The base of values. The annotations of a class are its fields, and what it assigns to them are their defaults.
 
-    ``class Point(Value, kw_only=True)`` has fields that are given by name. One with ``__slots__`` writes its own
-    ``__init__``, with ``set_field``. ``__post_init__`` is where a value is checked.
+    ``class Point(Value, kw_only=True)`` has fields that are given by name. A class with ``__slots__`` has an
+    ``__init__`` of its own, which uses ``set_field``. ``__post_init__`` checks a value.
     """
 
     __slots__ = ()
@@ -105,7 +105,7 @@ class Value:
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """Raises for what the fields must not hold."""
+        """Raise an error if a field has a value that it must not have."""
 
     def _held(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._annotated}
@@ -144,10 +144,10 @@ class Value:
 
 
 class ReadOnlyDict(dict[K, V]):
-    """A mapping in a value: as that it is not changed, and is hashed, copied and pickled."""
+    """A mapping in a value. Like the value, it does not change, and can be hashed, copied and pickled."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("this mapping is a value's, and does not change")
+        raise TypeError("this mapping belongs to a value, and does not change")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 

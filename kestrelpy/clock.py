@@ -1,11 +1,11 @@
-"""Time as a parameter: a wall clock for what is stored, a monotonic one for deadlines, and calls at a later time.
+"""Time as a parameter: a wall clock for stored times, a monotonic clock for deadlines, and calls at a later time.
 
-``SystemClock`` runs its calls on two threads of the process, each started at its first call and shared by every queue:
-one for syncs, and one for all else, which may run what users have given: hooks, callbacks of futures. Nothing of that
-kind holds up a sync. ``kestrelpy.testing.ManualClock`` runs all calls from ``advance()``.
+``SystemClock`` runs its calls on two threads of the process, each started at its first call and shared by all queues.
+One thread runs syncs. The other runs everything else, which may be users' code: hooks, callbacks of futures. So no
+code of a user delays a sync. ``kestrelpy.testing.ManualClock`` runs all calls from ``advance()``.
 
 NOTE ON LOCKING: ``_Timers._lock`` guards the heap and is never held while a callback runs. It is a leaf of the lock
-order (docs/locking.md): a timer may be made or cancelled with any other lock held. To cancel one takes no lock.
+order (docs/locking.md): a timer may be made or cancelled with any other lock held. Cancelling a timer takes no lock.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from kestrelpy._process import reset_after_fork
 __all__ = ["Clock", "SystemClock", "Timer"]
 
 FEW_CANCELLED = 100
-"""So many cancelled timers may stay where they are, however few others there are."""
+"""So many cancelled timers may stay in a heap, however few others it has."""
 
 
 class Timer:
-    """One call to come. ``cancel()`` is idempotent and may come too late."""
+    """One call at a later time. ``cancel()`` is idempotent and may come too late."""
 
     __slots__ = ("callback", "cancelled", "deadline", "heap", "on_lost")
 
@@ -49,7 +49,7 @@ class Timer:
 
     def cancel(self) -> None:
         self.cancelled = True
-        self.callback = _nothing  # what it refers to must not live until the deadline
+        self.callback = _nothing  # the objects that it refers to must not live until the deadline
         self.on_lost = None
         heap, self.heap = self.heap, None
         if heap is not None:
@@ -57,20 +57,21 @@ class Timer:
 
 
 class TimerHeap:
-    """Timers by their deadline, those of one deadline by age. Cancelled ones leave when more than half of it is
-    cancelled, as in asyncio's event loop: what is served in time would else fill memory until its deadline.
+    """Timers by deadline; those of one deadline by age. Cancelled ones are removed when more than half of the heap is
+    cancelled, as in asyncio's event loop: otherwise the timers of calls served in time would fill memory until their
+    deadlines.
 
     NOTE ON LOCKING: its owner's lock guards all but ``note_cancelled``, which takes none: a timer may be cancelled by
-    a finaliser, in a thread that has that lock. So ``cancelled`` may be wrong by a few; each clearing sets it right.
+    a finaliser, in a thread that has that lock. So ``cancelled`` may be wrong by a few; each clearing corrects it.
     """
 
     __slots__ = ("_order", "cancelled", "entries", "on_stale")
 
     def __init__(self, on_stale: Callable[[], object]) -> None:
         self.entries: list[tuple[float, int, Timer]] = []
-        self.cancelled = 0  # how many of them are
+        self.cancelled = 0  # how many entries are cancelled
         self.on_stale = on_stale
-        """Called when half of it is cancelled: see to ``clear_out``. With any locks held, or from a finaliser."""
+        """Called when more than half is cancelled: have ``clear_out`` run. With any locks held, or in a finaliser."""
         self._order = itertools.count()
 
     def __len__(self) -> int:
@@ -101,13 +102,13 @@ class TimerHeap:
         return self.cancelled > FEW_CANCELLED and self.cancelled * 2 > len(self.entries)
 
     def clear_out(self) -> None:
-        """Forget those that are cancelled."""
+        """Remove the cancelled timers."""
         left = [entry for entry in self.entries if not entry[2].cancelled]
         heapq.heapify(left)
         self.entries, self.cancelled = left, 0
 
     def drain(self) -> list[Timer]:
-        """Take out all that are not cancelled."""
+        """Take out all timers that are not cancelled, and forget the others."""
         entries, self.entries, self.cancelled = self.entries, [], 0
         return [timer for _, _, timer in entries if not timer.cancelled]
 
@@ -118,7 +119,7 @@ class TimerHeap:
 
 
 class Clock(Protocol):
-    """What a queue needs of time."""
+    """What a queue needs from time."""
 
     def time_ns(self) -> int:
         """Nanoseconds since the Unix epoch, UTC."""
@@ -133,14 +134,14 @@ class Clock(Protocol):
         *,
         on_lost: Callable[[BaseException], object] | None = None,
     ) -> Timer:
-        """Call ``callback`` once in ``seconds``; ``on_lost`` instead if whoever makes the calls has died (rule R30)."""
+        """Call ``callback`` once in ``seconds``; ``on_lost`` instead if the thread for it has died (rule R30)."""
 
 
 class SystemClock:
     """The machine's clocks, and the two threads of this process.
 
-    ``call_later`` raises ``RuntimeError`` if its thread has to be started and can't be: then no call will come. So does
-    ``sync_later``.
+    ``call_later`` and ``sync_later`` raise ``RuntimeError`` if their thread has to be started and can't be: then no
+    call will come.
     """
 
     time_ns = staticmethod(time.time_ns)
@@ -169,14 +170,14 @@ class SystemClock:
 def sync_later(
     clock: Clock, seconds: float, callback: Callable[[], object], on_lost: Callable[[BaseException], object]
 ) -> Timer:
-    """``call_later`` for what syncs and runs nothing of a user's: on a thread of its own, if the clock has one."""
+    """``call_later`` for a callback that syncs and runs no user's code: on a thread for syncs, if the clock has one."""
     later: Callable[..., Timer] = getattr(clock, "sync_later", clock.call_later)
     return later(seconds, callback, on_lost=on_lost)
 
 
 class _Timers:
-    """A heap of timers and the thread that runs them. ``notifier``: those on whose thread it is told that this one has
-    died, which runs what users call back.
+    """A heap of timers and the thread that runs them. ``notifier``: if this thread dies, the thread of these timers
+    makes the ``on_lost`` calls, which run users' callbacks.
     """
 
     def __init__(self, name: str, notifier: _Timers | None = None) -> None:
@@ -184,7 +185,7 @@ class _Timers:
         self._notifier = notifier
         self._lock = threading.Lock()
         self._heap = TimerHeap(self._ring)  # guarded by self._lock
-        self._wake = threading.Lock()  # a bell, and no event: it is also rung by finalisers
+        self._wake = threading.Lock()  # a lock as a bell, and no event: finalisers ring it too
         self._wake.acquire()
         self._thread: threading.Thread | None = None  # guarded by self._lock
         self._next = math.inf  # guarded by self._lock: when the thread will wake by itself
@@ -212,7 +213,7 @@ class _Timers:
         self._thread = thread
 
     def _ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is ringing
+        with contextlib.suppress(RuntimeError):  # it is ringing already
             self._wake.release()
 
     def _run(self) -> None:
@@ -227,7 +228,9 @@ class _Timers:
             raise
 
     def _due(self) -> list[Timer]:
-        """Wait for the next deadline; the timers that have reached theirs."""
+        """The timers that have reached their deadline. If there are none, wait for the next deadline and return an
+        empty list.
+        """
         due: list[Timer] = []
         with self._lock:
             now = time.monotonic()
@@ -245,7 +248,7 @@ class _Timers:
         return due
 
     def _abandon(self, error: BaseException, due: list[Timer]) -> None:
-        """The thread is going: tell everybody who counts on it; the next call starts another."""
+        """The thread is ending: notify everybody who relies on it. The next call starts another thread."""
         with self._lock:
             lost = [*due, *self._heap.drain()]
             self._thread = None
@@ -261,17 +264,17 @@ class _Timers:
                     self._notifier.add(0, news, lambda _: news())
                     return
             news()
-        except BaseException:  # the others have to be told all the same
-            _logging.exception("telling of a lost maintenance thread failed")
+        except BaseException:  # the others have to be notified all the same
+            _logging.exception("notifying of a lost maintenance thread failed")
 
     def reset_after_fork(self) -> None:
-        """In a forked child: no thread came along, and the parent's timers are not ours."""
+        """In a forked child: it has no such thread, and the parent's timers are not its own."""
         self.__init__(self._name, self._notifier)  # type: ignore[misc]
 
 
 def _run_timer(timer: Timer) -> None:
-    """What the call raises is logged, ``SystemExit`` too: every queue counts on this thread, which outlives whatever
-    one user's hook or callback does.
+    """Run a timer. What its callback raises is logged, even ``SystemExit``: every queue relies on this thread, so it
+    outlives any user's hook or callback.
     """
     try:
         timer.callback()

@@ -1,4 +1,4 @@
-"""Codecs for ``JournaledQueue(codec=...)``: how values become the bytes of an item and come back. Nothing here
+"""Codecs for ``JournaledQueue(codec=...)``: they turn values into the bytes of an item, and back. None of them
 unpickles.
 """
 
@@ -11,8 +11,8 @@ __all__ = ["JSON", "UTF8"]
 
 
 class _Json:
-    """Values of JSON, as compact UTF-8 text. Raises ``TypeError`` for other values, ``ValueError`` for bytes that are
-    no JSON.
+    """JSON values, as compact UTF-8 text. Raises ``TypeError`` for other values, ``ValueError`` for bytes that are not
+    JSON.
     """
 
     def encode(self, value: Any) -> bytes:
@@ -23,7 +23,7 @@ class _Json:
 
 
 class _Utf8:
-    """Strings, as UTF-8. Raises ``TypeError`` for other values, ``UnicodeDecodeError`` for bytes that are no UTF-8."""
+    """Strings, as UTF-8. Raises ``TypeError`` for other values, ``UnicodeDecodeError`` for bytes that are not UTF-8."""
 
     def encode(self, value: Any) -> bytes:
         if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Values: how a queue or a reader is set up, and what they report about themselves."""
+"""Values: the configuration of a reader, what a put does at a limit, codecs, and the figures of queues and readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Codec", "FullPolicy", "QueueStats", "ReaderConfig", "ReaderStats"]
 
 DEFAULT_MEMORY_BYTES = 16 << 20
-"""What one reader may keep in memory unless told otherwise."""
+"""How much one reader may keep in memory by default."""
 
 
 class FullPolicy(enum.Enum):
@@ -26,13 +26,14 @@ class FullPolicy(enum.Enum):
     REFUSE = "refuse"
     """Raise ``QueueFull`` at once."""
     DROP_OLDEST = "drop-oldest"
-    """Accept, and drop the oldest unread items, down to the limits. The newest item is never dropped for its bytes. An
-    open item is not dropped. An error while items are dropped fails no put: it is logged, and a later put drops them.
+    """Accept, and drop the oldest unread items until the limits are met. The newest item is never dropped for its
+    bytes. An open item is not dropped. An error while items are dropped fails no put: it is logged, and a later put
+    drops them.
     """
 
 
 class Codec(Protocol):
-    """How values become the bytes of an item and come back."""
+    """Turns values into the bytes of an item, and back."""
 
     def encode(self, value: Any, /) -> bytes: ...
 
@@ -42,23 +43,24 @@ class Codec(Protocol):
 class ReaderConfig(Value, kw_only=True):
     """The limits and hooks of one reader.
 
-    ``max_items`` and ``max_bytes`` limit what is unread or open, by ``full_policy``. ``max_items`` is never passed;
-    ``max_bytes`` is by one item, or by a batch that is put into an empty reader. An item expires at the earlier
-    of its own expiry and ``added + max_age`` seconds. ``memory_bytes`` bounds what the reader keeps in memory (data
-    plus a fixed cost per item); the rest waits in the journal. A batch (``put_many``) is read as one: a reader that is
-    in the middle of one keeps all that is left of it, whatever the bound. ``max_idle`` seconds of emptiness make
-    ``Reader.idle_expired`` true. ``max_expire_sweep`` limits one ``discard_expired()`` call.
+    ``max_items`` and ``max_bytes`` limit the items that are unread or open; at the limit, ``full_policy`` applies.
+    ``max_items`` is never exceeded. ``max_bytes`` may be exceeded by one item, or by a batch that is put into an empty
+    reader. An item expires at the earlier of its own expiry and ``added + max_age`` seconds. ``memory_bytes`` bounds
+    what the reader keeps in memory (data plus a fixed cost per item); the rest waits in the journal. A batch
+    (``put_many``) is read as one: a reader in the middle of a batch keeps all that is left of it, whatever the bound.
+    After ``max_idle`` seconds of emptiness, ``Reader.idle_expired`` is true. ``max_expire_sweep`` limits one
+    ``discard_expired()`` call.
 
-    Hooks run outside every lock; one that raises is logged and counted (``ReaderStats.hook_errors``) and loses nothing:
-    ``on_expired(item)`` sees an expired item before it is dropped; ``on_abort(item) -> bool`` returns true if it took
-    the item, which is then committed. An item is with one hook at a time, once, and counts until that has returned: a
-    hook that puts it again may find no room, and must not wait for it. ``on_expired`` does not call itself: other
-    expired items that it comes upon are shown to it afterwards. An item that it raised for is shown to it again by
-    ``discard_expired()``, or by a put that finds no room. ``on_delivery(reader, seconds)`` and ``on_timeout(reader,
-    seconds)`` are told the age of a delivered item and how long a get waited in vain; ``reader`` is the ``Reader``.
+    Hooks run outside every lock. An error in a hook is logged and counted (``ReaderStats.hook_errors``), and no item is
+    lost. ``on_expired(item)`` gets an expired item before it is dropped. ``on_abort(item) -> bool`` returns true if it
+    took the item, which is then committed. An item is with one hook at a time, once, and counts until the hook has
+    returned: a hook that puts the item again may find no room, and must not wait for it. ``on_expired`` does not call
+    itself: other expired items that it meets are passed to it afterwards. If it raised for an item, it gets the item
+    again from ``discard_expired()``, or from a put that finds no room. ``on_delivery(reader, seconds)`` gets the age of
+    a delivered item, and ``on_timeout(reader, seconds)`` how long a get waited in vain; ``reader`` is the ``Reader``.
 
-    Seconds may be infinite, which means never. Raises ``ValueError`` for a limit below zero or not a number, and
-    ``TypeError`` for limits that are no whole numbers, and a policy that is none.
+    Seconds may be infinite, which means never. Raises ``ValueError`` for a limit that is below zero or not a number,
+    and ``TypeError`` for a limit that is no whole number, and for a ``full_policy`` that is no ``FullPolicy``.
     """
 
     max_items: int | None = None
@@ -113,8 +115,8 @@ class QueueStats(Value, kw_only=True):
     """A journaled queue's figures at one moment. ``items`` and ``bytes`` are sums over the readers open here.
 
     ``tail_id`` is the last id given out, ``durable_id`` the last one known to be on disk. ``oldest_segment`` and
-    ``newest_segment`` are the numbers of those that are kept. Counters count since the queue was opened, but for
-    ``refused_batches``: published batches that were kept aside as ``.refused``, then or before.
+    ``newest_segment`` are the numbers of the first and the last segment that is kept. Counters count since the queue
+    was opened, except ``refused_batches``: published batches that were kept aside as ``.refused``, then or before.
     """
 
     items: int

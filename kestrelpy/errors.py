@@ -1,6 +1,6 @@
-"""Every error of kestrelpy: one base, one leaf for each thing a caller can do something about.
+"""Every error of kestrelpy: one base class, and one class for each thing that a caller can act on.
 
-Each leaf carries its facts as attributes, so that nobody has to parse a message.
+Each error carries its facts as attributes, so that nobody has to parse a message.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ else:
 
 
 class KestrelError(Exception):
-    """The base of every error that kestrelpy raises on its own account. Each can be pickled with its facts."""
+    """The base of every error that kestrelpy itself raises. Each can be pickled, with its facts."""
 
     def __reduce__(self) -> tuple[object, ...]:
         where = (self.filename,) if isinstance(self, OSError) else ()
@@ -48,7 +48,7 @@ class KestrelError(Exception):
 
 
 def _restore(kind: type[KestrelError], arguments: tuple[object, ...], facts: dict[str, object]) -> KestrelError:
-    """An error as it was; its own ``__init__`` takes the facts and not the message."""
+    """Rebuild an error. Its ``__init__`` is not called, because it takes the facts and not the message."""
     error = kind.__new__(kind)
     base = OSError if isinstance(error, OSError) else Exception
     base.__init__(error, *arguments)
@@ -61,7 +61,7 @@ class QueueEmpty(KestrelError, queue.Empty):
 
 
 class QueueFull(KestrelError, queue.Full):
-    """The queue, or one of its readers, refuses; nothing was stored.
+    """The queue, or one of its readers, refuses the put; nothing was stored.
 
     ``reader`` is the full name of the reader that refused, or ``None``.
     """
@@ -72,7 +72,7 @@ class QueueFull(KestrelError, queue.Full):
 
 
 class QueueClosed(KestrelError, _ShutDown):
-    """The queue was used after ``close()`` or ``shutdown()``; whoever waited on it is woken with this."""
+    """The queue was used after ``close()`` or ``shutdown()``. Calls that were waiting on it end with this error."""
 
 
 class ItemTooLarge(KestrelError, ValueError):
@@ -87,18 +87,18 @@ class ItemTooLarge(KestrelError, ValueError):
 class BatchTooLarge(ItemTooLarge):
     """The items of a batch have ``batch_bytes`` together, which is more than ``max_batch_bytes``; nothing was stored.
 
-    Each by itself may be as large as it is: put them in several batches.
+    Each item alone may be small enough: put them in several batches.
     """
 
     def __init__(self, batch_bytes: int, max_batch_bytes: int) -> None:
         super().__init__(batch_bytes, max_batch_bytes)
-        self.args = (f"a batch of {batch_bytes:,} bytes is larger than {max_batch_bytes:,}: put it in several",)
+        self.args = (f"a batch of {batch_bytes:,} bytes is larger than {max_batch_bytes:,}: split it into several",)
         self.batch_bytes = batch_bytes
         self.max_batch_bytes = max_batch_bytes
 
 
 class InvalidName(KestrelError, ValueError):
-    """``name`` is not a legal queue or reader name: 1 to 100 of ``A-Z a-z 0-9 _ -``, no ``-`` in front."""
+    """``name`` is no legal queue or reader name: 1 to 100 of ``A-Z a-z 0-9 _ -``, not starting with ``-``."""
 
     def __init__(self, name: object, reason: str) -> None:
         super().__init__(f"invalid name {name!r}: {reason}")
@@ -107,8 +107,8 @@ class InvalidName(KestrelError, ValueError):
 
 
 class NoDefaultReader(KestrelError, LookupError):
-    """The default reader was asked for, but the queue has named readers (``readers``), and one of them has taken its
-    place over, or it never had one.
+    """The default reader was asked for, but the queue has named readers (``readers``): one of them has taken over the
+    default reader's checkpoint, or the queue never had a default reader.
     """
 
     def __init__(self, queue_name: str, readers: tuple[str, ...]) -> None:
@@ -118,16 +118,16 @@ class NoDefaultReader(KestrelError, LookupError):
 
 
 class UnknownItem(KestrelError, LookupError):
-    """``item_id`` is not an open read of reader ``reader``: never opened, or already committed or aborted."""
+    """``item_id`` is not an open read of ``reader``: it was never opened, or is already committed or aborted."""
 
     def __init__(self, item_id: int, reader: str) -> None:
-        super().__init__(f"item {item_id} is not an open read of {reader!r}")
+        super().__init__(f"item {item_id} is not an open read of reader {reader!r}")
         self.item_id = item_id
         self.reader = reader
 
 
 class QueueLocked(KestrelError):
-    """Another process or object has ``path`` locked; ``pid`` is its holder's process id, or ``None`` if unknown."""
+    """Another process or object has locked ``path``; ``pid`` is its holder's process id, or ``None`` if unknown."""
 
     def __init__(self, path: str, pid: int | None = None) -> None:
         holder = "another owner" if pid is None else f"process {pid}"
@@ -137,7 +137,7 @@ class QueueLocked(KestrelError):
 
 
 class ForkedQueue(KestrelError):
-    """The queue was opened by process ``opened_by``; this forked child of it has to open its own."""
+    """The queue was opened by process ``opened_by``. This process is a forked child of it, and must open its own."""
 
     def __init__(self, opened_by: int) -> None:
         super().__init__(f"this queue was opened by process {opened_by}; a forked child must open its own")
@@ -183,7 +183,7 @@ class WrongKind(KestrelError, ValueError):
 
 
 class QueueDiskFull(KestrelError, OSError):
-    """There is no room on disk for a put; nothing was stored, and gets and commits go on. An OSError (ENOSPC)."""
+    """There is no room on disk for a put; nothing was stored. Gets and commits still work. An ``OSError`` (ENOSPC)."""
 
     def __init__(self, path: str) -> None:
         super().__init__(errno.ENOSPC, "no room on disk for this put; nothing was stored", path)
@@ -193,8 +193,8 @@ class QueueDiskFull(KestrelError, OSError):
 class DurabilityUnknown(KestrelError, OSError):
     """A sync failed: whether items ``first_id`` to ``last_id`` are on disk is unknown until the queue is reopened.
 
-    The queue is failed: only ``close()`` is left. Source: rule R9 of docs/guarantees.md (the pages of a failed sync
-    are marked clean, so a second sync that succeeds proves nothing).
+    The queue has failed: only ``close()`` still works. Source: rule R9 of docs/guarantees.md (the pages of a failed
+    sync are marked clean, so a second sync that succeeds proves nothing).
     """
 
     def __init__(self, path: str, first_id: int, last_id: int, cause: OSError | None = None) -> None:
@@ -206,12 +206,12 @@ class DurabilityUnknown(KestrelError, OSError):
 
 
 def copy_of(error: E) -> E:
-    """An error like this one, with its facts and its cause, and with a traceback of its own: for errors that are kept,
-    to be raised by every later call.
+    """Copy an error, with its facts and its cause, and with a traceback of its own: for an error that is kept, and that
+    every later call raises.
 
-    The same object must not be raised twice: each time it passes a frame it keeps that frame alive, with all that the
-    caller had in hand there; and two threads that raise it write into each other's traceback. An error that can't be
-    made again (an exception of a user's, say) is given back itself, without its traceback.
+    The same object must not be raised twice. Each time that it passes a frame, it keeps the frame alive, with all that
+    the caller held there. Two threads that raise it write into each other's traceback. An error that can't be copied (a
+    user's exception, say) is returned itself, without its traceback.
     """
     try:
         reduced = error.__reduce__()

@@ -1,4 +1,4 @@
-"""The values that come out of a queue: an ``Item`` is an open read, a ``Record`` is what a scan sees."""
+"""The values that come from a queue: an ``Item`` is an open read, a ``Record`` is what a scan sees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Item", "Record"]
 
 
 class ItemOwner(Protocol):
-    """What an item needs of the reader that handed it out."""
+    """What an item needs from the reader that delivered it."""
 
     def commit(self, item_or_id: Item | int) -> None: ...
 
@@ -27,13 +27,13 @@ class ItemOwner(Protocol):
 
 
 class Item:
-    """One item as one reader got it: an open read until it is committed or aborted.
+    """One item as one reader got it: an open read (an unacknowledged delivery) until it is committed or aborted.
 
     ``id`` (dense, from 1), ``data`` (bytes), ``added_ms`` and ``expires_ms`` (milliseconds since the Unix epoch, or
-    ``None``), ``error_count`` (how often it was aborted). As a context manager it commits at the end of the block,
-    aborts if the block raises, and does nothing if the block already did either, or if its read is not open any more
-    after a ``seek``. Where the reader can't be used any more and the item is not done, the end of the block raises why
-    (``QueueClosed``, ``DurabilityUnknown``), unless the block raises something itself.
+    ``None``), ``error_count`` (how often it was aborted). As a context manager it commits at the end of the block, or
+    aborts if the block raises. It does nothing if the block already did either, or if a ``seek`` has ended the open
+    read. If the reader can't be used any more and the item is not done, the end of the block raises the reason
+    (``QueueClosed``, ``DurabilityUnknown``), unless the block itself raises something.
     """
 
     __slots__ = ("_owner", "added_ms", "data", "error_count", "expires_ms", "id")
@@ -50,15 +50,15 @@ class Item:
 
     @property
     def value(self) -> Any:
-        """The data through the queue's codec; without a codec, the data itself. Decoded anew at each access."""
+        """The data, decoded by the queue's codec; without a codec, the data itself. Decoded again at each access."""
         return self._owner.decode(self.data)
 
     def commit(self) -> None:
-        """Done with it. Raises what ``Reader.commit`` raises: ``UnknownItem`` if it is not open. Thread-safe."""
+        """Acknowledge the item. Raises as ``Reader.commit``: ``UnknownItem`` if it is not open. Thread-safe."""
         self._owner.commit(self)
 
     def abort(self) -> None:
-        """Give it back, ahead of unread items. Raises what ``Reader.abort`` raises: ``UnknownItem`` if it is not open.
+        """Give the item back, ahead of unread items. Raises as ``Reader.abort``: ``UnknownItem`` if it is not open.
         Thread-safe.
         """
         self._owner.abort(self)
@@ -68,8 +68,8 @@ class Item:
         def __enter__(self) -> Item: ...
 
     else:
-        # The item itself, by no function of ours: an interrupt (Ctrl-C) would fall before its first line, after which
-        # the block is not entered, and nobody has the item whose read is open.
+        # This returns the item without a function of ours: an interrupt (Ctrl-C) could fall before its first line. Then
+        # the block would not be entered, and nobody would have the item whose read is open.
         __enter__ = property(partial(MethodType, attrgetter("commit.__self__")))
 
     def __exit__(
@@ -93,9 +93,9 @@ new_item = object.__new__
 
 
 class Record(Value):
-    """One item as it lies in a segment.
+    """One item as it is stored in a segment.
 
-    ``error_count`` is the highest that any reader's checkpoint notes for it. ``segment`` is the name of its file.
+    ``error_count`` is the highest count that any reader's checkpoint has for it. ``segment`` is the name of its file.
     """
 
     __slots__ = ("added_ms", "data", "error_count", "expires_ms", "id", "segment")
@@ -118,8 +118,8 @@ class Record(Value):
 
 
 def id_of(item_or_id: Item | int) -> int:
-    """The id that a commit or an abort means: an item's, or any whole number but a ``bool``. Raises ``TypeError`` for
-    anything else.
+    """The id of the item that is to be committed or aborted: from an ``Item``, or any whole number except a ``bool``.
+    Raises ``TypeError`` for anything else.
     """
     if isinstance(item_or_id, Item):
         return item_or_id.id
@@ -128,4 +128,4 @@ def id_of(item_or_id: Item | int) -> int:
             raise TypeError
         return index(item_or_id)
     except TypeError:
-        raise TypeError(f"an item or its id is wanted, not {type(item_or_id).__name__}") from None
+        raise TypeError(f"expected an item or its id, not {type(item_or_id).__name__}") from None

@@ -1,11 +1,11 @@
-"""One file of the operating system: ``RealFile``, what ``RealDirectory`` opens.
+"""One file of the operating system: ``RealFile``, which ``RealDirectory`` opens.
 
 Rules:
-1. ``grow`` reserves real blocks, so that a full disk is an error there and never a SIGBUS in a mapped store. Where
-   blocks that are there are not what a store goes to (rule 4 of ``real``), nothing is mapped.
-2. Reads go through ``pread``, never through a mapping: a bad sector is an exception.
-3. What Linux has and another system may not (macOS: ``posix_fallocate``, ``fdatasync``, ``posix_fadvise``,
-   ``mmap.resize``) is asked for where it is used. Without it there is another way, or nothing is lost but time.
+1. ``grow`` reserves real blocks, so that a full disk is an error there and never a SIGBUS in a mapped store. On a file
+   system where a store does not go to the blocks that are there (rule 4 of ``real``), nothing is mapped.
+2. Reads use ``pread``, never a mapping: so a bad sector raises an exception.
+3. Calls that Linux has and another system may not have (macOS: ``posix_fallocate``, ``fdatasync``, ``posix_fadvise``,
+   ``mmap.resize``) are looked up where they are used. Without one there is another way, or only time is lost.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from kestrelpy._disk.interface import Buffer
 
 PAGES_BYTES = 64 << 10
-"""A write of so many bytes is hurried to the disk, ..."""
+"""A write of so many bytes or more is started to the disk at once, ..."""
 
 HURRY_BYTES = 1 << 20
-"""... so many at once: less would be more requests to the disk, more would leave more to the sync."""
+"""... so many bytes at a time: with fewer, the disk gets more requests; with more, the sync has more left to do."""
 
 _ZEROS = bytes(1 << 20)
 
@@ -46,8 +46,8 @@ class RealFile:
     def __init__(self, descriptor: int, *, mapped: bool = True) -> None:
         self._descriptor = descriptor
         self._left = weakref.finalize(self, os.close, descriptor)
-        """Where nobody closes it nothing is saved (R31), but the descriptor goes, and with it the room of a file that
-        was deleted. Not by ``__del__``: an interrupt that strikes there is lost.
+        """If nobody closes the file, nothing is saved (R31), but the descriptor is closed, and with it the room of a
+        deleted file is freed. Not by ``__del__``: an interrupt that falls there is lost.
         """
         self._left.atexit = False
         self._mapped = mapped
@@ -82,10 +82,10 @@ class RealFile:
                 written += os.pwrite(self._descriptor, rest[written:], offset + written)
 
     def _hurry(self, end: int) -> None:
-        """Set what was written up to ``end`` on its way to the disk, without waiting for it: a sync finds less to do.
+        """Start writing what was written up to ``end`` to the disk, without waiting: a sync finds less to do.
 
-        This advice does not drop pages that are not on disk: it has them written out. Their errors are told to the
-        next sync, as always.
+        This advice does not drop pages that are not on disk: it has them written out. As always, the next sync gets
+        their errors.
         """
         end -= end % mmap.PAGESIZE
         if end - self._hurried >= HURRY_BYTES:
@@ -97,8 +97,8 @@ class RealFile:
         return os.fstat(self._descriptor).st_size
 
     def grow(self, size: int, *, fill: bool = True) -> Buffer:
-        """Zeros are written as well as reserved: a page that is in the cache costs a store a third of a fault on one
-        that is not (measured: 0.09 against 0.19 microseconds for 132 bytes, all included)."""
+        """Zeros are written, and not only reserved: a page in the cache costs a store a third of what a page fault
+        costs (measured: 0.09 against 0.19 microseconds for 132 bytes, all included)."""
         old = self.size()
         try:
             if not self._reserve(old, size) or fill:
@@ -111,7 +111,7 @@ class RealFile:
             raise
 
     def _reserve(self, old: int, size: int) -> bool:
-        """Whether this file system knows how to; where it does not, only what is written has its room."""
+        """Reserve blocks. False if this file system can't do it: then only the bytes that are written have room."""
         if not _can_reserve():
             return False
         try:
@@ -123,11 +123,11 @@ class RealFile:
         return True
 
     def _mapping(self, size: int) -> Buffer:
-        if not self._mapped or not _can_reserve():  # no room is sure where none can be reserved
+        if not self._mapped or not _can_reserve():  # without a reservation, a store into a mapping may find no room
             return _PlainBuffer(self)
         try:
             if self._map is None or not _resized(self._map, size):
-                # One that can't be resized goes when nobody has it any more: its user may be struck before it has this.
+                # The old mapping stays open while its user has it: an interrupt may keep the user from the new one.
                 self._map = mmap.mmap(self._descriptor, size)
         except OSError as error:
             if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE):
@@ -151,7 +151,7 @@ class RealFile:
             sync_whole(self._descriptor)
 
     def forget(self) -> None:
-        """Where the system takes no such advice, the next read may come from the cache (docs/guarantees.md)."""
+        """Where the system does not know this advice, the next read may use the cache (docs/guarantees.md)."""
         with contextlib.suppress(AttributeError):
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -170,10 +170,10 @@ def _can_reserve() -> bool:
 
 
 def _resized(mapping: mmap.mmap, size: int) -> bool:
-    """Whether this system can resize a mapping; if it can, that is done."""
+    """Resize a mapping; false if this system can't."""
     try:
         mapping.resize(size)
-    except (SystemError, AttributeError):  # the one up to CPython 3.14 without mremap, the other later
+    except (SystemError, AttributeError):  # without mremap: the one up to CPython 3.14, the other later
         return False
     return True
 
@@ -187,10 +187,10 @@ def sync_names(descriptor: int) -> None:
 
 
 def sync_whole(descriptor: int) -> None:
-    """A sync for systems without ``fdatasync``. On macOS ``fsync`` leaves what the drive has in its own cache:
-    ``F_FULLFSYNC`` does not, where the file system knows it.
+    """A sync for systems without ``fdatasync``. On macOS, ``fsync`` leaves data in the drive's own cache;
+    ``F_FULLFSYNC`` does not, where the file system supports it.
     """
-    import fcntl  # here and not above: few need it
+    import fcntl  # here and not above: few systems need it
 
     full = getattr(fcntl, "F_FULLFSYNC", None)
     if full is not None:

@@ -1,7 +1,7 @@
-"""What a disk is: files, folders and locks as protocols. Everything above the disk seam knows these alone.
+"""The disk as protocols: files, folders and locks. Everything above the disk seam knows only these.
 
-``RealDisk`` is the real thing; the simulated ones are in ``kestrelpy.testing``. All of them raise ``OSError`` as the
-system does and nothing else, except ``QueueLocked`` from a lock.
+``RealDisk`` is the operating system's disk; simulated ones are in ``kestrelpy.testing``. All of them raise ``OSError``
+as the system does and nothing else, except ``QueueLocked`` from a lock.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ StrPath: TypeAlias = str | os.PathLike[str]
 """A path, as callers may give it."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a system says where there is no room."""
+"""The errors of a system that has no room."""
 
 
 class Buffer(Protocol):
-    """A file's bytes for storing: ``buffer[start:end] = data`` puts ``data`` there, whole, in the kernel."""
+    """A file's bytes, for storing: ``buffer[start:end] = data`` stores ``data`` there, whole, in the kernel."""
 
     def __setitem__(self, span: slice, data: bytes, /) -> None: ...
 
@@ -30,21 +30,21 @@ class File(Protocol):
         """Up to ``size`` bytes from ``offset``; fewer only at the end of the file."""
 
     def write(self, offset: int, *parts: bytes) -> None:
-        """All of ``parts``, one behind the other, at ``offset``."""
+        """Write all ``parts``, one after another, at ``offset``."""
 
     def size(self) -> int: ...
 
     def grow(self, size: int, *, fill: bool = True) -> Buffer:
-        """Make the file ``size`` bytes with room for them on disk, the new ones zero; return its buffer.
+        """Make the file ``size`` bytes long, with room on disk, and zeros in the new bytes; return its buffer.
 
-        ``fill``: whether to make them quick to store to, which is in vain for what ``write`` is about to replace.
-        Raises ``OSError`` (ENOSPC) with the file and the buffer in hand as they were.
+        ``fill``: whether to make the new bytes quick to store to. That is useless if ``write`` is about to replace
+        them. Raises ``OSError`` (ENOSPC), with the file and the present buffer as they were.
         """
 
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """Return when content and size are on disk, whichever way they were written. Its name is not its business."""
+        """Return when content and size are on disk, however they were written. This does not cover the file's name."""
 
     def forget(self) -> None:
         """Drop the cached pages, so that the next read comes from the disk (rule R10)."""
@@ -58,14 +58,14 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
     def abandon(self) -> None:
-        """Let go of the descriptor without unlocking: in a forked child, where the lock is the parent's (R26)."""
+        """Close the descriptor without unlocking: in a forked child, where the lock is the parent's (R26)."""
 
     def is_current(self) -> bool:
-        """Whether the file that is locked is still the one of that name: nobody has removed it."""
+        """Whether the locked file is still the one of that name: nobody has removed it."""
 
 
 class Directory(Protocol):
-    """One folder; names are of files in it."""
+    """One folder. A name is that of a file in it."""
 
     @property
     def path(self) -> str: ...
@@ -82,8 +82,8 @@ class Directory(Protocol):
         """Give ``old`` the name ``new``, replacing a file of that name."""
 
     def exchange(self, one: str, other: str) -> None:
-        """Let two files change names, at once. Raises ``OSError`` (ENOENT if one is not there; EINVAL, ENOSYS where it
-        can't be done).
+        """Let two files exchange their names, at once. Raises ``OSError`` (ENOENT if one is not there; EINVAL, ENOSYS
+        where it can't be done).
         """
 
     def move(self, name: str, target: Directory, new: str) -> None:
@@ -95,12 +95,14 @@ class Directory(Protocol):
         """Return when the names in it are on disk."""
 
     def lock(self, name: str, *, wait: bool = False) -> Lock:
-        """Lock the file ``name``, made if missing and never unlinked; raises ``QueueLocked`` if another holds it."""
+        """Lock the file ``name``, which is made if missing, and stays. If another holds it, ``wait`` for it or raise
+        ``QueueLocked``.
+        """
 
     def close(self) -> None: ...
 
 
 class Disk(Protocol):
-    """Where directories come from."""
+    """The source of directories."""
 
     def directory(self, path: str, *, create: bool = False) -> Directory: ...

@@ -1,13 +1,13 @@
-"""A disk in memory: ``MemoryDisk``, and the frame that ``CrashingDisk`` hangs its history on.
+"""A disk in memory: ``MemoryDisk``, and the base to which ``CrashingDisk`` adds a history.
 
 Rules:
-1. Errors are the system's: the same class, the same errno, the path where the system has one.
+1. Errors are the system's: the same class, the same errno, the path where the system gives one.
 2. A handle belongs to one life of its disk. ``kill()`` ends it as the death of every process would: handles raise
-   EBADF, locks are free, what was written is there.
-3. Everything that changes the disk asks ``_before`` first. Here that does nothing; ``CrashingDisk`` counts and records.
+   EBADF, locks are free, and what was written is there.
+3. All that changes the disk calls ``_before`` first. Here that does nothing; ``CrashingDisk`` counts and records.
 
-NOTE ON LOCKING: ``_guard`` guards names and locks, of all these disks together: they are cloned by the thousand. It is
-held across ``_before``. The bytes of a file need no lock: who stores from several threads keeps them apart.
+NOTE ON LOCKING: one ``_guard`` guards the names and locks of all these disks: they are cloned by the thousand. It is
+held across ``_before``. The bytes of a file need no lock: threads that store into one file store apart from each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kestrelpy._process import reset_after_fork
 from kestrelpy.errors import QueueLocked
 
 _guard = threading.RLock()
-_released = threading.Condition(_guard)  # a lock was, or a disk is killed
+_released = threading.Condition(_guard)  # a lock was released, or a disk was killed
 
 
 def _reset_after_fork() -> None:
@@ -39,7 +39,7 @@ reset_after_fork(_reset_after_fork)
 
 
 def system_error(number: int, path: str) -> OSError:
-    """The exception that the system's call would end in; of the right subclass, as ``OSError`` sees to that."""
+    """The exception that the system's call would raise. ``OSError`` chooses the right subclass."""
     return OSError(number, os.strerror(number), path)
 
 
@@ -57,10 +57,10 @@ _CLOSED.alive = False
 
 
 class Node(Protocol):
-    """What a file holds, whatever its names and handles. ``order``: the number that ``_before`` gave the operation."""
+    """The content of a file, whatever its names and handles. ``order``: the operation's number, from ``_before``."""
 
     holder: weakref.ref[MemoryLock] | None
-    failed_syncs: int  # each is told once to every handle of the file, as Linux does, when that syncs next
+    failed_syncs: int  # as on Linux, each is reported once to every handle of the file, when that handle syncs next
 
     @property
     def size(self) -> int: ...
@@ -79,7 +79,7 @@ class Node(Protocol):
 
 
 class Folder:
-    """What a folder holds."""
+    """The content of a folder."""
 
     __slots__ = ("mount", "names", "path")
 
@@ -89,7 +89,7 @@ class Folder:
         self.names: dict[str, Node] = {}
 
     def set(self, name: str, node: Node | None, order: int, *, moved: bool = False) -> None:
-        """Let ``name`` mean ``node``, or nothing; ``moved`` if the other half of this is in another folder."""
+        """Let ``name`` mean ``node``, or nothing. ``moved``: the other half of this change is in another folder."""
         del order, moved
         if node is None:
             del self.names[name]
@@ -153,7 +153,7 @@ class MemoryFile:
         self._failed_syncs = node.failed_syncs
 
     def _check_open(self, *, refused: int = 0) -> None:
-        """Raises EBADF for a dead handle and ``refused``, if given, for one that may only read."""
+        """Raises EBADF for a dead handle, and ``refused``, if given, for a handle that may only read."""
         if not self._life.alive:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if refused and not self._writable:
@@ -194,11 +194,11 @@ class MemoryFile:
         self._disk._before("sync", self._name)
         self._node.sync()
         known, self._failed_syncs = self._failed_syncs, self._node.failed_syncs
-        if known != self._failed_syncs:  # somebody else's sync of this file has failed
+        if known != self._failed_syncs:  # a sync of this file through another handle has failed
             raise system_error(errno.EIO, self._name)
 
     def fail_sync(self) -> None:
-        """What a failing sync leaves: pages that are marked clean and are not on disk. For ``FailingDisk``."""
+        """Leave what a failing sync leaves: pages marked clean that are not on disk. For ``FailingDisk``."""
         self._check_open()
         self._disk._before("sync", self._name)
         self._node.fail_sync()
@@ -215,7 +215,7 @@ class MemoryFile:
 
 
 class MemoryBuffer:
-    """The buffer of a handle; as with a mapping, the handle has one, and it is no good after a truncate or a close."""
+    """The buffer of a handle. As with a mapping, a handle has one; a truncate or a close makes it useless."""
 
     __slots__ = ("_file", "size")
 
@@ -236,7 +236,7 @@ class MemoryBuffer:
 
 
 class MemoryLock:
-    """A held lock; free when it is released, and when nobody has it any more: as the file of a real one is closed."""
+    """A held lock. It is free when released, or when nobody refers to it: a real one's file is closed then."""
 
     __slots__ = ("__weakref__", "_folder", "_name", "_node", "life")
 
@@ -253,7 +253,7 @@ class MemoryLock:
                 _released.notify_all()
 
     def abandon(self) -> None:
-        """Nothing to do: the memory of a forked child is its own, the lock in it too."""
+        """Nothing to do: the memory of a forked child is its own, and so is the lock in it."""
 
     def is_current(self) -> bool:
         return self._folder.names.get(self._name) is self._node
@@ -362,7 +362,7 @@ class MemoryDirectory:
             self._disk._sync_folder(self._folder)
 
     def fail_sync(self) -> None:
-        """What a failing sync leaves: names of which a later one says nothing. For ``FailingDisk``."""
+        """Leave what a failing sync leaves: names of which a later sync reports nothing. For ``FailingDisk``."""
         self._check_open()
         with _guard:
             self._disk._before("sync_directory", self._folder.path)
@@ -388,15 +388,15 @@ class MemoryDirectory:
 
 
 class MemoryDisk:
-    """A disk in memory, for tests: fast, alone in the world, gone with the object. Any number of threads may use it.
+    """A disk in memory, for tests: fast, private, gone with the object. Any number of threads may use it.
 
-    Folders are made as on a real disk, by ``directory(path, create=True)``; only ``/`` is there from the start.
-    ``mounts`` are paths of folders that are file systems of their own: to move a file in or out of one raises EXDEV.
+    Folders are made as on a real disk, by ``directory(path, create=True)``; at first there is only ``/``. ``mounts``
+    are paths of folders that are file systems of their own: to move a file into or out of one raises EXDEV.
     """
 
     def __init__(self, *, mounts: Iterable[str] = ()) -> None:
         self.life = Life()
-        self.bytes_read = 0  # from files, so far: what something costs that should read little
+        self.bytes_read = 0  # from files, so far: for the tests of code that must read little
         self.folders: dict[str, Folder] = {}
         self._mounts = sorted({"/", *map(_absolute, mounts)}, key=len, reverse=True)
         self.folders["/"] = self._new_folder("/", 0)
@@ -420,7 +420,7 @@ class MemoryDisk:
             _released.notify_all()
 
     def _make(self, path: str) -> None:
-        """As ``RealDisk`` does it, so that there are the same moments to crash at."""
+        """In the same steps as ``RealDisk``, so that there are the same moments to crash at."""
         if path not in self.folders:
             parent = posixpath.dirname(path)
             self._make(parent)
@@ -444,15 +444,15 @@ class MemoryDisk:
     def _mount_of(self, path: str) -> str:
         return next(mount for mount in self._mounts if mount in ("/", path) or path.startswith(mount + "/"))
 
-    # -- what CrashingDisk does otherwise ----------------------------------------------------------------------------
+    # -- what CrashingDisk overrides ---------------------------------------------------------------------------------
 
     def _before(self, kind: str, name: str, node: Node | None = None, offset: int = 0, data: bytes = b"") -> int:
-        """Called before every change; ``data`` is about to be put at ``offset`` of ``node``. Returns its number."""
+        """Called before every change; ``data`` is about to be stored at ``offset`` of ``node``. Returns its number."""
         del kind, name, node, offset, data
         return 0
 
     def _changed(self) -> None:
-        """Called after a change that is no operation on the disk, but on the cache."""
+        """Called after a change of the cache, which is no operation on the disk."""
 
     def _new_node(self) -> Node:
         return MemoryNode()

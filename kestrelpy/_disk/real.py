@@ -1,11 +1,11 @@
 """The disk of the operating system. This module and ``file`` are the only ones that touch its files.
 
 Rules:
-1. What is created is 0600 (folders 0700), exclusive, and opened relative to its directory without following links
-   (R1, R24).
+1. A file is created with mode 0600 (a folder with 0700), exclusively, and relative to its directory, without following
+   links (R1, R24).
 2. Only regular files with one link are opened (R22).
-3. A write that raises may have left part of itself: the caller undoes it (R12).
-4. Nothing is mapped on a file system that copies on write: there a store finds no room where one before had some.
+3. A write that raises may have written a part: the caller undoes it (R12).
+4. Nothing is mapped on a file system that copies on write: there, a store over existing data may find no room.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kestrelpy.errors import QueueLocked
 
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "gluster", "afs", "lustre", "ocfs", "gfs", "beegfs", "virtiofs")
 _COPYING = frozenset({"btrfs", "bcachefs", "zfs", "nilfs2", "ubifs", "overlay"})
-"""File systems on which a store needs new room also where there is data on disk: on a full one, a store into a mapping
-would be a SIGBUS. Of an overlay, whose upper part may be any of them, only what can't be found out.
+"""File systems on which a store needs new room even where there is data on disk: on a full one, a store into a mapping
+would be a SIGBUS. The upper part of an overlay may be any file system: only an unknown one counts as ``overlay``.
 """
 _EXCHANGE = 2
 _GET_FLAGS, _SET_FLAGS, _NO_COPY = 0x80086601, 0x40086602, 0x00800000
@@ -42,21 +42,21 @@ class _LockFile(io.FileIO):
 
 
 class _RealLock:
-    """A ``flock`` through portalocker; the file holds the owner's process id for whoever is refused."""
+    """A ``flock`` through portalocker. The file holds the owner's process id, for the error of a process refused."""
 
-    # A forked child closes its copies at once, also of what another thread waits for or has for a moment: they would
-    # keep the lock as long as the child lives, whatever becomes of the parent (R26).
+    # A forked child closes its copies at once, also of locks that another thread waits for or holds for a moment: a
+    # copy would keep the lock as long as the child lives, even after the parent is gone (R26).
     copied: weakref.WeakSet[_RealLock] = weakref.WeakSet()  # noqa: RUF012 - one table for the process, by intent
 
     def __init__(self, file: _LockFile, directory: RealDirectory, name: str) -> None:
         self._file = file
         self._directory = directory
         self._name = name
-        self._releasing = threading.Lock()  # once it is closed, its descriptor is another file's
+        self._releasing = threading.Lock()  # after the close, the descriptor may be another file's
         self.copied.add(self)
 
     def release(self) -> None:
-        """Unlocks as well as closes: a child that forked off meanwhile has a copy of the descriptor (R26). May be
+        """Unlock, and not only close: a child that was forked meanwhile has a copy of the descriptor (R26). May be
         repeated, by any thread.
         """
         import portalocker
@@ -72,20 +72,20 @@ class _RealLock:
         self._file.close()
 
     def is_current(self) -> bool:
-        with self._releasing:  # who has released it meanwhile was not robbed of it
+        with self._releasing:  # a lock that was released meanwhile was not taken away
             return self._file.closed or self._directory._is_at(self._file.fileno(), self._name)
 
 
 def _leave_pid(descriptor: int) -> None:
-    """Say in the lock file whose it is; on a full disk it says nothing, which must not keep a queue from opening."""
+    """Write the owner's process id into the lock file. A full disk prevents that; the queue opens all the same."""
     pid = b"%d\n" % os.getpid()
     with contextlib.suppress(OSError):
-        os.pwrite(descriptor, pid, 0)  # before the truncate, which would give the block away
+        os.pwrite(descriptor, pid, 0)  # before the truncate: to truncate first would free the block
         os.ftruncate(descriptor, len(pid))
 
 
 class _Descriptor:
-    """A directory's descriptor, shared by all queues of a process that are in it."""
+    """A directory's descriptor, shared by all queues of this process in that directory."""
 
     # guarded by _Descriptor.guard, which is reentrant: a ``scan`` that is thrown away closes its folders in a finaliser
     shared: dict[tuple[int, int], _Descriptor] = {}  # noqa: RUF012 - one table for the process, by intent
@@ -95,23 +95,23 @@ class _Descriptor:
         self.number = number
         self.key = key
         self.users = 0
-        self.named = ""  # the path under which it has been synced into its parent since it is open here
+        self.named = ""  # the path under which it was synced into its parent, since it was opened here
         self._kind: str | None = None
 
     @property
     def kind(self) -> str:
-        """The type of its file system, which does not change under an open folder; empty if that is not known."""
+        """The type of its file system, which does not change while the folder is open; empty if it is not known."""
         if self._kind is None:
             self._kind = _file_system(self.number)
         return self._kind
 
     @property
     def is_copying(self) -> bool:
-        """Whether stores may need new room; to be expected where the type is not known."""
+        """Whether stores may need new room. True if the type is not known."""
         return self.kind in _COPYING or not self.kind
 
     def leave(self) -> None:
-        """One of its users does not need it any more."""
+        """End the use by one user. The last one closes the descriptor."""
         with _Descriptor.guard:
             self.users -= 1
             if not self.users:
@@ -125,7 +125,7 @@ class _Descriptor:
         try:
             about = os.stat(path)
         except OSError:
-            return False  # whoever makes or opens it hears why
+            return False  # making or opening the folder will raise the reason
         with cls.guard:
             shared = cls.shared.get((about.st_dev, about.st_ino))
         return shared is not None and shared.named == path
@@ -144,7 +144,7 @@ reset_after_fork(_reset_after_fork)
 
 
 def _lacking() -> list[str]:
-    """What this system has not of what no queue on disk can do without. (Windows: nearly all of it.)"""
+    """The calls that this system lacks and every queue on disk needs. (Windows lacks nearly all of them.)"""
     names = ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "pread", "pwrite", "ftruncate", "fsync")
     relative = (os.open, os.unlink, os.rename, os.stat)
     return [
@@ -169,11 +169,11 @@ class RealDirectory:
         mine = _Descriptor(number, key)
         with _Descriptor.guard:
             shared = _Descriptor.shared.setdefault(key, mine)
-            shared.users += 1  # and no call since: a finaliser does not find it without users
+            shared.users += 1  # no call in between: a finaliser never finds it without users
         if shared is not mine:
             os.close(number)
         self._shared: _Descriptor | None = shared
-        self._left = weakref.finalize(self, shared.leave)  # where nobody closes it (R31)
+        self._left = weakref.finalize(self, shared.leave)  # if nobody closes it (R31)
         self._left.atexit = False
 
     @property
@@ -193,13 +193,13 @@ class RealDirectory:
             raise OSError(errno.ENOTSUP, reason, self._path)
 
     def note_named(self) -> None:
-        """Its name is on disk: who opens it beside this does not see to that again."""
+        """Note that its name is on disk: another opening at the same time need not sync it again."""
         if self._shared is not None:
             self._shared.named = self._path
 
     def names(self) -> list[str]:
-        """Listed through a descriptor of its own: the place in a listing belongs to the descriptor, and two threads, or
-        a process and its forked child, that list through one get a part of the names each."""
+        """List through a descriptor of its own. A descriptor has one position in the listing: two threads that list
+        through the same one, or a process and its forked child, each get a part of the names."""
         number = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._number)
         try:
             return os.listdir(number)
@@ -216,7 +216,7 @@ class RealDirectory:
             os.close(descriptor)
             if about.st_nlink:
                 raise OSError(errno.EINVAL, "not a regular file with one link", os.path.join(self._path, name))
-            # It was removed or replaced between our open and our look: what is there now is meant.
+            # It was removed or replaced between our open and our look: open what is there now.
 
     def create(self, name: str) -> RealFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -294,8 +294,10 @@ class RealDirectory:
 
 
 class RealDisk:
-    """The file systems of this machine. Network ones are refused (R28) unless ``allow_network``; ``mapped=False``
-    stores by ``pwrite`` instead of through a mapping, which is always done where a store into a mapping may need room.
+    """The file systems of this machine. Network file systems are refused (R28) unless ``allow_network``.
+
+    ``mapped=False`` stores by ``pwrite`` instead of through a mapping. That is always done where a store into a mapping
+    may need room.
     """
 
     def __init__(self, *, allow_network: bool = False, mapped: bool = True) -> None:
@@ -305,7 +307,7 @@ class RealDisk:
     def directory(self, path: str, *, create: bool = False) -> RealDirectory:
         """Open a folder, after making it and its missing parents (each synced into its own parent, R2) if asked to."""
         if _LACKING:
-            reason = f"this system has no {', '.join(_LACKING)}: queues on disk need it, as Linux and macOS have it"
+            reason = f"this system has no {', '.join(_LACKING)}: queues on disk need it (Linux and macOS have it)"
             raise OSError(errno.ENOSYS, reason, path)
         path = os.path.abspath(path)
         makes = create and not _Descriptor.is_named(path)
@@ -323,9 +325,9 @@ class RealDisk:
         return directory
 
     def _make(self, path: str) -> None:
-        """What is there already is synced into its parent too: whoever made it may have been killed before that."""
+        """Make a folder. One that is there is synced into its parent too: its maker may have been killed before."""
         parent = os.path.dirname(path)
-        made = not os.path.isdir(path) and parent != path  # where nothing can be looked at, not even the root is there
+        made = not os.path.isdir(path) and parent != path  # if no folder can be looked at, even the root looks missing
         if made:
             self._make(parent)
             with contextlib.suppress(FileExistsError):
@@ -333,7 +335,7 @@ class RealDisk:
         try:
             _sync_path(parent)
         except OSError as error:
-            # A parent that we may not read, or that cannot be synced, is not one that we made a folder in.
+            # We made no folder in a parent that we may not read, or that cannot be synced.
             if made or error.errno not in (errno.EACCES, errno.EINVAL, errno.EROFS):
                 raise
 
@@ -342,7 +344,7 @@ _renameat2: Any = None
 
 
 def _exchange(number: int, one: str, other: str) -> None:
-    """``renameat2``, which Python does not have."""
+    """Call ``renameat2``, which Python does not have."""
     global _renameat2
     import ctypes  # here and not above: it takes longer than all of this package
 
@@ -368,9 +370,9 @@ def _is_network(kind: str) -> bool:
 
 
 def _store_in_place(descriptor: int) -> None:
-    """Have btrfs store into the blocks that this new file has (chattr +C), so that room that is reserved is there: what
-    is stored into a segment or a checkpoint that is on disk needs none then. Frames and states have checksums of their
-    own. Where it can't be had, a full disk may be found later than elsewhere.
+    """Make btrfs store into the blocks that this new file has (chattr +C), so that reserved room can be used: then a
+    store into a segment or a checkpoint that is on disk needs no new room. Frames and states have checksums of their
+    own. Where this is not possible, a full disk may be found later than on other file systems.
     """
     import fcntl  # here and not above: it is for one file system
 
@@ -380,10 +382,10 @@ def _store_in_place(descriptor: int) -> None:
 
 
 def _file_system(number: int) -> str:
-    """The type of the file system of an open folder, of an overlay that of its upper part if that can be seen from
-    here; empty if it can't be found out.
+    """The type of the file system of an open folder; empty if it can't be found out. For an overlay it is the type of
+    the upper part, if that can be seen from here.
 
-    By the number of the mount: a folder on btrfs has another device than the table says.
+    It is looked up by the number of the mount: a folder on btrfs has another device than the table says.
     """
     kind, options = _mounted(number)
     upper = next((each[9:] for each in options.split(",") if each.startswith("upperdir=")), "")
@@ -392,7 +394,7 @@ def _file_system(number: int) -> str:
     try:
         other = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
-        return kind  # as seen from inside a container, say
+        return kind  # for example from inside a container
     try:
         return _mounted(other)[0]
     finally:

@@ -1,4 +1,4 @@
-"""The archive: where closed segments go that no reader needs any more (R6)."""
+"""The archive: closed segments move there when no reader needs them any more (R6)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kestrelpy._journal.segment import MARK_EVERY, read_header
 
 
 def archive_segment(directory: Directory, name: str, archive: Directory, queue: str, header: fmt.SegmentHeader) -> bool:
-    """Move a closed segment into the archive (R6); false if it was there already, and only its twin was removed.
+    """Move a closed segment into the archive (R6). False if the archive had it already: then only its twin is removed.
 
-    Never overwrites: a file of that name which is not this segment makes it take a name with the queue's id.
+    Never overwrites a file. If another file has the segment's name, the segment takes a name with the queue's id.
     """
     for target in (segment_name(queue, header.number), archived_name(queue, header.number, header.queue_id)):
         is_taken, there = _look(archive, target)
@@ -42,8 +42,9 @@ def archive_segment(directory: Directory, name: str, archive: Directory, queue: 
 
 
 def _look(archive: Directory, name: str) -> tuple[bool, fmt.SegmentHeader | None]:
-    """Whether a name is taken, and the header of the segment that has it. An archive may have any number of files: it
-    is listed only where there is something that can't be opened.
+    """Whether the name is taken, and the header of the segment that has it.
+
+    An archive may have any number of files, so it is listed only if the file cannot be opened.
     """
     try:
         file = archive.open(name)

@@ -1,4 +1,4 @@
-"""The inside of a frame: one item, or a batch of items. Bytes only: no file, no lock, no clock."""
+"""The body of a frame: one item, or a batch of items. Bytes only: no file, no lock, no clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _U64 = struct.Struct("<Q")
 
 
 class Body(NamedTuple):
-    """The body of a frame, of ``items`` items that have ``size`` bytes together; it is the same wherever it stands."""
+    """A frame's body: ``items`` items of ``size`` bytes together. Its bytes do not depend on where it is stored."""
 
     kind: int
     items: int
@@ -24,7 +24,7 @@ class Body(NamedTuple):
 
 
 def pack_body(items: Sequence[bytes], expires_ms: int | None) -> Body:
-    """The body of these items; one by itself is no batch."""
+    """Encode these items as a body. A single item is not encoded as a batch."""
     kind, head, sizes = 0, b"", list(map(len, items))
     if expires_ms is not None:
         kind, head = KIND_EXPIRES, _U64.pack(expires_ms)
@@ -34,7 +34,7 @@ def pack_body(items: Sequence[bytes], expires_ms: int | None) -> Body:
 
 
 def body_lengths(kind: int, data: bytes) -> tuple[int, ...] | None:
-    """The lengths of the items in the body of a frame."""
+    """The lengths of the items in the body of a frame; ``None`` if the body is not valid."""
     start = _U64.size if kind & KIND_EXPIRES else 0
     if kind >= KIND_FOOTER or kind & ~(KIND_EXPIRES | KIND_BATCH) or len(data) < start:
         return None
@@ -51,7 +51,7 @@ def body_lengths(kind: int, data: bytes) -> tuple[int, ...] | None:
 
 
 def cut_body(kind: int, data: bytes, lengths: Sequence[int], skip: int, most: int) -> Iterator[Body]:
-    """A body from its item ``skip`` on, in as few pieces as have at most ``most`` bytes each, or one item."""
+    """Cut a body, without its first ``skip`` items, into few pieces: each of at most ``most`` bytes, or of one item."""
     if not skip and len(data) <= most:
         yield Body(kind, len(lengths), sum(lengths), data)
         return

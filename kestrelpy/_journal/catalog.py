@@ -1,7 +1,6 @@
-"""What the segments of a queue must be like together, as one sees it from outside: without a lock, and while its writer
-may be at work.
+"""The segments of a queue as seen from outside: without a lock, and while the writer may be at work.
 
-It says of a segment what an opening would say; that is ``recovery``.
+The catalog checks that the segments fit together. It objects to a segment where an opening (``recovery``) would.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ from kestrelpy.errors import CorruptJournal
 
 
 class Doubt(NamedTuple):
-    """Why a segment is not known to have been retired; ``item_id``: what a reader needs of it, if that is why."""
+    """Why a segment is not known to have been retired. ``item_id``: the item that a reader needs of it, if any."""
 
     reason: str
     item_id: int | None = None
 
 
 def missing_items(folder: str, queue: str, last: Segment | None, watermark: int) -> CorruptJournal:
-    """Items up to ``watermark`` were on disk, and the ``last`` segment ends before."""
+    """The error if the ``last`` segment ends before ``watermark``, although items up to it were on disk."""
     name, end, last_id = (f"{queue}.*.segment", 0, 0) if last is None else (last.name, last.records_end, last.last_id)
     reason = f"items {last_id + 1} to {watermark} are missing"
     return CorruptJournal(f"{folder}/{name}", end, reason, item_id=last_id + 1)
 
 
 class SegmentCatalog:
-    """The segments of a queue in ``folders``, the live one first and perhaps an archive, and its checkpoints.
+    """The segments of a queue, and its checkpoints. ``folders``: the live folder first, then perhaps an archive.
 
-    The folders are listed once, when the segments are asked for first, and again by ``look_again``: for who finds a
-    file gone that is in the list.
+    The folders are listed when the segments are first asked for. Call ``look_again`` if a listed file is gone: it lists
+    them again.
     """
 
     def __init__(self, folders: list[Directory], queue: str) -> None:
@@ -54,7 +53,7 @@ class SegmentCatalog:
         newest = reversed(file_names.segments_among(folders[0].names(), queue))
         headers = (_header(folders[0], number, name) for number, name in newest)
         self.queue_id = next((header.queue_id for header in headers if header is not None), b"")
-        """Of the queue that lives here; empty if nothing says so."""
+        """The id of the queue that lives here; empty if no file says it."""
         states = self._load()
         self.queue_id = self.queue_id or known_queue_id(states)
         self.states = [state for state in states if state.queue_id == self.queue_id]
@@ -63,20 +62,20 @@ class SegmentCatalog:
         self._order: list[tuple[int, Directory, str]] = []
         self._headers_behind = HeadersBehind(0, self._header_at)
         self._heads = self._heads_of(self.states)
-        self._may_have_moved = True  # whether readers may be further by now than ``_heads`` has them
+        self._may_have_moved = True  # whether readers may have moved past the heads in ``_heads``
 
     def _load(self) -> list[fmt.Checkpoint]:
         return QueueFiles(self._folders[0], self.queue).load_all(self._folders[0].names())
 
     def numbered(self) -> dict[int, list[tuple[Directory, str]]]:
-        """Where the segments are, by number, in order; the live one before its archived twin."""
+        """The files of the segments by number, in order. A live file comes before its archived twin."""
         if self._numbered is None:
             self.look_again()
         assert self._numbered is not None
         return self._numbered
 
     def look_again(self) -> None:
-        """List the folders: a file of the last list was retired, archived, or never was a segment."""
+        """List the folders again: a listed file was retired or archived, or never was a segment."""
         found: dict[int, list[tuple[Directory, str]]] = {}
         for folder in self._folders:
             for number, name in sorted(
@@ -89,27 +88,27 @@ class SegmentCatalog:
         self._may_have_moved = True
 
     def check_there(self) -> None:
-        """A segment of the list is gone. Raise ``FileNotFoundError`` if it is not that alone, but the queue: nothing of
-        an erased one was retired.
+        """Call this when a listed segment is gone. Raises ``FileNotFoundError`` if the queue itself is gone, or another
+        one is in its place: the segments of an erased queue were not retired.
         """
         if self.queue_id not in (b"", SegmentCatalog(self._folders, self.queue).queue_id):
             reason = f"queue {self.queue!r} is gone, or another one is in its place"
             raise FileNotFoundError(errno.ENOENT, reason, self._folders[0].path)
 
     def note_gone(self) -> None:
-        """A file of the list is gone, and was retired if readers are past it: they may have moved."""
+        """Note that a listed file is gone. It was retired if all readers are past it, so their heads may have moved."""
         self._may_have_moved = True
 
     def identify(self, file: File, path: str, name: str, number: int) -> fmt.SegmentHeader | Objection | None:
-        """What this file is, by its beginning; ``None`` for a segment whose creation was abandoned."""
+        """Identify a file by its first bytes; ``None`` for a segment whose creation was abandoned."""
         return identify(file, path, name, number, self.queue_id, lambda: self.header_behind(number))
 
     def is_abandoned(self, file: File, segment: Segment) -> bool:
-        """Whether the creation of a segment without a footer, which is not the last one, was abandoned."""
+        """Whether the creation of this segment, which has no footer and is not the last one, was abandoned."""
         return is_abandoned(file, segment.name, segment.number, segment.header, self.header_behind(segment.number))
 
     def header_behind(self, number: int) -> fmt.SegmentHeader | None:
-        """The first whole header of the queue after that number. In an archive there may be others' behind its last."""
+        """The first whole header of this queue after that number. An archive may have later ones of other queues."""
         self.numbered()
         return self._headers_behind.first_from(bisect_right(self._order, number, key=_number))
 
@@ -119,11 +118,11 @@ class SegmentCatalog:
         return header if header is not None and header.queue_id == self.queue_id else None
 
     def doubt(self, number: int, queue_id: bytes) -> Doubt | None:
-        """Why a segment that was there and is not there now is not known to have been retired, if it is not.
+        """Why a segment that was there before is not known to have been retired; ``None`` if it is known.
 
-        That it is not here says nothing: this may be another folder than the one that it was seen in, or an older copy.
-        That it was retired is known by two things together: a segment of the same queue comes after it, and the place
-        of every reader is past what is before that one.
+        That it is not here proves nothing: this may be another folder than the one where it was seen, or an older copy.
+        Two facts together prove that it was retired: a later segment of the same queue is there, and the checkpoint of
+        every reader is past everything before that later segment.
         """
         if self.queue_id != queue_id:
             return Doubt("another queue of that name is there" if self.queue_id else "nothing of that queue is there")
@@ -132,7 +131,7 @@ class SegmentCatalog:
             return Doubt("no later segment is there")
         heads = [state.head for state in self.states if not state.flags & fmt.FLAG_MARK]
         if not heads:
-            return Doubt("no reader has a place there that says so")
+            return Doubt("no reader has a checkpoint there that says so")
         if min(heads) < behind.previous_last_id:
             return Doubt(f"a reader needs item {min(heads) + 1}; this segment is gone", min(heads) + 1)
         return None
@@ -144,21 +143,23 @@ class SegmentCatalog:
         return next((each for each in headers if each is not None and each.queue_id == self.queue_id), None)
 
     def objection(self, before: Segment | None, segment: Segment) -> Objection | None:
-        """Why ``segment`` cannot come behind ``before``, or be the first one that is left, if it cannot."""
+        """Why ``segment`` cannot follow ``before``, or cannot be the first remaining segment; ``None`` if it can."""
         header = segment.header
         previous_id = header.previous_last_id
         if before is not None and (header.previous_number, previous_id) == (before.number, before.last_id):
             return None
         head = self._lowest_head(previous_id)
         if head is not None and head < previous_id and before is None:
-            return Objection(link_offset(header, None), f"a reader needs item {head + 1}; the journal begins behind it")
+            return Objection(link_offset(header, None), f"a reader needs item {head + 1}; the journal begins after it")
         if before is None or (head is not None and head >= previous_id):
             return None
         return Objection(link_offset(header, before), "it does not follow the segment before it")
 
     def _lowest_head(self, wanted: int) -> int | None:
-        """The lowest head of a reader. What a live writer has retired since the folders were listed, every reader is
-        past: where that would be of use, places are read once more.
+        """The lowest head of all readers; ``None`` if there are none.
+
+        A live writer may have retired segments since the folders were listed; every reader is past those. So if a
+        higher head would help, the checkpoints are read once more.
         """
         lowest = min(self._heads, default=None)
         if self._may_have_moved and (lowest is None or lowest < wanted):
@@ -177,7 +178,7 @@ def _number(each: tuple[int, Directory, str]) -> int:
 
 
 def _header(folder: Directory, number: int, name: str) -> fmt.SegmentHeader | None:
-    """The header of a segment. A file larger than any segment has none; whoever reads it is told so."""
+    """The header of a segment; ``None`` for a file larger than any segment. Reading that file raises the error."""
     try:
         return stored_header(folder, number, name)
     except CorruptJournal:

@@ -1,19 +1,20 @@
-"""A reader's saved state: one small file, and the queue's mark, which has the same form.
+"""A reader's saved state: one small file. The queue's mark has the same form.
 
 Rules:
-1. States are appended; the last whole one counts. Nothing that was durable is ever overwritten in place.
+1. States are appended; the last whole state counts. A durable state is never overwritten in place.
 2. When a file is full, or is not known to be whole, it is replaced: temporary file, sync, rename, directory sync (R3).
-3. After the last state there are zeros, up to the end of the file, which is on disk before its name is: to append
-   takes no room and changes no size. A file is appended to by the ``CheckpointFile`` that made it, and by no other:
-   after the end of an older one, or in it, may be a state that a power cut has undone.
-4. A state that names an id is saved only after the journal is synced up to it (R4): the caller sees to that.
-5. The temporary file stays, as the spare one, made while there was room. To replace a file takes none then: the spare
-   one is written, from its first byte to its last, and synced, and the two change names.
-6. What a file holds has a series, a number that all its states have, and its spare file another. Where a state was
-   being appended, a power cut may leave anything, what other files hold in that place too: the spare one holds older
-   states there, of the same reader, and as long. Of another series they are no states here.
-7. The spare file may be the file itself, on disk, if it was that in an earlier life: the directory is synced before it
-   is written. After a sync has failed, of the spare file or of the directory, another one is made.
+3. After the last state there are zeros up to the end of the file. They are on disk before the file gets its name, so
+   an append takes no room and changes no size. Only the ``CheckpointFile`` that made a file appends to it: an older
+   file may have, in it or after its end, a state that a power cut has undone.
+4. A state that names an id is saved only after the journal is synced up to that id (R4). The caller ensures this.
+5. The temporary file stays, as the spare file, made while there was room. So to replace a file takes no room: the spare
+   file is written, from its first byte to its last, and synced; then the two files exchange names.
+6. All states of a file have one number, the series; those of its spare file have another. Where a state was being
+   appended, a power cut may leave any bytes, also those that another file has at that offset. The spare file has older
+   states there, of the same reader and equally long. As they are of another series, they do not count as states here.
+7. On disk, the spare file may still have the name that it had before the last exchange, that of the file itself. So the
+   directory is synced before the spare file is written. After a failed sync of the spare file or of the directory,
+   another spare file is made.
 """
 
 from __future__ import annotations
@@ -29,23 +30,24 @@ from kestrelpy._journal.file_names import temporary_name
 from kestrelpy.errors import UnsupportedFormat
 
 REPLACE_BYTES = 64 << 10
-"""No file is made larger than this, unless a state alone is a quarter of it or more."""
+"""No file is made larger than this, unless one state is a quarter of it or more."""
 BLOCK = 4096
 """The length of a checkpoint file is a multiple of this."""
 FIRST_BLOCKS = 3
-"""So many are held for the first reader: one for its place, one for the spare file, and one to find room for that."""
+"""The blocks held for the first reader: one for its checkpoint, one for the spare file, one to free room for that."""
 _TRIES = 3
 _NO_EXCHANGE = (errno.ENOENT, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
-"""There is nothing to exchange names with, or the file system does not know how to."""
+"""The errors of an exchange of names if the other file is not there, or the file system cannot exchange names."""
 PEEK_BYTES = 512
-"""What is read of a file at first: the states of most, and not the zeros after them."""
+"""How much of a file is read first: in most files, all states, and few of the zeros after them."""
 READ_BYTES = 1 << 20
-"""What is read then: nearly always all of it."""
+"""How much is read next, if that was too little: nearly always the whole file."""
 
 
 def replace_file(directory: Directory, name: str, data: bytes) -> None:
-    """Make ``name`` hold ``data``, atomically; durable when this returns. Raises ``OSError`` with the old file in
-    place.
+    """Make the file ``name`` hold ``data``, atomically; durable when this returns.
+
+    Raises ``OSError`` with the old file in place.
     """
     temporary = write_temporary(directory, name, data)
     directory.rename(temporary, name)
@@ -53,7 +55,7 @@ def replace_file(directory: Directory, name: str, data: bytes) -> None:
 
 
 def write_temporary(directory: Directory, name: str, data: bytes) -> str:
-    """What ``replace_file`` does before anybody sees it; the name of the temporary file. Raises ``OSError``."""
+    """The steps of ``replace_file`` before its rename. Returns the temporary file's name. Raises ``OSError``."""
     temporary = temporary_name(name)
     with contextlib.suppress(FileNotFoundError):
         directory.unlink(temporary)
@@ -69,7 +71,8 @@ def write_temporary(directory: Directory, name: str, data: bytes) -> str:
 def load_checkpoint(directory: Directory, name: str) -> tuple[fmt.Checkpoint | None, bool]:
     """The last whole state in the file, and whether the file is there. Raises ``OSError`` and ``UnsupportedFormat``.
 
-    Who looks from outside may have opened what has become the spare file since, and is being written: then once more.
+    A caller that does not own the file may open it just before it becomes the spare file and is written. So a file
+    without a whole state is opened and read again, a few times.
     """
     state = None
     for _ in range(_TRIES):
@@ -91,7 +94,7 @@ def load_checkpoint(directory: Directory, name: str) -> tuple[fmt.Checkpoint | N
 
 
 def field_offset(directory: Directory, name: str, field: str) -> int:
-    """Where a field of the last whole state in the file is. Raises ``OSError``."""
+    """The offset of a field of the last whole state in the file. Raises ``OSError``."""
     file = directory.open(name)
     try:
         return fmt.checkpoint_offset(_read_states(file), field)
@@ -100,8 +103,9 @@ def field_offset(directory: Directory, name: str, field: str) -> int:
 
 
 def _read_states(file: File) -> bytes:
-    """All of a file of a usual size; of a larger one as much as its states say there is, which may be a lie as well as
-    its size: nothing is taken for true further than it is there.
+    """Read all of a file of a usual size. Of a larger file, read as much as its states claim to be.
+
+    The claim may be false, and so may the file's size: neither is believed beyond the bytes that are there.
     """
     size, want = file.size(), PEEK_BYTES
     while True:
@@ -113,21 +117,22 @@ def _read_states(file: File) -> bytes:
 
 
 def known_queue_id(states: Iterable[fmt.Checkpoint]) -> bytes:
-    """The queue's id, as its checkpoints have it; empty if none does: a reader that was opened elsewhere before the
-    queue had a segment leaves it zero.
+    """The queue's id, from its checkpoints; empty if none has it.
+
+    A reader that was opened in another process before the queue had a segment saves a zero id.
     """
     return next((state.queue_id for state in states if any(state.queue_id)), b"")
 
 
 class SparedFile:
-    """A file that is replaced as a whole, with zeros after what it holds, and its spare one (rules 5 and 7).
+    """A file that is replaced as a whole, with zeros after its content, and its spare file (rules 5 and 7).
 
     NOTE ON LOCKING: none of its own; its owner does one thing at a time.
     """
 
     def __init__(self, directory: Directory, name: str, second: str = "") -> None:
-        """``second``: the name of a file that becomes the spare one where there is none, as where that has become the
-        file itself, which was not there before.
+        """``second``: the name of a file that becomes the spare file if there is none. There is none after the spare
+        file has become a file that did not exist before.
         """
         self._second = second
         self._directory = directory
@@ -135,21 +140,21 @@ class SparedFile:
         self._held = 0  # the length of the spare file, as far as it is known
         self._exchange_is_durable = False  # the last exchange of names is on disk
         self._doubted = False  # a sync of the file has failed
-        self._other_doubted = False  # one of the spare file has, or of the directory: it may be the file itself
+        self._other_doubted = False  # a sync of the spare file or the directory has failed: it may be the file itself
 
     @property
     def is_spared(self) -> bool:
-        """Whether it is known that there is a spare file, with room for a small state."""
+        """Whether a spare file with room for a small state is known to exist."""
         return self._held >= BLOCK
 
     def hold(self, size: int) -> None:
-        """Have a spare file, of ``size`` bytes at least. Raises ``OSError``: there may be one of fewer then."""
+        """Make sure that there is a spare file of at least ``size`` bytes. On ``OSError``, a smaller one may exist."""
         if self._held < size:
             file = self._open_spare()
             try:
                 self._held = file.size()
                 if self._held < size:
-                    file.grow(size)  # not zeros alone: btrfs stores over those once they are on disk, and not before
+                    file.grow(size)  # not only by zeros: btrfs stores over those in place only once they are on disk
                     self._held = size
             finally:
                 file.close()
@@ -170,7 +175,7 @@ class SparedFile:
             return self._directory.create(spare)
 
     def replace(self, data: bytes, size: int) -> int:
-        """Make the file hold ``data``; durable when this returns. Its length, ``size`` if there is room for that.
+        """Make the file hold ``data``; durable when this returns. Returns its length: ``size``, if there is room.
 
         Raises ``OSError`` with the old file in place.
         """
@@ -187,7 +192,7 @@ class SparedFile:
         return end
 
     def _take_name(self) -> None:
-        """Let the spare file be the file."""
+        """Give the spare file the name of the file: by an exchange of names, or by a rename where there is none."""
         spare = temporary_name(self.name)
         try:
             self._directory.open(self.name).close()
@@ -200,18 +205,18 @@ class SparedFile:
         self._exchange_is_durable, self._other_doubted, self._doubted = True, self._doubted, False
 
     def doubt(self) -> None:
-        """A sync of the file has failed: it is never to be the spare one."""
+        """A sync of the file has failed: it must never become the spare file."""
         self._doubted = True
 
     def rename(self, name: str) -> None:
-        """Give the file another name, durably, and the spare one too."""
+        """Rename the file and its spare file, durably."""
         take_over(self._directory, self.name, name)
         self.name = name
         self._held = 0
 
 
 def take_over(directory: Directory, old: str, new: str) -> None:
-    """Rename a spared file, durably."""
+    """Rename a file and its spare file, durably."""
     directory.rename(old, new)
     with contextlib.suppress(FileNotFoundError):
         directory.rename(temporary_name(old), temporary_name(new))
@@ -219,8 +224,9 @@ def take_over(directory: Directory, old: str, new: str) -> None:
 
 
 def _fill(file: File, data: bytes, size: int) -> int:
-    """Write all of a spare file: ``data``, then zeros; how long it is then. Raises ``OSError`` if it has no room for
-    ``data``, and finds none.
+    """Write all of a spare file: ``data``, then zeros. Returns its new length.
+
+    Raises ``OSError`` if the file has no room for ``data`` and gets none.
     """
     length = file.size()
     if length > 4 * size:
@@ -253,16 +259,16 @@ class CheckpointFile:
         self._directory = directory
         self._file = SparedFile(directory, name, second)
         self._size = 0  # where the next state goes; 0: the next save replaces the file
-        self._end = 0  # states may go up to here
+        self._end = 0  # states may be appended up to here
         self._series = 0  # of the states in the file
         self.durable: fmt.Checkpoint | None = None
-        """The last state known to be on disk. As long as there is none, what the file holds may be in the page cache
-        alone, where a sync that failed has left it.
+        """The last state known to be on disk. While it is ``None``, what the file holds may be only in the page cache,
+        left there by a failed sync.
         """
         self.durable_head = 0
-        """Every id up to it is done in the last state known to be on disk, and in all since: those may get there."""
+        """Every id up to it is done in the last state known to be on disk, and in all later ones: any may get there."""
         self.inherited = False
-        """Whether the reader has taken over the default reader's place: then every state says so."""
+        """Whether the reader has taken over the default reader's checkpoint. If so, every state says it."""
 
     @property
     def name(self) -> str:
@@ -273,34 +279,34 @@ class CheckpointFile:
         self._file.name = name
 
     def hold(self, blocks: int = 1) -> None:
-        """Hold back what it takes to save a state when the disk is full, as far as there is room now.
+        """Hold what a save on a full disk needs, as far as there is room now.
 
-        Block by block: of blocks that were taken together, btrfs gives none back before all are cut off.
+        Block by block: if blocks are taken together, btrfs gives none of them back before all are cut off.
         """
         with contextlib.suppress(OSError):
             for each in range(1, blocks + 1):
                 self._file.hold(each * BLOCK)
 
     def load(self) -> tuple[fmt.Checkpoint | None, bool]:
-        """As ``load_checkpoint``; what the state says of older ones, saves go on to say."""
+        """As ``load_checkpoint``. Later saves repeat what the state says of older states."""
         state, exists = load_checkpoint(self._directory, self.name)
         self.durable_head = min(state.head, state.durable_head) if state is not None else 0
         self.inherited = state is not None and bool(state.flags & fmt.FLAG_INHERITED)
         return state, exists
 
     def save(self, state: fmt.Checkpoint, *, durable: bool) -> None:
-        """Save ``state``; it survives the process at once, and a power cut too if ``durable``.
+        """Save ``state``. It survives the process at once, and a power cut too if ``durable``.
 
-        Raises ``OSError``; then the last state that was saved counts, and the next save begins a new file.
+        Raises ``OSError``; then the last saved state counts, and the next save begins a new file.
         """
         self.durable_head = min(self.durable_head, state.head)
         data = self._encode(state, self._series)
-        if self._size == 0 or self._size + 2 * len(data) > self._end:  # it will be said again, as a durable one
+        if self._size == 0 or self._size + 2 * len(data) > self._end:  # two: it is appended again once it is durable
             self._replace(state)
             durable = True
         else:
             self._append(data, sync=durable)
-            if not self._file.is_spared:  # what was cut off a file may be free a moment later only (ext4)
+            if not self._file.is_spared:  # ext4 may free the blocks that were cut off a file only a moment later
                 self.hold()
         if durable:
             self._note_durable(state)
@@ -310,7 +316,7 @@ class CheckpointFile:
         return fmt.encode_checkpoint(state._replace(durable_head=self.durable_head, flags=flags), series)
 
     def _replace(self, state: fmt.Checkpoint) -> None:
-        """A file that was full is twice as long the next time: it is busy."""
+        """Replace the file. A file that was full becomes twice as long: it is busy."""
         series = ((self._series if self._size else self._find_series()) + 1) % fmt.SERIES
         data = self._encode(state, series)
         size = _blocks(max(4 * len(data), min(2 * self._end, REPLACE_BYTES) if self._size else 0))
@@ -325,8 +331,10 @@ class CheckpointFile:
                 self._share_room()
 
     def _find_series(self) -> int:
-        """That of the file which is to be replaced, whole or not. Where there is none, one that other names don't have:
-        their files may be what a power cut leaves here too.
+        """The series of the file that is to be replaced, whole or not.
+
+        If there is no file, the series is one that files of other names do not have: a power cut may leave their bytes
+        here too.
         """
         try:
             file = self._directory.open(self.name)
@@ -338,14 +346,14 @@ class CheckpointFile:
             file.close()
 
     def _share_room(self) -> None:
-        """There is no room for a spare file: one is made of what this file has too much."""
+        """There is no room for a spare file: free some by cutting off what this file does not need."""
         end = self._end - (FIRST_BLOCKS - 1) * BLOCK
         if self._size > end:
             return
         with contextlib.suppress(OSError):
             file = self._directory.open(self.name, write=True)
             try:
-                self._end = end  # first: whatever becomes of the rest, nothing is appended there
+                self._end = end  # first: whatever happens next, nothing is appended there
                 file.truncate(end)
                 self._sync(file)
             finally:
@@ -371,8 +379,10 @@ class CheckpointFile:
             raise
 
     def _note_durable(self, state: fmt.Checkpoint) -> None:
-        """``state`` is on disk. Says so in the file, for those who own the queue and not the reader: a sync of theirs
-        would not tell them, as of one that has failed here they hear nothing. If it can't be said, they wait.
+        """Note that ``state`` is on disk, also in the file, for a process that owns the queue and not the reader.
+
+        A sync in that process would not show it the same, because it does not learn of a sync that failed here. If the
+        note cannot be written, that process waits.
         """
         self.durable = state
         if self.durable_head == state.head:
@@ -384,7 +394,7 @@ class CheckpointFile:
                 self._append(data, sync=False)
 
     def rename(self, name: str) -> None:
-        """Give the file another name, durably: the default reader's place taken over by the first named one."""
+        """Rename the file, durably: the first named reader takes over the default reader's checkpoint."""
         self._file.rename(name)
 
     def forget(self) -> None:

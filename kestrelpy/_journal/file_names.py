@@ -1,30 +1,30 @@
-"""Names: what a queue or reader may be called, and which file in a folder is whose.
+"""File names: what a queue or a reader may be called, and which file in a folder belongs to which of them.
 
 For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
 
     jobs.1700000000000.segment      a segment; the number orders them (rule R34)
-    jobs.1700000000000.new.segment  the newest one, as long as none of it is known to be on disk (rule R1)
+    jobs.1700000000000.new.segment  the newest one, while no part of it is known to be on disk (rule R1)
     jobs.mark                       the queue's mark: how far the journal was durable at its last clean close
     jobs.work                       there if the journal is a work queue's (rules: ``purpose``)
-    jobs.1000.limit                 the largest item that its owner takes has so many bytes (rules: ``item_limit``)
+    jobs.1000.limit                 the largest item that the owner accepts has 1000 bytes (rules: ``item_limit``)
     jobs.lock                       held by the process that writes the queue
-    jobs.readers.lock               held for moments: while readers are made or dropped and segments are retired
+    jobs.readers.lock               held briefly: while readers are made or dropped and segments are retired
     jobs+audit.checkpoint           the reader's saved state
     jobs+audit.lock                 held by the process that owns the reader
     jobs+audit.batch                the last plan of a driver buffer on that reader (``kestrelpy.spark``)
     jobs+audit.checkpoint.tmp       the spare file of a reader, room for its next checkpoint; also jobs.mark.tmp
-    jobs+.lock.tmp                  room for the second file of the first reader, as long as there is none
-    *.tmp                           one of the others before it is whole; removed at open (rule R8)
+    jobs+.lock.tmp                  room for the second file of the first reader, while there is no reader
+    *.tmp                           one of the other files before it is whole; removed at open (rule R8)
     jobs.1700000000000.4096.quarantine   the bytes of damaged records at that offset of that segment, kept aside
 
 and in the folder ``inbox`` beside them:
 
-    jobs.018bcfe568000123456789abcdef0123.part   items of a batch to come; the first 12 digits are when it was begun
+    jobs.018bcfe568000123456789abcdef0123.part   items of a batch not yet published; the first 12 digits: its start
     jobs.1700000000000.batch   a published batch; the number orders them
-    jobs.1700000000000.batch.refused   one that can't be taken in, kept aside
-    jobs.batches                what is remembered of batches taken in; jobs.1700000000000.batches.damaged: kept aside
-    jobs.lock                   held for moments by who publishes
-    *.tmp                       one of the above before it is whole
+    jobs.1700000000000.batch.refused   a batch that can't be ingested, kept aside
+    jobs.batches                the ledger of ingested batches; jobs.1700000000000.batches.damaged: one kept aside
+    jobs.lock                   held briefly by a process that publishes
+    *.tmp                       one of the files above before it is whole
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import re
 
 INBOX = "inbox"
-"""The folder of what other processes publish, beside the queues."""
+"""The folder, beside the queues, of the batches that other processes publish."""
 _NEW = ".new.segment"
 _LEGAL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}"
 _SEGMENT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\.([0-9]{1,19})(?:\.(?:[0-9a-f]{8}|new))?\.segment"
@@ -58,7 +58,7 @@ _IN_INBOX = (
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    import re  # here and not above, and nothing compiled at import: who has no queue on disk must not pay for it
+    import re  # here, and nothing compiled at import: a program without a queue on disk must not pay for it
 
     return re.compile(pattern)
 
@@ -77,22 +77,22 @@ def segment_name(queue: str, number: int) -> str:
 
 
 def new_segment_name(queue: str, number: int) -> str:
-    """For a segment of which nothing is known to be on disk."""
+    """The name of a segment of which no part is known to be on disk."""
     return f"{queue}.{number:013d}{_NEW}"
 
 
 def is_new(name: str) -> bool:
-    """Whether a segment of that name was never known to be on disk."""
+    """Whether the name is that of a segment of which no part was known to be on disk."""
     return name.endswith(_NEW)
 
 
 def lasting_name(name: str) -> str:
-    """What a segment of that name is called once it is known to be on disk."""
+    """The name that a segment has once it is known to be on disk."""
     return f"{name.removesuffix(_NEW)}.segment" if is_new(name) else name
 
 
 def archived_name(queue: str, number: int, queue_id: bytes) -> str:
-    """For an archive in which another queue's segment already has the plain name."""
+    """The name in an archive where another queue's segment already has the plain name."""
     return f"{queue}.{number:013d}.{queue_id[:4].hex()}.segment"
 
 
@@ -133,14 +133,15 @@ def temporary_name(name: str) -> str:
 
 
 def parse_segment(file_name: str, queue: str) -> int | None:
-    """The number of a segment of ``queue``, or ``None`` if the file is no such thing."""
+    """The number of a segment of ``queue``; ``None`` if the file is not one."""
     match = _compiled(_SEGMENT).fullmatch(file_name)
     return int(match[2]) if match and match[1] == queue else None
 
 
 def segments_among(names: Iterable[str], queue: str) -> list[tuple[int, str]]:
-    """The segments of ``queue`` among a folder's ``names``: number and name, in order (R34). Of one that was listed
-    under both of its names while it was renamed, the lasting one.
+    """The segments of ``queue`` among a folder's ``names``: number and name, in order (R34).
+
+    A segment that was renamed during the listing may be listed under both names: it appears under its lasting name.
     """
     prefix = f"{queue}."
     mine = [name for name in names if name.startswith(prefix) and name.endswith(".segment")]
@@ -149,13 +150,13 @@ def segments_among(names: Iterable[str], queue: str) -> list[tuple[int, str]]:
 
 
 def of_queue(names: Iterable[str], queue: str) -> list[str]:
-    """Those of a folder's ``names`` that begin as the files of ``queue`` do."""
+    """Those of a folder's ``names`` that begin like the names of the files of ``queue``."""
     mine = (f"{queue}.", f"{queue}+")
     return [name for name in names if name.startswith(mine)]
 
 
 def parse_checkpoint(file_name: str, queue: str) -> str | None:
-    """The reader's name (empty: the default reader), or ``None`` if the file is no checkpoint of ``queue``."""
+    """The reader's name (empty: the default reader); ``None`` if the file is no checkpoint of ``queue``."""
     match = _compiled(_CHECKPOINT).fullmatch(file_name)
     return (match[2] or "") if match and match[1] == queue else None
 
@@ -168,14 +169,14 @@ def readers_among(names: Iterable[str], queue: str) -> set[str]:
 
 
 def owned_among(names: Iterable[str], queue: str) -> set[str]:
-    """The readers of ``queue`` that were ever owned, by their lock files among a folder's ``names``."""
+    """The readers of ``queue`` that were ever owned: those with a lock file among a folder's ``names``."""
     prefix = f"{queue}+"
     mine = [name for name in names if name.startswith(prefix) and name.endswith(".lock")]
     return {reader for name in mine if (reader := parse_checkpoint(f"{name[:-5]}.checkpoint", queue)) is not None}
 
 
 def limits_among(names: Iterable[str], queue: str) -> set[int]:
-    """The sizes that the files of ``queue`` among a folder's ``names`` say are the largest that are taken."""
+    """The sizes of the largest accepted item, in bytes, that files of ``queue`` among a folder's ``names`` state."""
     start, end = f"{queue}.", ".limit"
     sizes = (name[len(start) : -len(end)] for name in names if name.startswith(start) and name.endswith(end))
     return {int(size) for size in sizes if size.isascii() and size.isdigit() and len(size) < 20}
@@ -186,15 +187,16 @@ def plan_name(queue: str, reader: str) -> str:
 
 
 def is_plan(file_name: str, queue: str) -> bool:
-    """Whether a file is a driver buffer's plan for a reader of ``queue``, or one that is not whole yet. It is no file
-    of the queue's: it outlives ``erase``, so that batch ids go on.
+    """Whether a file is a driver buffer's plan for a reader of ``queue``, or one that is not whole yet.
+
+    A plan is not one of the queue's files: it outlives ``erase``, so that batch ids continue.
     """
     base = file_name.removesuffix(".tmp")
     return base.endswith(".batch") and parse_checkpoint(f"{base[:-6]}.checkpoint", queue) is not None
 
 
 def parse_owner(file_name: str) -> tuple[str, bool] | None:
-    """The queue that a file belongs to and whether it is a temporary one; ``None`` for a file that is not ours."""
+    """The queue that a file belongs to, and whether the file is a temporary one; ``None`` for a foreign file."""
     match = _compiled(_OF_QUEUE).fullmatch(file_name)
     return (match[1], match[2] is not None) if match else None
 
@@ -203,7 +205,7 @@ def parse_owner(file_name: str) -> tuple[str, bool] | None:
 
 
 class InInbox(NamedTuple):
-    """What a file of an inbox is: a part by its id, a published batch by its number, or neither."""
+    """What a file of an inbox is: a part (``part_id``), a published batch (``number``), or neither."""
 
     queue: str
     part_id: bytes | None
@@ -233,12 +235,12 @@ def damaged_memory_name(queue: str, number: int) -> str:
 
 
 def part_begun_ms(part_id: bytes) -> int:
-    """When a part was begun, by the clock of the one who did."""
+    """When a part was begun, by the clock of its maker, in milliseconds since the Unix epoch."""
     return int.from_bytes(part_id[:6], "big")
 
 
 def parse_inbox(file_name: str) -> InInbox | None:
-    """What a file of an inbox is; ``None`` for one that is not ours."""
+    """What a file of an inbox is; ``None`` for a foreign file."""
     match = _compiled(_IN_INBOX).fullmatch(file_name)
     if match is None:
         return None
@@ -260,7 +262,7 @@ def batches_among(names: Iterable[str], queue: str) -> list[tuple[int, str]]:
 
 
 def refused_among(names: Iterable[str], queue: str) -> list[str]:
-    """The batches of ``queue`` among an inbox's ``names`` that can't be taken in and are kept aside."""
+    """The batches of ``queue`` among an inbox's ``names`` that can't be ingested and are kept aside."""
     prefix = f"{queue}."
     mine = [(name, parse_inbox(name)) for name in names if name.startswith(prefix) and name.endswith(".refused")]
     return sorted(name for name, about in mine if about is not None and about.queue == queue)

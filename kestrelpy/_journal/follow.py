@@ -1,7 +1,7 @@
-"""The journal as another process writes it, read as one sequence.
+"""The journal of a writer in another process, read as one sequence.
 
-What is seen ends at the first frame that is not whole: the writer may be in the middle of it, or may have died there. A
-footer says which, in time.
+The view ends at the first frame that is not whole: the writer may be in the middle of it, or may have died there. Which
+of the two, a footer shows later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kestrelpy.errors import CorruptJournal, copy_of
 
 
 class FrameCounter(Protocol):
-    """What counts the frames of a view that has its own way to do that: a streaming query decodes them by the block."""
+    """Counts a view's frames in a way of its own: a streaming query decodes them block by block."""
 
     def count(self, file: File, segment: Segment) -> None:
         """Count the whole frames from ``segment.records_end`` on into ``segment``."""
@@ -40,10 +40,11 @@ class FrameCounter(Protocol):
 
 
 class FollowingView(JournalView):
-    """The journal as another process writes it. ``follow`` brings it up to date.
+    """The journal that another process writes. ``follow`` brings the view up to date.
 
-    ``check`` is called before new segments are taken for this journal's, and raises if the queue has gone: they are of
-    one that was made anew, under the same name. ``counter`` counts frames; by default they are read one by one.
+    ``check`` is called before new segments are accepted as this journal's. It raises if the queue has gone: then the
+    new segments belong to a queue that was made again under the same name. ``counter`` counts frames; by default they
+    are read one by one.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class FollowingView(JournalView):
         self._file: File | None = None
         self._at = (0, 0)
         self.queue_id = bytes(16)
-        self.durable_id = 0  # by the writer's word: what a sync from here says of it may be wrong
+        self.durable_id = 0  # as the writer states it: what a sync from here shows of it may be wrong
         self._synced_id = 0
         self.holes: tuple[tuple[int, int, str], ...] = ()
-        """First and last id of what was in segments that are not there, and the path of the one behind. Retired ones
-        are among them: readers need nothing of those.
+        """First and last id that were in segments that are not there, and the path of the segment after them. Retired
+        segments are among them: readers need nothing of those.
         """
-        self._doubted: tuple[File, OSError] | None = None  # a file of which a sync has failed
+        self._doubted: tuple[File, OSError] | None = None  # a file whose sync has failed, and the error
 
     @property
     def tail_id(self) -> int:
@@ -79,9 +80,9 @@ class FollowingView(JournalView):
         return self._at
 
     def follow(self) -> None:
-        """See what the writer has done since. Raises ``CorruptJournal``, ``OSError``, ``UnsupportedFormat``.
+        """Read what the writer has done since. Raises ``CorruptJournal``, ``OSError``, ``UnsupportedFormat``.
 
-        The folder is listed once for all that are new, and once more to see whether there are others by then.
+        The folder is listed once for all new segments, and once more to see whether there are others by then.
         """
         later: Listed | None = None
         while True:
@@ -97,7 +98,7 @@ class FollowingView(JournalView):
                     return
 
     def _list_behind(self, number: int) -> Listed:
-        """What is there behind the segment of that number."""
+        """The segments that are there after the one of that number."""
         later = [each for each in segments_among(self._directory.names(), self._queue) if each[0] > number]
         if later and not any(self.queue_id):
             newest = first_header(self._directory, reversed(later))
@@ -105,13 +106,13 @@ class FollowingView(JournalView):
         return Listed(self._directory, later, self.queue_id if any(self.queue_id) else b"")
 
     def _forget_last(self) -> Segment | None:
-        """The last segment could not be made after all, and has gone. Returns the one before."""
+        """The creation of the last segment failed after all, and its file is gone. Returns the segment before it."""
         self.close()
         self.segments = self.segments[:-1]
         return self.segments[-1] if self.segments else None
 
     def _follow_active(self, segment: Segment) -> bool:
-        """Read on in the last segment; true if it turns out to be closed."""
+        """Read further in the last segment. True if it turns out to be closed."""
         file = self._file
         assert file is not None
         if not file.read(segment.records_end, fmt.FRAME_BYTES).strip(b"\0"):
@@ -124,7 +125,7 @@ class FollowingView(JournalView):
                 self._counter.count(file, segment)
             else:
                 _count(file, segment)
-        finally:  # what was counted is not looked at again, whatever can't be read now
+        finally:  # frames that were counted are not read again, even if others can't be read now
             self._at = (segment.last_id, segment.header.base_bytes + segment.data_bytes)
         if footer is not None:
             file.close()
@@ -137,8 +138,8 @@ class FollowingView(JournalView):
         return super()._bytes_to(segment, last_id) if counter is None else counter.bytes_to(segment, last_id)
 
     def _take_following(self, later: Listed, last_number: int) -> bool:
-        """Add what the list has behind the segment of that number, up to the first one that is not closed; whether
-        that was any.
+        """Add the listed segments after the one of that number, up to the first that is not closed. Whether there were
+        any.
         """
         added: list[Segment] = []
         try:
@@ -161,7 +162,7 @@ class FollowingView(JournalView):
             try:
                 file = open_segment(self._directory, later.numbered[at][1])
             except FileNotFoundError:
-                continue  # retired in this moment
+                continue  # retired at this moment
             try:
                 segment = self._load(file, later, at)
             except BaseException:
@@ -173,12 +174,14 @@ class FollowingView(JournalView):
                     self._file = file
                     return
             file.close()
-            if segment is None and later.header_from(at + 1) is None:  # being made in this moment
+            if segment is None and later.header_from(at + 1) is None:  # it is being made at this moment
                 return
 
     def _load(self, file: File, later: Listed, at: int) -> Segment | None:
-        """The next segment; ``None`` if the file is none, or not yet. Raises ``CorruptJournal`` for one that is not of
-        this queue or not in its place.
+        """The next segment; ``None`` if the file is not one, or not yet.
+
+        Raises ``CorruptJournal`` for a segment of another queue, and for a header that is not valid or has another
+        number than the file's name.
         """
         number, name = later.numbered[at]
         path = f"{self._directory.path}/{name}"
@@ -218,24 +221,24 @@ class FollowingView(JournalView):
             end_id = segment.last_id
 
     def whole_to(self, item_id: int, last_id: int) -> int:
-        """The last id up to ``last_id`` in front of which no segment is missing, for a reader that needs ``item_id``.
+        """The last id up to ``last_id`` before which no segment is missing, for a reader that needs ``item_id``.
 
-        Raises ``CorruptJournal`` if that was in one: what a reader needs was not retired.
+        Raises ``CorruptJournal`` if ``item_id`` was in a missing segment: a segment that a reader needs is not retired.
         """
         for first_id, end_id, path in self.holes:
             if first_id <= item_id <= end_id:
-                reason = f"a reader needs item {item_id}; what is there begins with item {end_id + 1}"
+                reason = f"a reader needs item {item_id}; the next item in the journal is {end_id + 1}"
                 raise CorruptJournal(path, fmt.HEADER_OFFSET["previous_last_id"], reason, item_id=item_id)
             if item_id < first_id <= last_id:
                 last_id = first_id - 1
         return last_id
 
     def make_durable(self, item_id: int) -> None:
-        """Sync the writer's file from here (R4): a checkpoint must not name what a power cut may take.
+        """Sync the writer's file from this process (R4): a checkpoint must not name an item that a power cut may lose.
 
-        If that fails, no later sync of the file is believed (R9); the writer's footer is. And if it does not, that is
-        no proof: of a sync of the writer's that has failed before, this one hears nothing. So nobody is told by it
-        that the items are on disk.
+        If that fails, no later sync of the file is believed (R9); the writer's footer is. A sync that succeeds is no
+        proof either: this process does not learn of an earlier sync of the writer's that failed. So this sync is never
+        the reason to tell anybody that the items are on disk.
         """
         if item_id > max(self.durable_id, self._synced_id) and self._file is not None:
             tail_id = self.tail_id
@@ -251,7 +254,7 @@ class FollowingView(JournalView):
             self._synced_id = max(self._synced_id, tail_id)
 
     def is_left_alone(self) -> bool:
-        """Whether the last segment that was seen is there, and not another queue's that is as old."""
+        """Whether the last segment that was seen is still there, and not one of another queue with the same number."""
         if not self.segments:
             return False
         number = self.segments[-1].number
@@ -260,11 +263,11 @@ class FollowingView(JournalView):
         return header is not None and header.queue_id == self.queue_id
 
     def _numbers(self) -> set[int]:
-        """Of the segments that are there. Names change: a new one is given its lasting one."""
+        """The numbers of the segments that are there. Names would not do: a new segment gets its lasting name."""
         return {number for number, _ in segments_among(self._directory.names(), self._queue)}
 
     def forget_gone(self) -> None:
-        """Segments that every reader was past may have been retired since."""
+        """Forget the segments that are gone: every reader was past them, and they may have been retired."""
         there = self._numbers()
         gone = [at for at, segment in enumerate(self.segments[:-1]) if segment.number not in there]
         if gone:

@@ -1,10 +1,10 @@
-"""Format version 1: bytes to records and back. docs/format.md is the specification; the boxes here repeat it.
+"""Format version 1: encodes records to bytes, and decodes them. docs/format.md specifies it; the boxes here repeat it.
 
 Rules:
-1. Nothing here knows a file, a lock or a clock (style rule 9): this module is what is fuzzed.
+1. This module knows no file, lock or clock (style rule 9): it is what the fuzzing tests call.
 2. Every length is checked against the bytes at hand before anything is sliced (rule R21).
-3. A decoder returns ``None`` for bytes that are not a whole, valid structure. What that means, a torn tail or damage,
-   is for the layers above to say: only they know the watermark (rule R15).
+3. A decoder returns ``None`` for bytes that are not a whole, valid structure. Whether that is a torn tail or damage is
+   for the layers above to decide: only they know the watermark (rule R15).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FOOTER_MAGIC = b"KSTRLEND"
 CHECKPOINT_MAGIC = b"KSTRLCKP"
 
 KIND_ITEM = 0
-KIND_EXPIRES = 1  # a bit: an expiry instant stands before the rest of the body
+KIND_EXPIRES = 1  # a bit: the body begins with the time of expiry
 KIND_BATCH = 2
 KIND_FOOTER = 8
 
@@ -41,7 +41,7 @@ KIND_SHIFT = 48
 ADDED_MASK = (1 << KIND_SHIFT) - 1
 MAX_BODY_BYTES = (1 << 32) - 1
 LARGEST = (1 << 62) - 1
-"""No id, count, size, offset or file number is larger: what says so is not valid. So sums of two fit a field."""
+"""No valid id, count, size, offset or file number is larger. So the sum of two of them fits a field."""
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -53,7 +53,7 @@ unpack_frame = _FRAME.unpack_from
 
 
 def _layout(*fields: str) -> tuple[struct.Struct, dict[str, int]]:
-    """Fields one after the other, each as "name code"; and where each begins, for whoever says where damage is."""
+    """Build a struct from fields in order, each given as "name code". Also returns each field's offset, for reports."""
     codes = [field.split()[1] for field in fields]
     places = {field.split()[0]: struct.calcsize("<" + "".join(codes[:at])) for at, field in enumerate(fields)}
     return struct.Struct("<" + "".join(codes)), places
@@ -78,7 +78,7 @@ HEADER_BYTES = _HEADER.size + 4
 _FOOTER = struct.Struct("<QQQQQQQ8s")
 FOOTER_BYTES = FRAME_BYTES + _FOOTER.size
 SEGMENT_OVERHEAD = HEADER_BYTES + FRAME_BYTES + _U64.size + FOOTER_BYTES
-"""What a segment with one expiring item costs beside the item's data."""
+"""The bytes of a segment with one expiring item, without the item's data."""
 
 
 def footer_offset(file_bytes: int) -> int:
@@ -87,14 +87,14 @@ def footer_offset(file_bytes: int) -> int:
 
 
 SEARCH_COST = 64
-"""How many times the bytes at hand a search for frames may checksum in vain."""
+"""How many times the bytes at hand a search for frames may checksum in vain before it gives up."""
 
 Entry: TypeAlias = tuple[bytes, int, int | None]
-"""One item as the readers pass it along: data, added_ms, expires_ms. A plain tuple: one is made for every put."""
+"""One item as the readers pass it along: data, added_ms, expires_ms. A plain tuple, as one is made for every put."""
 
 
 class SegmentHeader(NamedTuple):
-    """The first bytes of a segment. Everything up to ``previous_last_id`` was on disk before it was written (R7)."""
+    """The first bytes of a segment. All items up to ``previous_last_id`` were on disk before they were written (R7)."""
 
     marker: int
     queue_id: bytes
@@ -108,7 +108,7 @@ class SegmentHeader(NamedTuple):
 
 
 class SegmentFooter(NamedTuple):
-    """The last bytes of a closed segment. An empty one has ``last_id == first_id - 1``."""
+    """The last bytes of a closed segment. If the segment has no items, ``last_id == first_id - 1``."""
 
     first_id: int
     last_id: int
@@ -154,7 +154,7 @@ def encode_header(header: SegmentHeader) -> bytes:
 
 
 def header_version(data: bytes) -> int | None:
-    """The format version that the first bytes of a segment claim, or ``None`` if they are no segment's."""
+    """The format version that the first bytes of a segment claim; ``None`` if they are not those of a segment."""
     if len(data) < 10 or data[:8] != SEGMENT_MAGIC:
         return None
     return int.from_bytes(data[8:10], "little")
@@ -193,7 +193,7 @@ def encode_footer(footer: SegmentFooter, number: int, marker: int) -> bytes:
 def encode_item(
     item_id: int, data: bytes, added_ms: int, expires_ms: int | None, durable_id: int, marker: int
 ) -> bytes:
-    """One item as a frame. ``durable_id`` is the watermark: the highest id known to be on disk."""
+    """Encode one item as a frame. ``durable_id`` is the watermark: the highest id known to be on disk."""
     kind, body = KIND_ITEM, data
     if expires_ms is not None:
         kind, body = KIND_EXPIRES, _U64.pack(expires_ms) + data
@@ -209,7 +209,7 @@ def encode_batch(
     durable_id: int,
     marker: int,
 ) -> bytes:
-    """Several items, of these sizes, as one frame: after a crash all of them are there, or none."""
+    """Encode several items, of these sizes, as one frame: after a crash all of them are there, or none."""
     kind, head = KIND_BATCH, b""
     if expires_ms is not None:
         kind, head = KIND_BATCH | KIND_EXPIRES, _U64.pack(expires_ms)
@@ -218,7 +218,7 @@ def encode_batch(
 
 
 def batch_bytes(size: int, count: int) -> int:
-    """The size of the frame of a batch that expires, of ``count`` items that have ``size`` bytes together."""
+    """The size of the frame of an expiring batch, of ``count`` items that have ``size`` bytes together."""
     return FRAME_BYTES + _U64.size + TABLE_BYTES * (count + 1) + size
 
 
@@ -227,7 +227,7 @@ def _seal(frame: bytes) -> bytes:
 
 
 def decode_frame(data: bytes | memoryview, offset: int, marker: int) -> Frame | None:
-    """The frame at ``offset``, or ``None`` if no whole, valid frame of this segment (by its marker) stands there."""
+    """The frame at ``offset``; ``None`` if there is no whole, valid frame of this segment (by its marker)."""
     body_start = offset + FRAME_BYTES
     if offset < 0 or body_start > len(data):
         return None
@@ -269,7 +269,7 @@ def _decode_footer_body(body: bytes | memoryview, last_id: int) -> SegmentFooter
 
 
 def decode_footer(data: bytes, header: SegmentHeader) -> SegmentFooter | None:
-    """The footer that ``data`` is, to the byte, if it closes the segment with this header."""
+    """The footer, if ``data`` is exactly one footer, and closes the segment with this header."""
     frame = decode_frame(data, 0, header.marker)
     if frame is None or frame.footer is None or frame.size != len(data):
         return None
@@ -278,16 +278,16 @@ def decode_footer(data: bytes, header: SegmentHeader) -> SegmentFooter | None:
 
 
 def footer_number(data: bytes) -> int:
-    """The number of the segment that a footer, a valid one, is of."""
+    """The segment number in a valid footer."""
     return int(_FOOTER.unpack_from(data, FRAME_BYTES)[6])
 
 
 def frames_in(data: bytes, offset: int, marker: int) -> Iterator[tuple[int, Frame]]:
-    """The valid frames at or after ``offset``, wherever they stand, with their offsets.
+    """The valid frames at or after ``offset``, with their offsets. There may be other bytes between them.
 
-    The marker, random for every segment, is what makes a payload that imitates a frame fail to be one. Somebody who
-    writes files may place it anywhere, with a length behind which a checksum has to be taken: that ends when so many
-    bytes were checked in vain as ``SEARCH_COST`` times all of them.
+    Every segment has a random marker, so a payload that imitates a frame does not pass for one. Somebody who writes
+    files can put the marker anywhere, with a length over which a checksum has to be taken. So the search ends once it
+    has checksummed, in vain, more than ``SEARCH_COST`` times all the bytes.
     """
     needle, vain = pack_crc(marker), 0
     at = data.find(needle, offset + MARKER_OFFSET)
@@ -305,8 +305,9 @@ def frames_in(data: bytes, offset: int, marker: int) -> Iterator[tuple[int, Fram
 
 
 def find_frame(data: bytes, offset: int, marker: int, missing: int, limit: int = LARGEST) -> tuple[int, Frame] | None:
-    """The first valid frame of items to go on with, and where it is, if that of item ``missing`` is due at ``offset``
-    and is not intact: there only a later one counts. One above ``limit`` does not belong there.
+    """The first valid frame of items from which to continue, and its offset. The frame of item ``missing`` is due at
+    ``offset`` and is not intact: at ``offset`` only the frame of a later item counts. A frame above ``limit`` does not
+    belong in these bytes.
     """
     for at, frame in frames_in(data, offset, marker):
         if frame.footer is None and missing + (at == offset) <= frame.first_id <= limit:
@@ -315,8 +316,8 @@ def find_frame(data: bytes, offset: int, marker: int, missing: int, limit: int =
 
 
 def look_beyond(data: bytes, marker: int, first_id: int) -> tuple[int, int]:
-    """What the valid frames of ``first_id`` and above in ``data`` say: their highest id and their highest watermark, 0
-    where there are none.
+    """The highest id, and the highest watermark, in the valid frames of ``first_id`` and above in ``data``; 0 if there
+    are no such frames.
     """
     last_id = watermark = 0
     for _, frame in frames_in(data, 0, marker):
@@ -347,27 +348,27 @@ _CHECKPOINT_BODY, _CHECKPOINT_OFFSET = _layout(
     "errors I",
 )
 FLAG_MARK = 1
-"""This is the queue's mark and no reader's state."""
+"""This state is the queue's mark, not a reader's state."""
 FLAG_INHERITED = 2
-"""The reader has taken over the default reader's place: one that is found beside it is left over."""
+"""The reader has taken over the default reader's checkpoint: a default checkpoint beside it is left over."""
 _FLAG_BITS = 4
-"""What is above them in the field of the flags is the series."""
+"""The bits above these in the field of the flags are the series."""
 SERIES = 1 << 16 - _FLAG_BITS
-"""All states of one file have one number below this, and those of its spare file have another: so that what was in the
-one, and a power cut has left in the other, is no state there.
+"""The series is a number below this. All states of a file have one series, those of its spare file another: so a state
+of the one file that a power cut has left in the other does not count there.
 """
 _SPAN = struct.Struct("<QQ")
 _ERROR_COUNT = struct.Struct("<QI")
 MOST_ERRORS = (1 << 32) - 1
-"""An error count goes no further: there it stays."""
+"""An error count stops growing at this number."""
 
 
 class Checkpoint(NamedTuple):
-    """A reader's saved state; as the queue's mark it has no reader and ``head`` is the last id given out.
+    """A reader's saved state. As the queue's mark it has no reader, and ``head`` is the last id given out.
 
-    ``done`` are spans of ids above ``head`` that are finished with, first and last, rising and apart. The hint is a
-    place at or before which the record after ``head`` is found: ``hint_id`` is the id of the frame there. When it was
-    written, an older state was known to be on disk, with all ids up to ``durable_head`` done.
+    ``done`` are spans of done ids above ``head``: first and last id of each, rising, without overlap. The hint is a
+    position at or before the record after ``head``; ``hint_id`` is the id of the frame there. When the state was
+    written, an older state was known to be on disk in which all ids up to ``durable_head`` are done.
     """
 
     queue_id: bytes
@@ -386,17 +387,17 @@ class Checkpoint(NamedTuple):
 
     @property
     def highest_id(self) -> int:
-        """The highest id that it names as done."""
+        """The highest id that this state names as done."""
         return max(self.head, self.done[-1][1] if self.done else 0)
 
     @property
     def last_named_id(self) -> int:
-        """The highest id that it says anything of: as done, or as aborted. For a state that is to be saved."""
+        """The highest id that this state names, as done or as aborted. For a state that is to be saved."""
         return max(self.highest_id, self.error_counts[-1][0] if self.error_counts else 0)
 
     def has_inherited(self, name: str) -> bool:
-        """Whether this state, found under a reader's ``name``, is the place that was the default reader's: it says so,
-        or it was saved under that name and nothing since.
+        """Whether this state, found under a reader's ``name``, was taken over from the default reader. The state says
+        so, or the default reader saved it and nothing was saved since.
         """
         return bool(name) and (not self.reader or bool(self.flags & FLAG_INHERITED))
 
@@ -406,14 +407,14 @@ def checkpoint_prefix() -> bytes:
 
 
 def checkpoint_version(data: bytes) -> int | None:
-    """The format version that a checkpoint file claims, or ``None`` if it is no checkpoint file."""
+    """The format version that a checkpoint file claims; ``None`` if it is no checkpoint file."""
     if len(data) < CHECKPOINT_PREFIX_BYTES or data[:8] != CHECKPOINT_MAGIC:
         return None
     return int(_CHECKPOINT_PREFIX.unpack_from(data)[1])
 
 
 def checkpoint_series(data: bytes) -> int:
-    """The series of a checkpoint file; a number in any case."""
+    """The series of a checkpoint file. Any bytes give a number."""
     at = CHECKPOINT_PREFIX_BYTES + _CHECKPOINT_FRAME.size + _CHECKPOINT_OFFSET["flags"]
     return int.from_bytes(data[at : at + 2], "little") >> _FLAG_BITS
 
@@ -426,7 +427,7 @@ def encode_checkpoint(state: Checkpoint, series: int = 0) -> bytes:
                 state.queue_id,
                 state.head,
                 state.watermark,
-                min(max(state.released_items, 0), LARGEST),  # what forged counts lead to is stored as far as it goes
+                min(max(state.released_items, 0), LARGEST),  # forged counts may lead out of range: store the nearest
                 min(max(state.released_bytes, 0), LARGEST),
                 state.hint_number,
                 state.hint_offset,
@@ -446,7 +447,7 @@ def encode_checkpoint(state: Checkpoint, series: int = 0) -> bytes:
 
 
 def checkpoints_end(data: bytes) -> int:
-    """Where the last checkpoint that begins in ``data`` ends, as they say themselves."""
+    """Where the last checkpoint that begins in ``data`` ends, by the lengths that the checkpoints claim."""
     at = CHECKPOINT_PREFIX_BYTES
     while at + _CHECKPOINT_FRAME.size <= len(data):
         length = _CHECKPOINT_FRAME.unpack_from(data, at)[1]
@@ -457,8 +458,8 @@ def checkpoints_end(data: bytes) -> int:
 
 
 def decode_checkpoints(data: bytes) -> tuple[Checkpoint | None, int]:
-    """The last whole checkpoint of a file that begins with a good prefix, and the offset at which it ends. One of
-    another series than the first is none.
+    """The last whole checkpoint of a file that begins with a good prefix, and the offset of its end. A checkpoint of
+    another series than the first one does not count.
     """
     last, at = None, CHECKPOINT_PREFIX_BYTES
     while at + _CHECKPOINT_FRAME.size <= len(data):
@@ -475,8 +476,8 @@ def decode_checkpoints(data: bytes) -> tuple[Checkpoint | None, int]:
 
 
 def checkpoint_offset(data: bytes, field: str) -> int:
-    """Where a field of the last whole checkpoint of a file is, for whoever says what is wrong with it. The reader's
-    name is the first thing behind those of a fixed size.
+    """The offset of a field of the last whole checkpoint of a file, for error reports. The reader's name comes directly
+    after the fields of fixed size.
     """
     end, at = decode_checkpoints(data)[1], CHECKPOINT_PREFIX_BYTES
     while (following := at + _CHECKPOINT_FRAME.size + _CHECKPOINT_FRAME.unpack_from(data, at)[1]) < end:
@@ -485,7 +486,7 @@ def checkpoint_offset(data: bytes, field: str) -> int:
 
 
 def _decode_checkpoint_body(body: bytes) -> Checkpoint | None:
-    """With its series still in ``flags``."""
+    """Decode the body of a checkpoint. Its series stays in ``flags``."""
     queue_id, head, watermark, items, size, number, offset, hint, durable, flags, name_bytes, spans, errors = (
         _CHECKPOINT_BODY.unpack_from(body)
     )

@@ -1,13 +1,13 @@
-"""How large an item the owner of a queue takes, as whoever hands items in from outside can know it: by the name of a
-file beside the queue, ``jobs.1000.limit``.
+"""The largest item that the owner of a queue accepts, made known to processes that hand in items from outside: by the
+name of a file beside the queue, ``jobs.1000.limit``.
 
 Rules:
-1. Each owner leaves it when it opens the queue, before it looks into the inbox, and removes those of owners before it.
-   The name says it all, so it is never half written. It is on disk with the next sync of the folder: after a power cut
-   it may be gone, which is as if nobody had opened the queue yet.
-2. Without it nothing is known: whatever is handed in is taken by who opens the queue, or refused, which is counted.
-   Where two are there (an owner was killed between making one and removing the other) the smaller one counts.
-3. A folder in which no file can be made keeps no queue from opening.
+1. Each owner makes the file when it opens the queue, before it looks into the inbox, and removes those of earlier
+   owners. The name holds all the information, so the file is never half written. It is on disk with the next sync of
+   the folder: after a power cut it may be gone, as if nobody had opened the queue yet.
+2. Without the file the limit is not known: whoever opens the queue ingests what was handed in, or refuses it, which is
+   counted. If there are two (an owner was killed between making one and removing the other), the smaller one counts.
+3. A folder in which no file can be made does not keep a queue from opening.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kestrelpy._journal.file_names import limit_name, limits_among
 
 
 def leave_limit(folder: Directory, queue: str, names: Iterable[str], max_item_bytes: int) -> None:
-    """Let others know that this owner takes items of at most so many bytes. ``names``: what is in the folder."""
+    """Make known that this owner accepts items of at most ``max_item_bytes``. ``names``: the files in the folder."""
     there = limits_among(names, queue)
     with contextlib.suppress(OSError):
         if max_item_bytes not in there:
@@ -32,8 +32,8 @@ def leave_limit(folder: Directory, queue: str, names: Iterable[str], max_item_by
 
 
 def limit_of(directory: str | os.PathLike[str], queue: str, disk: Disk | None = None) -> int | None:
-    """The largest item that the owner takes, in bytes; ``None`` if nobody has opened the queue yet, or with a version
-    that did not say so. Raises ``OSError``.
+    """The largest item that the owner accepts, in bytes; ``None`` if nobody has opened the queue yet, or only a version
+    that made no such file. Raises ``OSError``.
     """
     try:
         folder = (disk or RealDisk(allow_network=True)).directory(os.fspath(directory))

@@ -1,13 +1,12 @@
-"""The journal: all segments of a queue, in order. It appends, rotates and retires (it reads by ``view``); it knows
-no readers.
+"""The journal: all segments of a queue, in order. It appends, rotates and retires. ``view`` reads. It knows no readers.
 
 Rules:
-1. A single-threaded state machine over the disk interface: no lock, no thread, no clock. What may be called beside an
-   append is said at each method; everything else is for the writer alone.
-2. A record is built before the file is touched (R14); memory changes after the bytes are in place, by one store of
-   ``_at``, and what an exception leaves behind is undone before the next append (R12, R13).
+1. The journal is a single-threaded state machine over the disk interface: no lock, no thread, no clock. A method that
+   may be called during an append says so; only the writer may call the others.
+2. A record is built before the file is touched (R14). Memory changes after the bytes are in place, by one store of
+   ``_at``. What an exception leaves in the file is undone before the next append (R12, R13).
 3. The old segment is synced and closed before the next one takes a record (R7).
-4. A sync that failed ends it: ``refuse`` makes every later append raise (R9).
+4. A failed sync ends the journal: ``refuse`` makes every later append raise (R9).
 """
 
 from __future__ import annotations
@@ -38,15 +37,17 @@ from kestrelpy.errors import DurabilityUnknown, KestrelError, QueueDiskFull, cop
 
 MAX_BATCH_BYTES = 1 << 31
 UNFILLED_BYTES = 512 << 10
-"""Room for smaller ones is filled by the megabyte: so its pages come in larger pieces than by their own writes."""
+"""The room for a large item below this size is filled with zeros by the megabyte. That brings in its pages in larger
+pieces than the item's own write would.
+"""
 SEGMENT_COST = fmt.HEADER_BYTES + FRAME_BYTES + fmt.FOOTER_BYTES
-"""Bytes of a segment of one item beside its data."""
+"""The bytes of a segment of one item, without the item's data."""
 
 
 class Journal(JournalView):
     """The segments of one queue, open for appending.
 
-    ``exclusive`` is held around what must not run beside a sync of the active file.
+    ``exclusive`` is held around everything that must not run during a sync of the active file.
     """
 
     def __init__(
@@ -72,30 +73,30 @@ class Journal(JournalView):
         last = self.segments[-1] if self.segments else None
         base_bytes = last.header.base_bytes + last.data_bytes if last else 0
         self._at = (0, found.tail_id, base_bytes)
-        """Where the last frame ends, the last id given out, the bytes of all items ever put: one store changes all
+        """The end of the last frame, the last id given out, and the bytes of all items ever put. One store changes all
         three.
         """
         self.missing = found.tail_id - (last.header.base_items + last.items if last else 0)
-        """How many ids up to the tail were given out and lost, or passed over: what is there is ``tail_id -
-        missing``.
+        """How many ids up to the tail have no item: they were given out and lost, or skipped. The other ``tail_id -
+        missing`` have one.
         """
-        self.durable_id = last.last_id if last else 0  # not the tail: what a crash has lost is not on disk
+        self.durable_id = last.last_id if last else 0  # not the tail: items that a crash has lost are not on disk
         self.quarantined, self._counted = found.quarantined, found.counted
         self.archived_count = 0
         self.on_followed: Callable[[], None] | None = None
-        """Called when a segment was begun behind another one, which may be retired some day. A failure of it fails the
-        put.
+        """Called when a segment was begun after another one, which may be retired some day. If this raises, the put
+        fails.
         """
         self._file: File | None = None
         self._segment: Segment | None = None
         self._buffer: Buffer | None = None
-        self._room = 0  # frames may end up to here; 0: look first. The footer's room is behind it
+        self._room = 0  # frames may end up to here; 0: look first. The footer's room comes after it
         self._limit = 0
         self._marker = 0
         self._last_ms = 0
         self._is_torn = False
         self._refusal: Exception | None = None
-        self._begun: str | None = None  # the name of a segment that was begun and is not among ours yet
+        self._begun: str | None = None  # the name of a segment that was begun and is not in ``segments`` yet
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
@@ -123,10 +124,10 @@ class Journal(JournalView):
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, data: bytes, added_ms: int) -> int:
-        """Store one item; its id. In the kernel when this returns: the death of the process does not lose it.
+        """Store one item; returns its id. The item is in the kernel then: the death of the process does not lose it.
 
-        Raises ``QueueDiskFull`` or another ``OSError`` with nothing stored, ``DurabilityUnknown`` if a rotation's
-        sync failed.
+        Raises ``QueueDiskFull`` or another ``OSError`` with nothing stored, ``DurabilityUnknown`` if the sync of a
+        rotation failed.
         """
         offset, tail_id, total_bytes = self._at
         size = len(data)
@@ -151,8 +152,9 @@ class Journal(JournalView):
         return tail_id
 
     def _append_large(self, data: bytes, added_ms: int) -> int:
-        """``append`` for an item of many pages, which is written by one call: with no zeros before it in its place, and
-        no copy but the kernel's. A new segment is made without room for it, which it would sync for nothing.
+        """``append`` for an item of many pages. One call writes it, with no copy but the kernel's, and from
+        ``UNFILLED_BYTES`` on with no zeros written there first. A new segment is made without room for the item: it
+        would sync that room for nothing.
         """
         size = len(data)
         self._make_room(FRAME_BYTES + size, added_ms, large=True)
@@ -196,7 +198,7 @@ class Journal(JournalView):
         return range(first_id, first_id + len(items))
 
     def append_body(self, body: Body, added_ms: int) -> None:
-        """Store items whose frame's body was made elsewhere. Guarantees and errors as ``append``."""
+        """Store items whose frame's body is already encoded. Guarantees and errors as ``append``."""
         size = len(body.data)
         large = LARGE_BYTES <= size <= self._segment_bytes - SEGMENT_COST
         if large or self._at[0] + FRAME_BYTES + size > self._room:
@@ -220,7 +222,7 @@ class Journal(JournalView):
 
     @property
     def most_body_bytes(self) -> int:
-        """The largest body of a frame that an empty segment of the usual size has room for."""
+        """The largest body of a frame that fits into an empty segment of the usual size."""
         return self._segment_bytes - SEGMENT_COST
 
     def _note_time(self, added_ms: int) -> None:
@@ -231,8 +233,9 @@ class Journal(JournalView):
         self._last_ms = added_ms
 
     def _make_room(self, frame_bytes: int, added_ms: int, *, large: bool = False) -> None:
-        """See to it that ``frame_bytes`` fit behind the last frame: settle, grow, or rotate and begin. Raises
-        ``QueueDiskFull`` for whatever finds no room on the way.
+        """Make room for ``frame_bytes`` after the last frame: clear a torn append, grow the file, or rotate and begin.
+
+        Raises ``QueueDiskFull`` if one of these steps finds no room.
         """
         if self._refusal is not None:
             raise copy_of(self._refusal)
@@ -251,9 +254,10 @@ class Journal(JournalView):
             raise QueueDiskFull(self._directory.path) from error
 
     def _undo(self, error: BaseException) -> None:
-        """An append was cut short. What is there of it may be a whole frame, if its data ends in zeros: it goes at
-        once, or else before the next append, for which there is no room until then. Raises ``QueueDiskFull`` for an
-        ``error`` that is one, where stores are writes.
+        """Undo an append that was cut short. It may have left a whole frame, if its data ends in zeros. The rest is
+        cleared at once, or else before the next append, which finds no room until then.
+
+        Raises ``QueueDiskFull`` if ``error`` says that there is no room, as it may where stores are writes.
         """
         self._is_torn, self._room = True, 0
         with contextlib.suppress(OSError):
@@ -262,7 +266,7 @@ class Journal(JournalView):
             raise QueueDiskFull(self._directory.path) from error
 
     def _clear_torn_append(self) -> None:
-        """Zero what an interrupted append left behind the last frame."""
+        """Zero what an interrupted append left after the last frame."""
         if self._file is not None and self._buffer is not None and self._segment is not None:
             offset, size = self._at[0], self._segment.size
             left = self._file.read(offset, size - offset).rstrip(b"\0")
@@ -272,8 +276,10 @@ class Journal(JournalView):
         self._is_torn = False
 
     def _grow(self, needed: int, *, large: bool) -> None:
-        """Make the file ``needed`` bytes at least. For a ``large`` item, which is written and not stored, ``_room``
-        stays where it is: what comes next looks here first, whether it is large, too, or not.
+        """Make the file at least ``needed`` bytes long.
+
+        A ``large`` item is written, not stored through the mapping. So ``_room`` stays as it is: then the next append,
+        large or not, comes here first.
         """
         file, segment = self._file, self._segment
         assert file is not None
@@ -297,8 +303,8 @@ class Journal(JournalView):
         self._segment.size = size
 
     def _begin(self, frame_bytes: int, added_ms: int) -> None:
-        """Start the next segment (R1, R34). One that was begun and not finished goes first, durably: it would stand
-        between the last one and this one.
+        """Start the next segment (R1, R34). A segment that was begun and not finished is removed first, durably: it
+        would stand between the last segment and this one.
         """
         if self._begun is not None:
             with contextlib.suppress(FileNotFoundError):
@@ -331,7 +337,7 @@ class Journal(JournalView):
         )
         self._begun = name
         file, buffer = create_segment(self._directory, name, header, size)
-        # Nothing but stores from here on: what strikes from outside comes before all of this or after it.
+        # Only stores from here on: an interrupt falls before all of them or after all of them.
         self._file, self._buffer, self._segment = file, buffer, segment
         self._limit, self._marker, self._room, self._last_ms = limit, header.marker, room, 0
         self.segments, self._at = segments, at
@@ -340,10 +346,10 @@ class Journal(JournalView):
             self.on_followed()
 
     def rotate(self) -> None:
-        """Close the active segment: synced and with its footer when this returns. The next append begins another.
+        """Close the active segment: it is synced and has its footer when this returns. The next append begins another.
 
-        Raises ``DurabilityUnknown``; then the journal refuses everything from then on. ``QueueDiskFull`` if a full disk
-        has no room for its lasting name: it is synced, and still the active one.
+        Raises ``DurabilityUnknown``, and the journal refuses everything from then on. Raises ``QueueDiskFull`` if a
+        full disk has no room for the lasting name: the segment is synced, and is still the active one.
         """
         file, segment = self._file, self._segment
         if file is None or segment is None:
@@ -353,7 +359,7 @@ class Journal(JournalView):
         end, tail_id, total_bytes = self._at
         segment.records_end, segment.last_id = end, tail_id
         segment.data_bytes = total_bytes - segment.header.base_bytes
-        self._room = self._limit = 0  # after an interrupt in here the next append begins with this once more
+        self._room = self._limit = 0  # after an interrupt in here, the next append rotates first
         self._buffer = None
         with self._exclusive:
             try:
@@ -376,31 +382,31 @@ class Journal(JournalView):
     # -- durability --------------------------------------------------------------------------------------------------
 
     def sync_target(self) -> tuple[File | None, int]:
-        """What a sync has to sync, and the id that is durable once it has. Raises why there is none any more (R9)."""
+        """The file that has to be synced, and the id that is durable after that. Raises why no sync can help (R9)."""
         if isinstance(self._refusal, DurabilityUnknown):
             raise copy_of(self._refusal)
         return self._file, self.durable_id if self._file is None else self._at[1]
 
     def is_active(self, file: File) -> bool:
-        """Whether a sync target is still to be synced: a rotation closes a file after syncing it. Raises why it never
-        will be, if that sync failed. Under ``exclusive``.
+        """Whether a sync target still has to be synced: a rotation closes a file after syncing it. Call under
+        ``exclusive``. If that sync failed, raises why the file never will be synced.
         """
         if isinstance(self._refusal, DurabilityUnknown):
             raise copy_of(self._refusal)
         return file is self._file and self._segment is not None and not self._segment.closed
 
     def sync(self, file: File) -> None:
-        """Sync the active file. Under ``exclusive``; raises ``OSError``."""
+        """Sync the active file. Call under ``exclusive``. Raises ``OSError``."""
         assert self._segment is not None
         sync_and_name(self._directory, file, self._segment)
 
     def keep_name(self) -> None:
-        """The files are about to go: let no sync look for the active one, to rename it. Under ``exclusive``."""
+        """The files are about to be deleted: no sync may look for the active one, to rename it. Under ``exclusive``."""
         if self._segment is not None:
             self._segment.name = lasting_name(self._segment.name)
 
     def fail(self, cause: OSError) -> DurabilityUnknown:
-        """A sync failed: refuse everything from now on; returns what to raise."""
+        """A sync failed: refuse everything from now on. Returns the error to raise."""
         error = DurabilityUnknown(self._directory.path, self.durable_id + 1, self._at[1], cause)
         error.__cause__ = cause
         self.refuse(error)
@@ -412,12 +418,12 @@ class Journal(JournalView):
         self._room = 0
 
     def allow(self) -> None:
-        """Take appends again after ``refuse``, unless a sync has failed (R9)."""
+        """Accept appends again after ``refuse``, unless a sync has failed (R9)."""
         if not isinstance(self._refusal, DurabilityUnknown):
             self._refusal = None
 
     def abandon(self) -> None:
-        """Let go of the file, as it is. Closed first: if that is interrupted, it is done again."""
+        """Release the file as it is. It is closed first: after an interrupt, the next call closes it again."""
         if self._file is not None:
             self._file.close()
         self._file = self._buffer = self._segment = None
@@ -425,9 +431,9 @@ class Journal(JournalView):
     # -- retiring ----------------------------------------------------------------------------------------------------
 
     def take_retired(self, head: int) -> list[Segment]:
-        """Take the segments out that hold nothing above ``head``, the lowest durable head of all readers (R5).
+        """Remove and return the segments that hold nothing above ``head``, the lowest durable head of all readers (R5).
 
-        The newest segment always stays, and the newest that is known to be on disk: it tells the tail.
+        The newest segment always stays. So does the newest one that is known to be on disk: it shows the tail.
         """
         segments = self.segments
         most = len(segments) - 2 if segments and is_new(segments[-1].name) else len(segments) - 1
@@ -439,8 +445,9 @@ class Journal(JournalView):
         return retired
 
     def dispose(self, segment: Segment) -> None:
-        """Delete or archive a retired segment; nothing if that was done already. May be called beside appends; raises
-        ``OSError`` with the file still there.
+        """Delete or archive a retired segment; do nothing if that was done already. May be called during an append.
+
+        Raises ``OSError`` with the file still there.
         """
         if self._archive is None:
             with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The inside of a batch: how many items, the length of each, the items one behind the other (docs/format.md)."""
+"""The encoding of a batch: how many items, the length of each, then the items one after another (docs/format.md)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from itertools import accumulate, pairwise
 _U32 = struct.Struct("<I")
 TABLE_BYTES = _U32.size
 EVEN_RUN = 1024
-"""Items that are cut at once where all of a batch are of one size."""
+"""How many items are cut at once, if all items of a batch have one size."""
 
 
 def join_batch(head: bytes, items: Sequence[bytes], sizes: Sequence[int]) -> bytes:
-    """``head`` and behind it the batch of these items, which are of these sizes."""
+    """``head``, then the batch of these items. ``sizes``: their lengths."""
     return b"".join((head, struct.pack(f"<I{len(items)}I", len(items), *sizes), *items))
 
 
 def split_batch(batch: bytes) -> list[bytes] | None:
-    """The items; ``None`` if count and lengths do not fit the bytes exactly."""
+    """The items of a batch; ``None`` if the count and the lengths do not fit the bytes exactly."""
     if len(batch) < TABLE_BYTES:
         return None
     (count,) = _U32.unpack_from(batch)
@@ -35,8 +35,8 @@ def split_batch(batch: bytes) -> list[bytes] | None:
 
 
 def _cut_evenly(batch: bytes, offset: int, count: int) -> list[bytes] | None:
-    """Items of one size, as records mostly are: cut by C code in a sixth of the time. ``struct`` keeps what it has
-    compiled, so no format is long.
+    """Cut items of one size, as records mostly are: by C code, in a sixth of the time. ``struct`` caches the formats
+    that it has compiled, so none of them is long.
     """
     size = _U32.unpack_from(batch, TABLE_BYTES)[0] if count else 0
     if offset + size * count != len(batch):

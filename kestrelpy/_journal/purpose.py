@@ -1,12 +1,12 @@
-"""What a queue's journal is for: items, or the jobs of a ``kestrelpy.work.WorkQueue``. One file says so, ``NAME.work``.
+"""What a queue's journal is for: items, or the jobs of a ``kestrelpy.work.WorkQueue``. A file shows it: ``NAME.work``.
 
 Rules:
-1. A journal with that file beside it is a work queue's. That it is there counts, and not what is in it: so it is never
-   half written. What a work queue keeps in it is its own business (``kestrelpy.work``).
-2. It is on disk before a work queue writes anything else, and it goes last, but for the locks: at no moment does the
-   journal of a work queue look like another one.
-3. Whoever opens, feeds or drains a queue looks for it first, and refuses the queue by ``WrongKind``. Whoever only
-   looks at records may go on.
+1. A journal with that file beside it belongs to a work queue. Only that the file is there counts, not its content: so
+   it is never half written. What a work queue keeps in it is its own business (``kestrelpy.work``).
+2. The file is on disk before a work queue writes anything else, and it is deleted last, except for the locks: at no
+   time does the journal of a work queue look like that of another queue.
+3. Code that opens, feeds or drains a queue looks for the file first, and refuses the wrong kind with ``WrongKind``.
+   Code that only reads records may continue.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _FOR_PEOPLE = b"The journal beside this file holds the jobs of a work queue: ope
 
 
 def kind_of(names: Iterable[str], queue: str) -> str:
-    """What the queue is, by the ``names`` in its folder: ``"queue"`` or ``"work queue"``."""
+    """The kind of the queue, by the ``names`` in its folder: ``"queue"`` or ``"work queue"``."""
     return JOBS if work_name(queue) in names else ITEMS
 
 
 def refuse_jobs(folder: Directory, queue: str, names: Iterable[str] | None = None) -> None:
-    """Raise ``WrongKind`` if the queue is a work queue. ``names``: what is in the folder, if that is known."""
+    """Raise ``WrongKind`` if the queue is a work queue. ``names``: the files in the folder, if they are known."""
     if kind_of(folder.names() if names is None else names, queue) == JOBS:
         raise WrongKind(f"{folder.path}/{queue}", JOBS)
 
 
 def refuse_jobs_in(directory: str | os.PathLike[str], queue: str, disk: Disk | None = None) -> None:
-    """``refuse_jobs`` for who has not opened the folder, which may not be there. Raises ``OSError``."""
+    """``refuse_jobs`` for a caller that has not opened the folder, which need not exist. Raises ``OSError``."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         folder = (disk or RealDisk(allow_network=True)).directory(os.fspath(directory))
         try:
@@ -46,19 +46,19 @@ def refuse_jobs_in(directory: str | os.PathLike[str], queue: str, disk: Disk | N
 
 
 def open_mark(folder: Directory, queue: str) -> File:
-    """The file that says so, for what the work queue keeps in it. Raises ``OSError``."""
+    """Open the file ``NAME.work``, for what the work queue keeps in it. Raises ``OSError``."""
     return folder.open(work_name(queue), write=True)
 
 
 def mark_as_jobs(folder: Directory, queue: str) -> None:
-    """Make the queue a work queue, on disk when this returns. Raises ``OSError``."""
+    """Make the queue a work queue; durable when this returns. Raises ``OSError``."""
     try:
         file = folder.create(work_name(queue))
-    except FileExistsError:  # of a process that was killed before it could sync the folder, perhaps
+    except FileExistsError:  # perhaps its maker was killed before it could sync the folder
         folder.sync()
         return
     try:
-        with contextlib.suppress(OSError):  # no room: the name says it all
+        with contextlib.suppress(OSError):  # no room for the text: only the name counts
             file.write(0, _FOR_PEOPLE)
             file.sync()
     finally:

@@ -1,7 +1,7 @@
-"""A queue's place in a folder: its locks, its readers' checkpoints, what is left over, what may be retired.
+"""The files of one queue in its folder: locks, readers' checkpoints, leftovers, and what may be retired.
 
-Used by the process that writes the queue and by those that read it from outside; neither knows the other but through
-these files.
+The process that writes the queue uses them, and so do those that read it from outside. These files are all that they
+know of each other.
 """
 
 from __future__ import annotations
@@ -23,35 +23,34 @@ class QueueFiles:
 
     def __init__(self, directory: Directory, queue: str) -> None:
         self.directory = directory
-        self.checkpoint_directory = directory  # for who saves a place; see _detached.CheckpointDirectory
+        self.checkpoint_directory = directory  # for saving checkpoints; see detached_source.CheckpointDirectory
         self.queue = queue
         self._guards: dict[int, Lock] = {}  # by thread
         self._inside: set[int] = set()  # the threads that have the guard
-        self._missed: set[str] = set()  # of which readers it was said that their places are gone
+        self._missed: set[str] = set()  # the readers whose lost checkpoints were logged
 
     def lock(self) -> tuple[Lock, list[str]]:
-        """Lock the queue for writing; also what there is of it in the folder then, for the rest of an opening to go by:
-        a folder may be full of others' files.
+        """Lock the queue for writing. Also returns the names of its files in the folder at that time, for the rest of
+        the opening: a folder may be full of other queues' files.
 
-        Raises ``QueueLocked``, ``InvalidName`` for a name that differs from another only in case (R23).
+        Raises ``QueueLocked``, and ``InvalidName`` for a name that differs from another only in case (R23).
         """
         name = file_names.lock_name(self.queue)
         lock = self.directory.lock(name)
         try:
             names = file_names.of_queue(self.directory.names(), self.queue)
             if name not in names:
-                raise InvalidName(self.queue, "another queue here has this name but for upper and lower case")
+                raise InvalidName(self.queue, "another queue in this folder has a name that differs only in case")
         except BaseException:
             lock.release()
             raise
         return lock, names
 
     def remove_leftovers(self, names: list[str]) -> None:
-        """Remove temporary files of this queue, by exact pattern (R8), but for those that are spare files. Under the
-        queue's lock.
+        """Remove temporary files of this queue, by exact pattern (R8), except spare files. Call under the queue's lock.
 
-        A reader that another process has open may be saving its place in this moment: its file is left to it. So are
-        all of readers while somebody has the guard: no opening waits for that.
+        A reader that another process has open may be saving its checkpoint at this moment: its file stays. If the guard
+        is held, the files of all readers stay: no opening waits for the guard.
         """
         spare = self._spare_names(names)
         for name in names:
@@ -62,16 +61,16 @@ class QueueFiles:
                     continue
                 with contextlib.suppress(FileNotFoundError, QueueLocked), self.guard(wait=False):
                     if file_names.reader_lock_name(self.queue, reader) not in self.directory.names():
-                        self.directory.unlink(name)  # it was dropped
+                        self.directory.unlink(name)  # the reader was dropped
                         continue
-                    lock = self.lock_reader(reader)  # nobody asks for it meanwhile: that is done under the guard
+                    lock = self.lock_reader(reader)  # nobody else asks for it meanwhile: that needs the guard
                     try:
                         self.directory.unlink(name)
                     finally:
                         lock.release()
 
     def _spare_names(self, names: list[str]) -> set[str]:
-        """The names of the spare files of all that there is."""
+        """The names of the spare files of the checkpoints and of the mark."""
         places = [file_names.checkpoint_name(self.queue, reader) for reader in self.reader_names(names) or {""}]
         files = [*places, file_names.mark_name(self.queue)]
         second = {self._second} if not self.reader_names(names) else set()
@@ -79,15 +78,15 @@ class QueueFiles:
 
     @property
     def _second(self) -> str:
-        """The name of what is held beside the first reader's spare file, to be the next one."""
+        """The name of the file that is held beside the first reader's spare file, to be the next spare file."""
         return file_names.temporary_name(file_names.reader_lock_name(self.queue, ""))
 
     def hold_back(self, names: list[str]) -> None:
-        """Hold back what a full disk has no room for, as far as there is room now: what the mark will need at the end,
-        and where there is no reader yet, what the first one will need, a lock file (some file systems make none when
-        they are full), a checkpoint and its spare file. A full disk is no reason why nobody can read.
+        """Hold, as far as there is room now, what a full disk has no room for: what the mark needs at the close. If
+        there is no reader yet, also what the first reader needs: a lock file (some file systems make none when they are
+        full), a checkpoint and its spare file. A full disk must not keep anybody from reading.
 
-        Under the guard: a reader that is made meanwhile takes the file for its own. That one needs nothing held back.
+        The latter under the guard: a reader that is made meanwhile takes the file for its own, and needs nothing held.
         """
         mark = file_names.mark_name(self.queue)
         if file_names.temporary_name(mark) not in names:
@@ -104,7 +103,7 @@ class QueueFiles:
                         self.directory.create(file_names.reader_lock_name(self.queue, "")).close()
 
     def _hold_second(self) -> bool:
-        """Whether there was room for it."""
+        """Hold room for the second file. Returns whether there was any."""
         with contextlib.suppress(OSError):
             file = self.directory.create(self._second)
             try:
@@ -119,7 +118,7 @@ class QueueFiles:
         return not self.reader_names(names) and spare not in names
 
     def hand_down(self, reader: str) -> None:
-        """What is held for the first reader is for this one, which has another name."""
+        """Give what is held for the first reader to this reader, which has another name."""
         with contextlib.suppress(FileNotFoundError):
             self.directory.rename(
                 *(file_names.temporary_name(file_names.checkpoint_name(self.queue, each)) for each in ("", reader))
@@ -127,11 +126,11 @@ class QueueFiles:
 
     @contextlib.contextmanager
     def guard(self, *, wait: bool = True) -> Iterator[None]:
-        """Held while readers are made or dropped and while segments are retired, by whichever process. Without
-        ``wait`` it raises ``QueueLocked`` if another has it: that may be for long, if its process is stopped.
+        """Held while readers are made or dropped and while segments are retired, in any process. Without ``wait`` it
+        raises ``QueueLocked`` if another has it. That may last long, if the other process is stopped.
 
-        A thread that was interrupted on its way out of this may have it still, as long as its exception is looked at:
-        it does not wait for itself.
+        A thread that was interrupted on its way out of the guard may still have it, as long as the exception is kept.
+        Such a thread releases it first: it does not wait for itself.
         """
         self.leave_guard()
         thread = threading.get_ident()
@@ -145,14 +144,14 @@ class QueueFiles:
             finally:
                 try:
                     lock.release()
-                except BaseException:  # interrupted before it began: others wait for this lock
+                except BaseException:  # interrupted before the release began: others wait for this lock
                     lock.release()
                     raise
             if self._guards.get(thread) is lock:
                 del self._guards[thread]
 
     def leave_guard(self) -> None:
-        """Release the guard if this thread has it still."""
+        """Release the guard if this thread still has it."""
         thread = threading.get_ident()
         left = self._guards.get(thread)
         if left is not None:
@@ -160,7 +159,7 @@ class QueueFiles:
             left.release()
 
     def leave_nothing(self) -> None:
-        """Under the guard: if nothing else is there of this queue, which was erased, the guard's own file goes too."""
+        """Under the guard: delete the guard's own file if no other file of this queue, which was erased, is there."""
         guard = file_names.readers_lock_name(self.queue)
         if self._mine() == [guard]:
             self.directory.unlink(guard)
@@ -173,28 +172,29 @@ class QueueFiles:
     # -- readers -----------------------------------------------------------------------------------------------------
 
     def reader_names(self, names: list[str] | None = None) -> set[str]:
-        """The names of all checkpoints; the default reader's name is empty. One of another queue is no reader's: see
-        ``readers``.
+        """The readers that have a checkpoint file; the default reader's name is empty. The checkpoint may be that of
+        another queue: see ``readers``.
         """
         names = self.directory.names() if names is None else names
         return file_names.readers_among(names, self.queue)
 
     def readers(self, queue_id: bytes, names: list[str] | None = None, *, known: Container[str] = ()) -> set[str]:
-        """The readers that have a place, which may be damaged. ``known``: those of whom that need not be looked up."""
+        """The readers that have a checkpoint, intact or damaged. ``known``: readers that need not be looked up."""
         return {each for each in self.reader_names(names) if each in known or self.is_there(each, queue_id)}
 
     def lost_names(self, names: list[str], there: set[str]) -> set[str]:
-        """The readers that were owned and have no place any more: they begin with the earliest item when they are
-        opened. A default reader's place may have been taken over, and its lock file is left. ``there``: ``readers``.
+        """The readers that were owned and have no checkpoint any more: they begin with the earliest item when they are
+        opened. The default reader is left out: its checkpoint may have been taken over, with its lock file left.
+        ``there``: the result of ``readers``.
         """
         return file_names.owned_among(names, self.queue) - there - {""}
 
     def lock_reader(self, reader: str) -> Lock:
-        """Own a reader. Raises ``QueueLocked``."""
+        """Take the lock of a reader's owner. Raises ``QueueLocked``."""
         return self.directory.lock(file_names.reader_lock_name(self.queue, reader))
 
     def is_owned(self, reader: str) -> bool:
-        """Whether somebody has the reader open."""
+        """Whether the reader is open, in any process."""
         try:
             lock = self.lock_reader(reader)
         except QueueLocked:
@@ -206,7 +206,7 @@ class QueueFiles:
         return CheckpointFile(self.checkpoint_directory, file_names.checkpoint_name(self.queue, reader), self._second)
 
     def load(self, reader: str, queue_id: bytes, file: CheckpointFile | None = None) -> Checkpoint | None:
-        """``find``, for who opens the reader: damage is logged. With ``file``, saves to that go on from there."""
+        """``find`` for opening the reader: damage is logged. With ``file``, saves to it continue from that state."""
         name = file_names.checkpoint_name(self.queue, reader)
         state, exists = load_checkpoint(self.directory, name) if file is None else file.load()
         if state is not None and is_checkpoint_of(state, reader, queue_id):
@@ -216,18 +216,18 @@ class QueueFiles:
         return None
 
     def find(self, reader: str, queue_id: bytes) -> Checkpoint | None:
-        """A reader's saved state; ``None`` if it is missing, damaged or of another queue: never a reason to skip."""
+        """A reader's saved state; ``None`` if it is missing, damaged or of another queue: no reason to skip items."""
         state, _ = load_checkpoint(self.directory, file_names.checkpoint_name(self.queue, reader))
         return state if state is not None and is_checkpoint_of(state, reader, queue_id) else None
 
     def is_there(self, reader: str, queue_id: bytes) -> bool:
-        """Whether a reader has a place, which may be damaged. A state of another queue is none."""
+        """Whether a reader has a checkpoint, intact or damaged. A state of another queue does not count."""
         state, exists = load_checkpoint(self.directory, file_names.checkpoint_name(self.queue, reader))
         return exists and (state is None or not is_foreign(state, queue_id))
 
     def has_heir(self, readers: Iterable[str], queue_id: bytes) -> bool:
-        """Whether one of these readers has taken over the default reader's place. One that stands beside the default
-        reader has not: it was made while somebody had that open.
+        """Whether one of these readers has taken over the default reader's checkpoint. A reader beside the default
+        reader has not: it was made while the default reader was open.
         """
         for reader in readers:
             state = self.find(reader, queue_id)
@@ -236,16 +236,16 @@ class QueueFiles:
         return False
 
     def load_all(self, names: list[str]) -> list[Checkpoint]:
-        """The mark and every reader's state, those that are whole: what recovery goes by."""
+        """The whole states of the mark and of every reader, for recovery."""
         files = [file_names.mark_name(self.queue)]
         files += [file_names.checkpoint_name(self.queue, reader) for reader in sorted(self.reader_names(names))]
         states = (load_checkpoint(self.directory, name)[0] for name in files)
         return [state for state in states if state is not None]
 
     def drop(self, reader: str) -> None:
-        """Forget a reader's place, durably. Its lock file goes too, while it is held: a lock that is waited for is
-        compared with the path after it is had (R25). It goes first, and is gone for good before the place goes: alone
-        it would say that the place was lost.
+        """Delete a reader's checkpoint, durably. Its lock file goes too, while the lock is held: whoever waits for a
+        lock compares it with the path after getting it (R25). The lock file goes first, and durably: without the
+        checkpoint it would mean that the checkpoint was lost.
         """
         place = file_names.checkpoint_name(self.queue, reader)
         for name in (file_names.reader_lock_name(self.queue, reader), place):
@@ -256,15 +256,15 @@ class QueueFiles:
             self.directory.unlink(file_names.temporary_name(place))
 
     def forget_owner(self, reader: str, queue_id: bytes) -> None:
-        """A reader could not be made: unless it has a place already, it never was. While its lock is held."""
+        """Undo the failed making of a reader, unless it has a checkpoint already. Call while its lock is held."""
         with contextlib.suppress(OSError):
             if not self.is_there(reader, queue_id):
                 self.directory.unlink(file_names.reader_lock_name(self.queue, reader))
                 self.directory.unlink(file_names.temporary_name(file_names.checkpoint_name(self.queue, reader)))
 
     def lowest_head_elsewhere(self, own: set[str], wanted: int, queue_id: bytes) -> int | None:
-        """The lowest durable head of the readers that are not open here, 0 where one has lost its place; ``None`` if
-        there are none. ``wanted``: a lower one is of no use. Under ``guard``.
+        """The lowest durable head of the readers that are not open here; 0 if one has lost its checkpoint; ``None`` if
+        there are none. ``wanted``: a lower head is of no use. Call under ``guard``.
         """
         names = self.directory.names()
         there = self.readers(queue_id, names, known=own)
@@ -282,7 +282,9 @@ class QueueFiles:
         return lowest
 
     def _durable_head_elsewhere(self, reader: str, wanted: int, queue_id: bytes) -> int:
-        """What its owner says. The place of a reader that nobody owns is saved anew, if that helps."""
+        """The durable head as the reader's owner states it. If nobody owns the reader, its state is saved again, if
+        that helps.
+        """
         state = self.find(reader, queue_id)
         if state is None:
             return 0
@@ -296,7 +298,7 @@ class QueueFiles:
                 state, _ = file.load()
                 if state is None or not is_checkpoint_of(state, reader, queue_id):
                     return 0
-                with contextlib.suppress(OSError):  # no room, say: what was said before counts
+                with contextlib.suppress(OSError):  # no room, for example: then the older statement counts
                     file.save(state, durable=True)
                     return state.head
             finally:
@@ -304,12 +306,12 @@ class QueueFiles:
         return min(state.head, state.durable_head)
 
     def erase(self) -> None:
-        """Delete every file of this queue and no other; the locks last. What is left after a crash on the way may be
-        opened: places go before what they point to, and segments from the oldest on; what is a work queue is one until
-        nothing is left of it.
+        """Delete every file of this queue and no other; the locks last. After a crash on the way, the rest may be
+        opened: checkpoints are deleted before the segments that they point to, segments from the oldest on, and a work
+        queue is one until nothing of it is left.
 
-        Under the guard, which goes too: a reader in another process that saves its place in this moment has done so, or
-        finds its lock file gone.
+        Under the guard, which is deleted too: a reader in another process that saves its checkpoint at this moment has
+        either done so before, or finds its lock file gone.
         """
         with self.guard():
             self._remove_all()
@@ -331,15 +333,15 @@ class QueueFiles:
 
 
 def is_foreign(state: Checkpoint, queue_id: bytes) -> bool:
-    """Whether a state was saved for another queue than that of this id, under the same name: one that was erased, say.
-    ``queue_id`` is zero while nothing says what it is.
+    """Whether a state was saved for another queue of the same name, for example one that was erased. ``queue_id`` is
+    zero while it is not known.
     """
     return any(queue_id) and any(state.queue_id) and state.queue_id != queue_id
 
 
 def is_checkpoint_of(state: Checkpoint, reader: str, queue_id: bytes) -> bool:
-    """Whether a state found under a reader's name is its place in the queue of that id."""
-    if state.reader not in (reader, ""):  # the default reader's may be renamed for the first named one
+    """Whether a state found under a reader's name is that reader's checkpoint in the queue of that id."""
+    if state.reader not in (reader, ""):  # the first named reader may have taken over the default reader's file
         return False
-    # Saved elsewhere, before there was a segment to know the queue by.
+    # A zero id: saved in another process, before a segment gave the queue its id.
     return state.queue_id == queue_id or (not any(state.queue_id) and not state.highest_id)

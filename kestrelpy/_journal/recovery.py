@@ -1,13 +1,12 @@
 """Opening a journal: which segments there are, where the last one ends, and what is missing.
 
 Rules:
-1. What is at or below the watermark and not intact is damage: ``CorruptJournal``, or set aside with ``quarantine``.
-   What is above it and not intact is a torn tail: it never counted (R15).
-2. Nothing is destroyed: a torn tail stays in its file behind the recorded end, or is kept aside (R19). Only an empty
+1. A record at or below the watermark that is not intact is damage: ``CorruptJournal``, or set aside with
+   ``quarantine``. A record above it that is not intact is a torn tail: it never counted (R15).
+2. Nothing is destroyed: a torn tail stays in its file after the recorded end, or is kept aside (R19). Only an empty
    file is removed.
-3. Every step may be cut short by a crash and is repeated by the next opening (R20).
-4. After anything but a clean close the disk is trusted and not the page cache (R10), and the old segment is closed
-   (R11).
+3. A crash may cut short every step; the next opening repeats it (R20).
+4. Except after a clean close, the disk is trusted and not the page cache (R10), and the old segment is closed (R11).
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ from kestrelpy._journal.segment import (
 from kestrelpy.errors import CorruptJournal
 
 MOST_LOST = 1 << 31
-"""So many ids may have been given out behind the last one that is there; a ``lag`` has room for twice as many."""
+"""At most so many ids may have been given out after the last one that is there. A ``lag`` holds twice as many."""
 
 
 class Recovered:
     """A journal as it was found.
 
-    ``stale``: segments that every reader is past and that came back from a deletion; to be retired again. ``tail_id``:
-    the last id that was ever given out, as far as anything shows. ``counted``: number and offset of each place in a
-    segment whose damage is in ``quarantined``: a reading will meet it again.
+    ``stale``: segments that every reader is past and that came back from a deletion: they must be retired again.
+    ``tail_id``: the last id that was ever given out, as far as any file shows. ``counted``: segment number and offset
+    of each damage that is already in ``quarantined``: a read will meet it again.
     """
 
     __slots__ = ("counted", "last_number", "quarantined", "queue_id", "segments", "stale", "tail_id", "watermark")
@@ -70,9 +69,7 @@ class Recovered:
 
 
 class Recovery:
-    """One opening of one queue's journal. ``states``: the checkpoints of its readers and its mark, those that are
-    whole.
-    """
+    """One opening of one queue's journal. ``states``: its readers' checkpoints and its mark, if they are whole."""
 
     def __init__(self, directory: Directory, queue: str, states: Sequence[fmt.Checkpoint], *, quarantine: bool) -> None:
         self._directory = directory
@@ -85,7 +82,7 @@ class Recovery:
         self._listed = Listed(directory, ())
 
     def run(self, names: Iterable[str]) -> Recovered:
-        """``names``: what is in the directory. Raises ``CorruptJournal``, ``UnsupportedFormat`` and ``OSError``."""
+        """``names``: the files in the directory. Raises ``CorruptJournal``, ``UnsupportedFormat`` and ``OSError``."""
         found = self._found
         numbered = self._within_reach(segments_among(names, self._queue))
         found.queue_id = self._whose(numbered)
@@ -112,7 +109,7 @@ class Recovery:
         return found
 
     def _check_reach(self, end: Segment | None) -> None:
-        """``end``: the last segment. Raises ``CorruptJournal`` also with quarantine: no record is bad but the claim."""
+        """``end``: the last segment. Raises ``CorruptJournal``, also with quarantine: no record is bad, a claim is."""
         found = self._found
         last_id = end.last_id if end is not None else 0
         last = found.segments[-1] if found.segments else None
@@ -125,14 +122,14 @@ class Recovery:
             raise CorruptJournal(self._path(name), at, reason, item_id=last_id + 1)
 
     def _within_reach(self, numbered: list[tuple[int, str]]) -> list[tuple[int, str]]:
-        """Those whose number can be gone on from. Numbers are times: no other was ever given to a segment."""
+        """The segments whose numbers leave room for later ones. Numbers are times: no segment ever had a larger."""
         for number, name in numbered:
             if number > fmt.LARGEST >> 1:
-                self._damage(name, 0, f"no segment has a number like {number}")
+                self._damage(name, 0, f"no segment has a number as large as {number}")
         return [(number, name) for number, name in numbered if number <= fmt.LARGEST >> 1]
 
     def _whose(self, numbered: list[tuple[int, str]]) -> bytes:
-        """The queue's id, as its newest segment has it, or its checkpoints if there is none; empty for a new queue."""
+        """The queue's id, from its newest segment, or from its checkpoints if there is none; empty for a new queue."""
         newest = first_header(self._directory, reversed(numbered))
         return newest.queue_id if newest is not None else known_queue_id(self._states)
 
@@ -150,7 +147,7 @@ class Recovery:
         last = at + 1 == len(self._listed)
         file = self._directory.open(name, write=last)
         try:
-            if last:  # what was written there, a footer too, may be in the page cache alone (R10)
+            if last:  # what it holds, even a footer, may be in the page cache alone (R10)
                 file.sync()
                 file.forget()
             found = self._found
@@ -177,7 +174,7 @@ class Recovery:
                     at_footer = fmt.footer_offset(segment.size)
                     self._damage(name, at_footer, "the footer of this closed segment is not intact")
                     self._scan(file, segment, self._end_before(at + 1))
-                    segment.closed = True  # as far as reading goes: nothing is added to it
+                    segment.closed = True  # for reading: nothing is added to it
             found.watermark = max(found.watermark, segment.last_id)
             found.tail_id = max(found.tail_id, segment.last_id)
             return segment
@@ -185,12 +182,12 @@ class Recovery:
             file.close()
 
     def _without_header(self, file: File, at: int, objection: Objection | None) -> fmt.SegmentHeader | None:
-        """A crash while a segment was made leaves a file without a valid header: it has taken no frame yet, or
+        """A file without a valid header. A crash during a segment's creation leaves one: it has taken no frame yet, or
         none that is known to be on disk (R1).
 
-        What its room holds then is zeros, or whatever the disk had there, which may be a part of an old segment: that
-        is kept aside. New frames mean that a header was there: returns what it was, as far as quarantine is on and the
-        footer and the neighbours tell.
+        Its room then holds zeros, or old bytes of the disk, which may be a part of an old segment: those are kept
+        aside. New frames mean that the file had a header: with quarantine, this returns that header, as far as the
+        footer and the neighbours show it.
         """
         number, name = self._listed.numbered[at]
         rest = read_used(file, fmt.HEADER_BYTES, file.size())
@@ -201,8 +198,8 @@ class Recovery:
         return None
 
     def _put_away(self) -> None:
-        """Files that have taken no frame go, and are kept aside if something is behind their headers (R19). A refused
-        opening leaves them: what their headers say is among the reasons.
+        """Remove the files that have taken no frame. A file with bytes after its header is kept aside instead (R19). A
+        refused opening leaves all of them: their headers are among the reasons.
         """
         for number, name, used in self._none:
             if used:
@@ -211,7 +208,7 @@ class Recovery:
                 self._directory.unlink(name)
 
     def _rebuilt_header(self, end: bytes, at: int) -> fmt.SegmentHeader | None:
-        """The header of a closed segment, by its footer (the last bytes of the file) and the segments beside it."""
+        """The header of a closed segment, from its footer (the last bytes of the file) and the segments beside it."""
         number = self._listed.numbered[at][0]
         marker = int.from_bytes(end[fmt.MARKER_OFFSET : fmt.FRAME_BYTES], "little")
         frame = fmt.decode_frame(end, 0, marker)
@@ -221,7 +218,7 @@ class Recovery:
         after, ends = self._listed.header_from(at + 1), (frame.footer.last_id, frame.footer.records_end)
         known = after is not None and after.previous_number == number
         if after is not None and known and (after.previous_last_id, after.previous_end) != ends:
-            return None  # another file than was here
+            return None  # not the file that was here
         if self._found.segments:
             before = self._found.segments[-1]
             if first_id <= before.last_id or not (known or first_id == before.last_id + 1):
@@ -237,14 +234,14 @@ class Recovery:
         return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, 0, first_id - 1, 0)
 
     def _end_before(self, at: int) -> int | None:
-        """The last id in front of the segments from that place on, as the first whole header among them has it."""
+        """The last id before the listed segments from ``at`` on, from the first whole header among them."""
         header = self._listed.header_from(at)
         return None if header is None else header.previous_last_id
 
     def _scan(self, file: File, segment: Segment, end_id: int | None = None) -> int:
-        """Go through the frames of a segment without a footer; returns the last id seen behind them, or 0.
+        """Go through the frames of a segment without a footer. Returns the last id found after their end, or 0.
 
-        ``end_id``: where it must have ended, if there are later ones.
+        ``end_id``: the last id that the segment must have, if there are later segments.
         """
         end, size = fmt.HEADER_BYTES, file.size()
         left, base, beyond = b"", 0, 0
@@ -252,7 +249,7 @@ class Recovery:
             end = self._follow(file, segment, end, size)
             if segment.closed:
                 return 0
-            if not base:  # once: it is behind all other gaps too
+            if not base:  # read once: the other gaps are after this one
                 left, base = read_searchable(file, end, size, segment.header.marker), end
                 beyond, watermark = fmt.look_beyond(left, segment.header.marker, segment.last_id + 1)
                 self._found.watermark = max(self._found.watermark, watermark)  # a torn tail may be damage (R15)
@@ -276,7 +273,7 @@ class Recovery:
             end = base + next_frame[0]
 
     def _follow(self, file: File, segment: Segment, offset: int, size: int) -> int:
-        """Count the whole frames from ``offset`` on, in the order of their ids; returns where they end."""
+        """Count the whole frames from ``offset`` on, in the order of their ids. Returns the offset of their end."""
         for at, frame in iterate_frames(file, segment.header.marker, offset, size):
             if frame.footer is not None:
                 if frame.footer.records_end == at and frame.footer.first_id == segment.first_id:
@@ -295,19 +292,19 @@ class Recovery:
         found = self._found
         found.tail_id = max(found.tail_id, segment.last_id, beyond)
         self._check_reach(segment)
-        if found.tail_id > segment.last_id:  # before the footer makes the torn tail unseen: its ids stay used (R17)
+        if found.tail_id > segment.last_id:  # before the footer hides the torn tail: its ids stay used (R17)
             write_mark(self._directory, self._queue, found, segment.last_id)
         if is_new(segment.name):
             sync_and_name(self._directory, file, segment)
         else:
-            self._directory.sync()  # a kill may have come before its name was on disk (R1); the next one will name it
+            self._directory.sync()  # a kill may have come before its name was on disk (R1); the next one names it
         close_segment(file, segment)
 
     # -- all of them -------------------------------------------------------------------------------------------------
 
     def _check_chain(self) -> None:
-        """Each segment must follow the one before. Old ones that nobody needs may have come back from a deletion
-        (R5).
+        """Check that each segment follows the one before it. Old segments that nobody needs may have come back from a
+        deletion (R5).
         """
         found = self._found
         segments = found.segments
@@ -324,22 +321,22 @@ class Recovery:
                 f"the segment before it, up to item {after.previous_last_id}, is not the one found",
             )
             found.quarantined += max(0, after.previous_last_id - before.last_id)
-            if before.first_id >= after.first_id:  # it cannot be read beside the one behind it
+            if before.first_id >= after.first_id:  # it cannot be read beside the segment after it
                 found.quarantined += before.items
                 del segments[at - 1]
-            elif before.last_id >= after.first_id:  # an older version of it, say, with what a crash has torn off since
+            elif before.last_id >= after.first_id:  # say, an older copy, with items that a crash has torn off since
                 before.last_id = after.first_id - 1
 
     def _check_ends(self) -> None:
-        """No reader may need what is before the first segment, and nothing that was on disk may be behind the last
-        (R16).
+        """No reader may need an item before the first segment, and no item that was on disk may be missing after the
+        last one (R16).
         """
         found = self._found
         if found.segments:
             first, last_id = found.segments[0].header, found.segments[-1].last_id
             lowest = min(self._heads, default=first.previous_last_id)
             if lowest < first.previous_last_id:
-                reason = f"a reader needs item {lowest + 1}; the journal begins behind it"
+                reason = f"a reader needs item {lowest + 1}; the journal begins after it"
                 self._damage(found.segments[0].name, link_offset(first, None), reason)
                 found.quarantined += first.previous_last_id - lowest
         else:
@@ -354,22 +351,22 @@ class Recovery:
 
 
 def out_of_reach(tail_id: int, last_id: int, last: Segment | None) -> str | None:
-    """Why a queue can't go on behind ``tail_id``, if so: no crash loses so many ids, and no queue comes so far. What
-    goes on from there could not be stored.
+    """Why a queue cannot continue after ``tail_id``; ``None`` if it can. No crash loses so many ids, and no queue gives
+    out ids so high: items after such an id could not be stored.
 
     ``last_id``: the last item that is there. ``last``: the last segment, or the one before it.
     """
     counts = (last.header.base_items, last.header.base_bytes) if last is not None else ()
     if tail_id - last_id <= MOST_LOST and max(tail_id, *counts, 0) <= fmt.LARGEST >> 1:
         return None
-    return f"ids up to {tail_id} are said to be given out, and {last_id} is the last one here"
+    return f"ids up to {tail_id} are said to be given out, but item {last_id} is the last one here"
 
 
 def claimed_at(
     directory: Directory, queue: str, queue_id: bytes, tail_id: int, segments: Iterable[Segment]
 ) -> tuple[str, int] | None:
-    """Which file says what is out of reach, and where in it; ``None`` if it is in frames. ``segments``: the last ones.
-    Raises ``OSError``.
+    """The file that claims an id out of reach, and where in the file; ``None`` if frames claim it. ``segments``: the
+    last ones. Raises ``OSError``.
     """
     for segment in segments:
         for field, claimed in (("base_items", 0), ("base_bytes", 0), ("first_id", 1)):

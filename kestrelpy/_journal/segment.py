@@ -1,10 +1,10 @@
-"""One segment: what is known of the file, making and closing it, and reading its frames.
+"""One segment: what is known of its file, making and closing it, and reading its frames.
 
 Rules:
-1. A segment is new, and is called so, until its header, its frames and its name are on disk (R1): of a new one a power
-   cut may leave frames without the header, and nothing is lost by that.
+1. A segment is new, and its name says so, until its header, its frames and its name are on disk (R1). Of a new segment
+   a power cut may leave frames without the header: nothing is lost by that.
 2. A segment is closed by a footer, synced; from then on its bytes never change (R7).
-3. Reading is bounded by what the caller knows of the segment; a frame that should be there and is not raises
+3. A read is bounded by what the caller knows of the segment. If a frame that should be there is not, it raises
    ``CorruptJournal``.
 """
 
@@ -23,36 +23,37 @@ from kestrelpy._journal.file_names import is_new, lasting_name
 from kestrelpy.errors import CorruptJournal, UnsupportedFormat
 
 FIRST_GROWTH = 64 << 10
-"""A new segment's size: a queue of a few items stays small on disk."""
+"""A new segment's size. It is small, so that a queue of a few items stays small on disk."""
 FramePosition: TypeAlias = tuple[int, int]
-"""An id, and the offset of the frame that it is the first id of."""
+"""An id, and the offset of the frame that begins with it."""
 
 MARK_EVERY = 1 << 20
-"""Bytes between the remembered places of a segment."""
+"""Bytes between the remembered positions in a segment."""
 
 ITEM_COST = 256
-"""Bytes of memory that an item read costs beside its data, as far as limits are concerned."""
+"""Bytes of memory that an item read costs beside its data, for limits."""
 
 READ_BYTES = 256 << 10
-"""How much one read asks for."""
+"""How many bytes one read asks for."""
 
 PEEK_BYTES = 4096
-"""How much it asks for at least; where large items are probable, no more than this to see what is there."""
+"""The least that a read asks for. If large items are probable, the first read asks for no more than this."""
 
 LARGE_BYTES = 64 << 10
-"""From this size on an item is written by itself, and not stored through the mapping: copies cost more than calls."""
+"""An item of this size or more is written by its own call, not stored through the mapping: copies cost more than calls.
+"""
 
 MAX_SEGMENT_BYTES = 1 << 32
-"""No segment is larger: twice the largest batch, for what a crash may have left behind the frames."""
+"""No segment is larger. This is twice the largest batch, for the bytes that a crash may have left after the frames."""
 
 WORST_GROWTH = 9
-"""How many times larger than its bytes a block may be in memory: one of empty items, 32 bytes each."""
+"""How many times larger than its bytes a block may be in memory: if it is one of empty items, 32 bytes each."""
 
 
 class Segment:
     """What is known of one segment. Only the active one, whose footer is not written, changes.
 
-    ``marks``: places in it, ``(id, offset)``, rising, where a search may start. May be empty.
+    ``marks``: positions in it, ``(id, offset)``, rising, where a search may start. May be empty.
     """
 
     __slots__ = (
@@ -95,12 +96,12 @@ class Segment:
         return self.last_id + 1 - self.header.first_id
 
     def position_before(self, item_id: int) -> tuple[int, int]:
-        """The last known place, ``(id, offset)``, at or before ``item_id``."""
+        """The last known position, ``(id, offset)``, at or before ``item_id``."""
         at = bisect_right(self.marks, (item_id, 1 << 62))
         return self.marks[at - 1] if at else (self.first_id, fmt.HEADER_BYTES)
 
     def count(self, offset: int, frame: fmt.Frame) -> None:
-        """The next frame of it was found at ``offset``."""
+        """Count the next frame of the segment, found at ``offset``."""
         if not self.marks or offset - self.marks[-1][1] >= MARK_EVERY:
             self.marks.append((frame.first_id, offset))
         added_ms = frame.entries[0][1]
@@ -132,10 +133,10 @@ class Segment:
 
 
 def create_segment(directory: Directory, name: str, header: fmt.SegmentHeader, size: int) -> tuple[File, Buffer]:
-    """Make the file of a new segment of ``size`` bytes. Nothing of it is on disk when this returns.
+    """Make the file of a new segment of ``size`` bytes. Nothing of it is synced when this returns.
 
-    Raises ``OSError`` with no file left behind, as far as the disk lets itself be cleaned; ``FileExistsError`` if its
-    lasting name is taken.
+    Raises ``OSError``, with the file removed again as far as the disk allows it; ``FileExistsError`` if its lasting
+    name is taken.
     """
     with contextlib.suppress(FileNotFoundError):
         directory.open(lasting_name(name)).close()
@@ -153,17 +154,17 @@ def create_segment(directory: Directory, name: str, header: fmt.SegmentHeader, s
 
 
 def sync_and_name(directory: Directory, file: File, segment: Segment) -> None:
-    """Sync a segment; a new one by its name too, which it keeps from then on (R1). May be repeated after an interrupt.
+    """Sync a segment; give a new one its lasting name, and sync that too (R1). May be repeated after an interrupt.
 
-    Where a full disk has no room for another name (XFS, now and then) it is on disk as well, and called new until the
-    next time. Raises ``OSError``.
+    A full disk may have no room for another name (XFS, now and then): then the segment is on disk as well, and keeps
+    the name of a new one until the next time. Raises ``OSError``.
     """
     file.sync()
     if is_new(segment.name):
         name = lasting_name(segment.name)
         try:
             directory.rename(segment.name, name)
-        except FileNotFoundError:  # done before, and interrupted
+        except FileNotFoundError:  # renamed before, by a call that was interrupted
             directory.open(name).close()
         except OSError as error:
             if error.errno not in NO_ROOM:
@@ -174,7 +175,7 @@ def sync_and_name(directory: Directory, file: File, segment: Segment) -> None:
 
 
 def open_segment(directory: Directory, name: str, *, write: bool = False) -> File:
-    """Open a segment, under its lasting name if it was given that in this moment. Raises as ``Directory.open``."""
+    """Open a segment, under its lasting name if it was just renamed. Raises as ``Directory.open``."""
     try:
         return directory.open(name, write=write)
     except FileNotFoundError:
@@ -184,10 +185,11 @@ def open_segment(directory: Directory, name: str, *, write: bool = False) -> Fil
 
 
 def close_segment(file: File, segment: Segment) -> None:
-    """Write the footer behind the frames (and behind what a crash left there), cut what is zero behind it, and sync.
+    """Write the footer after the frames (and after what a crash left there), cut off the zeros after it, and sync.
 
-    The frames must be on disk already: a power cut may keep the footer alone. The room for it was reserved with the
-    segment, and is given back only after it is written. Raises ``OSError``; then the segment stays without a footer.
+    The frames must be on disk already: a power cut may keep the footer alone. The footer's room was reserved with the
+    segment; the rest of it is given back only after the footer is written. Raises ``OSError``; then the segment stays
+    without a footer.
     """
     left = read_used(file, segment.records_end, file.size())
     at = segment.records_end + len(left)
@@ -199,7 +201,7 @@ def close_segment(file: File, segment: Segment) -> None:
 
 
 def read_used(file: File, offset: int, end: int) -> bytes:
-    """What is between ``offset`` and ``end`` without the zeros at its end, which may be more than there is memory."""
+    """The bytes from ``offset`` to ``end``, without the zeros at the end: there may be more of those than memory."""
     parts, zeros = [], 0
     while offset < end and (block := file.read(offset, min(MARK_EVERY, end - offset))):
         offset += len(block)
@@ -228,7 +230,7 @@ def read_header(file: File, path: str) -> fmt.SegmentHeader | None:
     """The header of a segment; ``None`` if there is no valid one.
 
     Raises ``UnsupportedFormat`` for a segment of a newer version, ``CorruptJournal`` for a file that is larger than any
-    segment: to read it may take for ever.
+    segment: reading it might never end.
     """
     if file.size() > MAX_SEGMENT_BYTES:
         raise CorruptJournal(path, MAX_SEGMENT_BYTES, "this file is larger than a segment can be")
@@ -250,7 +252,7 @@ class Objection(NamedTuple):
 
 
 def wrong_header(header: fmt.SegmentHeader | None) -> Objection:
-    """Of a file that has no valid header, or that of a segment of another number."""
+    """The objection to a file that has no valid header, or that of a segment of another number."""
     if header is None:
         return Objection(0, "this segment has no valid header")
     return Objection(fmt.HEADER_OFFSET["number"], f"this segment has no valid header: its number is {header.number}")
@@ -260,19 +262,19 @@ FOREIGN = Objection(fmt.HEADER_OFFSET["queue_id"], "this segment belongs to anot
 
 
 def link_offset(header: fmt.SegmentHeader, before: Segment | None) -> int:
-    """Where a header names another segment than the one before it: by its number, or else by its last id."""
+    """The offset at which a header names another segment than the one before it: by number, or else by last id."""
     is_other = before is not None and header.previous_number != before.number
     return fmt.HEADER_OFFSET["previous_number" if is_other else "previous_last_id"]
 
 
 def stored_header(directory: Directory, number: int, name: str) -> fmt.SegmentHeader | None:
-    """The header of the segment of that number; ``None`` if the file has no valid one of its own, or is gone. Raises as
-    ``read_header``.
+    """The header of the segment of that number; ``None`` if the file has no valid header of that number, or is gone.
+    Raises as ``read_header``.
     """
     try:
         file = open_segment(directory, name)
     except FileNotFoundError:
-        return None  # retired in this moment
+        return None  # retired at this moment
     try:
         header = read_header(file, f"{directory.path}/{name}")
     finally:
@@ -283,14 +285,16 @@ def stored_header(directory: Directory, number: int, name: str) -> fmt.SegmentHe
 def first_header(
     directory: Directory, numbered: Iterable[tuple[int, str]], queue_id: bytes = b""
 ) -> fmt.SegmentHeader | None:
-    """The first whole header among the segments named, of this queue if its id is given. Raises as ``read_header``."""
+    """The first whole header among these segments, of this queue if its id is given. Raises as ``read_header``."""
     headers = (stored_header(directory, number, name) for number, name in numbered)
     return next((each for each in headers if each is not None and queue_id in (b"", each.queue_id)), None)
 
 
 class HeadersBehind:
-    """The first whole header behind each of so many files, which ``read`` has. It is looked for once for a stretch of
-    files that have none, however many of them ask: nothing a folder is filled with makes a walk longer than its list.
+    """Finds the first whole header after each of ``count`` files; ``read`` reads the header of one of them.
+
+    A run of files without a header is searched once, however many of them ask. So no content of a folder makes a walk
+    longer than its list.
     """
 
     def __init__(self, count: int, read: Callable[[int], fmt.SegmentHeader | None]) -> None:
@@ -299,7 +303,7 @@ class HeadersBehind:
         self._known: tuple[int, int, fmt.SegmentHeader | None] = (count, count, None)
 
     def first_from(self, at: int) -> fmt.SegmentHeader | None:
-        """The first one among the files from place ``at`` on."""
+        """The first whole header among the files from index ``at`` on."""
         first, last, header = self._known
         if not first <= at <= last:
             stop = first if at < first else self._count
@@ -313,7 +317,7 @@ class HeadersBehind:
 
 
 class Listed:
-    """The segments of one queue as its folder was listed, in order, for one walk through them."""
+    """The segments of one queue from one listing of its folder, in order, for one walk through them."""
 
     def __init__(self, directory: Directory, numbered: Sequence[tuple[int, str]], queue_id: bytes = b"") -> None:
         self.numbered = numbered
@@ -325,7 +329,7 @@ class Listed:
         return len(self.numbered)
 
     def header_from(self, at: int) -> fmt.SegmentHeader | None:
-        """The first whole header of this queue among those from place ``at`` on. Raises as ``read_header``."""
+        """The first whole header of this queue among the files from index ``at`` on. Raises as ``read_header``."""
         return self._behind.first_from(at)
 
     def _header_at(self, at: int) -> fmt.SegmentHeader | None:
@@ -333,7 +337,7 @@ class Listed:
 
 
 def read_footer(file: File, header: fmt.SegmentHeader) -> fmt.SegmentFooter | None:
-    """The footer at the end of the file, or ``None``: not closed, or damaged."""
+    """The footer at the end of the file; ``None`` if it is not closed, or is damaged."""
     size = file.size()
     at = size - fmt.FOOTER_BYTES
     if at < fmt.HEADER_BYTES:
@@ -343,7 +347,7 @@ def read_footer(file: File, header: fmt.SegmentHeader) -> fmt.SegmentFooter | No
 
 
 def load_segment(file: File, name: str, header: fmt.SegmentHeader) -> Segment:
-    """What the header and the footer say of a segment; without a footer it is not ``closed`` and empty."""
+    """A segment as its header and footer describe it. Without a footer it is not ``closed``, and counts no items."""
     segment = Segment(name, header, header.first_id - 1, 0, fmt.HEADER_BYTES)
     segment.size = file.size()
     footer = read_footer(file, header)
@@ -353,8 +357,8 @@ def load_segment(file: File, name: str, header: fmt.SegmentHeader) -> Segment:
 
 
 def iterate_frames(file: File, marker: int, offset: int, end: int) -> Iterator[tuple[int, fmt.Frame]]:
-    """The valid frames from ``offset`` on, with their offsets, as long as one stands right behind the other before
-    ``end``.
+    """The valid frames from ``offset`` on, with their offsets, as long as each follows directly on the one before and
+    begins before ``end``.
     """
     data, base = b"", offset
     while offset < end:
@@ -371,15 +375,15 @@ def iterate_frames(file: File, marker: int, offset: int, end: int) -> Iterator[t
 
 
 def _claimed_bytes(file: File, offset: int) -> int:
-    """How long the frame at ``offset`` says it is; whether that is true, its checksum tells."""
+    """The length that the frame at ``offset`` claims. Only its checksum shows whether that is true."""
     head = file.read(offset, 8)
     return fmt.FRAME_BYTES + int.from_bytes(head[4:8], "little") if len(head) == 8 else 0
 
 
 def frames_of(file: File, segment: Segment, path: str) -> Iterator[tuple[int, fmt.Frame]]:
-    """The frames of a segment; of one that is not closed, those that are whole.
+    """The frames of a segment; if it is not closed, those that are whole.
 
-    Raises ``CorruptJournal`` behind the last good one if there should be more.
+    Raises ``CorruptJournal`` after the last good frame if there should be more.
     """
     end = segment.records_end if segment.closed else file.size()
     due = segment.first_id
@@ -397,22 +401,22 @@ def frames_of(file: File, segment: Segment, path: str) -> Iterator[tuple[int, fm
 
 
 def was_on_disk(file: File, segment: Segment, offset: int, item_id: int) -> bool:
-    """Whether whole frames behind ``offset``, where there is none for the item, say that it was on disk (R15)."""
+    """Whether whole frames after ``offset`` show that the item, which has no whole frame there, was on disk (R15)."""
     marker = segment.header.marker
     if fmt.look_beyond(read_searchable(file, offset, file.size(), marker), marker, item_id)[1] < item_id:
         return False
     there = next(iterate_frames(file, marker, offset, file.size()), None)
-    return there is None or there[1].first_id != item_id  # its writer may have stored it meanwhile
+    return there is None or there[1].first_id != item_id  # the writer may have stored it meanwhile
 
 
 def is_abandoned(
     file: File, name: str, number: int, header: fmt.SegmentHeader | None, after: fmt.SegmentHeader | None
 ) -> bool:
-    """Whether a crash or an error ended this segment's creation before its first durable frame: the file has no footer,
-    and has never taken a frame; or it was new, and a power cut has kept frames of it without the header.
+    """Whether a crash or an error ended this segment's creation before its first durable frame. Either the file has no
+    footer and has never taken a frame, or it was new and a power cut has kept frames of it without the header.
 
-    ``header``: its own, if it has a valid one; then this is to be asked only if there are later segments. ``after``:
-    the first whole header behind it, which would name it.
+    ``header``: the file's own header, if it is valid; then ask only if there are later segments. ``after``: the first
+    whole header after this file, which would name it.
     """
     if after is not None and after.previous_number == number:
         return False
@@ -430,8 +434,8 @@ def identify(
     queue_id: bytes,
     after: Callable[[], fmt.SegmentHeader | None],
 ) -> fmt.SegmentHeader | Objection | None:
-    """What a file with the name of a segment is, by its beginning: the header of that segment of this queue; or what is
-    wrong with it; or ``None`` if its creation was abandoned.
+    """Tell by its first bytes what a file with the name of a segment is. Returns the header of that segment of this
+    queue, or an objection to it, or ``None`` if its creation was abandoned.
 
     ``queue_id``: empty if it is not known. ``after``: finds the first whole header after this file, as in
     ``is_abandoned``. Raises as ``read_header``.
@@ -445,11 +449,12 @@ def identify(
 def read_entries(
     file: File, marker: int, path: str, place: FramePosition, end: int, first_id: int, last_id: int, max_bytes: int
 ) -> tuple[dict[int, fmt.Entry], FramePosition]:
-    """Items ``first_id`` to at most ``last_id``, those of one block and at least one, and the place behind them.
+    """Read items ``first_id`` to at most ``last_id``, those of one block and at least one. Returns them, and the
+    position after them.
 
-    ``place`` is an id and the offset of its frame, at or before ``first_id``; ``end`` is where the frames end. They
-    take about ``max_bytes`` of memory at most. Raises ``CorruptJournal`` with the offset of the frame that is not whole
-    or not the one that is due.
+    ``place`` is an id and the offset of its frame, at or before ``first_id``; ``end`` is where the frames end. The
+    items take about ``max_bytes`` of memory at most. Raises ``CorruptJournal`` with the offset of the frame that is not
+    whole, or not the one that is due.
 
     This is a hot path for a reader with a backlog: a plain item is unpacked here and not by ``decode_frame``.
     """
@@ -457,7 +462,7 @@ def read_entries(
     unpack, frame_bytes, shortest_other = fmt.unpack_frame, fmt.FRAME_BYTES, fmt.KIND_EXPIRES << fmt.KIND_SHIFT
     entries: dict[int, fmt.Entry] = {}
     want = block = min(READ_BYTES, max(max_bytes // WORST_GROWTH, PEEK_BYTES))
-    if end - offset > block * (last_id + 1 - item_id):  # probably larger than a block, and read by themselves
+    if end - offset > block * (last_id + 1 - item_id):  # items are probably larger than a block: each is read alone
         want = PEEK_BYTES
     while not entries and item_id <= last_id:
         data = file.read(offset, min(want, max(end - offset, 0)))
@@ -500,10 +505,10 @@ def read_entries(
 
 
 def _read_large(file: File, head: bytes, marker: int, path: str, place: FramePosition) -> fmt.Entry:
-    """The plain item whose frame is at ``place`` and begins with ``head``. What is read is its data, and is not copied.
+    """Read the plain item whose frame is at ``place`` and begins with ``head``. One read gets its data, without a copy.
 
     One at a time: with several in memory, each would be in pages that are new to the process, which cost as much as
-    the reading (measured: 168 microseconds for 256 KB, against 73).
+    the reading (measured for 256 KB: 168 microseconds, against 73).
     """
     item_id, offset = place
     crc, length, found_id, stamp, _, found = fmt.unpack_frame(head)
@@ -515,7 +520,7 @@ def _read_large(file: File, head: bytes, marker: int, path: str, place: FramePos
 
 
 def _larger_want(data: bytes, offset: int, want: int, end: int, path: str, item_id: int) -> int:
-    """Nothing fitted into ``want`` bytes: how many it takes, if the segment has as many."""
+    """The length of a frame that does not fit into ``want`` bytes. Raises ``CorruptJournal`` if it passes ``end``."""
     length = int.from_bytes(data[4:8], "little") + fmt.FRAME_BYTES
     if len(data) < fmt.FRAME_BYTES or length <= want or offset + length > end:
         raise CorruptJournal(path, offset, f"item {item_id} is not whole here", item_id=item_id)

@@ -1,6 +1,6 @@
 """Reading a journal: its segments as one sequence of items.
 
-Used by the journal's writer and by a reader in another process alike. Nothing here writes, but for bytes that
+The journal's writer uses this, and so does a reader in another process. Nothing here writes, except bytes that
 quarantine keeps aside.
 """
 
@@ -19,13 +19,11 @@ from kestrelpy._journal.segment import MARK_EVERY, FramePosition, Segment, open_
 from kestrelpy.errors import CorruptJournal
 
 SEARCH_BYTES = 64 << 10
-"""How much is looked at first for what is behind damage."""
+"""How many bytes are searched first for the next frame after damage."""
 
 
 class Block(NamedTuple):
-    """What one read of the journal brought: items by id, the next id, where its frame is, and what had to be passed
-    over.
-    """
+    """The result of one read of the journal: items by id, the next id, and the segment and position of its frame."""
 
     entries: dict[int, fmt.Entry]
     next_id: int
@@ -34,25 +32,25 @@ class Block(NamedTuple):
 
 
 class JournalView:
-    """The segments of one queue, for reading. What may be called from any thread, beside the writer, says so."""
+    """The segments of one queue, for reading. A method that any thread may call, also during a write, says so."""
 
     def __init__(self, directory: Directory, queue: str, *, quarantine: bool = False) -> None:
         self._directory = directory
         self._queue = queue
         self._quarantine = quarantine
         self._aside: set[tuple[int, int]] = set()
-        self._counted: set[tuple[int, int]] = set()  # as _aside, but by the recovery: in quarantined already
+        self._counted: set[tuple[int, int]] = set()  # as _aside, but counted in ``quarantined`` by the recovery
         self._intact: tuple[tuple[int, int], array[int], array[int]] = (0, 0), array("Q"), array("Q", [0])
-        """Of the last damaged segment that was measured, by number and last id: the ids that are intact, and the bytes
-        before each. Whoever goes on from damage to damage asks again and again.
+        """For the last damaged segment that was measured (number, last id): its intact ids, and the bytes before each.
+        A caller that goes from damage to damage asks again and again.
         """
         self.quarantined = 0
         self.missing = 0
-        """How many ids up to the tail were given out and lost, or passed over: what is there is ``tail_id -
-        missing``.
+        """How many ids up to the tail have no item: they were given out and lost, or skipped. The other ``tail_id -
+        missing`` have one.
         """
         self.segments: tuple[Segment, ...] = ()
-        """Oldest first; replaced as a whole, never changed: reading it needs no lock."""
+        """Oldest first. The tuple is replaced as a whole and never changed, so reading it needs no lock."""
 
     @property
     def tail_id(self) -> int:
@@ -65,25 +63,25 @@ class JournalView:
         raise NotImplementedError
 
     def _end(self) -> tuple[int, int]:
-        """``tail_id`` and ``total_bytes`` of one moment."""
+        """``tail_id`` and ``total_bytes`` at one moment."""
         raise NotImplementedError
 
     @property
     def first_id(self) -> int:
-        """The earliest id that is kept, or the next one if there is none. May be read at any time."""
+        """The earliest id that is kept, or the next id if none is. May be read at any time."""
         segments = self.segments
         return segments[0].first_id if segments else self.tail_id + 1
 
     def hint(self, item_id: int) -> tuple[int, FramePosition]:
-        """The number of a segment and a place in it at or before ``item_id``. May be called at any time."""
+        """The number of a segment, and a position in it at or before ``item_id``. May be called at any time."""
         segment = self._holding(item_id, self.segments)
         return (segment.number, segment.position_before(item_id)) if segment else (0, (0, 0))
 
     def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, FramePosition] | None = None) -> Block:
         """Items from ``item_id`` to at most ``last_id``, which must have been put before the call.
 
-        About ``max_bytes``, from one segment. May be called beside appends, from any thread. Raises
-        ``CorruptJournal``; in quarantine mode the bytes are kept aside instead and the items passed over.
+        Reads about ``max_bytes``, from one segment. May be called during an append, from any thread. Raises
+        ``CorruptJournal``; in quarantine mode the bad bytes are kept aside instead, and their items skipped.
         """
         segments = self.segments
         segment = self._holding(item_id, segments)
@@ -108,14 +106,14 @@ class JournalView:
     def _read_block(
         self, file: File, segment: Segment, places: list[FramePosition], item_id: int, last_id: int, max_bytes: int
     ) -> Block:
-        """Items from the last of ``places`` on; if no frame of its id is there after all, from the one before."""
+        """Read items from the last of ``places`` on. If no frame of its id is there after all, try the one before."""
         end = segment.records_end if segment.closed else file.size()
         marker, path = segment.header.marker, f"{self._directory.path}/{segment.name}"
         place = places.pop()
         while True:
             try:
                 entries, behind = read_entries(file, marker, path, place, end, item_id, last_id, max_bytes)
-                if behind[0] > last_id + 1:  # a batch that goes on where the next segment begins
+                if behind[0] > last_id + 1:  # a batch that reaches beyond ``last_id``, perhaps into the next segment
                     entries = {key: entry for key, entry in entries.items() if key <= last_id}
                     behind = (last_id + 1, behind[1])
                 return Block(entries, behind[0], segment.number, behind)
@@ -124,7 +122,7 @@ class JournalView:
                 if places and damage.offset == place[1]:
                     place = places.pop()
                 elif bad_id > item_id:
-                    last_id = bad_id - 1  # first what is in front of it
+                    last_id = bad_id - 1  # first read the items before it
                 elif self._quarantine:
                     return self._read_around(file, segment, damage, item_id, last_id, end)
                 else:
@@ -136,7 +134,7 @@ class JournalView:
     def _position_after(
         self, file: File, segment: Segment, damage: CorruptJournal, bad_id: int, end: int
     ) -> FramePosition | None:
-        """Where the first whole frame behind the damage is; the one that is due may have been moved."""
+        """The position of the first whole frame after the damage. The frame that is due may have been moved there."""
         want, left = SEARCH_BYTES, end - damage.offset
         most = segment.last_id if segment.closed else self.tail_id
         while True:
@@ -144,24 +142,24 @@ class JournalView:
             after = fmt.find_frame(rest, 0, segment.header.marker, bad_id, most)
             if after is not None or want >= left:
                 break
-            want *= 16  # the next one is near, mostly; and there may be damage after damage
+            want *= 16  # mostly, the next frame is near; and there may be damage after damage
         if after is None:
             return None
         place = (after[1].first_id, damage.offset + after[0])
         marks = segment.marks
         at = bisect_left(marks, place)
-        if at == len(marks) or marks[at] != place:  # a new list: others may be looking at the old one
+        if at == len(marks) or marks[at] != place:  # a new list: others may be reading the old one
             segment.marks = [*marks[:at], place, *marks[at:]]
         return place
 
     def _may_hold_from(self, item_id: int, segment: Segment) -> bool:
-        """Whether a segment begins at ``item_id`` or later. Crashes may leave several empty ones in a row."""
+        """Whether a segment may hold items from ``item_id`` on only. Crashes may leave several empty ones in a row."""
         return segment.first_id >= item_id and (segment.items > 0 or not segment.closed)
 
     def _read_around(
         self, file: File, segment: Segment, damage: CorruptJournal, first_id: int, last_id: int, end: int
     ) -> Block:
-        """Pass over exactly the bad frames, the first of which is due at ``first_id`` or before."""
+        """Skip exactly the bad frames, the first of which is due at ``first_id`` or before."""
         bad_id = damage.item_id or first_id
         behind = self._position_after(file, segment, damage, bad_id, end)
         resume_id, resume_at = behind if behind is not None else (last_id + 1, end)
@@ -175,7 +173,7 @@ class JournalView:
         self._aside.add((segment.number, offset))
         if (segment.number, offset) not in self._counted:
             self.quarantined += items
-        if not data:  # the record is gone, and nothing is in its place
+        if not data:  # the record is gone, and no bytes are in its place
             return
         with contextlib.suppress(FileExistsError):
             file = self._directory.create(quarantine_name(self._queue, segment.number, offset))
@@ -199,7 +197,7 @@ class JournalView:
         return segments[low - 1] if low else None
 
     def is_gap(self, item_id: int) -> bool:
-        """Whether the id was given out, or passed over, and its item is lost with the end of what was a segment."""
+        """Whether the id was given out, or skipped, and has no item: it was lost with the end of a segment."""
         segments = self.segments
         segment = self._holding(item_id, segments)
         if segment is not None:
@@ -209,11 +207,11 @@ class JournalView:
     def before(self, item_id: int) -> tuple[int, int]:
         """How many items, and bytes of items, were ever put before ``item_id``. Reads the frames of one segment.
 
-        Exact, and told around damage too: the bytes of what is not intact count at its first item.
+        Exact, and also given around damage: the bytes of items that are not intact count at the first of them.
         """
         tail_id, total_bytes = self._end()
-        segments = self.segments  # after the end: it has the segment of what is there
-        if item_id > tail_id or tail_id == self.missing:  # nothing of what was ever put is there
+        segments = self.segments  # after _end(): so they include the segment of that tail
+        if item_id > tail_id or tail_id == self.missing:  # after the tail, or no id up to the tail has an item
             return tail_id - self.missing, total_bytes
         segment = self._holding(item_id, segments)
         if segment is None:
@@ -244,7 +242,7 @@ class JournalView:
         return sum(self._sizes(segment, last_id).values())
 
     def _sizes(self, segment: Segment, last_id: int, *, around: bool = False) -> dict[int, int]:
-        """The sizes of a segment's items up to ``last_id``; with ``around`` those that are intact."""
+        """The sizes of a segment's items up to ``last_id``. With ``around``: of those that are intact."""
         sizes: dict[int, int] = {}
         place = (segment.first_id, fmt.HEADER_BYTES)
         marker, path = segment.header.marker, f"{self._directory.path}/{segment.name}"
@@ -261,7 +259,7 @@ class JournalView:
                     if not around:
                         raise
                     if bad_id > place[0]:
-                        stop = bad_id - 1  # first what is in front of it
+                        stop = bad_id - 1  # first read the items before it
                         continue
                     behind = self._position_after(file, segment, damage, bad_id, end)
                     if behind is None:

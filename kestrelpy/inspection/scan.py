@@ -1,6 +1,6 @@
-"""A folder of queues from outside: which there are, reading one in another process, scanning and checking one.
+"""Reading all items of a queue from outside: ``scan``.
 
-``scan`` and ``verify`` take no lock and write nothing; they may run while the writer writes.
+It takes no lock and writes nothing. It may run while the writer writes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kestrelpy.item import Record
 
 
 class Opened(NamedTuple):
-    """A segment, and its file, which whoever has asked for it closes."""
+    """A segment and its open file. The caller of ``Scan.open`` closes the file."""
 
     file: File
     path: str
@@ -65,7 +65,7 @@ def scan(
 
 
 class Scan:
-    """One scan. That a live writer retires what was listed is no damage; that a file is missing otherwise is."""
+    """One scan. A segment that a live writer retires after the listing is no damage; any other missing file is."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Scan:
         self._stop_id = stop_id
         self._start_ms = start_ms
         self._stop_ms = stop_ms
-        self.catalog = SegmentCatalog(folders, queue)  # before the listing: the segments listed go at least as far
+        self.catalog = SegmentCatalog(folders, queue)  # before the listing, so that the list goes at least as far
         self.error_counts: dict[int, int] = {}
         for state in self.catalog.states:
             for item_id, count in state.error_counts:
@@ -95,7 +95,7 @@ class Scan:
         for number in numbers:
             last = number == numbers[-1]
             opened = self.open(number, last=last)
-            if opened is None:  # being made in this moment, or retired since the folder was listed
+            if opened is None:  # it is being made at this moment, or was retired since the folder was listed
                 if number not in self.catalog.numbered():
                     self.catalog.check_there()
                     self._before, gone = None, True
@@ -111,10 +111,10 @@ class Scan:
             raise missing_items(self._folders[0].path, self._queue, self._before, watermark)
 
     def open(self, number: int, *, last: bool) -> Opened | None:
-        """The file of a segment, wherever it is by now; ``None`` if it is gone, or never was one.
+        """Open the file of a segment, wherever it is by now; ``None`` if it is gone, or never was one.
 
-        Raises ``CorruptJournal`` where there is no other than a file without a valid header. In an archive another
-        queue's may have the plain name.
+        Raises ``CorruptJournal`` if there is only a file without a valid header. In an archive, a segment of another
+        queue may have the plain name.
         """
         opened, objection, is_gone = self._open_listed(number, last)
         if opened is None and is_gone:
@@ -125,8 +125,8 @@ class Scan:
         return opened
 
     def _open_listed(self, number: int, last: bool) -> tuple[Opened | None, CorruptJournal | None, bool]:
-        """The file where it was when the folders were listed, what is wrong with what was found in its place, and
-        whether a file of the list is gone.
+        """Open the file where it was when the folders were listed. Also returns what is wrong with the file that was
+        found there, and whether a listed file is gone.
         """
         catalog = self.catalog
         objection: CorruptJournal | None = None

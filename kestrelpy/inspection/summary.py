@@ -1,4 +1,4 @@
-"""What the files of a queue say, without opening it: segments, and readers by their last checkpoints.
+"""What the files of a queue say, without opening the queue: its segments, and its readers by their last checkpoints.
 
 Read-only and without a lock; it may be called beside a live writer.
 """
@@ -28,11 +28,11 @@ from kestrelpy.inbox.parts import refused_batches
 
 __all__ = ["QueueInspection", "SavedReader", "SegmentInfo", "inspect"]
 
-_TRIES = 20  # a live writer may retire all that was listed, before the newest segment of the list is opened
+_TRIES = 20  # a live writer may retire all listed segments, before the newest of them is opened
 
 
 class SegmentInfo(Value):
-    """One segment. ``file_bytes``: its apparent size. Of one that is not closed, ``items`` counts what is whole."""
+    """One segment. ``file_bytes``: its apparent size. If it is not closed, ``items`` counts those in whole frames."""
 
     name: str
     number: int
@@ -47,7 +47,7 @@ class SegmentInfo(Value):
 class SavedReader(Value):
     """A reader as of its last checkpoint. ``items`` and ``bytes``: what was not done by then, open reads included.
 
-    ``done``: spans of ids done above ``head``. ``error_counts``: id and how often it was aborted.
+    ``done``: spans of done ids above ``head``. ``error_counts``: an id, and how often its item was aborted.
     """
 
     name: str
@@ -59,9 +59,9 @@ class SavedReader(Value):
 
 
 class QueueInspection(Value):
-    """A queue by its files. ``put_items``, ``put_bytes``: what was ever put; ``file_bytes``: their apparent size.
-    ``kind``: ``"queue"``, or ``"work queue"``: then the items are records of jobs. ``refused_batches``: published
-    batches that the owner could not take in, and keeps aside in the inbox.
+    """A queue by its files. ``put_items``, ``put_bytes``: all that was ever put. ``file_bytes``: the files' apparent
+    size. ``kind``: ``"queue"``, or ``"work queue"``, whose items are records of jobs. ``refused_batches``: published
+    batches that the owner could not ingest, and keeps aside in the inbox.
     """
 
     name: str
@@ -76,7 +76,7 @@ class QueueInspection(Value):
 
 
 def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None = None) -> QueueInspection:
-    """What the files of ``queue`` in ``directory`` say now; of a queue that is not there, nothing in every field.
+    """What the files of ``queue`` in ``directory`` say now. If the queue is not there, all figures are 0.
 
     Raises ``CorruptJournal`` for a segment without its header or an open one that is damaged, ``UnsupportedFormat``,
     ``InvalidName``, ``OSError``.
@@ -99,10 +99,10 @@ def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None 
 
 
 def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> QueueInspection | None:
-    """``None`` if the writer has moved on so far that what was listed says nothing of it any more."""
+    """Look once. ``None`` if the writer has retired the newest listed segment: then the list says nothing of it now."""
     catalog = SegmentCatalog([folder], queue)  # before the listing: the segments listed go at least as far
     names = [name for name in folder.names() if (owner := file_names.parse_owner(name)) and owner[0] == queue]
-    # Checkpoints before segments: what they name must then still be there or further on.
+    # Checkpoints before segments: the segments listed later reach at least as far as the checkpoints.
     states = [
         state
         for name in names
@@ -136,9 +136,9 @@ def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> 
 def _segments(
     folder: Directory, catalog: SegmentCatalog, numbered: list[tuple[int, str]]
 ) -> tuple[list[Segment], bool]:
-    """The segments, in order, and whether one that was listed is gone: retired in this moment.
+    """The segments, in order, and whether a listed one is gone: retired at this moment.
 
-    From the newest on: it is the last to be retired.
+    They are opened from the newest to the oldest: the newest is the last to be retired.
     """
     segments: list[Segment] = []
     is_gone = False
@@ -154,7 +154,7 @@ def _segments(
 
 
 def _readers(states: list[Checkpoint], segments: list[Segment], put_items: int, put_bytes: int) -> list[SavedReader]:
-    if not states and segments:  # nobody has saved a place yet: the default reader, at the beginning
+    if not states and segments:  # there is no checkpoint yet: the default reader, at the beginning
         kept = sum(segment.items for segment in segments), sum(segment.data_bytes for segment in segments)
         return [SavedReader("", segments[0].first_id - 1, *kept, (), ())]
     return [
@@ -171,7 +171,7 @@ def _readers(states: list[Checkpoint], segments: list[Segment], put_items: int, 
 
 
 def _segment(folder: Directory, catalog: SegmentCatalog, number: int, name: str, *, last: bool) -> Segment | None:
-    """A segment, counted if it is not closed; ``None`` for one that is being made, or never was one."""
+    """A segment, with its items counted if it is not closed; ``None`` if it is being made, or never was one."""
     file = open_segment(folder, name)
     path = f"{folder.path}/{name}"
     try:
@@ -205,7 +205,7 @@ def _info(segment: Segment) -> SegmentInfo:
 
 
 def _size(folder: Directory, name: str) -> int:
-    """Of a file that is gone in this moment, nothing; of a new segment that is called otherwise by now, its size."""
+    """The size of a file; 0 if it is gone at this moment. A new segment may have been renamed: its size counts."""
     try:
         file = open_segment(folder, name)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Checking a queue's files from outside: every byte is read, and what an opening would object to is reported.
+"""Checking a queue's files from outside. Every byte is read; whatever an opening would object to is reported.
 
 Nothing is written and no lock is taken.
 """
@@ -28,11 +28,11 @@ from kestrelpy._value import Value
 from kestrelpy.errors import CorruptJournal
 from kestrelpy.inbox.parts import refused_batches
 
-_TRIES = 20  # a live writer may retire all that was listed, before the newest segment of the list is opened
+_TRIES = 20  # a live writer may retire all listed segments, before the newest of them is opened
 
 
 class Damage(Value):
-    """One place that is not as it should be."""
+    """One place in a file that is damaged, and why."""
 
     path: str
     offset: int
@@ -40,9 +40,9 @@ class Damage(Value):
 
 
 class VerifyReport(Value, kw_only=True):
-    """What ``verify`` found. ``torn_bytes``: left behind by crashes above what was durable; no damage.
-    ``kind``: ``"queue"`` or ``"work queue"``. ``refused_batches``: published batches that the owner could not take in,
-    and keeps aside in the inbox; no damage either.
+    """What ``verify`` found. ``torn_bytes``: left by crashes above what was durable; they are no damage. ``kind``:
+    ``"queue"`` or ``"work queue"``. ``refused_batches``: published batches that the owner could not ingest, and keeps
+    aside in the inbox; they are no damage either.
     """
 
     queue: str
@@ -111,8 +111,8 @@ class Verification:
         )
 
     def _check_behind(self, number: int, segments: list[Segment]) -> int:
-        """Check what is listed behind the segment of that number. Returns -1, or the last number of the list if that
-        segment is gone by now: then there are others behind it.
+        """Check the listed segments after the one of that number. Returns -1, or the last number of the list if that
+        segment is gone by now: then there are others after it.
         """
         numbered = [each for each in file_names.segments_among(self._folder.names(), self._queue) if each[0] > number]
         is_last_gone = False
@@ -130,7 +130,7 @@ class Verification:
         queue_id = self._catalog.queue_id
         for name in [*names, file_names.mark_name(self._queue)]:
             state, exists = load_checkpoint(self._folder, name)
-            if state is not None and not queue_id:  # nothing was there at the first look: it has been made since
+            if state is not None and not queue_id:  # no id was there at the first look: the queue was made since
                 queue_id = state.queue_id
             if state is None:
                 if exists:
@@ -141,7 +141,7 @@ class Verification:
                 self._report(name, field_offset(self._folder, name, field), reason)
 
     def _check_end(self, segments: list[Segment]) -> None:
-        """What a reader needs, and what was on disk, must not be behind the end; nor may the end be out of reach."""
+        """No item that a reader needs or that was on disk may be after the end, nor may the last id be out of reach."""
         last = segments[-1] if segments else None
         name, end, last_id = (last.name, last.records_end, last.last_id) if last is not None else ("", 0, 0)
         if self._watermark > last_id:
@@ -153,8 +153,8 @@ class Verification:
             self._report(*(found or (name or file_names.mark_name(self._queue), end)), reason)
 
     def _check_segment(self, number: int, name: str, *, last: bool) -> tuple[Segment | None, bool]:
-        """The segment, if it is one, and whether it is gone: retired in this moment. If it was not, the next one
-        objects.
+        """The segment, if it is one, and whether it is gone: retired at this moment. If it was not retired, the check
+        of the next segment objects.
         """
         try:
             file = open_segment(self._folder, name)
@@ -171,7 +171,7 @@ class Verification:
         segment = None
         try:
             if number > fmt.LARGEST >> 1:
-                self._report(name, 0, f"no segment has a number like {number}")
+                self._report(name, 0, f"no segment has a number as large as {number}")
                 return None
             header = self._catalog.identify(file, path, name, number)
             if header is None:
@@ -213,8 +213,8 @@ class Verification:
 def verify(directory: StrPath, queue: str, *, disk: Disk | None = None) -> VerifyReport:
     """Read every byte of a queue and check it: checksums, order of ids, footers, the chain of segments, checkpoints.
 
-    Read-only and without a lock, also while the writer is at work; of a queue that is erased meanwhile, items may be
-    reported as missing. Damage is reported, not raised; raises ``OSError``, ``InvalidName`` and ``UnsupportedFormat``.
+    Read-only and without a lock, also while the writer works. If the queue is erased meanwhile, items may be reported
+    as missing. Damage is reported, not raised. Raises ``OSError``, ``InvalidName`` and ``UnsupportedFormat``.
     """
     file_names.check_name(queue)
     disk = disk or RealDisk()

@@ -193,7 +193,7 @@ class Dispatcher(Waiting[Item]):
             return backlog.make_item(*found)
         if timeout == 0:
             self.misses += 1
-            raise QueueEmpty("there is no item to deliver")
+            raise QueueEmpty(f"reader {self.full_name}: no item to deliver")
         return self._wait(timeout, peeks=True)
 
     def _take_now(self) -> Item:
@@ -210,7 +210,7 @@ class Dispatcher(Waiting[Item]):
             self.recover(error, [] if found is None else [found[0]], expired)
             raise
         if item is None:
-            raise QueueEmpty("there is no item to deliver")
+            raise QueueEmpty(f"reader {self.full_name}: no item to deliver")
         return item
 
     def after_taking(self, items: list[Item], expired: list[Item]) -> None:
@@ -413,6 +413,9 @@ class Dispatcher(Waiting[Item]):
                 backlog.opened_count -= 1
         for item in expired:
             backlog.with_hook.pop(item.id, None)
+
+    def _nothing_within(self, timeout: float | None) -> QueueEmpty:
+        return QueueEmpty(f"reader {self.full_name}: no item within {timeout} s")
 
     def _missed(self, waiter: Waiter) -> None:
         self._count_miss(waiter.entered)

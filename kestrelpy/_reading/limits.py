@@ -70,3 +70,9 @@ class OfflineReader:
 
 def has_limits(config: ReaderConfig) -> bool:
     return config.max_items is not None or config.max_bytes is not None
+
+
+def shown_limits(config: ReaderConfig) -> str:
+    """The limits of a reader, as its options, for messages."""
+    limits = {"max_items": config.max_items, "max_bytes": config.max_bytes}
+    return ", ".join(f"{name}={limit:,}" for name, limit in limits.items() if limit is not None)

@@ -153,7 +153,7 @@ class Reader:
 
     def evict_waiters(self) -> int:
         """Every waiter gets ``QueueEmpty`` now; returns how many there were."""
-        return self._dispatcher.dismiss(QueueEmpty("the waiters were evicted"))
+        return self._dispatcher.dismiss(QueueEmpty(f"reader {self.full_name}: its waiters were evicted"))
 
     # -- settling -------------------------------------------------------------------------------------------------
 

@@ -154,6 +154,9 @@ class Waiting(Generic[T]):
     def _missed(self, waiter: Waiter) -> None:
         """``waiter`` waited in vain. For counters and hooks; called with no lock held."""
 
+    def _nothing_within(self, timeout: float | None) -> QueueEmpty:
+        return QueueEmpty(f"no item within {timeout} s")
+
     def _wait(self, timeout: float | None, *, peeks: bool = False, waiter: ThreadWaiter | None = None) -> T:
         """Wait in line on this thread. Raises ``QueueEmpty`` after ``timeout`` seconds of real time."""
         if waiter is None:
@@ -165,7 +168,7 @@ class Waiting(Generic[T]):
             if not waiter.wait(timeout):
                 if self._leave(waiter):
                     self._missed(waiter)
-                    raise QueueEmpty(f"nothing arrived within {timeout} s")
+                    raise self._nothing_within(timeout)
                 waiter.wait(None)
             item: T = waiter.result()
         except BaseException:  # also an interrupt: an item on its way here must not be lost
@@ -249,7 +252,7 @@ class Waiting(Generic[T]):
         try:
             waiter.timer = self._clock.call_later(
                 timeout,
-                lambda: self._give_up(waiter, QueueEmpty(f"nothing arrived within {timeout} s")),
+                lambda: self._give_up(waiter, self._nothing_within(timeout)),
                 on_lost=lambda cause: self._give_up(waiter, KestrelError(f"the maintenance thread died: {cause!r}")),
             )
         except BaseException:

@@ -15,7 +15,7 @@ from kestrelpy._journal.format import Entry
 from kestrelpy._process import why_not_wait
 from kestrelpy._reading.backlog import NO_LIMIT
 from kestrelpy._reading.dispatch import Dispatcher
-from kestrelpy._reading.limits import Limited
+from kestrelpy._reading.limits import Limited, shown_limits
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.backpressure import Producer, ProducerTask, ProducerThread, Room
@@ -212,11 +212,11 @@ class PutPath:
         self, refusing: Limited, parcel: Parcel, is_late: bool, patient: Callable[[], object] | None
     ) -> None:
         """Raise ``QueueFull`` for a put that may not wait (any longer), or would wait for ever."""
-        name = refusing.full_name
+        name, limits = refusing.full_name, shown_limits(refusing.config)
         if never_fits(refusing, parcel):
-            raise QueueFull(f"{len(parcel.items)} items at once are above the limits of reader {name!r}", reader=name)
+            raise QueueFull(f"{len(parcel.items)} items exceed the limits of reader {name} ({limits})", reader=name)
         if is_late or (patient is None and refusing.config.full_policy is not FullPolicy.BLOCK):
-            raise QueueFull(f"reader {name!r} is full", reader=name)
+            raise QueueFull(f"reader {name} is full ({limits})", reader=name)
 
     def _wait_for_room(self, parcel: Parcel, producer: ProducerThread) -> range:
         """Wait in line on this thread, then store the put."""

@@ -20,7 +20,7 @@ from kestrelpy import _logging
 from kestrelpy.errors import QueueClosed
 
 
-class Lasting(Protocol):
+class Closeable(Protocol):
     """Something open that has to be notified."""
 
     def close(self) -> None: ...
@@ -32,14 +32,14 @@ class Lasting(Protocol):
         """In a forked child: release everything without disturbing the parent (R26)."""
 
 
-_live: weakref.WeakKeyDictionary[Lasting, bool] = weakref.WeakKeyDictionary()  # whether it has to be closed
+_live: weakref.WeakKeyDictionary[Closeable, bool] = weakref.WeakKeyDictionary()  # whether it has to be closed
 _resets: list[Callable[[], object]] = []
 _guard = threading.Lock()
 _is_ending = False
 _knows_pools = False  # dismiss_all was registered after concurrent.futures.thread had registered what joins its threads
 
 
-def remember(thing: Lasting, *, must_close: bool = True) -> None:
+def remember(thing: Closeable, *, must_close: bool = True) -> None:
     """Close ``thing`` when the interpreter ends, and abandon it in a forked child. ``must_close``: warn at the end if
     nobody has closed it.
     """
@@ -47,7 +47,7 @@ def remember(thing: Lasting, *, must_close: bool = True) -> None:
         _live[thing] = must_close
 
 
-def forget(thing: Lasting) -> None:
+def forget(thing: Closeable) -> None:
     with _guard:
         _live.pop(thing, None)
 
@@ -75,7 +75,7 @@ def dismiss_all() -> None:
     _is_ending = True  # first: a new waiter looks at it after it has entered a line
     error = why_not_wait()
     assert error is not None
-    for thing in _things():
+    for thing in _open_objects():
         try:
             thing._dismiss(error)
         except Exception:
@@ -89,7 +89,7 @@ def close_all() -> None:
     is logged, as no caller can get it. A warning that a filter has made an error is raised once all is closed.
     """
     raised: list[ResourceWarning] = []
-    for thing in _things():
+    for thing in _open_objects():
         try:
             try:
                 if _live.get(thing):
@@ -104,7 +104,7 @@ def close_all() -> None:
         raise raised[0]
 
 
-def _things() -> list[Lasting]:
+def _open_objects() -> list[Closeable]:
     with _guard:
         return list(_live)
 

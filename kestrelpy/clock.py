@@ -257,13 +257,13 @@ class _Timers:
             if timer.on_lost is not None:  # a cancelled one has none
                 self._notify(partial(timer.on_lost, error))
 
-    def _notify(self, news: Callable[[], object]) -> None:
+    def _notify(self, call: Callable[[], object]) -> None:
         try:
             if self._notifier is not None:
                 with contextlib.suppress(RuntimeError):  # no thread can be started
-                    self._notifier.add(0, news, lambda _: news())
+                    self._notifier.add(0, call, lambda _: call())
                     return
-            news()
+            call()
         except BaseException:  # the others have to be notified all the same
             _logging.exception("notifying of a lost maintenance thread failed")
 

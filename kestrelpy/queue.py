@@ -20,7 +20,7 @@ from kestrelpy._disk.interface import Disk, File
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
 from kestrelpy._journal.format import FRAME_BYTES, pack_crc, pack_frame
-from kestrelpy._journal.item_limit import leave_limit
+from kestrelpy._journal.item_limit import write_limit
 from kestrelpy._journal.purpose import kind_of, mark_as_jobs, open_mark
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import ITEM_COST
@@ -179,7 +179,7 @@ class JournaledQueue:
         held, status = self._held, self._status
         files, names = held.files, held.names
         if not self._holds_jobs:
-            leave_limit(files.directory, self.name, names, self.max_item_bytes)
+            write_limit(files.directory, self.name, names, self.max_item_bytes)
             self._inbox = InboxHost(self._puts, files, disk, held.syncing, inbox_interval, quarantine=quarantine)
             self._puts.finish_batch = self._inbox.finish
             self._inbox.open()
@@ -191,7 +191,7 @@ class JournaledQueue:
         files.hold_back(names)
         remember(self)
         if self._registry.may_limit:
-            self._maintenance.look_for_limits()
+            self._maintenance.watch_limits()
         if self._inbox is not None and inbox_interval is not None:
             InboxWatcher.join(self._inbox, disk, self._clock)
 

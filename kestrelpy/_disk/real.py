@@ -143,7 +143,7 @@ def _reset_after_fork() -> None:
 reset_after_fork(_reset_after_fork)
 
 
-def _lacking() -> list[str]:
+def _missing_calls() -> list[str]:
     """The calls that this system lacks and every queue on disk needs. (Windows lacks nearly all of them.)"""
     names = ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "pread", "pwrite", "ftruncate", "fsync")
     relative = (os.open, os.unlink, os.rename, os.stat)
@@ -154,7 +154,7 @@ def _lacking() -> list[str]:
     ]
 
 
-_LACKING = _lacking()
+_MISSING_CALLS = _missing_calls()
 
 
 class RealDirectory:
@@ -306,8 +306,8 @@ class RealDisk:
 
     def directory(self, path: str, *, create: bool = False) -> RealDirectory:
         """Open a folder, after making it and its missing parents (each synced into its own parent, R2) if asked to."""
-        if _LACKING:
-            reason = f"this system has no {', '.join(_LACKING)}: queues on disk need it (Linux and macOS have it)"
+        if _MISSING_CALLS:
+            reason = f"this system has no {', '.join(_MISSING_CALLS)}: queues on disk need it (Linux and macOS have it)"
             raise OSError(errno.ENOSYS, reason, path)
         path = os.path.abspath(path)
         makes = create and not _Descriptor.is_named(path)

@@ -15,7 +15,7 @@ from kestrelpy._journal import format as fmt
 from kestrelpy._journal.checkpoint import known_queue_id
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import (
-    HeadersBehind,
+    HeadersAfter,
     Objection,
     Segment,
     identify,
@@ -26,7 +26,7 @@ from kestrelpy._journal.segment import (
 from kestrelpy.errors import CorruptJournal
 
 
-class Doubt(NamedTuple):
+class NotRetired(NamedTuple):
     """Why a segment is not known to have been retired. ``item_id``: the item that a reader needs of it, if any."""
 
     reason: str
@@ -60,7 +60,7 @@ class SegmentCatalog:
         self.watermark = max((state.watermark for state in self.states), default=0)
         self._numbered: dict[int, list[tuple[Directory, str]]] | None = None
         self._order: list[tuple[int, Directory, str]] = []
-        self._headers_behind = HeadersBehind(0, self._header_at)
+        self._headers_after = HeadersAfter(0, self._header_at)
         self._heads = self._heads_of(self.states)
         self._may_have_moved = True  # whether readers may have moved past the heads in ``_heads``
 
@@ -84,7 +84,7 @@ class SegmentCatalog:
                 found.setdefault(number, []).append((folder, name))
         self._numbered = {number: found[number] for number in sorted(found)}
         self._order = [(number, *place) for number, places in self._numbered.items() for place in places]
-        self._headers_behind = HeadersBehind(len(self._order), self._header_at)
+        self._headers_after = HeadersAfter(len(self._order), self._header_at)
         self._may_have_moved = True
 
     def check_there(self) -> None:
@@ -101,23 +101,23 @@ class SegmentCatalog:
 
     def identify(self, file: File, path: str, name: str, number: int) -> fmt.SegmentHeader | Objection | None:
         """Identify a file by its first bytes; ``None`` for a segment whose creation was abandoned."""
-        return identify(file, path, name, number, self.queue_id, lambda: self.header_behind(number))
+        return identify(file, path, name, number, self.queue_id, lambda: self.header_after(number))
 
     def is_abandoned(self, file: File, segment: Segment) -> bool:
         """Whether the creation of this segment, which has no footer and is not the last one, was abandoned."""
-        return is_abandoned(file, segment.name, segment.number, segment.header, self.header_behind(segment.number))
+        return is_abandoned(file, segment.name, segment.number, segment.header, self.header_after(segment.number))
 
-    def header_behind(self, number: int) -> fmt.SegmentHeader | None:
+    def header_after(self, number: int) -> fmt.SegmentHeader | None:
         """The first whole header of this queue after that number. An archive may have later ones of other queues."""
         self.numbered()
-        return self._headers_behind.first_from(bisect_right(self._order, number, key=_number))
+        return self._headers_after.first_from(bisect_right(self._order, number, key=_number))
 
     def _header_at(self, at: int) -> fmt.SegmentHeader | None:
         number, folder, name = self._order[at]
         header = _header(folder, number, name)
         return header if header is not None and header.queue_id == self.queue_id else None
 
-    def doubt(self, number: int, queue_id: bytes) -> Doubt | None:
+    def doubt(self, number: int, queue_id: bytes) -> NotRetired | None:
         """Why a segment that was there before is not known to have been retired; ``None`` if it is known.
 
         That it is not here proves nothing: this may be another folder than the one where it was seen, or an older copy.
@@ -125,15 +125,17 @@ class SegmentCatalog:
         every reader is past everything before that later segment.
         """
         if self.queue_id != queue_id:
-            return Doubt("another queue of that name is there" if self.queue_id else "nothing of that queue is there")
+            return NotRetired(
+                "another queue of that name is there" if self.queue_id else "nothing of that queue is there"
+            )
         behind = self._behind(number)
         if behind is None:
-            return Doubt("no later segment is there")
+            return NotRetired("no later segment is there")
         heads = [state.head for state in self.states if not state.flags & fmt.FLAG_MARK]
         if not heads:
-            return Doubt("no reader has a checkpoint there that says so")
+            return NotRetired("no reader has a checkpoint there that says so")
         if min(heads) < behind.previous_last_id:
-            return Doubt(f"a reader needs item {min(heads) + 1}; this segment is gone", min(heads) + 1)
+            return NotRetired(f"a reader needs item {min(heads) + 1}; this segment is gone", min(heads) + 1)
         return None
 
     def _behind(self, number: int) -> fmt.SegmentHeader | None:

@@ -124,7 +124,7 @@ def known_queue_id(states: Iterable[fmt.Checkpoint]) -> bytes:
     return next((state.queue_id for state in states if any(state.queue_id)), b"")
 
 
-class SparedFile:
+class FileWithSpare:
     """A file that is replaced as a whole, with zeros after its content, and its spare file (rules 5 and 7).
 
     NOTE ON LOCKING: none of its own; its owner does one thing at a time.
@@ -255,9 +255,9 @@ class CheckpointFile:
     """
 
     def __init__(self, directory: Directory, name: str, second: str = "") -> None:
-        """``second``: see ``SparedFile``."""
+        """``second``: see ``FileWithSpare``."""
         self._directory = directory
-        self._file = SparedFile(directory, name, second)
+        self._file = FileWithSpare(directory, name, second)
         self._size = 0  # where the next state goes; 0: the next save replaces the file
         self._end = 0  # states may be appended up to here
         self._series = 0  # of the states in the file

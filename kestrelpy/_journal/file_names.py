@@ -230,7 +230,7 @@ def ledger_name(queue: str) -> str:
     return f"{queue}.batches"
 
 
-def damaged_memory_name(queue: str, number: int) -> str:
+def damaged_ledger_name(queue: str, number: int) -> str:
     return f"{queue}.{number:013d}.batches.damaged"
 
 

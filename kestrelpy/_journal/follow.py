@@ -220,7 +220,7 @@ class FollowingView(JournalView):
                 self.holes = (*self.holes, (end_id + 1, previous_id, path))
             end_id = segment.last_id
 
-    def whole_to(self, item_id: int, last_id: int) -> int:
+    def last_id_without_hole(self, item_id: int, last_id: int) -> int:
         """The last id up to ``last_id`` before which no segment is missing, for a reader that needs ``item_id``.
 
         Raises ``CorruptJournal`` if ``item_id`` was in a missing segment: a segment that a reader needs is not retired.
@@ -253,7 +253,7 @@ class FollowingView(JournalView):
                 raise
             self._synced_id = max(self._synced_id, tail_id)
 
-    def is_left_alone(self) -> bool:
+    def is_still_there(self) -> bool:
         """Whether the last segment that was seen is still there, and not one of another queue with the same number."""
         if not self.segments:
             return False

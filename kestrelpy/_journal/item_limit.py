@@ -21,7 +21,7 @@ from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal.file_names import limit_name, limits_among
 
 
-def leave_limit(folder: Directory, queue: str, names: Iterable[str], max_item_bytes: int) -> None:
+def write_limit(folder: Directory, queue: str, names: Iterable[str], max_item_bytes: int) -> None:
     """Make known that this owner accepts items of at most ``max_item_bytes``. ``names``: the files in the folder."""
     there = limits_among(names, queue)
     with contextlib.suppress(OSError):

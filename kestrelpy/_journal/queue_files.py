@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Iterator
 from kestrelpy import _logging
 from kestrelpy._disk.interface import Directory, Lock
 from kestrelpy._journal import file_names
-from kestrelpy._journal.checkpoint import BLOCK, FIRST_BLOCKS, CheckpointFile, SparedFile, load_checkpoint
+from kestrelpy._journal.checkpoint import BLOCK, FIRST_BLOCKS, CheckpointFile, FileWithSpare, load_checkpoint
 from kestrelpy._journal.format import Checkpoint
 from kestrelpy.errors import InvalidName, QueueLocked
 
@@ -91,18 +91,18 @@ class QueueFiles:
         mark = file_names.mark_name(self.queue)
         if file_names.temporary_name(mark) not in names:
             with contextlib.suppress(OSError):
-                SparedFile(self.directory, mark).hold(BLOCK)
+                FileWithSpare(self.directory, mark).hold(BLOCK)
         if self._needs_spare(names):
             with contextlib.suppress(QueueLocked), self.guard(wait=False):
                 if self._needs_spare(self.directory.names()):
                     spare = self.checkpoint_file("")
                     spare.hold()
-                    if not self._hold_second():
+                    if not self._reserve_next_spare():
                         spare.hold(FIRST_BLOCKS)
                     with contextlib.suppress(OSError):
                         self.directory.create(file_names.reader_lock_name(self.queue, "")).close()
 
-    def _hold_second(self) -> bool:
+    def _reserve_next_spare(self) -> bool:
         """Hold room for the second file. Returns whether there was any."""
         with contextlib.suppress(OSError):
             file = self.directory.create(self._second)
@@ -117,7 +117,7 @@ class QueueFiles:
         spare = file_names.temporary_name(file_names.checkpoint_name(self.queue, ""))
         return not self.reader_names(names) and spare not in names
 
-    def hand_down(self, reader: str) -> None:
+    def give_spare_to(self, reader: str) -> None:
         """Give what is held for the first reader to this reader, which has another name."""
         with contextlib.suppress(FileNotFoundError):
             self.directory.rename(
@@ -158,7 +158,7 @@ class QueueFiles:
             self._inside.discard(thread)
             left.release()
 
-    def leave_nothing(self) -> None:
+    def unlink_guard_if_last(self) -> None:
         """Under the guard: delete the guard's own file if no other file of this queue, which was erased, is there."""
         guard = file_names.readers_lock_name(self.queue)
         if self._mine() == [guard]:
@@ -262,7 +262,7 @@ class QueueFiles:
                 self.directory.unlink(file_names.reader_lock_name(self.queue, reader))
                 self.directory.unlink(file_names.temporary_name(file_names.checkpoint_name(self.queue, reader)))
 
-    def lowest_head_elsewhere(self, own: set[str], wanted: int, queue_id: bytes) -> int | None:
+    def lowest_head_of_others(self, own: set[str], wanted: int, queue_id: bytes) -> int | None:
         """The lowest durable head of the readers that are not open here; 0 if one has lost its checkpoint; ``None`` if
         there are none. ``wanted``: a lower head is of no use. Call under ``guard``.
         """

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal.checkpoint import BLOCK, SparedFile, field_offset, known_queue_id, load_checkpoint
+from kestrelpy._journal.checkpoint import BLOCK, FileWithSpare, field_offset, known_queue_id, load_checkpoint
 from kestrelpy._journal.file_names import (
     checkpoint_name,
     is_new,
@@ -85,7 +85,7 @@ class Recovery:
         """``names``: the files in the directory. Raises ``CorruptJournal``, ``UnsupportedFormat`` and ``OSError``."""
         found = self._found
         numbered = self._within_reach(segments_among(names, self._queue))
-        found.queue_id = self._whose(numbered)
+        found.queue_id = self._find_queue_id(numbered)
         for state in self._states:
             if state.queue_id == found.queue_id:
                 found.tail_id = max(found.tail_id, state.highest_id)
@@ -102,18 +102,18 @@ class Recovery:
         self._check_ends()
         found.tail_id = max(found.tail_id, found.watermark)
         if found.segments:
-            self._check_reach(found.segments[-1])
+            self._check_tail(found.segments[-1])
         elif found.tail_id:
-            self._check_reach(None)
-        self._put_away()
+            self._check_tail(None)
+        self._remove_abandoned()
         return found
 
-    def _check_reach(self, end: Segment | None) -> None:
+    def _check_tail(self, end: Segment | None) -> None:
         """``end``: the last segment. Raises ``CorruptJournal``, also with quarantine: no record is bad, a claim is."""
         found = self._found
         last_id = end.last_id if end is not None else 0
         last = found.segments[-1] if found.segments else None
-        reason = out_of_reach(found.tail_id, last_id, last)
+        reason = why_tail_impossible(found.tail_id, last_id, last)
         if reason is not None:
             segments = [segment for segment in (last, end) if segment is not None]
             claimed = claimed_at(self._directory, self._queue, found.queue_id, found.tail_id, segments)
@@ -128,7 +128,7 @@ class Recovery:
                 self._damage(name, 0, f"no segment has a number as large as {number}")
         return [(number, name) for number, name in numbered if number <= fmt.LARGEST >> 1]
 
-    def _whose(self, numbered: list[tuple[int, str]]) -> bytes:
+    def _find_queue_id(self, numbered: list[tuple[int, str]]) -> bytes:
         """The queue's id, from its newest segment, or from its checkpoints if there is none; empty for a new queue."""
         newest = first_header(self._directory, reversed(numbered))
         return newest.queue_id if newest is not None else known_queue_id(self._states)
@@ -197,7 +197,7 @@ class Recovery:
         self._none.append((number, name, bool(rest)))
         return None
 
-    def _put_away(self) -> None:
+    def _remove_abandoned(self) -> None:
         """Remove the files that have taken no frame. A file with bytes after its header is kept aside instead (R19). A
         refused opening leaves all of them: their headers are among the reasons.
         """
@@ -291,7 +291,7 @@ class Recovery:
         beyond = self._scan(file, segment)
         found = self._found
         found.tail_id = max(found.tail_id, segment.last_id, beyond)
-        self._check_reach(segment)
+        self._check_tail(segment)
         if found.tail_id > segment.last_id:  # before the footer hides the torn tail: its ids stay used (R17)
             write_mark(self._directory, self._queue, found, segment.last_id)
         if is_new(segment.name):
@@ -350,7 +350,7 @@ class Recovery:
             found.quarantined += found.watermark - last_id
 
 
-def out_of_reach(tail_id: int, last_id: int, last: Segment | None) -> str | None:
+def why_tail_impossible(tail_id: int, last_id: int, last: Segment | None) -> str | None:
     """Why a queue cannot continue after ``tail_id``; ``None`` if it can. No crash loses so many ids, and no queue gives
     out ids so high: items after such an id could not be stored.
 
@@ -392,7 +392,7 @@ def write_mark(directory: Directory, queue: str, found: Recovered, durable_id: i
         released_bytes=0,
         flags=fmt.FLAG_MARK,
     )
-    file = SparedFile(directory, mark_name(queue))
+    file = FileWithSpare(directory, mark_name(queue))
     file.replace(fmt.checkpoint_prefix() + fmt.encode_checkpoint(mark), BLOCK)
     with contextlib.suppress(OSError):
         file.hold(BLOCK)

@@ -290,7 +290,7 @@ def first_header(
     return next((each for each in headers if each is not None and queue_id in (b"", each.queue_id)), None)
 
 
-class HeadersBehind:
+class HeadersAfter:
     """Finds the first whole header after each of ``count`` files; ``read`` reads the header of one of them.
 
     A run of files without a header is searched once, however many of them ask. So no content of a folder makes a walk
@@ -323,7 +323,7 @@ class Listed:
         self.numbered = numbered
         self._directory = directory
         self._queue_id = queue_id
-        self._behind = HeadersBehind(len(numbered), self._header_at)
+        self._behind = HeadersAfter(len(numbered), self._header_at)
 
     def __len__(self) -> int:
         return len(self.numbered)

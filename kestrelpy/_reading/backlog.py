@@ -356,7 +356,7 @@ class Backlog:
         self.take = take
         self.hint = None
 
-    def break_off(self, error: Exception, requeued: Requeued, ahead: dict[int, Entry]) -> None:
+    def fail_waiting(self, error: Exception, requeued: Requeued, ahead: dict[int, Entry]) -> None:
         """Hand out no more items; ``error`` says why. ``requeued`` and ``ahead`` are empty, and made by the caller: an
         allocation here may fail.
         """
@@ -364,7 +364,9 @@ class Backlog:
         self.requeued, self.ahead, self.batch, self.take = requeued, ahead, None, ahead.pop
 
     def abandon(self, error: Exception, line: Line) -> None:
-        """In a forked child: like ``break_off``, with a new lock and a line that no thread of the parent has used."""
+        """In a forked child: like ``fail_waiting``, with a new lock and a line that no thread of the parent has
+        used.
+        """
         self.lock = threading.Lock()
         self.line = line
         self.broken, self.fast = error, False
@@ -392,7 +394,7 @@ class Backlog:
                 del places[item_id]
         held = self.opened.keys() | self.with_hook.keys() | requeued.entries.keys()
         progress.next_id = max(progress.next_id, max(held, default=0) + 1)
-        for first_id, last_id in list(self._strays(held)):
+        for first_id, last_id in list(self._missing_runs(held)):
             item_id = first_id
             while item_id <= last_id:
                 block = source.read(item_id, last_id, BLOCK_BYTES, None)
@@ -410,7 +412,7 @@ class Backlog:
         progress.released_bytes = size - sum(len(item.data) for item in kept)
         progress.released_bytes -= sum(len(entry[0]) for entry in requeued.entries.values())
 
-    def _strays(self, held: set[int]) -> Iterator[tuple[int, int]]:
+    def _missing_runs(self, held: set[int]) -> Iterator[tuple[int, int]]:
         """Runs of ids before ``next_id`` that are neither done nor in ``held``."""
         progress = self.progress
         first_id = 0

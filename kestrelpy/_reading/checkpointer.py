@@ -71,7 +71,7 @@ class Checkpointer:
         gone: list[Waiter] = []
         try:
             try:
-                self.dispatcher.break_off(end, lambda waiters, _: gone.extend(waiters))
+                self.dispatcher.fail_waiting(end, lambda waiters, _: gone.extend(waiters))
                 with self.lock:
                     self.save_alone(durable, ending=True)
             finally:
@@ -192,7 +192,7 @@ class Checkpointer:
         finally:
             if mine:
                 try:
-                    self.dispatcher.break_off(closed)
+                    self.dispatcher.fail_waiting(closed)
                 finally:
                     self._part()
 
@@ -206,7 +206,7 @@ class Checkpointer:
     def orphan(self, error: QueueClosed) -> None:
         """Another process erased the queue: make every later call raise ``error``. ``close`` releases the rest."""
         self._is_unfinished = True
-        self.dispatcher.break_off(error)
+        self.dispatcher.fail_waiting(error)
 
     @property
     def is_half_closed(self) -> bool:

@@ -124,7 +124,7 @@ class DetachedSource:
         """Start again if the queue was erased, and perhaps made again, since the first look. Nothing else shows that
         until this process holds a lock of the queue.
         """
-        if not self._view.is_left_alone():
+        if not self._view.is_still_there():
             self._view.close()
             self._view = FollowingView(self._directory, self.name, self._check_there, self._counter)
             self._look()
@@ -155,7 +155,7 @@ class DetachedSource:
         return self._view.tail_id
 
     def _check_there(self) -> None:
-        if self._registry.is_robbed():
+        if self._registry.is_erased():
             raise QueueClosed(f"queue {self.name!r} was erased")
 
     @contextmanager
@@ -203,7 +203,7 @@ class DetachedSource:
 
     def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, FramePosition] | None) -> Block:
         with self._erasure_noticed():
-            return self._view.read(item_id, self._view.whole_to(item_id, last_id), max_bytes, hint)
+            return self._view.read(item_id, self._view.last_id_without_hole(item_id, last_id), max_bytes, hint)
 
     def is_gap(self, item_id: int) -> bool:
         return self._view.is_gap(item_id)
@@ -300,7 +300,7 @@ class DetachedSource:
     def _lost(self, cause: BaseException) -> None:
         reader = self._reader
         if reader is not None:
-            reader.dispatcher.break_off(KestrelError(f"the maintenance thread died: {cause!r}"))
+            reader.dispatcher.fail_waiting(KestrelError(f"the maintenance thread died: {cause!r}"))
 
     def moved(self) -> None:
         if not self._maintenance_armed:

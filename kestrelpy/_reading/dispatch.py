@@ -520,7 +520,7 @@ class Dispatcher(Waiting[Item]):
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def break_off(self, error: Exception, notify: Notify = fail_all) -> None:
+    def fail_waiting(self, error: Exception, notify: Notify = fail_all) -> None:
         """Make every later call raise ``error``, and fail all waiters with it. May be repeated. ``notify`` gets the
         waiters, for a caller that must not fail them here.
         """
@@ -528,7 +528,7 @@ class Dispatcher(Waiting[Item]):
         requeued, ahead = Requeued(), {}  # type: ignore[var-annotated]
         try:
             with self.backlog.lock:
-                self.backlog.break_off(error, requeued, ahead)
+                self.backlog.fail_waiting(error, requeued, ahead)
                 gone = self._line.drain()  # at once: else the next item would go to one of them
                 self._after_line_locked()
             notify(gone, error)

@@ -28,7 +28,7 @@ from kestrelpy.config import Codec
 from kestrelpy.errors import CorruptJournal
 
 
-class _Errand:
+class _DeferredCall:
     """An entry in ``LocalSource.waiting``: a call for the next thread that serves it."""
 
     def __init__(self, source: LocalSource, what: Callable[[], object]) -> None:
@@ -227,7 +227,7 @@ class LocalSource:
 
     # -- items -------------------------------------------------------------------------------------------------------
 
-    def show_locked(self, first_id: int, entries: list[Entry], size: int) -> None:
+    def publish_locked(self, first_id: int, entries: list[Entry], size: int) -> None:
         """Publish items directly after ``visible_id`` to readers. They have ``size`` bytes together."""
         count = len(entries)
         if self.shared.is_open:
@@ -235,7 +235,7 @@ class LocalSource:
         self.visible_id = first_id + count - 1
 
     def show_batch_locked(self, first_id: int, items: list[bytes], added_ms: int, size: int) -> None:
-        """As ``show_locked``, for a batch of items without an expiry."""
+        """As ``publish_locked``, for a batch of items without an expiry."""
         window = self.shared
         if window.is_open:
             window.batches[first_id] = (first_id, items, added_ms)
@@ -277,7 +277,7 @@ class LocalSource:
         self.visible_id = durable_id
         return True
 
-    def hide_locked(self, first_id: int) -> None:
+    def hide_from_locked(self, first_id: int) -> None:
         """Hide the items from ``first_id`` on, until ``show_hidden_locked``; all items before it are visible. May be
         repeated. Raises ``OSError``, ``CorruptJournal``.
         """
@@ -301,7 +301,7 @@ class LocalSource:
         """Have the next caller of ``wake``, such as a put, call ``what``: the thread that was to do it could not be
         started.
         """
-        self.waiting[_Errand(self, what)] = None
+        self.waiting[_DeferredCall(self, what)] = None
 
     def wake(self) -> None:
         """Serve everything in ``waiting``. Called with no lock held, after every put."""

@@ -208,7 +208,7 @@ class ReaderRegistry:
                 self._check()
             except Exception:
                 with contextlib.suppress(OSError):  # its folder is closed, for example
-                    self.files.leave_nothing()
+                    self.files.unlink_guard_if_last()
                 raise
             yield
 
@@ -218,7 +218,7 @@ class ReaderRegistry:
             self._check()
         except Exception as error:
             try:
-                checkpointer_of(reader).dispatcher.break_off(error)
+                checkpointer_of(reader).dispatcher.fail_waiting(error)
             finally:
                 self.release(reader)
             raise
@@ -305,7 +305,7 @@ class ReaderRegistry:
         try:
             state = self.files.load("", self.source.queue_id)
             if state is None:
-                self.files.hand_down(name)
+                self.files.give_spare_to(name)
                 return self._beginning("earliest")
             queue = self.files.queue
             take_over(
@@ -401,7 +401,7 @@ class ReaderRegistry:
             finally:
                 self.release(reader)
 
-    def is_robbed(self) -> bool:
+    def is_erased(self) -> bool:
         """Whether the lock file of a reader owned here is gone, because the queue was erased."""
         return not all(lock.is_current() for lock in list(self._locks.values()))
 
@@ -457,11 +457,11 @@ class ReaderRegistry:
                 return
 
     def stop(self, error: Exception, notify: Notify) -> None:
-        """From now on, let no reader open here save anything. ``notify``: as ``Dispatcher.break_off``."""
+        """From now on, let no reader open here save anything. ``notify``: as ``Dispatcher.fail_waiting``."""
         self._stopped = error  # before the loop: a save that gets the lock after it sees this
         for reader in self.open.values():
             saver = checkpointer_of(reader)
-            saver.dispatcher.break_off(error, notify)
+            saver.dispatcher.fail_waiting(error, notify)
             with saver.lock:  # wait for a checkpoint that is under way
                 pass
 
@@ -495,7 +495,7 @@ class ReaderRegistry:
                     reader.checkpoint(durable=True)
         with self.files.guard(wait=wait):
             heads = [min(self._durable_head(reader), reader.head) for reader in own]
-            elsewhere = self.files.lowest_head_elsewhere(
+            elsewhere = self.files.lowest_head_of_others(
                 {reader.name for reader in own}, first_last_id, source.queue_id
             )
             if elsewhere is not None:

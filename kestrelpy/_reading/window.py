@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from kestrelpy._journal.format import Entry
 from kestrelpy._journal.segment import ITEM_COST
 
-MOST_GONE = 64
+MAX_STALE_IDS = 64
 """The heap of requeued items may keep this many ids of items that are gone, however few others it has."""
 
 WindowBatch = tuple[int, list[bytes], int]
@@ -121,7 +121,7 @@ class Requeued:
     def add(self, item_id: int, entry: Entry) -> None:
         heappush(self._order, item_id)
         self.entries[item_id] = entry
-        if len(self._order) > 2 * len(self.entries) + MOST_GONE:
+        if len(self._order) > 2 * len(self.entries) + MAX_STALE_IDS:
             self._order = sorted(self.entries)  # a sorted list is a heap
 
     def first(self) -> tuple[int, Entry] | None:

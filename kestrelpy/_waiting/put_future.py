@@ -5,9 +5,9 @@ looks at few of their futures before they are done, so this one makes its condit
 relies on the attributes of ``Future`` that ``asyncio`` and ``concurrent.futures`` share, which have been the same since
 Python 3.2.
 
-NOTE ON LOCKING: ``_making`` guards ``_is_light``, and what ``give`` stores while ``_is_light`` is true. It is a leaf,
-and one lock serves all futures, as it is held for a few stores. It is reentrant: a signal handler may take it again. A
-forked child makes a new one.
+NOTE ON LOCKING: ``_making`` guards ``_has_no_condition``, and what ``give`` stores while ``_has_no_condition`` is true.
+It is a leaf, and one lock serves all futures, as it is held for a few stores. It is reentrant: a signal handler may
+take it again. A forked child makes a new one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PutFuture(Future[T]):
         self._exception = None
         self._waiters = []
         self._done_callbacks: list[Callable[[Future[T]], object]] = []
-        self._is_light = True  # nobody has asked for the condition, so nobody waits, listens or has cancelled
+        self._has_no_condition = True  # nobody has asked for the condition, so nobody waits, listens or has cancelled
 
     def __getattr__(self, name: str) -> Any:
         """Make the condition, when it is first used."""
@@ -43,9 +43,9 @@ class PutFuture(Future[T]):
             raise AttributeError(name)
         condition = threading.Condition()  # before the lock is taken, which is held for a few stores only
         with _making:
-            if self._is_light:
+            if self._has_no_condition:
                 self._condition = condition
-                self._is_light = False
+                self._has_no_condition = False
         return self._condition
 
     def done(self) -> bool:
@@ -58,11 +58,11 @@ class PutFuture(Future[T]):
 
     def claim(self) -> bool:
         """Whether the future may be completed: not if it is completed already, or its holder has cancelled it."""
-        return self._state == _PENDING if self._is_light else claim(self)
+        return self._state == _PENDING if self._has_no_condition else claim(self)
 
     def give(self, result: T) -> None:
         with _making:
-            if self._is_light:
+            if self._has_no_condition:
                 if self._state == _PENDING:
                     self._result = result
                     self._state = _FINISHED

@@ -62,7 +62,7 @@ class Ending:
         self._forget = forget
         self._is_ending = False  # guarded by source.lock: a thread is closing the queue
         self._is_gone = False  # everything is released
-        self.changes_nothing = False
+        self.saves_nothing = False
         """True if closing must save nothing: the journal turned out to be of another kind."""
         self._erases = False  # guarded by source.lock: an erase() is deleting the files, or has deleted them
 
@@ -107,7 +107,7 @@ class Ending:
             self._forget()
             if erase and is_open:
                 self._erase_files(closed, notify)
-            elif state is None and not self.changes_nothing:
+            elif state is None and not self.saves_nothing:
                 self._close_cleanly(closed, notify)
             elif isinstance(state, DurabilityUnknown) and not self._status.is_reported:
                 raise copy_of(state)
@@ -173,7 +173,7 @@ class Ending:
             rest.callback(self._held.files.leave_guard)
             for reader in self._registry.owned():
                 rest.callback(self._registry.release, reader)
-                rest.callback(checkpointer_of(reader).dispatcher.break_off, closed)
+                rest.callback(checkpointer_of(reader).dispatcher.fail_waiting, closed)
             rest.callback(self._dismiss_producers)
             rest.callback(self._cancel_timers)
             rest.callback(self._syncer.commit.notify)

@@ -15,9 +15,9 @@ use the lead passes it on. A thread that has taken out tickets completes them. A
 however its own call ends.
 
 A leader never runs callbacks of users: a callback that waits for a sync would wait for itself. A leader may wake
-threads, as that runs no code of theirs. All other notifications are collected in ``owed``. ``notify`` delivers them
-after the lead has been passed on. The same thread calls ``notify``, or another one if this thread holds locks or syncs
-for every queue.
+threads, as that runs no code of theirs. All other notifications are collected in ``notifications``. ``notify`` delivers
+them after the lead has been passed on. The same thread calls ``notify``, or another one if this thread holds locks or
+syncs for every queue.
 
 NOTE ON LOCKING: ``_lock`` guards the tickets and is a leaf. It is not held during a sync or while a ticket is
 completed.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kestrelpy.clock import Timer
 
     Ticket: TypeAlias = ThreadWaiter | PutFuture[Any]
-    Debt: TypeAlias = tuple[Waiter | PutFuture[Any], Any, BaseException | None]
+    Notification: TypeAlias = tuple[Waiter | PutFuture[Any], Any, BaseException | None]
 
 _DONE, _LEAD = "done", "lead"
 SYNC_FRAMES = 30
@@ -55,12 +55,12 @@ class _Link(ThreadWaiter):
     """
 
     next: _Link | None = None  # set under the lock, in one step with the removal of the ticket
-    news: str | None = None  # set likewise: the value to wake this thread with; None: its ticket was not removed
+    wake_value: str | None = None  # set likewise: the value to wake this thread with; None: its ticket was not removed
 
     def wake_next(self) -> None:
         """Wake the next thread of the chain. May be repeated."""
-        if self.next is not None and self.next.news is not None:
-            self.next.give(self.next.news)
+        if self.next is not None and self.next.wake_value is not None:
+            self.next.give(self.next.wake_value)
 
 
 class GroupCommit:
@@ -88,7 +88,7 @@ class GroupCommit:
         self._tickets: list[tuple[int, Ticket]] = []  # guarded by self._lock
         self._leader: object = None  # guarded by self._lock: the ticket of the thread that leads
         self._error: BaseException | None = None  # guarded by self._lock
-        self.owed: list[Debt] = []  # guarded by self._lock: notifications to deliver
+        self.notifications: list[Notification] = []  # guarded by self._lock: notifications to deliver
         self.notifies = False  # a thread is about to call notify()
         self._runs = False  # a thread is about to call run()
         self.timer: Timer | None = None  # of the next sync in the background; closing the queue cancels it
@@ -137,7 +137,7 @@ class GroupCommit:
             if error is None and not done:
                 self._tickets.append((item_id, ticket))
         if error is not None or done:
-            _pay([(ticket, item_id, None if done else error)])
+            _deliver([(ticket, item_id, None if done else error)])
         elif soon and leader is None:
             try:
                 self._schedule_once()
@@ -206,35 +206,36 @@ class GroupCommit:
             _complete(left, error)
             raise
 
-    def owe(self, waiters: list[Waiter], error: BaseException) -> None:
+    def add_notifications(self, waiters: list[Waiter], error: BaseException) -> None:
         """Let the next ``notify`` fail these waiters with ``error``. May be repeated."""
-        debts: list[Debt] = [(waiter, None, error) for waiter in waiters]
+        added: list[Notification] = [(waiter, None, error) for waiter in waiters]
         with self._lock:
-            self.owed += debts
+            self.notifications += added
 
     def notify(self) -> None:
-        """Deliver the notifications in ``owed``, and serve consumers that wait for items which are durable now.
+        """Deliver the notifications in ``notifications``, and serve consumers that wait for items which are durable
+        now.
 
         This runs callbacks of users. So call it with no lock held, and not while leading.
         """
-        owed: list[Debt] = []
+        notifications: list[Notification] = []
         self.notifies = False
         try:
             try:
-                if self.owed:  # a thread that adds to it from here on calls notify() itself
+                if self.notifications:  # a thread that adds to it from here on calls notify() itself
                     with self._lock:
-                        owed, self.owed = self.owed, owed
+                        notifications, self.notifications = self.notifications, notifications
                 self._serve()
             finally:
-                _pay(owed)
+                _deliver(notifications)
         except BaseException:
-            _pay(owed)
+            _deliver(notifications)
             raise
 
     @property
-    def is_silent(self) -> bool:
+    def needs_notify(self) -> bool:
         """True if there are notifications to deliver, and no thread is about to deliver them."""
-        return bool(self.owed) and not self.notifies
+        return bool(self.notifications) and not self.notifies
 
     def _notify(self, holding: bool) -> None:
         if holding:
@@ -264,7 +265,7 @@ class GroupCommit:
         self._notify(holding)
 
     def _complete_through(self, durable_id: int, leader: object = None) -> None:
-        """Wake the threads whose items are durable, and add the other notifications to ``owed``."""
+        """Wake the threads whose items are durable, and add the other notifications to ``notifications``."""
         covered: list[tuple[int, Ticket]] = []
         try:
             with self._lock:
@@ -280,14 +281,15 @@ class GroupCommit:
             raise
 
     def _take_covered_locked(self, leader: object = None) -> list[tuple[int, Ticket]]:
-        """Take out the tickets of durable items. Returns the threads to wake, and adds all other tickets to ``owed``.
+        """Take out the tickets of durable items. Returns the threads to wake, and adds all other tickets to
+        ``notifications``.
 
         If ``leader`` has the lead, it passes to the first waiting thread that may be in a chain; that one is returned,
         too.
         """
         covered: list[tuple[int, Ticket]] = []
         left: list[tuple[int, Ticket]] = []
-        owed: list[Debt] = []
+        notifications: list[Notification] = []
         for entry in self._tickets:
             item_id, ticket = entry
             if item_id > self.durable_id:
@@ -295,26 +297,28 @@ class GroupCommit:
             elif isinstance(ticket, ThreadWaiter):
                 covered.append(entry)
             else:
-                owed.append((ticket, item_id, None))
-        heir = None
+                notifications.append((ticket, item_id, None))
+        next_leader = None
         if leader is not None and self._leader is leader:
-            heir = next((ticket for _, ticket in left if isinstance(ticket, _Link)), None)
-        if heir is not None:
-            left = _without(left, heir)
-            covered.insert(len(covered) // 2, (0, heir))
-        _chain(covered, heir)
-        self.owed += owed  # from here on there is no call, and so no interrupt
+            next_leader = next((ticket for _, ticket in left if isinstance(ticket, _Link)), None)
+        if next_leader is not None:
+            left = _without(left, next_leader)
+            covered.insert(len(covered) // 2, (0, next_leader))
+        _chain(covered, next_leader)
+        self.notifications += notifications  # from here on there is no call, and so no interrupt
         self._tickets = left
-        if heir is not None:
-            heir.news = _LEAD
-            self._leader = heir
+        if next_leader is not None:
+            next_leader.wake_value = _LEAD
+            self._leader = next_leader
         return covered
 
     def _take_left_locked(self, error: BaseException) -> list[tuple[int, Ticket]]:
-        """Take out all tickets. Returns those of threads; for the others, adds ``error`` to ``owed``."""
+        """Take out all tickets. Returns those of threads; for the others, adds ``error`` to ``notifications``."""
         threads = [entry for entry in self._tickets if isinstance(entry[1], ThreadWaiter)]
-        owed: list[Debt] = [(each, None, error) for _, each in self._tickets if not isinstance(each, ThreadWaiter)]
-        self.owed += owed  # no call from here on
+        notifications: list[Notification] = [
+            (each, None, error) for _, each in self._tickets if not isinstance(each, ThreadWaiter)
+        ]
+        self.notifications += notifications  # no call from here on
         self._tickets = []
         return threads
 
@@ -331,7 +335,7 @@ class GroupCommit:
 
         If no thread waits but other tickets are left, another thread is made to sync for them.
         """
-        heir: Ticket | None = None
+        next_leader: Ticket | None = None
         try:
             with self._lock:
                 if self._leader is not leader:
@@ -340,18 +344,18 @@ class GroupCommit:
                     self._leader = None
                     return
                 others = _without(self._tickets, leader)
-                heir = next((ticket for _, ticket in others if isinstance(ticket, ThreadWaiter)), None)
-                left = _without(others, heir)
-                self._tickets, self._leader = left, heir
-            if heir is not None:
-                heir.give(_LEAD)
+                next_leader = next((ticket for _, ticket in others if isinstance(ticket, ThreadWaiter)), None)
+                left = _without(others, next_leader)
+                self._tickets, self._leader = left, next_leader
+            if next_leader is not None:
+                next_leader.give(_LEAD)
             elif self._tickets:
                 self.sync_soon()
         except BaseException:
             if self._leader is leader:
                 self._pass_on(leader)
-            elif heir is not None:
-                heir.give(_LEAD)
+            elif next_leader is not None:
+                next_leader.give(_LEAD)
             elif self._tickets:
                 self.sync_soon()
             raise
@@ -368,15 +372,15 @@ def _without(tickets: list[tuple[int, Ticket]], gone: object) -> list[tuple[int,
     return [entry for entry in tickets if entry[1] is not gone]
 
 
-def _chain(covered: list[tuple[int, Ticket]], heir: _Link | None) -> None:
-    """Link the threads of ``covered``, each to the next. ``heir`` is the next leader."""
+def _chain(covered: list[tuple[int, Ticket]], next_leader: _Link | None) -> None:
+    """Link the threads of ``covered``, each to the next. ``next_leader`` is the next leader."""
     before: _Link | None = None
     for _, ticket in covered:
         if isinstance(ticket, _Link):
             if before is not None:
                 before.next = ticket
-            if ticket is not heir:
-                ticket.news = _DONE
+            if ticket is not next_leader:
+                ticket.wake_value = _DONE
             before = ticket
 
 
@@ -392,16 +396,16 @@ def _complete(tickets: list[tuple[int, Ticket]], error: BaseException | None = N
         if error is not None:
             ticket.fail(copy_of(error))
         else:
-            ticket.give(ticket.news if isinstance(ticket, _Link) else _DONE)
+            ticket.give(ticket.wake_value if isinstance(ticket, _Link) else _DONE)
 
 
-def _pay(owed: list[Debt]) -> None:
+def _deliver(notifications: list[Notification]) -> None:
     """Deliver each notification, even if callbacks of users raise. Raises the last of these exceptions at the end.
 
     May be repeated.
     """
     raised: BaseException | None = None
-    for ticket, result, error in owed:
+    for ticket, result, error in notifications:
         try:
             if ticket.claim():
                 if error is None:

@@ -43,7 +43,7 @@ class Maintenance:
             self._room.ring_first()
         self.arm()
 
-    def look_for_limits(self) -> None:
+    def watch_limits(self) -> None:
         """Every ``interval`` seconds, look for readers that another process made or dropped, and pass over producers
         in line that do not come. Called for a queue with limits. The timer holds a weak reference only, so it does not
         keep alive a queue that nobody has.
@@ -58,14 +58,14 @@ class Maintenance:
         try:
             self._clock.call_later(self._interval, look, on_lost=look)
         except RuntimeError:  # no thread can be started
-            self._source.leave(self.look_for_limits)
+            self._source.leave(self.watch_limits)
 
     def _look(self) -> None:
         if self._status.error is None:
             if self._registry.refresh_limits():
                 self._room.ring_first()
             self._room.pass_over()
-            self.look_for_limits()
+            self.watch_limits()
 
     def arm(self) -> None:
         """Schedule ``_maintain`` to run after ``interval`` seconds. If no thread can be started for it, the next put or

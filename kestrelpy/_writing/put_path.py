@@ -40,7 +40,7 @@ hook again.
 """
 
 
-class Parcel(NamedTuple):
+class PutRequest(NamedTuple):
     """The items of one put, and their expiry."""
 
     items: list[bytes]
@@ -48,10 +48,10 @@ class Parcel(NamedTuple):
     expires_at_ms: int | None
 
 
-def never_fits(reader: Limited, parcel: Parcel) -> bool:
+def never_fits(reader: Limited, request: PutRequest) -> bool:
     """True if the reader would refuse the put even when empty. An empty reader takes any number of bytes."""
     config = reader.config
-    return (config.max_items is not None and len(parcel.items) > config.max_items) or config.max_bytes == 0
+    return (config.max_items is not None and len(request.items) > config.max_items) or config.max_bytes == 0
 
 
 def is_open_here(reader: Limited) -> bool:
@@ -160,9 +160,9 @@ class PutPath:
         if plain and timeout == 0 and len(values) == 1 and type(values[0]) is bytes:
             return self._store_plain(values[0])
         check_timeout(timeout)
-        parcel = Parcel(encode_items(values, self._codec, self.max_item_bytes), expires_in, expires_at_ms)
-        answer = self._offer(parcel, timeout, patient)
-        return answer if isinstance(answer, range) else self._wait_for_room(parcel, ProducerThread(timeout, patient))
+        request = PutRequest(encode_items(values, self._codec, self.max_item_bytes), expires_in, expires_at_ms)
+        answer = self._offer(request, timeout, patient)
+        return answer if isinstance(answer, range) else self._wait_for_room(request, ProducerThread(timeout, patient))
 
     def _store_plain(self, data: bytes) -> range:
         """``_store`` for one item of ``bytes``, with no codec, limit or expiry: it needs journal and window only."""
@@ -178,7 +178,7 @@ class PutPath:
                 if self.status.sync_seconds == 0:
                     source.pending.append((item_id, (data, added_ms, None)))
                 else:
-                    source.show_locked(item_id, [(data, added_ms, None)], len(data))
+                    source.publish_locked(item_id, [(data, added_ms, None)], len(data))
                 if not self.status.sync_armed:
                     self.syncer.arm()
         except DurabilityUnknown as error:
@@ -190,17 +190,17 @@ class PutPath:
 
     # -- room --------------------------------------------------------------------------------------------------------
 
-    def _offer(self, parcel: Parcel, timeout: float | None, patient: Callable[[], object] | None) -> range | None:
+    def _offer(self, request: PutRequest, timeout: float | None, patient: Callable[[], object] | None) -> range | None:
         """Store the put if there is room and no earlier producer waits; else return ``None``, and the put must wait.
 
         A put that may not wait ignores the line: it takes the room that there is. Raises ``QueueFull``.
         """
         may_wait = timeout != 0 and bool(self._room)
-        answer = self._admit(parcel, in_turn=not (may_wait and self._may_wait(patient)))
+        answer = self._admit(request, in_turn=not (may_wait and self._may_wait(patient)))
         if isinstance(answer, range):
             return answer
         if answer is not None:
-            self._check_worth_waiting(answer, parcel, timeout == 0, patient)
+            self._check_worth_waiting(answer, request, timeout == 0, patient)
         return None
 
     def _may_wait(self, patient: Callable[[], object] | None) -> bool:
@@ -209,22 +209,22 @@ class PutPath:
         )
 
     def _check_worth_waiting(
-        self, refusing: Limited, parcel: Parcel, is_late: bool, patient: Callable[[], object] | None
+        self, refusing: Limited, request: PutRequest, is_late: bool, patient: Callable[[], object] | None
     ) -> None:
         """Raise ``QueueFull`` for a put that may not wait (any longer), or would wait for ever."""
         name, limits = refusing.full_name, shown_limits(refusing.config)
-        if never_fits(refusing, parcel):
-            raise QueueFull(f"{len(parcel.items)} items exceed the limits of reader {name} ({limits})", reader=name)
+        if never_fits(refusing, request):
+            raise QueueFull(f"{len(request.items)} items exceed the limits of reader {name} ({limits})", reader=name)
         if is_late or (patient is None and refusing.config.full_policy is not FullPolicy.BLOCK):
             raise QueueFull(f"reader {name} is full ({limits})", reader=name)
 
-    def _wait_for_room(self, parcel: Parcel, producer: ProducerThread) -> range:
+    def _wait_for_room(self, request: PutRequest, producer: ProducerThread) -> range:
         """Wait in line on this thread, then store the put."""
         room = self._room
         try:
             try:
                 while True:  # and no condition: docs/interrupts.md, rule 3
-                    ids = self._look_for_room(parcel, producer)
+                    ids = self._look_for_room(request, producer)
                     if isinstance(ids, range):
                         break
                     producer.sleep(ids)
@@ -235,7 +235,7 @@ class PutPath:
             raise
         return ids
 
-    def _look_for_room(self, parcel: Parcel, producer: Producer) -> range | float | None:
+    def _look_for_room(self, request: PutRequest, producer: Producer) -> range | float | None:
         """Store the put if it is the producer's turn and there is room; returns its ids.
 
         Else returns after how many seconds the producer looks again (``None``: only when rung). Raises ``QueueFull``.
@@ -256,15 +256,15 @@ class PutPath:
             watched = producer.watched
             if isinstance(watched, Dispatcher):
                 watched.backlog.may_skip_notify = False  # the reader's next commit rings the line
-            answer = self._admit(parcel, in_turn=True, producer=producer)
+            answer = self._admit(request, in_turn=True, producer=producer)
             if answer is None or isinstance(answer, range):
                 return answer
-            self._check_worth_waiting(answer, parcel, is_late, producer.check)
+            self._check_worth_waiting(answer, request, is_late, producer.check)
             if answer is watched:
-                return self._rings_for(answer, producer)
+                return self._recheck_after(answer, producer)
             producer.watched = answer
 
-    def _rings_for(self, refusing: Limited, producer: Producer) -> float | None:
+    def _recheck_after(self, refusing: Limited, producer: Producer) -> float | None:
         """After how many seconds ``producer`` looks again by itself; ``None`` if somebody will ring for certain."""
         pending = bool(self.source.pending)  # before expires_in(), which counts the items that are no longer pending
         if not isinstance(refusing, Dispatcher) or not is_open_here(refusing):
@@ -279,7 +279,7 @@ class PutPath:
             return LOOK_SECONDS
         return HOOK_SECONDS if refusing.hooks.failed else None
 
-    def _admit(self, parcel: Parcel, *, in_turn: bool, producer: Producer | None = None) -> range | Limited | None:
+    def _admit(self, request: PutRequest, *, in_turn: bool, producer: Producer | None = None) -> range | Limited | None:
         """Store the put if there is room and it is its turn; returns its ids.
 
         Returns ``None`` if there is room but it is not its turn, else the reader that refuses. ``producer``: the
@@ -287,13 +287,13 @@ class PutPath:
         """
         if self.status.is_unfinished:
             self.finish_batch()
-        answer = self._append_if_room(parcel, in_turn)
+        answer = self._append_if_room(request, in_turn)
         if not isinstance(answer, range) and answer is not None:
-            self._discard_expired(parcel)
-            answer = self._append_if_room(parcel, in_turn)
+            self._discard_expired(request)
+            answer = self._append_if_room(request, in_turn)
         if not (isinstance(answer, range) or answer is None or is_open_here(answer)):
             self.registry.refresh_limits()  # read that reader's state on disk again before it refuses a put
-            answer = self._append_if_room(parcel, in_turn)
+            answer = self._append_if_room(request, in_turn)
         if isinstance(answer, range):
             if producer is not None:
                 self._room.leave(producer)  # before any callback: a callback may put, and would wait in line after it
@@ -302,42 +302,42 @@ class PutPath:
                 self.source.wake()
         return answer
 
-    def _append_if_room(self, parcel: Parcel, in_turn: bool) -> range | Limited | None:
+    def _append_if_room(self, request: PutRequest, in_turn: bool) -> range | Limited | None:
         try:
             with self.source.lock:
                 self.status.check_usable()
-                refusing = self._who_refuses(parcel)
+                refusing = self._who_refuses(request)
                 if refusing is None and in_turn:
-                    return self._append_locked(*parcel)
+                    return self._append_locked(*request)
         except DurabilityUnknown as error:
             self.syncer.fail(error, reported=True)
             raise
         return refusing
 
-    def _who_refuses(self, parcel: Parcel) -> Limited | None:
+    def _who_refuses(self, request: PutRequest) -> Limited | None:
         """A reader that has no room for the put, or ``None``. A reader whose policy is not ``BLOCK`` comes first."""
         refusing: Limited | None = None
         for reader in self.registry.limited:
-            if self._is_refused(reader, parcel):
+            if self._is_refused(reader, request):
                 if reader.config.full_policy is not FullPolicy.BLOCK:
                     return reader
                 refusing = refusing or reader
         return refusing
 
-    def _discard_expired(self, parcel: Parcel) -> None:
+    def _discard_expired(self, request: PutRequest) -> None:
         """Discard the expired items of readers that refuse the put. The items' hooks run outside the lock.
 
         Where discarding fails, expired items still count against the limits.
         """
         for reader in self.registry.limited:
-            if isinstance(reader, Dispatcher) and self._is_refused(reader, parcel):
+            if isinstance(reader, Dispatcher) and self._is_refused(reader, request):
                 with contextlib.suppress(KestrelError, OSError):
                     reader.discard_expired(NO_LIMIT)
 
-    def _is_refused(self, reader: Limited, parcel: Parcel) -> bool:
+    def _is_refused(self, reader: Limited, request: PutRequest) -> bool:
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
             return False
-        items = parcel.items
+        items = request.items
         count = len(items)
         if count == 1 or reader.config.max_bytes is None:
             return not self.fits(reader, count)
@@ -374,7 +374,7 @@ class PutPath:
             if self.status.sync_seconds == 0:
                 self.source.hold_locked(ids[0], entries)
             else:
-                self.source.show_locked(ids[0], entries, journal.total_bytes - before)
+                self.source.publish_locked(ids[0], entries, journal.total_bytes - before)
         if not self.status.sync_armed:
             self.syncer.arm()
         return ids
@@ -448,17 +448,17 @@ class PutPath:
         try:
             if not self.registry.limited:  # then there is no room to wait for
                 return self._store([value], expires_in, expires_at_ms, 0)[0]
-            parcel = Parcel(encode_items([value], self._codec, self.max_item_bytes), expires_in, expires_at_ms)
-            ids = self._offer(parcel, timeout, patient)
+            request = PutRequest(encode_items([value], self._codec, self.max_item_bytes), expires_in, expires_at_ms)
+            ids = self._offer(request, timeout, patient)
         except BaseException:
             self.recover()
             raise
         if ids is None:
             producer = ProducerTask(asyncio.get_running_loop(), self.clock, timeout, patient)
-            ids = await self._wait_in_task(parcel, producer)
+            ids = await self._wait_in_task(request, producer)
         return ids[0]
 
-    async def _wait_in_task(self, parcel: Parcel, producer: ProducerTask) -> range:
+    async def _wait_in_task(self, request: PutRequest, producer: ProducerTask) -> range:
         """``_wait_for_room`` for asyncio.
 
         An exception from outside (a cancelled or garbage-collected task) strikes while the task sleeps, when nothing is
@@ -468,7 +468,7 @@ class PutPath:
             producer.start(self.syncer.lose_thread)
             while True:
                 try:
-                    ids = self._look_for_room(parcel, producer)
+                    ids = self._look_for_room(request, producer)
                 except BaseException:
                     self.recover()
                     raise

@@ -97,7 +97,7 @@ class Syncer:
         If no thread can be started, the next call that syncs and holds no lock delivers them.
         """
         commit = self.commit
-        if commit.notifies or not (commit.owed or self._source.waiting or self._registry.limited):
+        if commit.notifies or not (commit.notifications or self._source.waiting or self._registry.limited):
             return
         try:
             commit.notifies = True
@@ -155,7 +155,7 @@ class Syncer:
 
     def _is_behind(self) -> bool:
         commit = self.commit
-        return self._status.error is None and (self._journal.tail_id > commit.durable_id or commit.is_silent)
+        return self._status.error is None and (self._journal.tail_id > commit.durable_id or commit.needs_notify)
 
     def fail(self, error: DurabilityUnknown, *, reported: bool = False) -> None:
         """Fail the queue after a failed sync, until it is reopened (R9). With no lock held."""
@@ -179,7 +179,7 @@ class Syncer:
         self._room.ring_all()
         self.commit.fail(kept)
         for reader in self._registry.open.values():
-            checkpointer_of(reader).dispatcher.break_off(kept, self.commit.owe)
+            checkpointer_of(reader).dispatcher.fail_waiting(kept, self.commit.add_notifications)
 
     def lose_thread(self, _cause: BaseException) -> None:
         """Fail the queue: the thread that syncs, or the one that saves and retires, has died (R30)."""

@@ -14,7 +14,7 @@ from kestrelpy._journal.format import FORMAT_VERSION, LARGEST
 from kestrelpy._value import Value
 
 BATCH_MAGIC = b"KSTRLBAT"
-MEMORY_MAGIC = b"KSTRLMEM"
+LEDGER_MAGIC = b"KSTRLMEM"
 MAX_APP_ID_BYTES = 500
 MOST_APP_IDS = 10_000
 """The ledger remembers the version of this many app_ids: those used last."""
@@ -193,13 +193,13 @@ def _text(data: bytes) -> str | None:
 # -- the ledger ------------------------------------------------------------------------------------------------------
 
 
-def encode_memory(state: LedgerState, intent: Intent | None) -> bytes:
+def encode_ledger(state: LedgerState, intent: Intent | None) -> bytes:
     """Encode a whole ledger: ``state``, with ``intent`` in place of the intent of ``state``."""
     records = [_record(_VERSION.pack(_IS_VERSION, version) + key.encode()) for key, version in state.versions.items()]
     records += [encode_done(batch_id, number, "", 0) for batch_id, number in state.finished.items()]
     if intent is not None:
         records.append(encode_intent(intent))
-    return _PREFIX.pack(MEMORY_MAGIC, FORMAT_VERSION) + b"".join(records)
+    return _PREFIX.pack(LEDGER_MAGIC, FORMAT_VERSION) + b"".join(records)
 
 
 def encode_intent(intent: Intent) -> bytes:
@@ -214,7 +214,7 @@ def encode_done(batch_id: bytes, number: int, app_id: str, version: int) -> byte
 def decode_memory(data: bytes) -> tuple[LedgerState, int]:
     """Decode a ledger. Returns its state and where its last whole record ends; 0 if the prefix is not valid."""
     state = LedgerState()
-    if file_version(data, MEMORY_MAGIC) != FORMAT_VERSION:
+    if file_version(data, LEDGER_MAGIC) != FORMAT_VERSION:
         return state, 0
     at = _PREFIX.size
     while (body := _body_at(data, at)) is not None and _apply(state, body):

@@ -132,13 +132,13 @@ class InboxHost:
         journal.durable_id = max(journal.durable_id, tail_id)
         self._source.show_durable_locked(tail_id, journal.total_bytes)
 
-    def hide_locked(self, first_id: int) -> None:
+    def hide_from_locked(self, first_id: int) -> None:
         status = self._status
         status.is_unfinished, status.fast = True, False
-        self._source.hide_locked(first_id)
+        self._source.hide_from_locked(first_id)
         self.journal.allow()
 
-    def show_locked(self) -> None:
+    def publish_locked(self) -> None:
         status = self._status
         self.journal.allow()
         self._source.show_hidden_locked()
@@ -180,7 +180,7 @@ class InboxHost:
         except (KestrelError, OSError) as error:
             if isinstance(error, DurabilityUnknown):
                 raise
-            self._say()
+            self._log_failure()
         self._note()
 
     def _look(self) -> Ingest | None:
@@ -262,9 +262,9 @@ class InboxHost:
         except (QueueClosed, ForkedQueue, DurabilityUnknown):
             return  # the next call raises it
         except (KestrelError, OSError):
-            self._say()
+            self._log_failure()
 
-    def _say(self) -> None:
+    def _log_failure(self) -> None:
         if not self._was_logged:
             self._was_logged = True
             _logging.warning("the inbox of queue %s can't be ingested now; it is tried again", self.name, error=True)

@@ -54,14 +54,14 @@ class Host(Protocol):
     def sync_locked(self) -> None:
         """Sync the journal: return when all of it is on disk. Raises ``DurabilityUnknown``."""
 
-    def hide_locked(self, first_id: int) -> None:
+    def hide_from_locked(self, first_id: int) -> None:
         """Hide all items from ``first_id`` on from readers. May be repeated."""
 
-    def show_locked(self) -> None:
+    def publish_locked(self) -> None:
         """Show all items to readers. All of them are on disk."""
 
     def refuse_locked(self, error: Exception) -> None:
-        """Make puts raise ``error`` until the next call of ``hide_locked`` or ``show_locked``."""
+        """Make puts raise ``error`` until the next call of ``hide_from_locked`` or ``publish_locked``."""
 
 
 class Ingest:
@@ -77,7 +77,7 @@ class Ingest:
         self._host = host
         self._memory = IngestLedger(folder, queue, host.now_ms())
         self._intent: Intent | None = None
-        self._sound: set[bytes] = set()  # batches that were checked and wait for room
+        self._checked: set[bytes] = set()  # batches that were checked and wait for room
         self.unfinished: PublishedBatch | None = None
         self.refused = len(file_names.refused_among(folder.names(), queue))
 
@@ -96,7 +96,7 @@ class Ingest:
             return
         there = self._count_there(intent) if intent.queue_id == journal.queue_id else 0
         batch = self._published(intent)
-        objection = None if there >= intent.items else self._objection(batch)
+        objection = None if there >= intent.items else self._why_refused(batch)
         if there <= 0 and (objection is not None or intent.queue_id != journal.queue_id):
             self._memory.give_up()  # the next look at the batch decides what becomes of it
             return
@@ -112,7 +112,7 @@ class Ingest:
             return
         self.unfinished, self._intent = batch, intent
         with self._host.lock():
-            self._host.hide_locked(intent.first_id)
+            self._host.hide_from_locked(intent.first_id)
 
     def _published(self, intent: Intent) -> PublishedBatch | None:
         batch = read_batch(self._folder, file_names.batch_name(self._queue, intent.number))
@@ -196,16 +196,16 @@ class Ingest:
                     self._memory.settle()
                     self._clear(batch)
                     continue
-                objection = None if batch.batch_id in self._sound else self._objection(batch)
+                objection = None if batch.batch_id in self._checked else self._why_refused(batch)
                 if objection is None:
-                    self._sound.add(batch.batch_id)
+                    self._checked.add(batch.batch_id)
                     if not self._begin(batch):
                         break
                     taken += batch.items
                     continue
             else:
                 objection = "this is not a published batch"
-            self._put_aside(name, objection)
+            self._refuse(name, objection)
         return taken
 
     def finish(self) -> int:
@@ -214,11 +214,11 @@ class Ingest:
         if batch is None or intent is None:
             return 0
         with self._host.lock():
-            self._go_on_locked(batch, intent)
+            self._resume_locked(batch, intent)
         self._clear(batch)
         return batch.items
 
-    def _objection(self, batch: PublishedBatch | None) -> str | None:
+    def _why_refused(self, batch: PublishedBatch | None) -> str | None:
         """Why the batch can never be ingested; ``None`` if it can. Raises ``OSError`` for errors that may pass."""
         if batch is None:
             return "the published batch is missing"
@@ -240,7 +240,7 @@ class Ingest:
                 return f"an item of {largest:,} bytes is larger than max_item_bytes={most:,}"
         return None
 
-    def _put_aside(self, name: str, objection: str) -> None:
+    def _refuse(self, name: str, objection: str) -> None:
         number = file_names.batches_among([name], self._queue)[0][0]
         _logging.warning("%s/%s can't be ingested, and is kept as .refused: %s", self._folder.path, name, objection)
         with contextlib.suppress(FileNotFoundError):
@@ -260,17 +260,17 @@ class Ingest:
             journal = host.journal
             first_id, base_items = journal.tail_id + 1, journal.tail_id - journal.missing
             about = batch.batch_id, journal.queue_id, batch.number
-            self._go_on_locked(batch, Intent(*about, first_id, base_items, batch.items, batch.version, batch.app_id))
-        self._sound.discard(batch.batch_id)
+            self._resume_locked(batch, Intent(*about, first_id, base_items, batch.items, batch.version, batch.app_id))
+        self._checked.discard(batch.batch_id)
         self._clear(batch)
         return True
 
-    def _go_on_locked(self, batch: PublishedBatch, intent: Intent) -> None:
+    def _resume_locked(self, batch: PublishedBatch, intent: Intent) -> None:
         """Append the missing items of the batch, sync them, and record on disk that the batch was ingested."""
         host, memory = self._host, self._memory
         try:
             self.unfinished, self._intent = batch, intent
-            host.hide_locked(intent.first_id)
+            host.hide_from_locked(intent.first_id)
             memory.begin(intent)
             self._append_rest(batch, self._count_there(intent))
             host.sync_locked()
@@ -278,14 +278,14 @@ class Ingest:
         except BaseException as error:
             if memory.state.intent is None and not memory.is_unsure:  # nothing was begun, so nothing has changed
                 self.unfinished = self._intent = None
-                host.show_locked()
+                host.publish_locked()
             else:
                 host.refuse_locked(error if isinstance(error, Exception) else QueueFull("ingesting a batch: retry"))
             if isinstance(error, OSError) and not isinstance(error, KestrelError) and error.errno in NO_ROOM:
                 raise QueueDiskFull(self._folder.path) from error
             raise
         self.unfinished = self._intent = None
-        host.show_locked()
+        host.publish_locked()
 
     def _append_rest(self, batch: PublishedBatch, there: int) -> None:
         journal, added_ms = self._host.journal, self._host.now_ms()

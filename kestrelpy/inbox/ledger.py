@@ -19,7 +19,7 @@ from kestrelpy._journal.format import FORMAT_VERSION
 from kestrelpy.errors import UnsupportedFormat
 from kestrelpy.inbox.format import (
     BATCH_MAGIC,
-    MEMORY_MAGIC,
+    LEDGER_MAGIC,
     Intent,
     LedgerState,
     PublishedBatch,
@@ -27,7 +27,7 @@ from kestrelpy.inbox.format import (
     decode_memory,
     encode_done,
     encode_intent,
-    encode_memory,
+    encode_ledger,
     file_version,
     whole_record_behind,
 )
@@ -67,11 +67,11 @@ def read_batch(folder: Directory, name: str) -> PublishedBatch | None:
     return decode_batch_file(data)
 
 
-def read_memory(folder: Directory, queue: str) -> tuple[LedgerState, int, bytes]:
+def read_ledger(folder: Directory, queue: str) -> tuple[LedgerState, int, bytes]:
     """Read the ledger: its state, where its last whole record ends, and its bytes. Raises ``UnsupportedFormat``."""
     name = file_names.ledger_name(queue)
     data = read_file(folder, name) or b""
-    version = file_version(data, MEMORY_MAGIC)
+    version = file_version(data, LEDGER_MAGIC)
     if version is not None and version > FORMAT_VERSION:
         raise UnsupportedFormat(f"{folder.path}/{name}", version, FORMAT_VERSION)
     return *decode_memory(data), data
@@ -93,14 +93,14 @@ class IngestLedger:
         self.is_unsure = False
         self.state = LedgerState()
         try:
-            self.state, end, data = read_memory(folder, queue)
+            self.state, end, data = read_ledger(folder, queue)
             is_damaged = bool(data) and (not end or whole_record_behind(data, end))
         except OSError as error:
             if error.errno not in FOREIGN:
                 raise
             is_damaged = True
         if is_damaged:
-            aside = file_names.damaged_memory_name(queue, now_ms)
+            aside = file_names.damaged_ledger_name(queue, now_ms)
             _logging.warning("%s/%s is damaged and kept as %s: batches are forgotten", folder.path, self._name, aside)
             folder.rename(self._name, aside)
 
@@ -140,7 +140,7 @@ class IngestLedger:
         if at and self.is_durable and at + len(record) <= max(REPLACE_BYTES, 4 * self._least):
             size = self._append(at, record)
         else:
-            data = encode_memory(self.state, intent)
+            data = encode_ledger(self.state, intent)
             size = self._replace(data if intent is not None else data + record)
         if done is not None:
             self.state.note_done(done.batch_id, done.number, done.app_id, done.version)

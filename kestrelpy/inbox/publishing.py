@@ -21,7 +21,7 @@ from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.errors import ItemTooLarge
 from kestrelpy.inbox.format import MAX_APP_ID_BYTES, BatchPart, Part, PublishedBatch, encode_batch_file
 from kestrelpy.inbox.ingest import Ingest
-from kestrelpy.inbox.ledger import read_batch, read_memory
+from kestrelpy.inbox.ledger import read_batch, read_ledger
 from kestrelpy.inbox.parts import PartFile, as_batch_part, open_inbox
 
 MOST_PARTS = 500_000
@@ -157,14 +157,14 @@ def take_in(directory: StrPath, queue: str, *, disk: Disk | None = None, clock: 
             with _looking(directory, disk) as inbox:
                 if inbox is None or not _has_work(inbox, queue):
                     return 0
-                return _Visit(files, names, clock if clock is not None else SystemClock()).take_in(inbox)
+                return _OwnerlessHost(files, names, clock if clock is not None else SystemClock()).take_in(inbox)
         finally:
             lock.release()
     finally:
         folder.close()
 
 
-class _Visit:
+class _OwnerlessHost:
     """A queue opened only to ingest: its journal, without readers. A ``Host``."""
 
     max_item_bytes: int | None = None
@@ -213,10 +213,10 @@ class _Visit:
                 raise self.journal.fail(cause) from cause
         self.journal.durable_id = max(self.journal.durable_id, tail_id)
 
-    def hide_locked(self, first_id: int) -> None:
+    def hide_from_locked(self, first_id: int) -> None:
         """Does nothing: there are no readers."""
 
-    def show_locked(self) -> None:
+    def publish_locked(self) -> None:
         """Does nothing: there are no readers."""
 
     def refuse_locked(self, error: Exception) -> None:
@@ -318,7 +318,7 @@ def _may_have_work(directory: StrPath, queue: str, disk: Disk | None) -> bool:
 
 def _has_work(inbox: Directory, queue: str) -> bool:
     """True if a batch is published, or the ingest of one was begun."""
-    return bool(file_names.batches_among(inbox.names(), queue)) or read_memory(inbox, queue)[0].intent is not None
+    return bool(file_names.batches_among(inbox.names(), queue)) or read_ledger(inbox, queue)[0].intent is not None
 
 
 def _published(folder: Directory, queue: str, names: list[str]) -> list[PublishedBatch]:
@@ -335,7 +335,7 @@ def _last_version(folder: Directory, queue: str, app_id: str, there: list[Publis
 
     ``there`` must be read before this call reads the ledger: a batch is deleted only after the ledger has it.
     """
-    known = read_memory(folder, queue)[0].versions.get(app_id)
+    known = read_ledger(folder, queue)[0].versions.get(app_id)
     found = [batch.version for batch in there if batch.app_id == app_id]
     return max([*found, *([] if known is None else [known])], default=None)
 

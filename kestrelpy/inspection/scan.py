@@ -172,7 +172,7 @@ class Scan:
                 if self._wants(item_id, added_ms):
                     yield Record(item_id, data, added_ms, expires_ms, self.error_counts.get(item_id, 0), segment.name)
                     self._next_id = item_id + 1
-        if not segment.closed and not last and self.catalog.header_behind(segment.number) is not None:
+        if not segment.closed and not last and self.catalog.header_after(segment.number) is not None:
             raise CorruptJournal(
                 path, fmt.footer_offset(segment.size), "the footer of this closed segment is not intact"
             )

@@ -175,7 +175,7 @@ def _segment(folder: Directory, catalog: SegmentCatalog, number: int, name: str,
     file = open_segment(folder, name)
     path = f"{folder.path}/{name}"
     try:
-        header = identify(file, path, name, number, b"", lambda: catalog.header_behind(number))
+        header = identify(file, path, name, number, b"", lambda: catalog.header_after(number))
         if header is None:
             return None
         if isinstance(header, Objection):

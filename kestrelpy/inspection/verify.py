@@ -15,7 +15,7 @@ from kestrelpy._journal.catalog import SegmentCatalog
 from kestrelpy._journal.checkpoint import field_offset, load_checkpoint
 from kestrelpy._journal.purpose import ITEMS, kind_of
 from kestrelpy._journal.queue_files import QueueFiles, is_checkpoint_of
-from kestrelpy._journal.recovery import claimed_at, out_of_reach
+from kestrelpy._journal.recovery import claimed_at, why_tail_impossible
 from kestrelpy._journal.segment import (
     Objection,
     Segment,
@@ -147,7 +147,7 @@ class Verification:
         if self._watermark > last_id:
             self._report(name, end, f"items {last_id + 1} to {self._watermark} are missing")
         tail_id = max(self._tail_id, self._watermark, last_id)
-        reason = out_of_reach(tail_id, last_id, last)
+        reason = why_tail_impossible(tail_id, last_id, last)
         if reason is not None:
             found = claimed_at(self._folder, self._queue, self._catalog.queue_id, tail_id, segments[-1:])
             self._report(*(found or (name or file_names.mark_name(self._queue), end)), reason)

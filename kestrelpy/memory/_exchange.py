@@ -99,7 +99,7 @@ class Exchange(Waiting[T]):
         finally:
             self._match()
         if self._closed:
-            self._turn_away()
+            self._fail_consumers()
 
     def _leave(self, waiter: Waiter) -> bool:
         try:
@@ -257,7 +257,7 @@ class Exchange(Waiting[T]):
         waiter.order, item = entry
         return waiter, item
 
-    def _turn_away(self) -> None:
+    def _fail_consumers(self) -> None:
         """The queue is closed: serve consumers in line while there are items, and fail the others."""
         while self._line.waiters:
             self._match()

@@ -266,10 +266,10 @@ class SimpleBlockingQueue(Exchange[T]):
                 dropped = self._take_all_locked() if immediate else None
                 self._changed_locked()
             fail_all(producers, self._nothing)
-            self._turn_away()
+            self._fail_consumers()
         except BaseException:
             fail_all(producers, self._nothing)
-            self._turn_away()
+            self._fail_consumers()
             raise
         del dropped  # not earlier: no item is freed while the lock is held
 

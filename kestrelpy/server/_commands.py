@@ -1,7 +1,7 @@
 """``Commands``: what each command does to the queue, and its reply.
 
 A command returns its reply, or ``None`` if the reply comes later: from a future that the client waits for, or from a
-chore that continues in the client's next turns. ``_REPLIES`` turns each error of the queue into a reply.
+long command that continues in the client's next turns. ``_REPLIES`` turns each error of the queue into a reply.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Client(Protocol):
     is_producer: bool
     is_worker: bool
     is_half_closed: bool
-    chore: Iterator[bytes | None] | None
+    long_command: Iterator[bytes | None] | None
 
     def wait_for(self, future: Future[Job]) -> None:
         """Serve this client no more until ``future`` is done."""
@@ -117,10 +117,10 @@ class Commands:
         except Exception as error:
             return self.refusal(error)
 
-    def proceed(self, chore: Iterator[bytes | None]) -> bytes | None:
-        """Do the next piece of a chore. Returns the reply after the last piece, ``None`` before that."""
+    def proceed(self, long_command: Iterator[bytes | None]) -> bytes | None:
+        """Do the next piece of a long command. Returns the reply after the last piece, ``None`` before that."""
         try:
-            return next(chore)
+            return next(long_command)
         except Exception as error:
             return self.refusal(error)
 
@@ -271,7 +271,7 @@ class Commands:
         self.wrote = True
         if count <= KICK_SLICE:
             return b"KICKED %d\r\n" % self.queue.kick(count, client.session.used)
-        client.chore = self._kick_many(client.session.used, count)
+        client.long_command = self._kick_many(client.session.used, count)
         return None
 
     def _kick_many(self, tube: str, count: int) -> Iterator[bytes | None]:

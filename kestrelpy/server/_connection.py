@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
         self.is_worker = False
         self.is_half_closed = False  # the client sends no more, and does not wait for jobs
         self._is_at_end = False  # all that the client sent has been read
-        self.chore: Iterator[bytes | None] | None = None  # a command that takes several turns
+        self.long_command: Iterator[bytes | None] | None = None  # a command that takes several turns
         self._waiting: Future[Job] | None = None
         self._is_open = False
         self._is_finished = False  # no more commands are done; replies are still sent
@@ -148,10 +148,10 @@ class Connection(asyncio.Protocol):
             self._is_open = False
             self._finish_session()
             self._server.forget(self)
-        self.chore = None
+        self.long_command = None
         self._replies.clear()
         self._reply_bytes = 0
-        _untie(self._transport)
+        _break_cycles(self._transport)
 
     # -- the client's turn ---------------------------------------------------------------------------------------------
 
@@ -163,16 +163,16 @@ class Connection(asyncio.Protocol):
         for _ in range(COMMANDS_PER_TURN):
             if self._waiting is not None or self._is_stuck or self._is_finished or not self._is_open:
                 break
-            if self.chore is not None:
-                reply = self._commands.proceed(self.chore)
+            if self.long_command is not None:
+                reply = self._commands.proceed(self.long_command)
                 if reply is None:
                     self._rounds.again(self)
                     break
-                self.chore = None
+                self.long_command = None
             else:
                 command = next_command()
                 if command is None:
-                    self._run_dry()
+                    self._out_of_commands()
                     break
                 reply = perform(self, command)
             if reply is not None:
@@ -187,9 +187,9 @@ class Connection(asyncio.Protocol):
             self._rounds.again(self)
         if self._replies or self._is_finished:
             self._deliver()
-        self._mind_its_reading()
+        self._update_reading()
 
-    def _run_dry(self) -> None:
+    def _out_of_commands(self) -> None:
         """No complete command is left."""
         if self._parser.in_put or self._parser.in_big_put:
             self._commands.announce_put(self, is_too_big=self._parser.in_big_put)
@@ -202,7 +202,7 @@ class Connection(asyncio.Protocol):
 
     def _deliver(self) -> None:
         if self._rounds.holds_replies:
-            self._rounds.speak(self)
+            self._rounds.send_later(self)
         else:
             self.flush()
 
@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         """The client has quit or hung up: its jobs are ready again at once, and its replies are still sent."""
         if not self._is_finished:
             self._finish_session()
-            self._rounds.speak(self)
+            self._rounds.send_later(self)
 
     def hang_up(self) -> None:
         """Close the connection: the server stops, or serving this client has failed."""
@@ -265,7 +265,7 @@ class Connection(asyncio.Protocol):
             return  # the client does not wait any more
         self._waiting = None
         self._say(self._commands.outcome(future))
-        self._rounds.speak(self)
+        self._rounds.send_later(self)
         self._rounds.again(self)
 
     def _stop_waiting(self) -> None:
@@ -274,13 +274,13 @@ class Connection(asyncio.Protocol):
             return
         if future.cancel():
             self._say(replies.TIMED_OUT)
-            self._rounds.speak(self)
+            self._rounds.send_later(self)
         else:
             self._waiting = future  # a job is on its way to the loop's thread
 
     # -- bytes that are sent ahead -------------------------------------------------------------------------------------
 
-    def _mind_its_reading(self) -> None:
+    def _update_reading(self) -> None:
         is_too_much = self._parser.held > MAX_HELD_BYTES
         if is_too_much == self._is_unread or not self._is_open:
             return
@@ -303,7 +303,7 @@ class Connection(asyncio.Protocol):
         return self._is_open and self._is_unread
 
 
-def _untie(transport: asyncio.Transport) -> None:
+def _break_cycles(transport: asyncio.Transport) -> None:
     """Break the reference cycles of a closed transport: so it is freed with the last reference to it.
 
     A transport of asyncio holds bound methods of itself. The server's process does not collect old objects

@@ -79,9 +79,9 @@ def _spare_the_collector() -> None:
     """Keep the garbage collector from visiting the jobs.
 
     A full collection visits every object. With a million jobs it stops all clients for a second, and it finds nothing,
-    because neither jobs nor connections (see ``_untie``) are in reference cycles. So the objects made by the opening
-    are frozen, and the oldest generation is not collected any more. The two young generations still are: they free the
-    cycles of exceptions.
+    because neither jobs nor connections (see ``_break_cycles``) are in reference cycles. So the objects made by the
+    opening are frozen, and the oldest generation is not collected any more. The two young generations still are: they
+    free the cycles of exceptions.
     """
     gc.collect()
     gc.freeze()

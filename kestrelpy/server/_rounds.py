@@ -60,21 +60,21 @@ class Rounds:
     def holds_replies(self) -> bool:
         return self._commit is not None
 
-    def speak(self, client: RoundClient) -> None:
+    def send_later(self, client: RoundClient) -> None:
         """The client has replies: send them at the end of this turn."""
         self._speaking[client] = None
-        self._see_to_the_end()
+        self._schedule_end()
 
     def again(self, client: RoundClient) -> None:
         """The client has sent more commands: serve it again in the next turn."""
         self._busy[client] = None
-        self._see_to_the_end()
+        self._schedule_end()
 
     def forget(self, client: RoundClient) -> None:
         self._speaking.pop(client, None)
         self._busy.pop(client, None)
 
-    def _see_to_the_end(self) -> None:
+    def _schedule_end(self) -> None:
         if not self._is_ending:
             self._is_ending = True
             self._loop.call_soon(self._end)
@@ -91,11 +91,11 @@ class Rounds:
                     client.take_back_replies()
                 self._on_failure(error)
         for client in speaking:
-            self._see_to(client, client.flush)
+            self._call_safely(client, client.flush)
         for client in busy:
-            self._see_to(client, client.run)
+            self._call_safely(client, client.run)
 
-    def _see_to(self, client: RoundClient, call: Callable[[], None]) -> None:
+    def _call_safely(self, client: RoundClient, call: Callable[[], None]) -> None:
         """Make ``call``. If it fails, for want of memory for its replies, say, only this client is disconnected."""
         try:
             call()

@@ -65,7 +65,7 @@ class Compactor:
         """In a forked child: a new lock, as another thread may have held the old one."""
         self._compacting = threading.Lock()
 
-    def look_locked(self) -> None:
+    def grown_locked(self) -> None:
         """The journal has grown past ``look_at``: schedule a compaction; at once, if the journal is too long."""
         core = self._core
         log = core.journal
@@ -103,7 +103,7 @@ class Compactor:
         if core.state is not None:
             return
         try:
-            with core.unheard():
+            with core.unreported():
                 self.compact()
         except QueueClosed:
             return
@@ -129,7 +129,7 @@ class Compactor:
                 core.sync()
                 self._commit(last)
                 log.checkpoint()
-                with core.news, core.lock, core.turn as now:
+                with core.deliveries, core.lock, core.turn as now:
                     self._clear_held_locked()
                     if log.is_short(self._live_bytes_locked()):
                         log.look_at = -1  # the next append schedules the next compaction
@@ -143,7 +143,7 @@ class Compactor:
         assert core.journal is not None
         left = 1
         while left:
-            with core.news, core.lock, core.turn:
+            with core.deliveries, core.lock, core.turn:
                 unsaved = core.scheduler.unsaved
                 before = len(unsaved)
                 some = [job for job, _ in zip(unsaved.values(), range(SLICE), strict=False)]
@@ -168,7 +168,7 @@ class Compactor:
         core = self._core
         log, scheduler = core.journal, core.scheduler
         assert log is not None
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             said = self._write_unrecorded_locked()
             end = log.last_id
             tubes = list(scheduler.changed_tubes.values())
@@ -179,9 +179,9 @@ class Compactor:
                 return log.last_over
         for at in range(SLICE, len(tubes), SLICE):
             core.yield_lock()
-            with core.news, core.lock, core.turn as now:
+            with core.deliveries, core.lock, core.turn as now:
                 self._write_tubes_locked(tubes[at : at + SLICE], now)
-        with core.news, core.lock, core.turn:
+        with core.deliveries, core.lock, core.turn:
             self._write_totals_locked()
             self._said = said
             return min(log.last_over, end)
@@ -243,7 +243,7 @@ class Compactor:
         log.skip(last)
         left = 1
         while left > 0:
-            with core.news, core.lock, core.turn:
+            with core.deliveries, core.lock, core.turn:
                 left = log.commit(last)
             if left > 0:
                 core.yield_lock()

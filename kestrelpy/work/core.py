@@ -5,7 +5,7 @@ Rules:
    the error. What time alone does (the end of a reservation) is the exception: it happens even if it can't be written,
    and it is written as soon as possible.
 2. Long work is done in slices. The lock is released between two slices.
-3. Nearly every call is ``with core.news, core.lock, core.turn as now``. The lock has a ``with`` of its own: so no
+3. Nearly every call is ``with core.deliveries, core.lock, core.turn as now``. The lock has a ``with`` of its own: so no
    interrupt falls between taking the lock and the duty to release it.
 
 NOTE ON LOCKING: ``lock`` (W) guards the scheduler and the log. It is held for memory work and for appending to the
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from kestrelpy.work.journal import JobJournal
 
 
-TICK = 100
+CALL_SLICE = 100
 """How many due events a call handles before it does its own work."""
-MUCH = 1000
+TIMER_SLICE = 1000
 """How many due events the timer handles with the lock held, in one go."""
 YIELD_SECONDS = 0.001
 """How long a call that works in slices leaves the lock to others between two slices. If it took the lock again at once,
@@ -78,7 +78,7 @@ class Compaction(Protocol):
     def arm(self, seconds: float) -> None:
         """Compact the journal in ``seconds``, unless a compaction is scheduled already."""
 
-    def look_locked(self) -> None:
+    def grown_locked(self) -> None:
         """The journal has grown since the last call: schedule a compaction."""
 
     def forget_totals(self) -> None:
@@ -120,7 +120,7 @@ class Turn:
             raise
 
 
-class News:
+class Deliveries:
     """Notifies the waiters that have left the line, after the lock is released."""
 
     def __init__(self, core: WorkCore) -> None:
@@ -143,8 +143,8 @@ class WorkCore:
         "__weakref__",
         "_disturbed",
         "_max_tubes",
+        "_notes",
         "_numbers",
-        "_orphans",
         "_owner",
         "_pid",
         "_refused",
@@ -152,18 +152,18 @@ class WorkCore:
         "always",
         "append",
         "armed_at",
-        "at_work",
         "clock",
         "compactor",
+        "deliveries",
         "held",
         "interval",
+        "jobs_being_written",
         "jobs_held",
         "journal",
         "lock",
         "log",
         "must_check",
         "name",
-        "news",
         "scheduler",
         "sessions",
         "state",
@@ -195,30 +195,30 @@ class WorkCore:
         self._pid = os.getpid()
         self.lock = threading.Lock()
         self.turn = Turn(self)
-        self.news = News(self)
+        self.deliveries = Deliveries(self)
         self.scheduler = Scheduler(max_attempts)
         self.sessions: WeakSet[SessionState] = WeakSet()  # open sessions that somebody references
-        self._orphans: deque[Reserved | JobWaiter | LeftTubes] = deque()
+        self._notes: deque[Reserved | JobWaiter | LeftTubes] = deque()
         self._numbers = itertools.count(1)  # for sessions and waiters
         self.state: Exception | None = None  # why the queue can't be used; None: it can
         self.must_check = False
         """The next call must look at more than the time: the queue is closed, a call was interrupted, or somebody left
-        a note. Whoever has such news stores it first, and then True here, with or without the lock.
+        a note. Whoever has something for it stores that first, and then True here, with or without the lock.
         """
         self._disturbed = False  # an exception from outside struck while the lock was held
         self._refused: ValueError | None = None  # from ``refusal_locked``, and being raised
-        self.at_work: Sequence[StoredJob] = ()  # the jobs of the latest records, written or being written
+        self.jobs_being_written: Sequence[StoredJob] = ()  # the jobs of the latest records, written or being written
         self._timer: Timer | None = None
         self.armed_at = NEVER
         self.unrecorded: list[int] = []  # jobs that are gone; the journal had no room for their GONE
-        self.journal = None if queue is None else JobLog(queue, segment_bytes, self._look_locked)
+        self.journal = None if queue is None else JobLog(queue, segment_bytes, self._grown_locked)
         self.log: JobLog | NoLog = self.journal or NoLog()
         self.append = self.log.append
         self.held = None if queue is None else HeldRoom(queue)
         self.jobs_held = sys.maxsize if queue is None else 0  # room is held for the end of so many jobs
 
-    def _look_locked(self) -> None:
-        self.compactor.look_locked()
+    def _grown_locked(self) -> None:
+        self.compactor.grown_locked()
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -255,7 +255,7 @@ class WorkCore:
             self._repair_locked(now)
         scheduler = self.scheduler
         if now >= scheduler.next_due:
-            self.advance_locked(now, TICK)
+            self.advance_locked(now, CALL_SLICE)
         if self.must_check:
             self.must_check = False  # before the notes are read: one that comes later sets it again
             self._read_notes_locked(now)
@@ -263,14 +263,14 @@ class WorkCore:
 
     def leave_note(self, orphan: Reserved | JobWaiter | LeftTubes) -> None:
         """Leave for the next call what the garbage collector has found. Takes no lock: the collector runs anywhere."""
-        self._orphans.append(orphan)
+        self._notes.append(orphan)
         self.must_check = True
 
     def _read_notes_locked(self, now: float) -> None:
         """A job that nobody got goes back; a lost task leaves the line; the tubes of a lost session may go."""
         scheduler = self.scheduler
-        while self._orphans:
-            orphan = self._orphans.popleft()
+        while self._notes:
+            orphan = self._notes.popleft()
             if isinstance(orphan, JobWaiter):
                 scheduler.leave_line(orphan)
             elif isinstance(orphan, LeftTubes):
@@ -293,22 +293,22 @@ class WorkCore:
     def _repair_locked(self, now: float) -> None:
         """Make the lists, the log and the journal consistent, after an exception from outside in the middle of a call.
 
-        Memory is right. The records about the jobs in ``at_work`` may not be: write these jobs again, as memory has
-        them.
+        Memory is right. The records about the jobs in ``jobs_being_written`` may not be: write these jobs again, as
+        memory has them.
         """
         scheduler, log = self.scheduler, self.log
         sessions = list(self.sessions)
-        for _ in range(len(self._orphans)):  # without notes on tubes: ``repair`` counts again, by open sessions
-            orphan = self._orphans.popleft()
+        for _ in range(len(self._notes)):  # without notes on tubes: ``repair`` counts again, by open sessions
+            orphan = self._notes.popleft()
             if not isinstance(orphan, LeftTubes):
-                self._orphans.append(orphan)
+                self._notes.append(orphan)
         repair(scheduler, sessions, now)
         log.realign()
         self.compactor.forget_totals()
         for tube in scheduler.tubes.values():
             scheduler.note(tube)
-        at_work, self.at_work, self._disturbed = self.at_work, (), False
-        for job in at_work:
+        jobs_being_written, self.jobs_being_written, self._disturbed = self.jobs_being_written, (), False
+        for job in jobs_being_written:
             is_live = scheduler.jobs.get(job.id) is job
             if is_live and job.id in self.unrecorded:
                 self.unrecorded.remove(job.id)
@@ -367,15 +367,15 @@ class WorkCore:
         with self.lock:
             self.armed_at, self._timer = NEVER, None
         try:
-            with self.unheard(), self.news, self.lock, self.turn as now:
+            with self.unreported(), self.deliveries, self.lock, self.turn as now:
                 if now >= self.scheduler.next_due:
-                    self.advance_locked(now, MUCH)
+                    self.advance_locked(now, TIMER_SLICE)
         except KestrelError:  # the queue is closed or has failed: its next call raises that
             return
 
-    def unheard(self) -> contextlib.AbstractContextManager[None]:
+    def unreported(self) -> contextlib.AbstractContextManager[None]:
         """A context for work whose errors no caller gets: ``close`` still reports that the journal has failed."""
-        return contextlib.nullcontext() if self.journal is None else self.journal.queue.unheard()
+        return contextlib.nullcontext() if self.journal is None else self.journal.queue.unreported()
 
     def yield_lock(self) -> None:
         """Let others have the lock between two slices of one call. Call without the lock. Waits in real time."""
@@ -400,14 +400,14 @@ class WorkCore:
 
     def write_state_locked(self, job: StoredJob, state: State) -> None:
         """Write that ``job`` is in ``state``, before it is. Raises as ``JobLog.append``; then nothing is changed."""
-        self.at_work = (job,)
+        self.jobs_being_written = (job,)
         at = self.append(records.encode_state(job.id, job.tube.name, state))
         self.saved_locked(job, at)
 
     def write_states_locked(self, jobs: list[StoredJob], states: list[State]) -> None:
         """``write_state_locked`` for many jobs: all records are written, or none."""
         if jobs:
-            self.at_work = jobs
+            self.jobs_being_written = jobs
             pairs = zip(jobs, states, strict=True)
             ids = self.log.append_many([records.encode_state(job.id, job.tube.name, state) for job, state in pairs])
             for job, at in zip(jobs, ids, strict=True):
@@ -460,7 +460,7 @@ class WorkCore:
         """Write the states of these jobs. If that fails, it is tried again later."""
         now = self.clock.monotonic()
         try:
-            with self.unheard():
+            with self.unreported():
                 self.write_states_locked(jobs, [self.state_of(job, now) for job in jobs])
         except (OSError, KestrelError):  # they stay in scheduler.unsaved
             self.compactor.arm(self.interval)
@@ -470,7 +470,7 @@ class WorkCore:
         full disk is an error only if no room was held.
         """
         log = self.log
-        self.at_work = (job,)
+        self.jobs_being_written = (job,)
         try:
             log.over(self.append(pack_gone(GONE, cause, job.id)))
         except QueueDiskFull as error:
@@ -519,7 +519,7 @@ class WorkCore:
     def _write_expired_locked(self) -> None:
         """Write the end of expired jobs. If that fails, they expire again after a restart."""
         expired, self.scheduler.expired = self.scheduler.expired, []
-        with self.unheard():
+        with self.unreported():
             for job in expired:
                 try:
                     self.write_gone_locked(job, TIMED_OUT if job.new_timeouts else EXPIRED)
@@ -535,7 +535,7 @@ class WorkCore:
 
     def rewrite_locked(self, job: StoredJob, now: float) -> None:
         """Write the job again, with its state. Raises as ``JobLog.append``."""
-        self.at_work = (job,)
+        self.jobs_being_written = (job,)
         at = self.append(records.encode_put(self.origin_of(job, now), job.body, self.state_of(job, now)))
         self.log.over(job.at)
         job.at = at
@@ -568,7 +568,7 @@ class WorkCore:
             scheduler.take_out(job)
             scheduler.remove(job)
         else:
-            scheduler.end_plain(job)
+            scheduler.remove_plain(job)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -591,7 +591,7 @@ class WorkCore:
         self.state = ForkedQueue(self._pid)
         self.must_check = True
         self.scheduler.completions.clear()
-        self._orphans.clear()
+        self._notes.clear()
         if self.journal is not None and self.held is not None:
             self.held.abandon()
             self.journal.queue._abandon()

@@ -42,9 +42,9 @@ class JobIntake:
         for job_id, body in enumerate(bodies, core.scheduler.last_id + 1):
             stored = self.make_locked(tube, body, priority, delay, ttr, now)
             stored.id = job_id
-            self.adorn_locked(stored, None, expires_in, now)
+            self.set_key_and_expiry_locked(stored, None, expires_in, now)
             lives.append(stored)
-        core.at_work = lives
+        core.jobs_being_written = lives
         ids = (
             core.log.append_many([encode_put(core.origin_of(stored, now), stored.body) for stored in lives])
             if lives
@@ -102,7 +102,9 @@ class JobIntake:
         stored.reserves = stored.timeouts = stored.releases = stored.buries = stored.kicks = stored.new_timeouts = 0
         return stored
 
-    def adorn_locked(self, stored: StoredJob, key: str | None, expires_in: float | None, now: float) -> None:
+    def set_key_and_expiry_locked(
+        self, stored: StoredJob, key: str | None, expires_in: float | None, now: float
+    ) -> None:
         """Set the key and the expiry, which only some jobs have. Raises ``DuplicateJob``."""
         if key is not None:
             self.check_key_locked(stored.tube, key, now)
@@ -127,7 +129,7 @@ class JobIntake:
         else:
             scheduler.add_plain(stored)
 
-    def drawn_locked(self, job_id: int) -> int:
+    def check_drawn_locked(self, job_id: int) -> int:
         core = self._core
         if type(job_id) is not int or not 0 < job_id <= core.scheduler.last_id or job_id in core.scheduler.jobs:
             raise core.refusal_locked(f"job_id {job_id} was not drawn by new_id(), or a job lives with it")

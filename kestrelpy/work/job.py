@@ -74,23 +74,23 @@ class Job:
         if priority is not None:
             priority = check_priority(priority)
         core = self._core
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             stored, scheduler = self._held_locked(), core.scheduler
-            is_worn_out = scheduler.is_worn_out(stored.timeouts + stored.releases + 1)
-            state = BURIED if is_worn_out else DELAYED if delay else READY
+            attempts_used_up = scheduler.attempts_used_up(stored.timeouts + stored.releases + 1)
+            state = BURIED if attempts_used_up else DELAYED if delay else READY
             new = core.state_of(stored, now)._replace(
                 state=state,
                 priority=stored.priority if priority is None else priority,
                 delay=delay,
                 due_ms=core.wall_ms(delay) if state == DELAYED else 0,
                 releases=stored.releases + 1,
-                buries=stored.buries + is_worn_out,
-                burial=scheduler.burials + 1 if is_worn_out else 0,
+                buries=stored.buries + attempts_used_up,
+                burial=scheduler.burials + 1 if attempts_used_up else 0,
             )
             core.become_locked(stored, new, now, due=now + delay)
         if core.always:
             core.sync()
-        return not is_worn_out
+        return not attempts_used_up
 
     def bury(self, priority: int | None = None) -> None:
         """Set the job aside until it is kicked, like a dead letter."""
@@ -98,7 +98,7 @@ class Job:
         if priority is not None:
             priority = check_priority(priority)
         core = self._core
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             stored = self._held_locked()
             new = core.state_of(stored, now)._replace(
                 state=BURIED,
@@ -114,7 +114,7 @@ class Job:
         """Begin the job's time to run again."""
         core = self._core
         try:
-            with core.news, core.lock, core.turn as now:
+            with core.deliveries, core.lock, core.turn as now:
                 core.scheduler.touch(self._held_locked(), now)
         except (NotReserved, JobNotFound):
             self._ended = True
@@ -124,7 +124,7 @@ class Job:
     def time_left(self) -> float:
         """Seconds until the reservation ends, or a delayed job is ready; otherwise 0."""
         core = self._core
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             stored = self._stored
             if self._session is not None:
                 is_running = is_held(stored, self._session, self.reserves)
@@ -180,7 +180,7 @@ def unreserve(job: Job) -> None:
     """Give back a job that no caller got, as if it had not been reserved. No error if its reservation is over."""
     core = job._core
     try:
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             if is_held(job._stored, job._session, job.reserves):
                 core.scheduler.unreserve(job._stored, now)
     except QueueClosed:
@@ -194,7 +194,7 @@ def leave(job: Job) -> None:
 
 def delete_by(core: WorkCore, session: SessionState | None, job_id: int) -> None:
     """Delete a job that ``session``, or no session, has reserved. Raises ``JobNotFound``, ``NotReserved``."""
-    with core.news, core.lock, core.turn as now:
+    with core.deliveries, core.lock, core.turn as now:
         if session is not None:
             check_open(session)
         stored = core.find_locked(job_id, now)

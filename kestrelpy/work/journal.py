@@ -88,7 +88,7 @@ class JobJournal(JournaledQueue):
         self._make_durable(self._journal.tail_id)
 
     @contextmanager
-    def unheard(self) -> Iterator[None]:
+    def unreported(self) -> Iterator[None]:
         """A context for work whose errors no caller gets: ``close`` still raises that the journal has failed, unless a
         caller got that before.
         """
@@ -113,7 +113,7 @@ class JobJournal(JournaledQueue):
         """The error to raise if the records are not about jobs. After this, closing the queue changes nothing: it would
         retire segments that were read, and their owner may want to archive them.
         """
-        self._ending.changes_nothing = True
+        self._ending.saves_nothing = True
         return WrongKind(f"{self.directory}/{self.name}", "queue")
 
 

@@ -17,7 +17,7 @@ from kestrelpy import KestrelError, QueueClosed, SystemClock
 from kestrelpy._process import forget, remember, warn_unclosed
 from kestrelpy.work import records
 from kestrelpy.work.compaction import Compactor
-from kestrelpy.work.core import MUCH, WorkCore
+from kestrelpy.work.core import TIMER_SLICE, WorkCore
 from kestrelpy.work.errors import JobNotFound, NotReserved, TubeNotFound
 from kestrelpy.work.intake import JobIntake
 from kestrelpy.work.job import Job, delete_by
@@ -135,7 +135,7 @@ class WorkQueue:
             self._intake = JobIntake(core, max_job_bytes, max_jobs, max_bytes)
             if queue is not None:
                 self._replay(queue, disk, is_known=is_known, quarantine=quarantine)
-                with core.news, core.lock, core.turn:  # do what has fallen due since the last time
+                with core.deliveries, core.lock, core.turn:  # do what has fallen due since the last time
                     pass
         except BaseException:
             if core is not None:
@@ -175,7 +175,7 @@ class WorkQueue:
     def session(self, *, deadline_soon: bool = True) -> Session:
         """A new session. ``deadline_soon=False``: its reserves do not raise ``DeadlineSoon``."""
         core = self._core
-        with core.news, core.lock, core.turn:
+        with core.deliveries, core.lock, core.turn:
             session = Session(core, core.scheduler.tubes["default"], deadline_soon=deadline_soon)
             core.sessions.add(session)
             return session
@@ -228,15 +228,15 @@ class WorkQueue:
                 if len(scheduler.jobs) >= core.jobs_held:
                     core.hold_room_locked(1)
                 stored = intake.make_locked(where, body, priority, delay, ttr, now)
-                stored.id = scheduler.last_id + 1 if job_id is None else intake.drawn_locked(job_id)
-                core.at_work = (stored,)
+                stored.id = scheduler.last_id + 1 if job_id is None else intake.check_drawn_locked(job_id)
+                core.jobs_being_written = (stored,)
                 if key is None and expires_in is None:
                     added_ms = core.clock.time_ns() // 1_000_000
                     # HOT COPY of records.encode_put
                     record = pack_put(PUT, len(where.encoded), 0, priority, stored.id, added_ms, delay, ttr, 0)
                     at = core.append(record + body + where.encoded)
                 else:
-                    intake.adorn_locked(stored, key, expires_in, now)
+                    intake.set_key_and_expiry_locked(stored, key, expires_in, now)
                     at = core.append(encode_put(core.origin_of(stored, now), stored.body))
                 intake.add_locked(stored, at, now)
             except BaseException as error:
@@ -267,7 +267,7 @@ class WorkQueue:
             expires_in = check_span("expires_in", expires_in)
         core, intake = self._core, self._intake
         checked = [intake.checked(body, priority, delay, ttr) for body in bodies]
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             first_id = core.scheduler.last_id + 1
             where = core.scheduler.tubes.get(tube) or core.tube_locked(tube)
             try:
@@ -288,7 +288,7 @@ class WorkQueue:
         once: after its job is gone, do not put it again.
         """
         core = self._core
-        with core.news, core.lock, core.turn:
+        with core.deliveries, core.lock, core.turn:
             core.scheduler.last_id += 1
             return core.scheduler.last_id
 
@@ -312,7 +312,7 @@ class WorkQueue:
         done = 0
         state: int | None = None
         while done < n:
-            with core.news, core.lock, core.turn as now:
+            with core.deliveries, core.lock, core.turn as now:
                 where = core.scheduler.tubes.get(tube)
                 if where is None:
                     break
@@ -329,7 +329,7 @@ class WorkQueue:
     def kick_job(self, job_id: int) -> None:
         """Make a buried or delayed job ready. Raises ``JobNotFound`` for any other."""
         core = self._core
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             stored = core.find_locked(job_id, now)
             if stored.state not in (BURIED, DELAYED):
                 raise JobNotFound(job_id, "it is neither buried nor delayed")
@@ -355,7 +355,7 @@ class WorkQueue:
         Raises ``JobNotFound``, ``NotReserved`` if a session has it, ``DuplicateJob``, ``InvalidName``, ``QueueFull``.
         """
         core = self._core
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             stored = core.find_locked(job_id, now)
             if stored.state == RESERVED:
                 raise NotReserved(job_id)
@@ -364,7 +364,7 @@ class WorkQueue:
                 return
             if stored.key is not None:
                 self._intake.check_key_locked(where, stored.key, now)
-            core.at_work = (stored,)
+            core.jobs_being_written = (stored,)
             try:
                 at = core.append(records.encode_state(stored.id, tube, core.state_of(stored, now)))
             except BaseException:
@@ -380,7 +380,7 @@ class WorkQueue:
         core = self._core
         done = 0
         while True:
-            with core.news, core.lock, core.turn:
+            with core.deliveries, core.lock, core.turn:
                 where = core.scheduler.tubes.get(tube)
                 lives = [] if where is None else core.scheduler.first_of(where, _STEP)
                 self._clear_locked(lives)
@@ -401,14 +401,14 @@ class WorkQueue:
         """Let no job of this tube be reserved for ``seconds``; 0 ends a pause. Raises ``TubeNotFound``."""
         core = self._core
         seconds = check_seconds("a pause", seconds)
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             where = core.scheduler.tubes.get(tube)
             if where is None:
                 raise TubeNotFound(tube)
             until_ms = core.wall_ms(seconds) if seconds else 0
             core.write_tube_locked(where, where.pauses + 1, seconds, until_ms)
             core.scheduler.pause(where, seconds, now)
-            core.advance_locked(now, MUCH)  # serves waiters, if the pause has ended
+            core.advance_locked(now, TIMER_SLICE)  # serves waiters, if the pause has ended
         if core.always:
             core.sync()
 
@@ -417,7 +417,7 @@ class WorkQueue:
     def peek(self, job_id: int) -> Job:
         """The job as it is, not reserved. Raises ``JobNotFound``."""
         core = self._core
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             return Job(core, None, core.find_locked(job_id, now))
 
     def peek_ready(self, tube: str = "default") -> Job:
@@ -435,7 +435,7 @@ class WorkQueue:
     def _peek(self, tube: str, state: int) -> Job:
         core = self._core
         while True:
-            with core.news, core.lock, core.turn as now:
+            with core.deliveries, core.lock, core.turn as now:
                 page = core.scheduler.page(tube, state, None, _PAGE)
                 if not page:
                     raise JobNotFound(None, f"no job of {tube!r} is {STATES[state]}")
@@ -460,7 +460,7 @@ class WorkQueue:
         core = self._core
         last: object = None
         while True:
-            with core.news, core.lock, core.turn as now:
+            with core.deliveries, core.lock, core.turn as now:
                 page = core.scheduler.page(tube, state, last, _PAGE)
                 found = self._all_stats_locked(tube, page, now)
             yield from found
@@ -478,19 +478,19 @@ class WorkQueue:
     def tubes(self) -> list[str]:
         """All tubes: ``default``, and those that have jobs, or are used, watched or paused; oldest first."""
         core = self._core
-        with core.news, core.lock, core.turn:
+        with core.deliveries, core.lock, core.turn:
             return list(core.scheduler.tubes)
 
     def stats(self) -> WorkStats:
         """The queue's figures."""
         core = self._core
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             return work_stats(core, draining=self._intake.draining, uptime=now - self._opened_at)
 
     def stats_tube(self, tube: str) -> TubeStats:
         """The figures of a tube. Raises ``TubeNotFound``."""
         core = self._core
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             found = core.scheduler.tubes.get(tube)
             if found is None:
                 raise TubeNotFound(tube)
@@ -499,7 +499,7 @@ class WorkQueue:
     def stats_job(self, job_id: int) -> JobStats:
         """The figures of a job. Raises ``JobNotFound``."""
         core = self._core
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             return job_stats(core.find_locked(job_id, now), now)
 
     # -- the queue as a whole ------------------------------------------------------------------------------------------
@@ -541,7 +541,7 @@ class WorkQueue:
             return
         try:
             if core.journal is not None:
-                with core.unheard():
+                with core.unreported():
                     self._compactor.compact()
         except (OSError, KestrelError):
             pass  # the journal's ``close`` below raises it, unless a call has raised it before

@@ -101,8 +101,8 @@ def _repair_line(scheduler: Scheduler, waiters: list[JobWaiter], now: float) -> 
         del waiter.holder.waiters[waiter]
         if waiter in scheduler.completions:
             continue
-        while (job := scheduler.take(waiter.holder, now)) is None and scheduler.is_behind:
-            scheduler.is_behind = False
+        while (job := scheduler.take(waiter.holder, now)) is None and scheduler.stopped_early:
+            scheduler.stopped_early = False
         if job is None:
             scheduler.enter_line(waiter, waiter.until)
         else:

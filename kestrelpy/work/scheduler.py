@@ -53,7 +53,7 @@ class Scheduler:
         self.changed_tubes: dict[str, Tube] = {}  # with a count that no record has yet
         self.leaving: deque[SessionState] = deque()  # closed sessions, with waiters, tubes or jobs to be released
         self.next_due = NEVER
-        self.is_behind = False
+        self.stopped_early = False
         self.bytes = self.urgent = self.buried = 0
         self.last_id = self.total_jobs = self.timeouts = self.burials = 0
 
@@ -116,7 +116,7 @@ class Scheduler:
             tube.urgent += 1
             self.urgent += 1
 
-    def end_plain(self, job: StoredJob) -> None:
+    def remove_plain(self, job: StoredJob) -> None:
         """``take_out`` and ``remove`` for a reserved job without key or expiry: the usual case."""
         job_id, tube, holder = job.id, job.tube, job.holder
         self.reserved.remove(job.sort_key)
@@ -237,7 +237,8 @@ class Scheduler:
     def take(self, holder: SessionState, now: float) -> StoredJob | None:
         """Reserve the most urgent ready job of the tubes that the session watches; ``None`` if there is none.
 
-        After ``MOST_DROPPED`` expired jobs it stops, returns ``None`` and sets ``is_behind``: there may be more jobs.
+        After ``MOST_DROPPED`` expired jobs it stops, returns ``None`` and sets ``stopped_early``: there may be more
+        jobs.
         """
         dropped = 0
         while True:
@@ -250,7 +251,7 @@ class Scheduler:
             self._drop(job)
             dropped += 1
             if dropped == MOST_DROPPED:
-                self.is_behind = True
+                self.stopped_early = True
                 return None
 
     def _take_first(self, holder: SessionState) -> StoredJob | None:
@@ -410,7 +411,7 @@ class Scheduler:
     def advance(self, now: float, limit: int) -> None:
         """Handle up to ``limit`` due events. If more are due, ``next_due`` is ``now`` afterwards."""
         for step in (
-            self._left_behind,
+            self._release_one,
             self._delay_over,
             self._reservation_over,
             self._pause_over,
@@ -430,12 +431,12 @@ class Scheduler:
             self.waiting[0][0] if self.waiting else NEVER,
         )
 
-    def leave_behind(self, holder: SessionState, now: float) -> None:
+    def release_later(self, holder: SessionState, now: float) -> None:
         """Let ``advance`` release the waiters, tubes and jobs of a closed session, a slice at a time."""
         self.leaving.append(holder)
         self._expect(now)
 
-    def _left_behind(self, now: float) -> bool:
+    def _release_one(self, now: float) -> bool:
         """Release one waiter, one tube or one job of the first session that leaves."""
         if not self.leaving:
             return False
@@ -473,14 +474,14 @@ class Scheduler:
         job.new_timeouts += 1
         self.timeouts += 1
         self.unsaved[job.id] = self.overdue[job.id] = job
-        if self.is_worn_out(job.timeouts + job.releases):
+        if self.attempts_used_up(job.timeouts + job.releases):
             job.buries += 1
             self.change_state(job, BURIED, now)
         else:
             self.put_ready(job, now)
         return True
 
-    def is_worn_out(self, attempts: int) -> bool:
+    def attempts_used_up(self, attempts: int) -> bool:
         """Whether ``attempts`` (timeouts and releases of a job) have reached ``max_attempts``."""
         return self.max_attempts is not None and attempts >= self.max_attempts
 

@@ -13,7 +13,7 @@ from sortedcontainers import SortedList
 
 from kestrelpy import KestrelError, QueueEmpty
 from kestrelpy._process import why_not_wait
-from kestrelpy.work.core import MUCH, LeftTubes, WorkCore
+from kestrelpy.work.core import TIMER_SLICE, LeftTubes, WorkCore
 from kestrelpy.work.errors import DeadlineSoon, JobNotFound, NotReserved
 from kestrelpy.work.job import Job, delete_by, mark_ended, unreserve
 from kestrelpy.work.options import PLAIN, check_timeout
@@ -82,7 +82,7 @@ class Session:
 
         Raises ``InvalidName``, ``QueueFull``.
         """
-        with self._core.news, self._core.lock, self._core.turn:
+        with self._core.deliveries, self._core.lock, self._core.turn:
             check_open(self)
             found = self._core.tube_locked(tube)
             left, self.using = self.using, found
@@ -96,7 +96,7 @@ class Session:
 
         Raises ``InvalidName``, ``QueueFull``. Each reserve looks at every tube that is watched.
         """
-        with self._core.news, self._core.lock, self._core.turn:
+        with self._core.deliveries, self._core.lock, self._core.turn:
             check_open(self)
             if tube not in self.watched:
                 found = self._core.tube_locked(tube)
@@ -106,7 +106,7 @@ class Session:
 
     def ignore(self, tube: str) -> int:
         """Stop watching this tube, if it is watched. Returns how many are watched. ``ValueError`` for the last one."""
-        with self._core.news, self._core.lock, self._core.turn:
+        with self._core.deliveries, self._core.lock, self._core.turn:
             check_open(self)
             if tube in self.watched:
                 if len(self.watched) == 1:
@@ -171,7 +171,7 @@ class Session:
         core = self._core
         some = 1
         while some and len(jobs) < n:
-            with core.news, core.lock, core.turn as now:
+            with core.deliveries, core.lock, core.turn as now:
                 some = self._take_locked(jobs, min(_STEP, n - len(jobs)), now)
             if some == _STEP:
                 core.yield_lock()
@@ -191,7 +191,7 @@ class Session:
         Raises ``JobNotFound``, ``NotReserved`` if some session has reserved it, ``QueueDiskFull``.
         """
         core = self._core
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             check_open(self)
             stored = core.find_locked(job_id, now)
             if stored.state == RESERVED:
@@ -214,7 +214,7 @@ class Session:
         """
         timeout = check_timeout(timeout)
         core = self._core
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             stored = core.scheduler.take(self, now)
             found = Job(core, self, stored) if stored is not None else self._line_up_locked(timeout, now, Promised)
         if found is None:
@@ -233,7 +233,7 @@ class Session:
 
         timeout = check_timeout(timeout)
         core = self._core
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             stored = core.scheduler.take(self, now)
             found = Job(core, self, stored) if stored is not None else self._line_up_locked(timeout, now, Awaiting)
         if found is None:
@@ -265,7 +265,7 @@ class Session:
         while found is None:
             if kind is Blocked:
                 core.yield_lock()
-            with core.news, core.lock, core.turn as now:
+            with core.deliveries, core.lock, core.turn as now:
                 stored = core.scheduler.take(self, now)
                 found = Job(core, self, stored) if stored is not None else self._line_up_locked(timeout, now, kind)
         return found
@@ -274,12 +274,12 @@ class Session:
         self, timeout: float | None, now: float, kind: type[Blocked | Promised | Awaiting]
     ) -> JobWaiter | Exception | None:
         """``take`` found no job: a new waiter in the line, or the error that says why not. ``None`` if ``take`` stopped
-        early (``is_behind``), so that a job may be ready. A thread waits in real time, as a get does.
+        early (``stopped_early``), so that a job may be ready. A thread waits in real time, as a get does.
         """
         check_open(self)
         scheduler = self._core.scheduler
-        if scheduler.is_behind:
-            scheduler.is_behind = False
+        if scheduler.stopped_early:
+            scheduler.stopped_early = False
             return None
         soon = scheduler.deadline_soon(self, now)
         if soon is not None or timeout == 0:
@@ -385,7 +385,7 @@ class Session:
             mark_ended(block)
 
     def _held(self, job_id: int) -> Job:
-        with self._core.news, self._core.lock, self._core.turn:
+        with self._core.deliveries, self._core.lock, self._core.turn:
             check_open(self)
             stored = self.held.get(job_id)
             if stored is None:
@@ -402,7 +402,7 @@ class Session:
         core = self._core
         try:
             while self in core.sessions:  # in slices; other calls run in between
-                with core.unheard(), core.news, core.lock, core.turn as now:
+                with core.unreported(), core.deliveries, core.lock, core.turn as now:
                     self._close_some_locked(now)
         except KestrelError:  # the queue is closed, and so are all of its sessions
             pass
@@ -415,8 +415,8 @@ class Session:
             self.closed = True
             self.left, self.watched = self.watched, {}  # from here on no reserve finds a job
         if self not in scheduler.leaving:
-            scheduler.leave_behind(self, now)
-        scheduler.advance(now, MUCH)
+            scheduler.release_later(self, now)
+        scheduler.advance(now, TIMER_SLICE)
 
     def __enter__(self) -> Session:
         return self

@@ -20,7 +20,7 @@ from kestrelpy.inbox.host import InboxHost
 from kestrelpy.inbox.ingest import Ingest
 from kestrelpy.inbox.ledger import IngestLedger
 from kestrelpy.inbox.parts import PartWriter
-from kestrelpy.inbox.publishing import _Visit
+from kestrelpy.inbox.publishing import _OwnerlessHost
 from tests.crash.inbox_world import Habit
 from tests.crash.planted import _Deaf, in_place_of
 
@@ -102,7 +102,7 @@ def intent_of_a_dead_owner_believed() -> Iterator[None]:
 def done_before_its_items_are_on_disk() -> Iterator[None]:
     with (
         patch.object(InboxHost, "sync_locked", lambda self: self._source.show_durable_locked(self.journal.tail_id, 0)),
-        patch.object(_Visit, "sync_locked", lambda self: None),
+        patch.object(_OwnerlessHost, "sync_locked", lambda self: None),
     ):
         yield
 
@@ -182,7 +182,7 @@ def part_not_synced() -> Iterator[None]:
         if self._file is None and self._waiting:
             self._flush()
         if self._file is not None:
-            self._file = _Deaf(self._file)  # type: ignore[assignment]
+            self._file = _Deaf(self._file)
         return real(self)
 
     with patch.object(PartWriter, "seal", seal):
@@ -241,7 +241,7 @@ def replaced_without_a_sync() -> Iterator[None]:
 
 @fault("(h)", seed=150, failing=1.0, style=FAILING, samples=0, nested=0.0, points=2)
 def shown_before_it_is_whole() -> Iterator[None]:
-    with patch.object(LocalSource, "hide_locked", lambda self, first_id: None):
+    with patch.object(LocalSource, "hide_from_locked", lambda self, first_id: None):
         yield
 
 

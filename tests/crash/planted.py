@@ -20,7 +20,7 @@ from kestrelpy._journal import checkpoint as checkpoint_module
 from kestrelpy._journal import file_names, journal, recovery
 from kestrelpy._journal import format as format_module
 from kestrelpy._journal import segment as segment_module
-from kestrelpy._journal.checkpoint import CheckpointFile, SparedFile
+from kestrelpy._journal.checkpoint import CheckpointFile, FileWithSpare
 from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery
@@ -111,7 +111,7 @@ ROTATING = Style(steps=40, segment_bytes=(8192,), payloads=(900, 1400, 3500), de
 TEARING = Style(
     payloads=(900, 1400, 3500), segment_bytes=(24_000,), checkpoints=0, commits=3, archive=0, failing=0, detached=0
 )
-DYING = {
+DYING: dict[str, Any] = {
     "style": Style(
         steps=80,
         segment_bytes=(4096,),
@@ -131,7 +131,7 @@ DYING = {
     "nested": 0.0,
 }
 """Everything is committed and saved, never durably, and killed."""
-UNSYNCED = {"syncs": ("never",)}
+UNSYNCED: dict[str, Any] = {"syncs": ("never",)}
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -306,13 +306,13 @@ def checkpoint_not_synced() -> Iterator[None]:
 @contextmanager
 def _replaced_through(wrapped: Callable[[Any], Any]) -> Iterator[None]:
     """Checkpoints and marks are replaced in a directory that is ``wrapped``."""
-    real = SparedFile.replace
+    real = FileWithSpare.replace
 
-    def replace(self: SparedFile, data: bytes, size: int) -> int:
+    def replace(self: FileWithSpare, data: bytes, size: int) -> int:
         with patch.object(self, "_directory", wrapped(self._directory)):
             return real(self, data, size)
 
-    with patch.object(SparedFile, "replace", replace):
+    with patch.object(FileWithSpare, "replace", replace):
         yield
 
 
@@ -320,7 +320,7 @@ def _replaced_through(wrapped: Callable[[Any], Any]) -> Iterator[None]:
 def checkpoint_in_place() -> Iterator[None]:
     """R3: the old state is overwritten."""
 
-    def replace(self: SparedFile, data: bytes, size: int) -> int:
+    def replace(self: FileWithSpare, data: bytes, size: int) -> int:
         try:
             file = self._directory.open(self.name, write=True)
         except FileNotFoundError:
@@ -332,7 +332,7 @@ def checkpoint_in_place() -> Iterator[None]:
         file.close()
         return size
 
-    with patch.object(SparedFile, "replace", replace):
+    with patch.object(FileWithSpare, "replace", replace):
         yield
 
 
@@ -349,13 +349,13 @@ def spare_file_of_an_earlier_life_written_at_once() -> Iterator[None]:
     """Where its process was killed before the folder was synced, it is the file itself, on disk. An opening of the
     queue syncs the folder; that of a reader elsewhere does not.
     """
-    real = SparedFile.__init__
+    real = FileWithSpare.__init__
 
-    def begin(self: SparedFile, *rest: Any) -> None:
+    def begin(self: FileWithSpare, *rest: Any) -> None:
         real(self, *rest)
         self._exchange_is_durable = True
 
-    with patch.object(SparedFile, "__init__", begin):
+    with patch.object(FileWithSpare, "__init__", begin):
         yield
 
 
@@ -494,7 +494,7 @@ def retired_one_segment_too_many() -> Iterator[None]:
 @fault("R5", "(1) (8) (10)", style=replace(RETIRING, detached=1.0, starts_with_default=0))
 def retired_past_a_reader_elsewhere() -> Iterator[None]:
     """R5: only the readers open here are asked."""
-    with patch.object(QueueFiles, "lowest_head_elsewhere", lambda *_: None):
+    with patch.object(QueueFiles, "lowest_head_of_others", lambda *_: None):
         yield
 
 
@@ -679,7 +679,7 @@ def leftovers_by_their_beginning() -> Iterator[None]:
 def leftovers_in_the_way() -> Iterator[None]:
     """A temporary file that a crash has left is neither removed at open nor before it is made again."""
 
-    def replace(self: SparedFile, data: bytes, size: int) -> int:
+    def replace(self: FileWithSpare, data: bytes, size: int) -> int:
         temporary = file_names.temporary_name(self.name)
         file = self._directory.create(temporary)
         file.write(0, data, bytes(size - len(data)))
@@ -692,8 +692,8 @@ def leftovers_in_the_way() -> Iterator[None]:
     with (
         patch.object(QueueFiles, "remove_leftovers", lambda *_: None),
         patch.object(QueueFiles, "hold_back", lambda *_: None),
-        patch.object(SparedFile, "hold", lambda *_: None),
-        patch.object(SparedFile, "replace", replace),
+        patch.object(FileWithSpare, "hold", lambda *_: None),
+        patch.object(FileWithSpare, "replace", replace),
     ):
         yield
 

@@ -66,7 +66,7 @@ PLANTED: dict[str, tuple[str, Callable[[], Any]]] = {
     "no watermark behind damage": ("damaged", lambda: mock.patch.object(fmt, "look_beyond", no_look_beyond)),
     "the chain is not checked": ("damaged", lambda: mock.patch.object(Recovery, "_check_chain", return_value=None)),
     "the ends are not checked": ("damaged", lambda: mock.patch.object(Recovery, "_check_ends", return_value=None)),
-    "no bound to what is claimed": ("forged", lambda: mock.patch.object(Recovery, "_check_reach", return_value=None)),
+    "no bound to what is claimed": ("forged", lambda: mock.patch.object(Recovery, "_check_tail", return_value=None)),
     "no bound to lost ids": ("forged", lambda: mock.patch("kestrelpy._journal.recovery.MOST_LOST", 1 << 62)),
     "a batch of nothing": ("segments", lambda: mock.patch.object(fmt, "split_batch", return_value=[b""])),
     "spans that fall": ("checkpoints", lambda: mock.patch.object(fmt, "_spans_rise", return_value=True)),

@@ -20,7 +20,7 @@ from kestrelpy._reading.source import Cursor
 from kestrelpy._writing.backpressure import Producer, ProducerTask, Room
 from kestrelpy._writing.ending import Ending
 from kestrelpy._writing.open_journal import OpenJournal
-from kestrelpy._writing.put_path import Parcel, PutPath
+from kestrelpy._writing.put_path import PutPath, PutRequest
 from kestrelpy.blocking import _Gets
 from kestrelpy.clock import _Timers
 from tests.interleavings.planted_races import NOT_WOKEN, race
@@ -112,7 +112,7 @@ def a_producer_looks_before_it_stands_in_line() -> Iterator[None]:
     real, real_enter = PutPath._look_for_room, Room.enter
     looking: set[Producer] = set()
 
-    def look(self: PutPath, parcel: Parcel, producer: Producer) -> range | float | None:
+    def look(self: PutPath, parcel: PutRequest, producer: Producer) -> range | float | None:
         looking.add(producer)
         found = real(self, parcel, producer)
         looking.discard(producer)
@@ -184,7 +184,7 @@ def commits_are_accepted_after_the_last_checkpoint() -> Iterator[None]:
     def save_last(self: Checkpointer, durable: bool, end: Exception, notify: Notify = fail_all) -> None:
         with self.lock:
             self.save_alone(durable, ending=True)
-        self.dispatcher.break_off(end, notify)
+        self.dispatcher.fail_waiting(end, notify)
 
     with patch.object(Checkpointer, "save_last", save_last):
         yield
@@ -222,7 +222,7 @@ def readers_are_not_told_of_the_end() -> Iterator[None]:
         with backlog.lock:
             backlog.broken, backlog.fast = error, False
 
-    with patch.object(Dispatcher, "break_off", break_):
+    with patch.object(Dispatcher, "fail_waiting", break_):
         yield
 
 
@@ -267,7 +267,7 @@ def breaks_and_empties_its_line_in_two_steps() -> Iterator[None]:
             backlog.broken, backlog.fast, backlog.opened = error, False, {}
         self.dismiss(error)
 
-    with patch.object(Dispatcher, "break_off", break_):
+    with patch.object(Dispatcher, "fail_waiting", break_):
         yield
 
 

@@ -45,7 +45,7 @@ def race(says: str, *scenes: str) -> Callable[[Callable[[], Iterator[None]]], No
 
 
 MEMORY = ("traffic of SimpleBlockingQueue", "room of SimpleBlockingQueue")
-NOT_WOKEN = "deadlock|nobody gets anywhere|not woken|nothing arrived|no room within|is full"
+NOT_WOKEN = "deadlock|nobody gets anywhere|not woken|no item within|no room within|is full"
 
 
 # -- the line --------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def completes_under_the_lock() -> Iterator[None]:
                 waiter.fail(error)
             self._after_line_locked()
 
-    with patch.object(Dispatcher, "break_off", break_):
+    with patch.object(Dispatcher, "fail_waiting", break_):
         yield
 
 

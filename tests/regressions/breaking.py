@@ -162,8 +162,8 @@ def nothing(*_: object, **__: object) -> None:
 def names_of_segments_not_synced() -> None:
     real = segment_module.sync_and_name
 
-    def settle(directory: Any, *rest: Any) -> Any:
-        return real(Deaf(directory), *rest)
+    def settle(directory: Any, file: Any, segment: Any) -> None:
+        real(Deaf(directory), file, segment)
 
     segment_module.sync_and_name = journal.sync_and_name = recovery.sync_and_name = settle
 
@@ -182,7 +182,7 @@ def replaced_without_a_sync() -> None:
         self._directory.rename(file_names.temporary_name(self.name), self.name)
         return size
 
-    checkpoint.SparedFile.replace = replace  # type: ignore[method-assign]
+    checkpoint.FileWithSpare.replace = replace  # type: ignore[method-assign]
 
 
 @rule("R4", "test_r4_a_checkpoint_on_disk_names_nothing_that_is_not")
@@ -197,17 +197,17 @@ def saved_ahead_of_the_journal() -> None:
     "test_r5_segments_wait_for_a_durable_checkpoint",
 )
 def retired_by_what_is_in_memory() -> None:
-    QueueFiles.lowest_head_elsewhere = nothing  # type: ignore[method-assign]
-    ReaderRegistry._durable_head = lambda _, reader: reader.head  # type: ignore[method-assign]
+    QueueFiles.lowest_head_of_others = nothing  # type: ignore[method-assign]
+    ReaderRegistry._durable_head = lambda self, reader: reader.head  # type: ignore[method-assign]
 
 
 @rule("R6", "test_an_archive_never_overwrites", "test_an_archive_is_never_overwritten")
 def archived_over_what_is_there() -> None:
-    def archive(directory: Any, name: str, target: Any, *_: Any) -> bool:
-        directory.move(name, target, name)
+    def archive_over(directory: Any, name: str, archive: Any, queue: str, header: Any) -> bool:
+        directory.move(name, archive, name)
         return True
 
-    journal.archive_segment = archive
+    journal.archive_segment = archive_over
 
 
 @rule("R7", "test_r7_no_hole_where_a_segment_ends", "test_no_footer_is_on_disk_before_the_frames_in_front_of_it")
@@ -250,7 +250,11 @@ def a_second_sync_is_believed() -> None:
         return (file and Retrying(file)), item_id
 
     Journal.sync_target = target  # type: ignore[method-assign]
-    Journal.is_active = lambda self, file: real_active(self, file._inner)  # type: ignore[method-assign]
+
+    def is_active(self: Journal, file: Any) -> bool:
+        return real_active(self, file._inner)
+
+    Journal.is_active = is_active  # type: ignore[method-assign]
 
 
 @rule("R10", "test_r10_what_a_failed_sync_left_in_the_cache_is_not_believed")
@@ -270,7 +274,7 @@ def a_short_store_stays() -> None:
 
 @rule("R13", "test_r13_an_interrupt_at_any_store_leaves_file_and_memory_of_one_mind")
 def memory_changes_before_the_file() -> None:
-    def undo(self: Journal, _: BaseException) -> None:
+    def undo(self: Journal, error: BaseException) -> None:
         offset, tail_id, total_bytes = self._at
         self._at = (offset + format_module.FRAME_BYTES, tail_id + 1, total_bytes)
 
@@ -339,8 +343,10 @@ def recovery_leaves_less_each_time() -> None:
 def lengths_are_believed() -> None:
     real = view.read_entries
 
-    def read_entries(file: Any, marker: int, path: str, place: Any, _end: int, *rest: int) -> Any:
-        return real(file, marker, path, place, 1 << 40, *rest)
+    def read_entries(
+        file: Any, marker: int, path: str, place: Any, end: int, first_id: int, last_id: int, max_bytes: int
+    ) -> Any:
+        return real(file, marker, path, place, 1 << 40, first_id, last_id, max_bytes)
 
     view.read_entries = read_entries
 
@@ -390,12 +396,12 @@ class _NoLock:
 
 @rule("R27", "test_lk_b22_a_second_open_is_refused")
 def nothing_is_locked() -> None:
-    RealDirectory.lock = lambda *_, **__: _NoLock()  # type: ignore[method-assign, assignment, return-value]
+    RealDirectory.lock = lambda *_, **__: _NoLock()  # type: ignore[method-assign, assignment]
 
 
 @rule("R28", "test_network_file_systems_are_refused")
 def any_file_system_will_do() -> None:
-    real_module._is_network = lambda _: False
+    real_module._is_network = lambda kind: False
 
 
 twins("R29", "test_r29_a_waiting_thread_does_not_keep_the_interpreter")
@@ -449,7 +455,7 @@ def numbers_by_the_clock() -> None:
 
 @rule("R35", "test_a_batch_that_can_never_be_taken_is_kept_aside")
 def taken_in_unchecked() -> None:
-    Ingest._objection = lambda self, batch: None  # type: ignore[method-assign]
+    Ingest._why_refused = lambda self, batch: None  # type: ignore[method-assign]
 
 
 @rule("R36", "test_half_a_batch_survives_a_close")
@@ -459,7 +465,7 @@ def no_intent() -> None:
 
 @rule("R37", "test_half_a_batch_is_not_seen_and_the_rest_follows")
 def half_a_batch_is_seen() -> None:
-    LocalSource.hide_locked = lambda self, first_id: None  # type: ignore[method-assign]
+    LocalSource.hide_from_locked = lambda self, first_id: None  # type: ignore[method-assign]
 
 
 @rule("R38", "test_the_memory_does_not_grow_for_ever")

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from kestrelpy import CorruptJournal
 from kestrelpy._journal import checkpoint as checkpoint_module
 from kestrelpy._journal import queue_files
-from kestrelpy._journal.checkpoint import CheckpointFile, SparedFile
+from kestrelpy._journal.checkpoint import CheckpointFile, FileWithSpare
 from kestrelpy._journal.recovery import Recovered
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk, PowerModel
@@ -125,7 +125,7 @@ def test_history_persist_queue_180_a_zeroed_state_keeps_the_queue_shut(tmp_path:
 def overwritten_in_place() -> Iterator[None]:
     """The old state is truncated, then the new one is written over it."""
 
-    def write_over(self: SparedFile, data: bytes, size: int) -> int:
+    def write_over(self: FileWithSpare, data: bytes, size: int) -> int:
         try:
             file = self._directory.open(self.name, write=True)
         except FileNotFoundError:
@@ -137,7 +137,7 @@ def overwritten_in_place() -> Iterator[None]:
         self._directory.sync()
         return size
 
-    with patch.object(SparedFile, "replace", write_over):
+    with patch.object(FileWithSpare, "replace", write_over):
         yield
 
 
@@ -212,13 +212,13 @@ class _Unsynced:
 
 @contextlib.contextmanager
 def renamed_without_a_sync() -> Iterator[None]:
-    real = SparedFile.replace
+    real = FileWithSpare.replace
 
-    def replace(self: SparedFile, *rest: Any) -> Any:
+    def replace(self: FileWithSpare, *rest: Any) -> Any:
         with patch.object(self, "_directory", _Unsynced(self._directory)):
             return real(self, *rest)
 
-    with patch.object(SparedFile, "replace", replace):
+    with patch.object(FileWithSpare, "replace", replace):
         yield
 
 
@@ -278,7 +278,7 @@ def test_history_logstash_12554_a_page_of_zeros(tmp_path: Path) -> None:
 def a_new_name_for_each_temporary() -> Iterator[None]:
     numbers = count()
 
-    def replace(self: SparedFile, data: bytes, size: int) -> int:
+    def replace(self: FileWithSpare, data: bytes, size: int) -> int:
         temporary = f"{self.name}.{next(numbers)}.tmp"
         file = self._directory.create(temporary)
         file.write(0, data, bytes(size - len(data)))
@@ -288,7 +288,7 @@ def a_new_name_for_each_temporary() -> Iterator[None]:
         self._directory.sync()
         return size
 
-    with patch.object(SparedFile, "replace", replace), patch.object(SparedFile, "hold", lambda *_: None):
+    with patch.object(FileWithSpare, "replace", replace), patch.object(FileWithSpare, "hold", lambda *_: None):
         yield
 
 

@@ -207,8 +207,10 @@ def test_a_large_kick_does_not_change_over(it: Served, client: Client) -> None: 
     """What there was at its beginning is what it kicks, even if there is more of the other kind when it goes on."""
 
     def kick_with_a_change(change: Callable[[], object]) -> list[bytes | None]:
-        chore = it.server.commands._kick_many("default", 1000)
-        return [next(chore), change(), next(chore)][::2]  # type: ignore[list-item]
+        long_command = it.server.commands._kick_many("default", 1000)
+        first = next(long_command)
+        change()
+        return [first, next(long_command)]
 
     it.call(lambda: it.queue.put_many([b"x"] * (2 * KICK_SLICE), delay=100))
     with it.queue.session() as session:
@@ -586,7 +588,7 @@ class _CountedSyncs:
         self.gate.set()
         self.error: OSError | None = None
         self._sync: Callable[[], None] = it.queue.sync
-        it.queue.sync = self  # type: ignore[method-assign,assignment]
+        it.queue.sync = self  # type: ignore[method-assign]
 
     def __call__(self) -> None:
         self.count += 1

@@ -286,10 +286,11 @@ def test_objects_on_hot_paths_are_small() -> None:
         session = work.session()
         work.put(b"")
         job = session.reserve(0)
-        parts = [work, session, job, work._core, work._core.scheduler, work._core.journal, work._intake]
-        check_small([*parts, work._compactor, work._core.turn, work._core.news, work._core.scheduler.tubes["default"]])
+        core = work._core
+        parts = [work, session, job, core, core.scheduler, core.journal, work._intake]
+        check_small([*parts, work._compactor, core.turn, core.deliveries, core.scheduler.tubes["default"]])
         job.delete()
-    memory = ConcurrentBlockingQueue(10)
+    memory = ConcurrentBlockingQueue[bytes](10)
     memory.put(b"")
     check_small([memory, SimpleBlockingQueue()])
 

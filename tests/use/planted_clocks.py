@@ -121,7 +121,7 @@ def who_enters_a_line_at_the_end_waits() -> Iterator[None]:
 )
 def the_last_error_is_swallowed() -> Iterator[None]:
     def close_all() -> None:
-        for thing in _process._things():
+        for thing in _process._open_objects():
             with contextlib.suppress(Exception):
                 thing.close()
 
@@ -221,7 +221,7 @@ def the_timers_of_a_closed_queue_stay() -> Iterator[None]:
     test="tests/unit/reading/test_dispatch.py::test_peeks_and_aborts_leave_nothing_behind",
 )
 def ids_that_are_gone_stay_in_the_heap() -> Iterator[None]:
-    with patch.object(kestrelpy._reading.window, "MOST_GONE", 1 << 62):
+    with patch.object(kestrelpy._reading.window, "MAX_STALE_IDS", 1 << 62):
         yield
 
 

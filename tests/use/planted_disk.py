@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from kestrelpy._disk import real as real_module
-from kestrelpy._journal.checkpoint import SparedFile
+from kestrelpy._journal.checkpoint import FileWithSpare
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._logging import Trouble, warning
 from kestrelpy.work.held_room import HeldRoom
@@ -38,7 +38,7 @@ def deletes_without_room_are_said_nowhere() -> Iterator[None]:
 @contextmanager
 def no_spare_files() -> Iterator[None]:
     """A checkpoint file is made anew when it is replaced, for which there must be room."""
-    with patch.object(SparedFile, "hold", lambda *_: None), patch.object(QueueFiles, "hold_back", lambda *_: None):
+    with patch.object(FileWithSpare, "hold", lambda *_: None), patch.object(QueueFiles, "hold_back", lambda *_: None):
         yield
 
 

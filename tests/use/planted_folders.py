@@ -248,7 +248,7 @@ def resized_without_a_look() -> Iterator[None]:
     unreachable=SYSTEM,
 )
 def no_look_at_the_system() -> Iterator[None]:
-    with patch.object(real_module, "_lacking", list):
+    with patch.object(real_module, "_missing_calls", list):
         yield
 
 

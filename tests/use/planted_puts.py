@@ -161,7 +161,7 @@ def what_never_fits_waits() -> Iterator[None]:
     test="tests/unit/writing/test_backpressure.py::test_a_batch_overshoots_bytes_by_one_item_as_single_puts_do",
 )
 def only_what_is_there_counts_for_bytes() -> Iterator[None]:
-    def is_refused(self: PutPath, reader: Limited, parcel: put_module.Parcel) -> bool:
+    def is_refused(self: PutPath, reader: Limited, parcel: put_module.PutRequest) -> bool:
         dropping = reader.config.full_policy is FullPolicy.DROP_OLDEST
         return not dropping and not self.fits(reader, len(parcel.items))
 

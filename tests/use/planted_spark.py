@@ -71,13 +71,13 @@ def _nobody_knows_what_the_owner_takes() -> Iterator[None]:
 def _refused_batches_are_not_counted() -> Iterator[None]:
     from kestrelpy._journal import file_names
 
-    put_aside = intake.Ingest._put_aside
+    put_aside = intake.Ingest._refuse
 
     def silently(self: intake.Ingest, name: str, objection: str) -> None:
         put_aside(self, name, objection)
         self.refused = 0
 
-    with patch.object(intake.Ingest, "_put_aside", silently), patch.object(file_names, "refused_among", lambda *_: []):
+    with patch.object(intake.Ingest, "_refuse", silently), patch.object(file_names, "refused_among", lambda *_: []):
         yield
 
 
@@ -194,5 +194,5 @@ def _a_queue_that_is_gone_was_retired() -> Iterator[None]:
 def _what_is_not_there_was_retired() -> Iterator[None]:
     from kestrelpy._reading import detached_source
 
-    with patch.object(detached_source.FollowingView, "whole_to", lambda self, item_id, last_id: last_id):
+    with patch.object(detached_source.FollowingView, "last_id_without_hole", lambda self, item_id, last_id: last_id):
         yield

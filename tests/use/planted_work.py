@@ -234,7 +234,7 @@ def tubes_are_written_in_one_go() -> Iterator[None]:
     def write(self: Compactor) -> int:
         core = self._core
         assert core.journal is not None
-        with core.news, core.lock, core.turn as now:
+        with core.deliveries, core.lock, core.turn as now:
             self._write_unrecorded_locked()
             self._write_tubes_locked(list(core.scheduler.changed_tubes.values()), now)
             self._write_totals_locked()
@@ -287,5 +287,5 @@ def tubes_are_not_bounded() -> Iterator[None]:
     test="tests/work/test_better.py::test_bd_w9_a_sync_that_fails_in_the_background_is_told_by_close_at_the_latest",
 )
 def what_a_work_queue_does_by_itself_counts_as_told() -> Iterator[None]:
-    with patch.object(JobJournal, "unheard", lambda self: contextlib.nullcontext()):
+    with patch.object(JobJournal, "unreported", lambda self: contextlib.nullcontext()):
         yield

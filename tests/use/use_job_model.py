@@ -132,7 +132,7 @@ class Work:
         self.max_jobs: int | None = None
         self.left_behind = 0
         """Tasks in closed loops that are still in line: what they are given goes back a moment later."""
-        self.is_behind = False
+        self.stopped_early = False
         """Whether more is due than is done in one turn: what is ready by now may not be in line yet."""
         self.trouble = 0
         self.age = 0

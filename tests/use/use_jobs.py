@@ -13,7 +13,7 @@ from kestrelpy import DurabilityUnknown, JournaledQueue, QueueClosed, QueueEmpty
 from kestrelpy import open_reader as open_elsewhere
 from kestrelpy.inbox import PartWriter
 from kestrelpy.work import DeadlineSoon, DuplicateJob, Job, JobNotFound, NotReserved, WorkQueue
-from kestrelpy.work.core import TICK
+from kestrelpy.work.core import CALL_SLICE
 from tests.use.use_job_model import (
     FLYING,
     GONE,
@@ -317,7 +317,7 @@ def judge_taken(
     """``due``: what had to be found, and how often it was given out until then."""
     left = left_of(due)
     taken = [work.give(session, handle, session.watching) for handle in handles]
-    if nested != w.nested or w.depth or work.left_behind or work.is_behind:
+    if nested != w.nested or w.depth or work.left_behind or work.stopped_early:
         return
     for job in taken:
         passed = [other for other in left if (other.priority, other.id) < (job.priority, job.id) and other not in taken]
@@ -345,7 +345,7 @@ def reserve(w: World, rng: random.Random, process: Process) -> None:
         return
     check_error(w, work, result)
     if isinstance(result.error, QueueEmpty | DeadlineSoon) and nested == w.nested and not w.depth:
-        late = work.left_behind or work.is_behind
+        late = work.left_behind or work.stopped_early
         w.require(not left_of(due) or late, f"{result.error!r}, and {left_of(due)[:1]} is ready")
     elif result.interrupted:
         work.doubt_all()
@@ -364,9 +364,9 @@ def reserve_late(w: World, rng: random.Random, process: Process) -> None:
     for other in w.processes:
         if other is not process:
             w.call(other, advance_of(other), seconds_late)
-    work.is_behind = work.due_since(work.now() - seconds_late) >= TICK
+    work.stopped_early = work.due_since(work.now() - seconds_late) >= CALL_SLICE
     reserve(w, rng, process)
-    work.is_behind = False
+    work.stopped_early = False
     w.call(process, advance_of(process), 0)
     for model in w.models.values():
         see_batches(w, model)

@@ -13,7 +13,7 @@ from kestrelpy.testing import ManualClock, MemoryDisk
 from kestrelpy.work import DeadlineSoon, Job, JobNotFound, Session, WorkQueue, compaction, scheduler
 from kestrelpy.work import core as core_module
 from kestrelpy.work import session as session_module
-from kestrelpy.work.core import News, WorkCore
+from kestrelpy.work.core import Deliveries, WorkCore
 from kestrelpy.work.scheduler import Scheduler
 
 
@@ -126,8 +126,8 @@ def test_changed_tubes_are_written_in_slices(monkeypatch: pytest.MonkeyPatch, cl
 
 
 def test_a_session_that_watches_many_is_closed_in_slices(queue: WorkQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "MUCH", 5)
-    monkeypatch.setattr(core_module, "TICK", 5)
+    monkeypatch.setattr(session_module, "TIMER_SLICE", 5)
+    monkeypatch.setattr(core_module, "CALL_SLICE", 5)
     session = queue.session()
     for number in range(35):
         session.watch(f"tube-{number}")
@@ -145,8 +145,8 @@ def test_a_session_that_watches_many_is_closed_in_slices(queue: WorkQueue, monke
 @pytest.fixture
 def closing(queue: WorkQueue, monkeypatch: pytest.MonkeyPatch) -> Session:
     """A session whose close takes many slices; job 1 is ready in a tube that it watches."""
-    monkeypatch.setattr(session_module, "MUCH", 1)
-    monkeypatch.setattr(core_module, "TICK", 0)
+    monkeypatch.setattr(session_module, "TIMER_SLICE", 1)
+    monkeypatch.setattr(core_module, "CALL_SLICE", 0)
     session = queue.session()
     for number in range(10):
         session.watch(f"tube-{number}")
@@ -156,16 +156,16 @@ def closing(queue: WorkQueue, monkeypatch: pytest.MonkeyPatch) -> Session:
 
 def between_slices(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
     """Do ``what`` once, after the first slice of a close, without the lock."""
-    real = News.__exit__
+    real = Deliveries.__exit__
     calls: list[None] = []
 
-    def leave(self: News, *about: Any) -> None:
+    def leave(self: Deliveries, *about: Any) -> None:
         real(self, *about)
         calls.append(None)
         if len(calls) == 1:
             what()
 
-    monkeypatch.setattr(News, "__exit__", leave)
+    monkeypatch.setattr(Deliveries, "__exit__", leave)
 
 
 @pytest.mark.parametrize("reserve", ["reserve", "reserve_future", "reserve_many"])

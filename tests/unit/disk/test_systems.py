@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import errno
 import fcntl
-import io
 import mmap
 import os
 from collections.abc import Callable
@@ -48,10 +47,10 @@ def without_proc(patch: pytest.MonkeyPatch) -> None:
     """No table of what is mounted: of no folder it is known which file system it is on."""
     real = builtins.open
 
-    def opened(path: Any, *rest: Any, **options: Any) -> io.IOBase:
+    def opened(path: Any, *rest: Any, **options: Any) -> Any:
         if str(path).startswith("/proc"):
             raise FileNotFoundError(errno.ENOENT, "no such table", path)
-        return real(path, *rest, **options)  # type: ignore[no-any-return]
+        return real(path, *rest, **options)
 
     patch.setattr("builtins.open", opened)
 
@@ -208,7 +207,7 @@ def test_a_mapping_that_cannot_be_resized_is_made_anew(tmp_path: Path, monkeypat
 def test_a_system_that_has_too_little_says_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as now:
         now.delattr(os, name)
-        lacking = real_module._lacking()
+        lacking = real_module._missing_calls()
     check_refusal(tmp_path, monkeypatch, lacking, name)
 
 
@@ -216,13 +215,13 @@ def test_a_system_that_has_too_little_says_so(name: str, tmp_path: Path, monkeyp
 def test_a_system_without_dir_fd_says_so(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as now:
         now.setattr(os, "supports_dir_fd", os.supports_dir_fd - {call})
-        lacking = real_module._lacking()
+        lacking = real_module._missing_calls()
     check_refusal(tmp_path, monkeypatch, lacking, f"{call.__name__} with dir_fd")
 
 
 def check_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: list[str], name: str) -> None:
     assert lacking == [name]
-    monkeypatch.setattr(real_module, "_LACKING", lacking)
+    monkeypatch.setattr(real_module, "_MISSING_CALLS", lacking)
     for call in (lambda: JournaledQueue(tmp_path, "jobs"), lambda: list(scan(tmp_path, "jobs"))):
         with pytest.raises(OSError, match=f"this system has no {name}") as caught:
             call()

@@ -42,6 +42,7 @@ from kestrelpy.config import FullPolicy
 from kestrelpy.inbox import Part, PartWriter, discard, last_version, pending, publish, take_in
 from kestrelpy.inbox import format as inbox_format
 from kestrelpy.inbox.format import BatchPart, Intent, LedgerState, PublishedBatch
+from kestrelpy.inbox.host import InboxHost
 from kestrelpy.inbox.ingest import OLD_SECONDS, Ingest
 from kestrelpy.inbox.ledger import IngestLedger, read_batch
 from kestrelpy.inbox.watcher import InboxWatcher, _forget_watches
@@ -52,6 +53,11 @@ from tests.support.queues import START_MS
 
 Open = Callable[..., JournaledQueue]
 NAME = "jobs"
+
+
+def host_of(queue: JournaledQueue) -> InboxHost:
+    assert queue._inbox is not None
+    return queue._inbox
 
 
 def part_of(folder: Path, items: list[bytes], *, expires_ms: int | None = None, name: str = NAME) -> Part:
@@ -196,10 +202,11 @@ def test_a_version_is_published_once(folder: Path, open_queue: Open) -> None:
 
 
 def test_the_same_parts_twice_are_one_batch(folder: Path, open_queue: Open) -> None:
-    for about in ({}, {"app_id": "app", "version": 7}):
+    batches: tuple[dict[str, Any], ...] = ({}, {"app_id": "app", "version": 7})
+    for about in batches:
         part = part_of(folder, [b"once"])
-        assert publish(folder, NAME, [part], **about)  # type: ignore[arg-type]
-        assert not publish(folder, NAME, [part], **about)  # type: ignore[arg-type]
+        assert publish(folder, NAME, [part], **about)
+        assert not publish(folder, NAME, [part], **about)
         discard(folder, NAME, [part])  # it belongs to the batch
     assert items_of(open_queue()) == [b"once", b"once"]
     with pytest.raises(FileNotFoundError):
@@ -253,7 +260,7 @@ def test_a_part_of_a_batch_that_is_being_cleared_away_is_not_free(folder: Path, 
 
 def test_a_version_needs_its_app_id(folder: Path) -> None:
     part = part_of(folder, [b"x"])
-    with pytest.raises(ValueError, match="version=3 is of an app_id"):
+    with pytest.raises(ValueError, match="version=3 needs an app_id"):
         publish(folder, NAME, [part], version=3)
     assert publish(folder, NAME, [part], version=0)
 
@@ -290,7 +297,7 @@ def test_what_is_not_published(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(ValueError, match="version"):
             publish(folder, NAME, [part], app_id="app", version=version)  # type: ignore[arg-type]
     for name in ("other.batch", part.name + ".tmp", part_of(folder, [b"y"], name="other").name):
-        with pytest.raises(ValueError, match="no part of queue"):
+        with pytest.raises(ValueError, match="is not a part of queue"):
             publish(folder, NAME, [Part(name, 1, 1, 0)])
     monkeypatch.setattr("kestrelpy.inbox.publishing.MOST_PARTS", 2)
     with pytest.raises(ValueError, match="at most 2 parts"):
@@ -323,7 +330,7 @@ def test_it_is_looked_for_every_so_often(folder: Path, open_queue: Open, clock: 
     clock.advance(2.0)
     publish_items(folder, b"a")
     clock.advance(1.9)
-    assert queue._inbox.watcher is other._inbox.watcher
+    assert host_of(queue).watcher is host_of(other).watcher
     assert items_of(queue) == []
     clock.advance(0.1)
     assert queue.get(timeout=20).data == b"a"
@@ -343,10 +350,12 @@ def test_a_queue_that_looks_more_often_is_not_kept_waiting_by_another(
     clock.advance(0.2)
     until(lambda: often.stats().tail_id == 1)
     often.close()
-    until(lambda: rare._inbox.watcher is not None and rare._inbox.watcher._timer is not None)
+    host = host_of(rare)
+    until(lambda: host.watcher is not None and host.watcher._timer is not None)
     clock.advance(0.2)
-    assert rare._inbox.watcher is not None
-    until(lambda: rare._inbox.watcher._timer is not None and rare._inbox.watcher._due > clock.monotonic() + 3000)
+    watch = host.watcher
+    assert watch is not None
+    until(lambda: watch._timer is not None and watch._due > clock.monotonic() + 3000)
 
 
 def test_it_is_looked_for_by_the_systems_clock(folder: Path) -> None:
@@ -369,12 +378,13 @@ def test_nobody_looks_where_nobody_asked(folder: Path, open_queue: Open, clock: 
 
 def test_nobody_is_left_to_look_for(folder: Path, clock: ManualClock) -> None:
     queue = JournaledQueue(folder, "other", clock=clock, disk=RealDisk())
-    watch = queue._inbox.watcher
+    host = host_of(queue)
+    watch = host.watcher
     assert watch is not None
     queue.close()
     watch._look()
     watch._lost(RuntimeError())
-    watch.leave(queue)
+    watch.leave(host)
     assert not watch._members
 
 
@@ -398,10 +408,19 @@ def test_a_failing_look_is_logged_and_tried_again(
             raised.append(1)
             raise OSError(errno.EIO, "no")
 
+        def raised_often() -> bool:
+            clock.advance(0.5)
+            return len(raised) > 2
+
         patched.setattr(Ingest, "run", run)
-        until(lambda: clock.advance(0.5) or len(raised) > 2)
-    assert caplog.text.count("can't be taken in now") == 1
-    until(lambda: clock.advance(0.5) or queue.stats().tail_id == 1)
+        until(raised_often)
+    assert caplog.text.count("can't be ingested now") == 1
+
+    def taken_in() -> bool:
+        clock.advance(0.5)
+        return queue.stats().tail_id == 1
+
+    until(taken_in)
     assert items_of(queue) == [b"a"]
 
 
@@ -581,7 +600,8 @@ def test_who_closes_takes_nothing_in_any_more(folder: Path, open_queue: Open) ->
     queue = open_queue()
     queue.close()
     publish_items(folder, b"a")
-    for call in (queue.take_in, lambda: queue._inbox and queue._inbox.take_in()):
+    calls: tuple[Callable[[], object], ...] = (queue.take_in, lambda: queue._inbox and queue._inbox.take_in())
+    for call in calls:
         with pytest.raises(QueueClosed):
             call()
     assert queue._inbox is not None
@@ -839,7 +859,7 @@ def test_a_damaged_memory_is_kept_aside(folder: Path, open_queue: Open, how: str
         path.unlink()
         path.symlink_to("elsewhere")
     queue = open_queue()
-    assert "some is forgotten" in caplog.text
+    assert "batches are forgotten" in caplog.text
     assert len(inbox_files(folder, ".batches.damaged")) == 1
     assert publish_items(folder, b"c", app_id="third", version=1)
     assert queue.take_in() == 1
@@ -895,7 +915,7 @@ def test_app_ids_are_forgotten_by_their_use(monkeypatch: pytest.MonkeyPatch) -> 
     state.note_done(b"1" * 16, 1, "app3", 7)
     state.note_done(b"2" * 16, 2, "", 0)
     assert state.versions == {"app2": 2, "app0": 9, "app3": 7}
-    again, end = inbox_format.decode_memory(data := inbox_format.encode_memory(state, None))
+    again, end = inbox_format.decode_memory(data := inbox_format.encode_ledger(state, None))
     assert (again.versions, again.finished, end) == (state.versions, state.finished, len(data))
 
 
@@ -1012,7 +1032,7 @@ def test_half_a_batch_whose_other_half_is_lost(folder: Path, open_queue: Open, c
     full_in_the_middle(folder, disk).close()
     name = inbox_files(folder, ".part")[0]
     (folder / "inbox" / name).unlink()
-    with pytest.raises(CorruptJournal, match="of its 6 items are taken in; but"):
+    with pytest.raises(CorruptJournal, match="of its 6 items are ingested, but"):
         open_queue()
     queue = open_queue(on_corruption="quarantine")
     assert "items of batch" in caplog.text
@@ -1152,7 +1172,7 @@ def test_forged_records_are_not_remembered() -> None:
     good = inbox_format._VERSION.pack(1, 7) + b"app"
     intent = inbox_format._INTENT.pack(2, bytes(16), bytes(16), 1, 1, 0, 1, 0)
     for bad in (b"", b"\x09" + bytes(20), b"\1", inbox_format._VERSION.pack(1, 1 << 62), good + b"\xff", intent[:-1]):
-        data = forge(good, inbox_format.MEMORY_MAGIC) + inbox_format._record(bad)
+        data = forge(good, inbox_format.LEDGER_MAGIC) + inbox_format._record(bad)
         state, end = inbox_format.decode_memory(data)
         assert (state.versions, state.intent, end) == ({"app": 7}, None, len(data) - len(bad) - 8)
         assert not inbox_format.whole_record_behind(data, end)
@@ -1188,7 +1208,7 @@ def test_the_clock_of_the_system_is_one_and_others_are_themselves(folder: Path, 
         JournaledQueue(folder, "b", clock=SystemClock()) as second,
         JournaledQueue(folder, "c", clock=clock) as third,
     ):
-        assert first._inbox.watcher is second._inbox.watcher is not third._inbox.watcher
+        assert host_of(first).watcher is host_of(second).watcher is not host_of(third).watcher
 
 
 def test_a_disk_in_memory_has_inboxes_too() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from kestrelpy import CorruptJournal, JournaledQueue, open_reader, scan, verify
 from kestrelpy._journal.file_names import new_segment_name
-from kestrelpy._journal.segment import HeadersBehind
+from kestrelpy._journal.segment import HeadersAfter
 from kestrelpy.inspection.summary import inspect
 from kestrelpy.testing import MemoryDisk
 from tests.support.disks import CountingDisk
@@ -112,14 +113,14 @@ def test_headers_behind_whatever_the_order_they_are_asked_for_in() -> None:
         pass
 
     read: list[int] = []
-    headers = {3: Header(), 7: Header()}
+    headers: dict[int, Any] = {3: Header(), 7: Header()}
 
-    def look_at(at: int) -> Header | None:
+    def look_at(at: int) -> Any:
         read.append(at)
         return headers.get(at)
 
     for order in (range(10), reversed(range(10)), (5, 2, 9, 0, 3)):
-        behind, read[:] = HeadersBehind(10, look_at), []  # type: ignore[arg-type]
+        behind, read[:] = HeadersAfter(10, look_at), []
         for at in order:
             assert behind.first_from(at) is headers.get(3 if at <= 3 else 7 if at <= 7 else 10)
         assert len(read) <= 10
@@ -181,7 +182,12 @@ def test_inspect_where_the_last_of_many_is_left(monkeypatch: pytest.MonkeyPatch)
         queue.commit_many(queue.get_many(2))
         counting = CountingDisk(writer.disk)
         listings = iter(range(100))
-        counting.after_listing = lambda: next(listings) == 2 and queue.checkpoint(durable=True)
+
+        def retire() -> None:
+            if next(listings) == 2:
+                queue.checkpoint(durable=True)
+
+        counting.after_listing = retire
         found = inspect("/q", "jobs", disk=counting)
         assert 0 < len(found.segments) < len(before.segments)
         assert (found.tail_id, found.put_items) == (before.tail_id, before.put_items)

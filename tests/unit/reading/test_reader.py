@@ -316,7 +316,7 @@ def test_lk_f62_commit_of_what_is_not_open(open_queue: Open) -> None:
     for wrong in (1, 2, 3, 4, 0, -1, item):
         for call in (reader.commit, reader.abort, lambda x: reader.commit_many([x])):
             with pytest.raises(UnknownItem) as caught:
-                call(wrong)  # type: ignore[operator]
+                call(wrong)
             assert caught.value.reader == "jobs"
             assert caught.value.item_id == (wrong if isinstance(wrong, int) else 1)
     assert (reader.items, reader.head) == (2, 1)
@@ -359,7 +359,14 @@ def test_commits_in_any_order_from_any_thread(open_queue: Open, start: Any) -> N
 def test_commit_many_is_all_or_nothing(open_queue: Open) -> None:
     _, reader = filled(open_queue, 5)
     items = reader.get_many(4)
-    for wrong in ([*items, 5], [items[0], items[0]], [items[0], 1], [1, 1], [items[3], 99]):
+    refused: tuple[list[Item | int], ...] = (
+        [*items, 5],
+        [items[0], items[0]],
+        [items[0], 1],
+        [1, 1],
+        [items[3], 99],
+    )
+    for wrong in refused:
         with pytest.raises(UnknownItem):
             reader.commit_many(wrong)
         assert (reader.open_items, reader.items, reader.head) == (4, 5, 0)
@@ -404,7 +411,7 @@ def test_lk_f63_error_counts_grow(open_queue: Open) -> None:
 def test_lk_c6_on_abort(open_queue: Open) -> None:
     seen: list[tuple[int, int]] = []
 
-    def give_up(item: Any) -> bool:
+    def give_up(item: Item) -> bool:
         seen.append((item.id, item.error_count))
         return item.error_count >= 2
 
@@ -895,9 +902,10 @@ def test_seek_by_time(open_queue: Open, clock: ManualClock) -> None:
 
 def test_seek_takes_one_place(open_queue: Open) -> None:
     _, reader = filled(open_queue, 1)
-    for call in (reader.seek, lambda: reader.seek(1, time_ms=1)):
+    calls: tuple[Callable[[], object], ...] = (reader.seek, lambda: reader.seek(1, time_ms=1))
+    for call in calls:
         with pytest.raises(TypeError):
-            call()  # type: ignore[operator]
+            call()
     assert reader.get_nowait().id == 1
 
 
@@ -1230,7 +1238,7 @@ class NoticingDisk(MemoryDisk):
 
 def retiring_at(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
     """``call`` when a retirement has read the place of every reader here, and has not taken anything yet."""
-    real = QueueFiles.lowest_head_elsewhere
+    real = QueueFiles.lowest_head_of_others
 
     def lowest(self: QueueFiles, own: set[str], wanted: int, queue_id: bytes) -> int | None:
         found = real(self, own, wanted, queue_id)
@@ -1238,14 +1246,14 @@ def retiring_at(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> 
             call()
         return found
 
-    monkeypatch.setattr(QueueFiles, "lowest_head_elsewhere", lowest)
+    monkeypatch.setattr(QueueFiles, "lowest_head_of_others", lowest)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_seek_back_beside_a_retirement_comes_before_it_or_after_it(
     elsewhere: bool, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, clock, seeking = NoticingDisk(), ManualClock(), []
+    disk, clock, seeking = NoticingDisk(), ManualClock(), list[Any]()
     queue = JournaledQueue("/q", "jobs", clock=clock, disk=disk, segment_bytes=4096, sync="never")
     reader = open_reader("/q", "jobs", "a", clock=clock, disk=disk) if elsewhere else queue.reader("a")
     for _ in range(20):
@@ -1676,14 +1684,14 @@ def test_a_reader_that_is_closed_while_another_is_made_is_not_listed(
 def test_a_close_beside_that_of_the_queue_loses_no_commit(open_queue: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, reader = filled(open_queue, 3)
     reader.commit_many(reader.get_many(3))
-    real = Dispatcher.break_off
+    real = Dispatcher.fail_waiting
 
     def breaks(self: Dispatcher, *arguments: Any) -> None:
         monkeypatch.undo()
         real(self, *arguments)
         queue.close()  # in another thread, before the reader's own close saves its place
 
-    monkeypatch.setattr(Dispatcher, "break_off", breaks)
+    monkeypatch.setattr(Dispatcher, "fail_waiting", breaks)
     reader.close()
     with open_queue() as again:
         assert again.reader().items == 0
@@ -1883,7 +1891,7 @@ def test_entering_a_block_runs_no_line_of_ours(open_queue: Open) -> None:
     _, reader = filled(open_queue, 1)
     item, called = reader.get(), list[str]()
     before = sys.gettrace()
-    sys.settrace(lambda frame, event, _: called.append(frame.f_code.co_name))  # type: ignore[func-returns-value]
+    sys.settrace(lambda frame, event, _: called.append(frame.f_code.co_name))
     entered = item.__enter__()
     sys.settrace(before)
     assert entered is item

@@ -10,6 +10,7 @@
 #   make coverage             which branches of what reads and writes files the tests reach
 #   make compare              other queues through the same kills and power cuts, into docs/comparison.md; for root
 #   make check                formatting, lint, types, the rules of the house
+#   make api                  docs/api.md from the docstrings; make test fails where the page is not what they say
 #   make bench                the benchmarks, and the goals at the end; ARGS="--only put,cycle --repeats 3" and so on
 #   make plots RESULTS=path   what bench wrote with --json path (default: the last of bench/results), drawn into docs/plots
 #   make bench-against REV=x  the hot paths against those of another commit, as ratios
@@ -32,7 +33,7 @@ THEIR_TESTS = tests/unit/journal tests/unit/inbox tests/unit/test_codecs.py test
 	tests/regressions/test_found_by_crashes.py tests/regressions/test_found_by_fuzzing.py
 BIN := $(VENV)/bin
 
-.PHONY: help java demo test test-all test-spark soak coverage compare check bench bench-against bench-spark bench-jobs pipeline plots micro clean
+.PHONY: help java demo test test-all test-spark soak coverage compare check api bench bench-against bench-spark bench-jobs pipeline plots micro clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -90,6 +91,9 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_tidy.py
+
+api: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.support.api_page
 
 bench: $(VENV)/.installed-bench
 	@$(BIN)/python -m bench $(ARGS)

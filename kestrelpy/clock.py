@@ -154,6 +154,7 @@ class SystemClock:
         *,
         on_lost: Callable[[BaseException], object] | None = None,
     ) -> Timer:
+        """Call ``callback`` in ``seconds``, on the maintenance thread. ``on_lost`` as in ``Clock``."""
         return _timers.add(seconds, callback, on_lost)
 
     def sync_later(

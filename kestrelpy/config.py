@@ -19,7 +19,12 @@ DEFAULT_MEMORY_BYTES = 16 << 20
 
 
 class FullPolicy(enum.Enum):
-    """What a put does when a queue or a reader is at its limit."""
+    """What a put does when a queue or a reader is at its limit.
+
+    ``BLOCK`` waits for room, as ``queue.Queue`` does: up to the ``timeout`` of the put, which is 0 for a journaled
+    queue unless the call says otherwise. ``REFUSE`` raises ``QueueFull`` at once. ``DROP_OLDEST`` accepts the item, and
+    drops the oldest unread items until the limits are met.
+    """
 
     BLOCK = "block"
     """Wait for room, as ``queue.Queue`` does."""
@@ -35,9 +40,11 @@ class FullPolicy(enum.Enum):
 class Codec(Protocol):
     """Turns values into the bytes of an item, and back."""
 
-    def encode(self, value: Any, /) -> bytes: ...
+    def encode(self, value: Any, /) -> bytes:
+        """The bytes of ``value``. What it raises is raised by the put, which has stored nothing then."""
 
-    def decode(self, data: bytes, /) -> Any: ...
+    def decode(self, data: bytes, /) -> Any:
+        """The value of these bytes, for ``Item.value``."""
 
 
 class ReaderConfig(Value, kw_only=True):

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from kestrelpy.spark.session import JavaMissing, check_java
+from tests.support import api_page
 from tests.support.budget import BRIEF_JAVA
 
 ROOT = Path(__file__).parent.parent
@@ -212,3 +213,13 @@ def test_commands_and_their_output_are_told_apart() -> None:
     assert commands(Block("sh", "", "a\nb\n", 1)) == [("a\nb\n", None)]
     assert re.fullmatch(pattern("jobs ...\n"), "jobs  1  2\n", re.DOTALL)
     assert not re.fullmatch(pattern("jobs ...\n"), "works  1  2\n", re.DOTALL)
+
+
+def test_the_page_of_the_interface_is_what_the_docstrings_say() -> None:
+    """``make api`` writes it again."""
+    assert api_page.PAGE.read_text("utf-8") == api_page.markdown()
+
+
+def test_every_entry_of_the_interface_says_something() -> None:
+    silent = re.findall(r"^(?:- `[^`]*`|### \w+):? *$(?=\n\n(?:- `|#))", api_page.markdown(), re.MULTILINE)
+    assert silent == []

@@ -402,6 +402,7 @@ class MemoryDisk:
         self.folders["/"] = self._new_folder("/", 0)
 
     def directory(self, path: str, *, create: bool = False) -> MemoryDirectory:
+        """Open a folder of this disk; with ``create``, make it if it is missing. Raises ``FileNotFoundError``."""
         path = _absolute(path)
         with _guard:
             if create:

@@ -1,7 +1,7 @@
-"""kestrelpy and PySpark: queues as DataFrames and streams, and results back into queues.
+"""Queues in PySpark: read and streamed as DataFrames, and written from DataFrames.
 
-``register(spark)`` makes the format ``"kestrel"`` known to a session; ``local_session()`` builds one that works out of
-the box. Needs the extra ``[spark]`` and Java 17 or 21. docs/spark.md is the guide.
+``register(spark)`` makes the format ``"kestrel"`` known to a session. ``local_session()`` builds a session that works
+out of the box. This needs the extra ``[spark]`` and Java 17 or 21. docs/spark.md is the guide.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ _LATER = {
     "archive_to_parquet": "lake.conversion",
     "load_report": "report.load_report",
 }
-"""What is imported when it is asked for: without pyarrow and PySpark, a session can say what is missing."""
+"""Names that are imported at their first use. So this package can be imported without pyarrow and PySpark, and a
+session can say what is missing.
+"""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,12 @@
-"""A disk that can crash: it knows of every byte and every name whether it is on disk, or would be lost with the power.
+"""A disk that can crash. It knows for each byte and each name whether it is on disk, or a power cut would lose it.
 
 Rules:
-1. What a kill leaves is exact: what processes saw; and it stays in doubt, as far as it was not synced.
-2. What a power cut leaves is one of many states; which ones there are is said in ``_power.py``. All of it is durable
-then.
-3. A disk is used by one thread, or by several that take turns. Clones share nothing that changes.
+1. A kill leaves exactly one state: what processes saw. Changes that were not synced are not synced after the kill
+   either.
+2. A power cut leaves one of many states, which ``_power.py`` describes. Everything in that state is durable.
+3. A disk is used by one thread, or by several threads that take turns. Clones share nothing that changes.
 
-What is known of each file and folder, and what a sync does, is in ``_history.py``.
+``_history.py`` has the history of each file and folder, and the effect of a sync.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from kestrelpy.testing._power import Image, PowerModel, PowerStates
 
 
 class CrashingDisk(MemoryDisk):
-    """A disk in memory that can be killed, and cut from its power, before any operation.
+    """A disk in memory on which a kill or a power cut can happen before any operation.
 
     ``before_operation`` is called before every operation that changes the disk: a store into a buffer, write, grow,
-    truncate, sync, create, rename, move, unlink, sync of a directory, the making of a folder. The operation has not
-    begun; ``next_operation`` says which it is. What the hook raises is raised to whoever wanted the operation, which
-    is then not done. ``operations`` counts those that were begun. Clones have no hook, and count from 0.
+    truncate, sync, create, rename, move, unlink, sync of a directory, the making of a folder. At this time the
+    operation has not begun; ``next_operation`` names it. If the hook raises, the caller of the operation gets this
+    error, and the operation is not done. ``operations`` counts the operations that were begun. Clones have no hook, and
+    count from 0.
 
-    For use by one thread: to wait for a lock is a ``RuntimeError``.
+    For use by one thread: waiting for a lock raises ``RuntimeError``.
     """
 
     def __init__(self, *, mounts: Iterable[str] = ()) -> None:
@@ -42,22 +43,23 @@ class CrashingDisk(MemoryDisk):
         self.before_operation: Callable[[], None] | None = None
         self.operations = 0
         self.next_operation = ("", "")
-        """The kind of the operation that is next or under way, and the name of its file, or its folder's path."""
+        """The kind of the next or current operation, and the name of its file or the path of its folder."""
         self._in_flight: tuple[Node, int, bytes] | None = None
         self._states: PowerStates | None = None
 
     @property
     def crashing_folders(self) -> dict[str, CrashingFolder]:
+        """Its folders, by path."""
         return cast("dict[str, CrashingFolder]", self.folders)
 
     # -- clones ------------------------------------------------------------------------------------------------------
 
     def after_kill(self, choose: Choose | None = None) -> CrashingDisk:
-        """The disk after the death of all processes: a clone that has what they saw, no handle and no lock.
+        """The disk after the death of all processes: a clone with the contents that they saw, without handles or locks.
 
-        What was not synced is not synced there either: it is lost if the power goes next. With ``choose``, called
-        from ``before_operation``, the store or write that is about to be done is there in part: bytes from its front,
-        or from its end (a copy need not go forwards).
+        Changes that were not synced are not synced in the clone either: a power cut after the kill loses them. If this
+        is called from ``before_operation`` with ``choose``, the clone has a part of the next store or write: bytes from
+        its front, or from its end (because a copy need not go forwards).
         """
         clone = self._bare_clone()
         clone._order = self._order
@@ -89,24 +91,25 @@ class CrashingDisk(MemoryDisk):
     def after_power_cut(self, choose: Choose, model: PowerModel) -> CrashingDisk:
         """The disk after a power cut: a clone in one state that ``model`` allows, all of it durable.
 
-        ``choose`` makes the choices, by ``choose.randrange(n)``: a ``random.Random``, what
-        ``hypothesis.strategies.randoms`` draws, or anything alike. Always the first choice: all that is pending is
-        lost; always the last: all is kept.
+        ``choose`` makes the choices, by ``choose.randrange(n)``: a ``random.Random``, a value from
+        ``hypothesis.strategies.randoms``, or a similar object. If it always takes the first choice, all pending changes
+        are lost; if it always takes the last, all are kept.
         """
         return self._restored(self._power_states().one(choose, model))
 
     def power_states(self, model: PowerModel, limit: int, *, seed: int = 0) -> Iterator[CrashingDisk]:
-        """At most ``limit`` different states that ``model`` allows; all of them where there are few ways to them.
+        """Yield at most ``limit`` different states that ``model`` allows; all of them, if few choices lead to them.
 
-        Otherwise corners (all lost, all kept, each single thing lost or kept) and samples drawn with ``seed``. They
-        are of the moment of the first ``next``; what is done to the disk after that does not matter.
+        Otherwise yields corners (all lost, all kept, a single thing lost or kept) and samples drawn with ``seed``. The
+        states are those at the first ``next``; later changes of the disk do not matter.
         """
         for image in self._power_states().several(model, limit, seed):
             yield self._restored(image)
 
     def digest(self) -> int:
-        """A number for what processes see, and for what was durable behind the ends of files; equal for equal disks,
-        within one process. Costs a hash of what is new.
+        """A hash of what processes see, and of durable bytes after the ends of files. Equal disks have equal digests.
+
+        Valid within one process. Cost: hashing the new pages.
         """
         folders = self.crashing_folders.items()
         return Image(
@@ -143,7 +146,7 @@ class CrashingDisk(MemoryDisk):
             clone.folders[path] = folder
         return clone
 
-    # -- what MemoryDisk calls ---------------------------------------------------------------------------------------
+    # -- calls from MemoryDisk ---------------------------------------------------------------------------------------
 
     def _before(self, kind: str, name: str, node: Node | None = None, offset: int = 0, data: bytes = b"") -> int:
         self.next_operation = (kind, name)
@@ -174,10 +177,10 @@ class CrashingDisk(MemoryDisk):
                 inner.made = 0
 
     def _wait(self) -> None:
-        raise RuntimeError("a wait for a lock that nobody can release: a CrashingDisk has one thread")
+        raise RuntimeError("this wait for a lock would never end: a CrashingDisk is for one thread")
 
     def _check(self) -> None:
-        """What holds after every operation."""
+        """Assert the invariants that hold after every operation."""
         for folder in self.crashing_folders.values():
             pending = {change.name for change in folder.changes}
             for name in folder.names.keys() | folder.durable.keys():
@@ -191,7 +194,7 @@ def _seen(node: CrashingNode) -> Content:
 
 
 def _part(choose: Choose, size: int) -> tuple[int, int]:
-    """The part of a store that is there: nothing, everything, the front or the end."""
+    """Choose the part of a store that is done: nothing, everything, the front or the end."""
     count = choose.randrange(size + 1)
     if 0 < count < size and choose.randrange(2):
         return size - count, size

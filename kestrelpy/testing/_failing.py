@@ -1,10 +1,10 @@
-"""A disk that fails on demand, around any other.
+"""A disk that wraps another disk, and fails on demand.
 
 Rules:
-1. Operations are counted from 1 in the order of their calls. What cannot fail is not counted: closing, the size of an
-   open file, the release of a lock, and a store into a mapping, whose room ``grow`` has reserved.
-2. An operation that fails leaves everything as it was, with two exceptions, as on a real disk: a write may have
-   stored a part, and a sync has marked the dirty pages clean, which a ``CrashingDisk`` inside knows how to play.
+1. Operations are counted from 1, in the order of their calls. Operations that cannot fail are not counted: closing, the
+   size of an open file, the release of a lock, and a store into a mapping, whose room ``grow`` has reserved.
+2. A failed operation leaves everything as it was, with two exceptions, as on a real disk. A write may have stored a
+   part of its bytes. A sync has marked the dirty pages as clean; a ``CrashingDisk`` inside simulates that.
 
 NOTE ON LOCKING: ``FailingDisk._lock`` guards the counters and is never held during an operation.
 """
@@ -30,25 +30,25 @@ OPERATIONS = frozenset(
 
 @runtime_checkable
 class _FailsSync(Protocol):
-    """A file or a directory that knows what a failed sync leaves behind."""
+    """A file or a directory that can simulate a failed sync."""
 
     def fail_sync(self) -> None: ...
 
 
 class FailingDisk:
-    """``inner``, of which ``arm`` makes single operations fail.
+    """Passes operations on to ``inner``, and makes single operations fail after ``arm()``.
 
-    Count them in a run without a fault, then run again with each of them failing. With ``mapped=False``, stores into
-    buffers count and fail too, as where a file system refuses mappings.
+    Count the operations in a run without a fault, and then repeat the run with each of them failing. With
+    ``mapped=False``, stores into buffers count and fail too, as on a file system that refuses mappings.
     """
 
     def __init__(self, inner: Disk, *, mapped: bool = True) -> None:
         self.inner = inner
         self.mapped = mapped
         self.counts: Counter[str] = Counter()
-        """Operations by kind, failed ones too."""
+        """The number of operations by kind, with failed ones."""
         self.failures = 0
-        """How many operations were made to fail."""
+        """The number of operations that were made to fail."""
         self._lock = threading.Lock()
         self._error = 0  # guarded by self._lock, as all below; 0: not armed
         self._left = 0
@@ -58,7 +58,7 @@ class FailingDisk:
 
     @property
     def operations(self) -> int:
-        """How many operations there were."""
+        """The number of all operations so far."""
         return self.counts.total()
 
     def arm(
@@ -70,16 +70,16 @@ class FailingDisk:
         kinds: Collection[str] = OPERATIONS,
         short_bytes: int = 0,
     ) -> None:
-        """Fail the ``at``-th operation from now on, of those whose kind is in ``kinds``, with ``OSError(error)``.
+        """Make an operation fail with ``OSError(error)``: the ``at``-th from now on whose kind is in ``kinds``.
 
-        ``sticky``: all after it as well, until ``disarm()``. ``short_bytes``: that many bytes of a write (below 0:
-        all but that many) are stored before it fails. Replaces what was armed before. Raises ``ValueError`` for an
-        unknown kind.
+        ``sticky``: all later operations of these kinds fail too, until ``disarm()``. ``short_bytes``: a failing write
+        first stores so many bytes; a negative number means all bytes but so many. Replaces an earlier ``arm()``. Raises
+        ``ValueError`` for an unknown kind.
         """
         if at < 1 or not error:
             raise ValueError(f"'at' counts from 1 and 'error' is an errno, not {at} and {error}")
         if unknown := set(kinds) - OPERATIONS:
-            raise ValueError(f"no operations of a disk: {', '.join(sorted(unknown))}")
+            raise ValueError(f"'kinds' has unknown operations: {', '.join(sorted(unknown))}")
         with self._lock:
             self._error = error
             self._left = at
@@ -88,20 +88,22 @@ class FailingDisk:
             self._short_bytes = short_bytes
 
     def disarm(self) -> None:
+        """Let every call succeed again."""
         with self._lock:
             self._error = 0
 
     @property
     def armed(self) -> bool:
-        """Whether some operation is still to fail."""
+        """True if a later operation will fail."""
         return self._error != 0
 
     def directory(self, path: str, *, create: bool = False) -> FailingDirectory:
+        """Open a folder of the inner disk: its calls fail as this disk says."""
         self.attempt("directory", path)
         return FailingDirectory(self, self.inner.directory(path, create=create))
 
     def due(self, kind: str, path: str = "") -> OSError | None:
-        """Count an operation; the error that it is to fail with, or ``None``."""
+        """Count an operation. Returns the error with which it must fail, or ``None``."""
         with self._lock:
             self.counts[kind] += 1
             if not self._error or kind not in self._kinds:
@@ -116,7 +118,7 @@ class FailingDisk:
         return OSError(error, os.strerror(error), path) if path else OSError(error, os.strerror(error))
 
     def attempt(self, kind: str, path: str = "") -> None:
-        """Count an operation that has no effect when it fails; raises the error if it is to fail."""
+        """Count an operation that has no effect if it fails. Raises the error if it must fail."""
         error = self.due(kind, path)
         if error is not None:
             raise error
@@ -130,7 +132,7 @@ class FailingDisk:
             raise error
 
     def written_part(self, size: int) -> int:
-        """How much of a failing write of ``size`` bytes is stored; never all of it."""
+        """The number of bytes that a failing write of ``size`` bytes stores. It is less than ``size``."""
         part = self._short_bytes if self._short_bytes >= 0 else size + self._short_bytes
         return max(0, min(part, size - 1))
 

@@ -5,7 +5,8 @@
 3. What is banned outside its module is named in ``BANS``, each with what to use instead.
 4. Every public name is exported and documented.
 5. Links in the documents lead somewhere; the commands in them exist.
-6. A private name of an object is used by its own module (``PRIVATE_USES`` has the rest). A class name is used once.
+6. A private name of an object is used by its own module (``PRIVATE_USES`` has the rest). A class name is used once. No
+   class is the base of one other and nothing else.
 Each check is a function from source text to complaints, and is itself tested on a planted fault.
 """
 
@@ -101,8 +102,7 @@ PRIVATE_USES = {
     "_reading.reader": ("_owner",),
     # what ``Waiting`` gives to its heirs alone
     "blocking": ("_wait",),
-    "memory._exchange": ("_quit", "_quit"),
-    "memory._simple": ("_wait",),
+    "memory._simple": ("_quit", "_quit", "_wait"),
     "_reading.local_source": ("_directory",),
     "testing._crash": ("_mounts",),
     "work.repair": ("_check",),
@@ -379,6 +379,31 @@ def loop_complaints(path: str, source: str) -> list[str]:
     return complaints
 
 
+def heir_complaints(found: list[tuple[str, str]]) -> list[str]:
+    """Classes that exist to be the base of one other class: never made, in no ``__all__``. That is one class in two."""
+    where: dict[str, str] = {}
+    heirs: dict[str, list[str]] = {}
+    used: set[str] = set()
+    for path, source in found:
+        tree = ast.parse(source)
+        used |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is str}
+        where |= {
+            node.name: path for node in tree.body if isinstance(node, ast.ClassDef)
+        }  # no stand-ins of old Pythons
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                for base in node.bases:
+                    name = ast.unparse(base).partition("[")[0]
+                    heirs.setdefault(name, []).append(node.name)
+            elif isinstance(node, ast.Call):
+                used.add(ast.unparse(node.func).partition("[")[0])
+    return [
+        f"{where[name]}: {name} has one heir, {mine[0]}, and is nothing else: make them one class"
+        for name, mine in heirs.items()
+        if len(mine) == 1 and name in where and name not in used
+    ]
+
+
 def class_complaints(found: list[tuple[str, str]]) -> list[str]:
     """Names that more than one class has."""
     classes: dict[str, list[str]] = {}
@@ -566,6 +591,10 @@ def test_private_names_are_used_by_their_own_module() -> None:
     _fail_with([one for path, source in sources("kestrelpy") for one in private_complaints(path, source)])
 
 
+def test_no_class_is_the_base_of_one_other_and_nothing_else() -> None:
+    _fail_with(heir_complaints(list(sources("kestrelpy"))))
+
+
 def test_a_class_name_is_used_once() -> None:
     _fail_with(class_complaints(list(sources("kestrelpy"))))
 
@@ -714,6 +743,15 @@ def test_a_loop_with_a_condition_is_seen() -> None:
     assert "kestrelpy/x.py:3" in loop_complaints("kestrelpy/x.py", loop.format("try"))[0]
     assert not loop_complaints("kestrelpy/x.py", loop.format("try").replace("while x", "while True"))
     assert not loop_complaints("kestrelpy/x.py", "while x:\n    with y:\n        pass\n")
+
+
+def test_a_base_of_one_class_is_seen() -> None:
+    base = "class _Base:\n    pass\n"
+    one = ("a.py", base + "class A(_Base):\n    pass\n")
+    assert heir_complaints([one]) == ["a.py: _Base has one heir, A, and is nothing else: make them one class"]
+    assert not heir_complaints([one, ("b.py", "class B(_Base[int]):\n    pass\n")])
+    assert not heir_complaints([one, ("b.py", "thing = _Base()\n")])
+    assert not heir_complaints([one, ("b.py", "__all__ = ['_Base']\n")])
 
 
 def test_a_class_name_that_is_used_twice_is_seen() -> None:

@@ -230,7 +230,7 @@ class PutPath:
                     producer.sleep(ids)
             finally:
                 room.leave(producer)
-        except BaseException:  # as in Exchange: an interrupt as the ``finally`` began
+        except BaseException:  # as in SimpleBlockingQueue: an interrupt as the ``finally`` began
             room.leave(producer)
             raise
         return ids

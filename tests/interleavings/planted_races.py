@@ -22,7 +22,7 @@ from kestrelpy._writing.group_commit import GroupCommit, _Link
 from kestrelpy._writing.put_path import PutPath
 from kestrelpy._writing.status import QueueStatus
 from kestrelpy._writing.syncer import Syncer
-from kestrelpy.memory._exchange import Exchange
+from kestrelpy.memory._simple import SimpleBlockingQueue
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def looks_and_then_registers() -> Iterator[None]:
 def claims_without_removing() -> Iterator[None]:
     """The first in line is served and stays in line: the next item goes to him too."""
 
-    def settle(self: Exchange[Any]) -> None:
+    def settle(self: SimpleBlockingQueue[Any]) -> None:
         with self._lock:
             waiter = self._line.head()
             item = self._items.popleft() if waiter is not None and self._items else None
@@ -82,7 +82,7 @@ def claims_without_removing() -> Iterator[None]:
             with self._lock:
                 self._line.remove(waiter)
 
-    with patch.object(Exchange, "_match", settle):
+    with patch.object(SimpleBlockingQueue, "_match", settle):
         yield
 
 

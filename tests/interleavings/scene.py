@@ -83,11 +83,13 @@ class _Yielding:
             self.fail_sync()
             scene.point()
             raise OSError(5, "the disk has failed")
-        super().sync()
+        node: Any = super()
+        node.sync()
         scene.point()
 
     def fail_sync(self) -> None:
-        super().fail_sync()
+        node: Any = super()
+        node.fail_sync()
 
 
 class _Node(_Yielding, MemoryNode):
@@ -226,8 +228,8 @@ class Ledger:
             known = self.acknowledged.get(item_id)
             require(known is None or known == data, f"the item {item_id} has changed")
             require(data not in self.refused, f"the item {item_id} is of a put that raised")
-            known = known or (crashed and data) or data in self.doubtful
-            require(known, f"the item {item_id} was never acknowledged")
+            may_be = known or (crashed and data) or data in self.doubtful
+            require(may_be, f"the item {item_id} was never acknowledged")
 
 
 def close_quietly(queue: JournaledQueue) -> None:

@@ -35,6 +35,7 @@ class Crash:
 
     def strike(self) -> None:
         disk, rng = self.work.disk, self.scene.rng
+        assert isinstance(disk, CrashingDisk)
         self.disk = disk.after_kill(rng) if self.model is None else disk.after_power_cut(rng, self.model)
         ledger = self.work.ledger
         self.promised.acknowledged = dict(ledger.acknowledged)

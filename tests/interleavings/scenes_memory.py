@@ -227,8 +227,9 @@ def coroutines(scene: Scene, make: Make) -> None:
                 task.cancel()
         await asyncio.wait(tasks)
         for task in tasks:
-            if not task.cancelled() and not isinstance(task.exception(), QueueEmpty | QueueClosed | None):
-                raise task.exception()
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not isinstance(error, QueueEmpty | QueueClosed):
+                raise error
 
     def run_loop() -> None:
         loop = Loop(scene)

@@ -165,7 +165,7 @@ def maintenance_dies(scene: Scene) -> None:
 
     dying = scene.rng.choice((clock._timers, clock._syncs))
 
-    def strike(_now: float) -> NoReturn:
+    def strike(now: float) -> NoReturn:
         raise SystemExit
 
     def die() -> None:
@@ -214,8 +214,9 @@ def coroutines(scene: Scene) -> None:
             task.cancel()
         await asyncio.wait(tasks)
         for task in tasks:
-            if not task.cancelled() and not isinstance(task.exception(), QueueEmpty | None):
-                raise task.exception()
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not isinstance(error, QueueEmpty):
+                raise error
 
     def run_loop() -> None:
         loop = Loop(scene)

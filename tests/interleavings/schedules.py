@@ -22,8 +22,13 @@ from tests.interleavings.standins import installed
 _CAN_TRACE_OPCODES = sys.version_info[:2] != (3, 12)
 """CPython 3.12 crashes if several threads do."""
 
+
+def _of(how: Callable[[Scene, scenes_memory.Make], None], make: scenes_memory.Make) -> Callable[[Scene], None]:
+    return lambda scene: how(scene, make)
+
+
 SCENES: dict[str, Callable[[Scene], None]] = {
-    **{name: lambda scene, how=how, make=make: how(scene, make) for name, (how, make) in scenes_memory.SCENES.items()},
+    **{name: _of(how, make) for name, (how, make) in scenes_memory.SCENES.items()},
     **{
         how.__name__: how
         for how in (*scenes_inbox.SCENES, *scenes_journal.SCENES, *scenes_readers.SCENES, *scenes_crash.SCENES)

@@ -65,7 +65,9 @@ def test_a_schedule_that_fails_fails_again() -> None:
     with race.plant():
         with pytest.raises(BrokenSchedule) as first:
             search(race)
-        name, seed = re.search(r"\[play\('(.*)', (\d+)\)\]", str(first.value)).groups()
+        said = re.search(r"\[play\('(.*)', (\d+)\)\]", str(first.value))
+        assert said is not None
+        name, seed = said.groups()
         with pytest.raises(BrokenSchedule) as second:
             play(name, int(seed))
     assert str(first.value) == str(second.value)

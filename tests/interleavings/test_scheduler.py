@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,7 +34,11 @@ def outcomes(work: Callable[[Scheduler, list[Any]], object], *, priorities: bool
     found = set()
     for seed in range(200):
         left: list[Any] = []
-        schedule(seed, lambda scheduler, left=left: work(scheduler, left), priorities=priorities)
+
+        def leave(scheduler: Scheduler, left: list[Any] = left) -> None:
+            work(scheduler, left)
+
+        schedule(seed, leave, priorities=priorities)
         found.add(tuple(left))
     return found
 
@@ -51,7 +56,7 @@ def test_one_task_runs_at_a_time() -> None:
                 scheduler.point()
 
         for name in range(4):
-            scheduler.start(str(name), lambda name=name: run(name))
+            scheduler.start(str(name), partial(run, name))
 
     assert schedule(1, work).switches > 10
 
@@ -59,7 +64,7 @@ def test_one_task_runs_at_a_time() -> None:
 @pytest.mark.parametrize("priorities", [False, True])
 def test_all_orders_are_seen(priorities: bool) -> None:
     def work(scheduler: Scheduler, left: list[Any]) -> None:
-        tasks = [scheduler.start(name, lambda name=name: left.append(name)) for name in "abc"]
+        tasks = [scheduler.start(name, partial(left.append, name)) for name in "abc"]
         for task in tasks:
             task.join()
 
@@ -83,8 +88,8 @@ def test_an_unprotected_count_is_lost_and_a_protected_one_is_not() -> None:
             task.join()
         left.append(count[0])
 
-    assert outcomes(lambda *given: work(*given, protect=False)) == {(1,), (2,)}
-    assert outcomes(lambda *given: work(*given, protect=True)) == {(2,)}
+    assert outcomes(partial(work, protect=False)) == {(1,), (2,)}
+    assert outcomes(partial(work, protect=True)) == {(2,)}
 
 
 def test_a_deadlock_is_found_and_says_where_everybody_is() -> None:
@@ -114,7 +119,7 @@ def test_a_deadlock_is_found_and_says_where_everybody_is() -> None:
 
 def test_a_lost_wake_up_is_found() -> None:
     def work(scheduler: Scheduler) -> None:
-        condition, there = Condition(scheduler, Mutex(scheduler, "a test's", reentrant=True)), []
+        condition, there = Condition(scheduler, Mutex(scheduler, "a test's", reentrant=True)), list[int]()
 
         def wait() -> None:
             is_there = bool(there)
@@ -221,7 +226,12 @@ def test_lines_of_the_library_are_points() -> None:
         scheduler = Scheduler(RandomWalk(rng), rng, gap=gap)
         with installed(scheduler):
             queue = SimpleBlockingQueue[int]()
-            scheduler.run(lambda: scheduler.start("puts", lambda: [queue.put(number) for number in range(20)]))
+
+            def puts() -> None:
+                for number in range(20):
+                    queue.put(number)
+
+            scheduler.run(lambda: scheduler.start("puts", puts))
         return scheduler.points
 
     assert points(1) > 2 * points(0)

@@ -6,6 +6,7 @@ What an interrupted get had in its hands is the caller's loss, as with any funct
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
 import random
@@ -18,7 +19,7 @@ import pytest
 from kestrelpy._waiting.waiters import TaskWaiter, ThreadWaiter
 from kestrelpy.errors import QueueClosed, QueueEmpty
 from kestrelpy.memory import ConcurrentBlockingQueue, SimpleBlockingQueue
-from kestrelpy.memory._exchange import Supplier, SupplierLine
+from kestrelpy.memory._simple import Supplier, SupplierLine
 from tests.interrupts.strikes import Interrupter, interrupter_at
 
 Q = SimpleBlockingQueue[Any]
@@ -69,7 +70,7 @@ def test_put_with_futures_in_line(kind: type[Q], maxsize: int, put: str) -> None
         leave, q._leave = q._leave, lambda waiter: False  # type: ignore[method-assign]
         cancelled.cancel()  # and it has not left the line yet
         q._leave = leave  # type: ignore[method-assign]
-        struck = interrupter.run(lambda q=q: getattr(q, put)("a"))
+        struck = interrupter.run(functools.partial(getattr(q, put), "a"))
         assert is_free(q)
         q._check()
         assert first.done() or (struck and q.waiter_count >= 2)
@@ -87,7 +88,12 @@ def test_put_with_a_thread_and_a_task_in_line(kind: type[Q], maxsize: int, loop:
         thread, task = ThreadWaiter(q), TaskWaiter(loop, q)
         q._enter(thread)
         q._enter(task)
-        struck = interrupter.run(lambda q=q: (q.put("a"), q.put("b")))
+
+        def put_two(q: Q = q) -> None:
+            q.put("a")
+            q.put("b")
+
+        struck = interrupter.run(put_two)
         loop.run_until_complete(asyncio.sleep(0))
         assert is_free(q)
         q._check()
@@ -149,7 +155,11 @@ def test_a_get_that_waits(kind: type[Q], arrives: str) -> None:
         q._enter = put_and_enter  # type: ignore[method-assign]
         taken: list[str] = []
         waiter = Waiter(q)
-        interrupter.run(lambda q=q, taken=taken, waiter=waiter: taken.append(q._wait(None, waiter=waiter)))
+
+        def take(q: Q = q, taken: list[str] = taken, waiter: Waiter = waiter) -> None:
+            taken.append(q._wait(None, waiter=waiter))
+
+        interrupter.run(take)
         assert is_free(q)
         assert q.waiter_count == 0
         q._check()

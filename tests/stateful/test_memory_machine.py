@@ -21,8 +21,8 @@ from kestrelpy._waiting.waiters import ThreadWaiter
 from kestrelpy.config import FullPolicy
 from kestrelpy.errors import QueueClosed, QueueEmpty, QueueFull
 from kestrelpy.memory import ConcurrentBlockingQueue, SimpleBlockingQueue
-from kestrelpy.memory._exchange import Supplier as RealSupplier
-from kestrelpy.memory._exchange import SupplierLine
+from kestrelpy.memory._simple import Supplier as RealSupplier
+from kestrelpy.memory._simple import SupplierLine
 from kestrelpy.testing import ManualClock
 from tests.support.budget import share
 
@@ -125,7 +125,8 @@ class MemoryMachine(RuleBasedStateMachine):
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
         self.run_the_loop()
-        for one in [*self.consumers, *self.producers]:
+        everybody: list[Consumer | Supplier] = [*self.consumers, *self.producers]
+        for one in everybody:
             if one.kind == "task" and not one.real.cancelled():
                 one.real.exception()  # asked for: nobody need be told of it
         self.loop.close()
@@ -387,7 +388,8 @@ class MemoryMachine(RuleBasedStateMachine):
         assert q.full() == (not model.has_room())
         assert (q.maxsize, q.dropped_count, q.is_shutdown) == (model.maxsize, model.dropped, model.closed)
         assert (q.waiter_count, len(q._producers)) == (len(model.line), len(model.suppliers))
-        assert self.clock.timer_count == sum(one.deadline is not None for one in [*model.line, *model.suppliers])
+        waiting: list[Consumer | Supplier] = [*model.line, *model.suppliers]
+        assert self.clock.timer_count == sum(one.deadline is not None for one in waiting)
         for consumer in self.consumers:
             assert outcome_of(consumer) == (consumer.outcome if consumer.seen or consumer.kind != "task" else WAITING)
         for supplier in self.producers:
@@ -409,11 +411,11 @@ def outcome_of(consumer: Consumer) -> Any:
 
 
 class ConcurrentMachine(MemoryMachine):
-    kind = ConcurrentBlockingQueue
+    kind: type[SimpleBlockingQueue[int]] = ConcurrentBlockingQueue
 
 
 class SimpleMachine(MemoryMachine):
-    kind = SimpleBlockingQueue
+    kind: type[SimpleBlockingQueue[int]] = SimpleBlockingQueue
 
 
 SETTINGS = settings(max_examples=max(100, share(300)), stateful_step_count=40, deadline=None)

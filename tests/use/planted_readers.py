@@ -18,7 +18,7 @@ from kestrelpy._waiting.waiters import Waiter
 from kestrelpy._writing import options
 from kestrelpy.errors import KestrelError
 from kestrelpy.item import Item
-from kestrelpy.memory._exchange import Exchange
+from kestrelpy.memory._simple import SimpleBlockingQueue
 from tests.use.planting import defect
 
 
@@ -60,7 +60,7 @@ def a_seek_does_not_keep_retirements_out() -> Iterator[None]:
     test="tests/unit/waiting/test_line.py::test_a_task_that_is_thrown_away_waits_for_no_lock",
 )
 def a_task_that_is_thrown_away_waits_for_the_lock() -> Iterator[None]:
-    with patch.object(Waiting, "_forsake", Waiting._quit), patch.object(Exchange, "_forsake", Waiting._quit):
+    with patch.object(Waiting, "_forsake", Waiting._quit), patch.object(SimpleBlockingQueue, "_forsake", Waiting._quit):
         yield
 
 

@@ -118,7 +118,7 @@ class UseDisk(MemoryDisk):
 
     def __init__(self, shared: UseDisk | None = None) -> None:
         super().__init__()
-        self.trouble = shared.trouble if shared is not None else Trouble()
+        self.trouble: Trouble = shared.trouble if shared is not None else Trouble()
         self.waited = 0
         if shared is not None:
             self.folders = shared.folders

@@ -64,7 +64,7 @@ def account(w: World) -> None:
 
 
 def timers_of(process: Process) -> list[Any]:
-    heap = process.clock._heap
+    heap: Any = process.clock._heap
     return [entry[2] for entry in getattr(heap, "entries", heap)]
 
 

@@ -47,7 +47,7 @@ from tests.use.use_operations import OPERATIONS
 from tests.use.use_swarm import Swarm
 from tests.use.use_world import Hang, Process, World
 
-assert watcher.InboxWatcher  # it is imported when a queue is first opened, and must be there before
+assert watcher.InboxWatcher is not None  # it is imported when a queue is first opened, and must be there before
 MODULES = (
     use_ending,
     use_job_tasks,
@@ -152,7 +152,7 @@ class _AtOnce:
         self, target: Callable[..., object], args: tuple[object, ...] = (), name: str = "", daemon: bool | None = None
     ) -> None:
         del name, daemon
-        self._work = lambda: target(*args)
+        self._work: Callable[[], object] = lambda: target(*args)
 
     def start(self) -> None:
         self._work()

@@ -284,11 +284,11 @@ def bind(
         raise w.fail(f"the default reader is opened beside {model.named()}")
     # Who makes a reader while the queue is erased has one of that which comes after it, or of none; and out of a
     # callback of a queue's closing, one whose place the queue has left already.
-    left = [each for each in (known, default) if each is not None and each.handle is not None]
+    left = [each.handle for each in (known, default) if each is not None and each.handle is not None]
     if (
         model.is_going
         or model.erased
-        or (w.depth and any(isinstance(each.handle._backlog.broken, QueueClosed) for each in left))
+        or (w.depth and any(isinstance(each._backlog.broken, QueueClosed) for each in left))
     ):
         if default is not None:
             default.may_have_name = True

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from kestrelpy._disk.memory import MemoryNode
 from tests.use.use_model import Put, QueueModel
 from tests.use.use_opening import FOLDER
 from tests.use.use_operations import choose_opened, choose_reader, operation, settle_puts
@@ -46,8 +47,8 @@ def turn(w: World, process: Process) -> None:
     w.require(threads <= w.threads, f"tasks that wait have taken {threads - w.threads} threads")
     for task in [task for task in process.tasks if task.done()]:
         process.tasks.remove(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not is_thrown(error):
-            raise w.fail(f"a task has ended with {error!r}") from error
+        if not task.cancelled() and (raised := task.exception()) is not None and not is_thrown(raised):
+            raise w.fail(f"a task has ended with {raised!r}") from raised
 
 
 @operation("aget", 1)
@@ -124,8 +125,8 @@ def is_stored(w: World, model: QueueModel, put: Put) -> bool:
         return True
     if model.writer.queues[model.name].queue._source.first_id > 1:
         return True  # it may have been retired
-    folder = w.disk.folders[FOLDER].names
-    return any(put.data in bytes(folder[name].data) for name in files_of(w, model, ".segment"))  # type: ignore[attr-defined]
+    folder = cast("dict[str, MemoryNode]", w.disk.folders[FOLDER].names)
+    return any(put.data in bytes(folder[name].data) for name in files_of(w, model, ".segment"))
 
 
 @operation("loop", 2)

@@ -6,10 +6,12 @@ import errno
 import gc
 import random
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kestrelpy import Item, KestrelError, QueueLocked
+from kestrelpy._disk.memory import MemoryNode
 from tests.use.use_disk import UseDisk
 from tests.use.use_model import QueueModel
 from tests.use.use_opening import FOLDER
@@ -55,7 +57,7 @@ def pass_time(w: World, seconds: float) -> None:
     check_batches(w)
 
 
-def _advance(process: Process):  # type: ignore[no-untyped-def]
+def _advance(process: Process) -> Callable[[float], None]:
     def run(seconds: float) -> None:
         """Raises nothing of the library's."""
         process.clock.advance(seconds)
@@ -142,10 +144,10 @@ def flip(w: World, rng: random.Random, process: Process) -> None:
     model = choose_model(w, rng)
     segments = files_of(w, model, ".segment")
     if segments:
-        node = w.disk.folders[FOLDER].names[rng.choice(segments)]
-        used = len(bytes(node.data).rstrip(b"\0"))  # type: ignore[attr-defined]
+        node = cast("MemoryNode", w.disk.folders[FOLDER].names[rng.choice(segments)])
+        used = len(bytes(node.data).rstrip(b"\0"))
         if used > 100:
-            node.data[rng.randrange(64, used)] ^= 1 << rng.randrange(8)  # type: ignore[attr-defined]
+            node.data[rng.randrange(64, used)] ^= 1 << rng.randrange(8)
             model.damaged = True
             w.tags.add("damaged")
             w.saw("one flipped bit")

@@ -17,10 +17,11 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from kestrelpy import CorruptJournal, DurabilityUnknown, Item, JournaledQueue, KestrelError, Reader, ReaderConfig
 from kestrelpy._process import forget
+from kestrelpy._reading.detached_source import DetachedSource
 from kestrelpy.testing import ManualClock
 from tests.use.use_coverage import Coverage
 from tests.use.use_disk import UseDisk
@@ -214,7 +215,8 @@ class World:
             return Result(error=error, interrupted=True)
         plain = getattr(function, "__func__", function)
         if isinstance(plain, type):
-            plain = plain.__init__
+            kind: Any = plain
+            plain = kind.__init__
         if isinstance(error, OSError | CorruptJournal) and self.erasures:  # a reader of a queue that was erased
             return Result(error=error)
         if not isinstance(error, documented(plain)):
@@ -266,7 +268,8 @@ class World:
             self.saw(f"a call out of {where}")
             self.nest(process)
         elif dice > 1 - swarm.raising:
-            kind = rng.choice((RuntimeError, RuntimeError, ValueError, *swarm.severe))
+            kinds: tuple[type[BaseException], ...] = (RuntimeError, RuntimeError, ValueError, *swarm.severe)
+            kind = rng.choice(kinds)
             error = kind(f"thrown by {where}")
             if not isinstance(error, Exception) or isinstance(error, MemoryError):
                 self.thrown.append(error)
@@ -364,10 +367,10 @@ class World:
         for reader in list(process.readers):
             if reader.handle is not None:
                 self.handles.pop(id(reader.handle), None)
-                source = reader.handle._source
+                source = cast("DetachedSource", reader.handle._source)
                 if not any(reader.handle._source is opened.queue._source for opened in process.queues.values()):
-                    forget(source)  # type: ignore[arg-type]
-                    source._abandon()  # type: ignore[attr-defined]
+                    forget(source)
+                    source._abandon()
             reader.restart()
         for other in list(process.others):
             other.kill()

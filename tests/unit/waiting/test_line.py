@@ -21,7 +21,7 @@ from kestrelpy._waiting.line import Line, Waiting, fail_all
 from kestrelpy._waiting.waiters import FutureWaiter, TaskWaiter, ThreadWaiter, Waiter
 from kestrelpy.clock import Timer
 from kestrelpy.errors import QueueClosed, QueueEmpty
-from kestrelpy.memory._exchange import SupplierLine
+from kestrelpy.memory._simple import SupplierLine
 from kestrelpy.testing import ManualClock, MemoryDisk
 from tests.support.patience import until
 
@@ -154,10 +154,15 @@ def test_an_interrupt_in_a_claim_leaves_the_waiter_in_line() -> None:
 
 def test_fail_all_fails_each_with_its_own_error_in_order() -> None:
     found: list[int] = []
-    waiters: list[Waiter] = [FutureWaiter() for _ in range(3)]
-    futures = [waiter.future for waiter in waiters]
+    made = [FutureWaiter() for _ in range(3)]
+    waiters: list[Waiter] = [*made]
+    futures = [waiter.future for waiter in made]
     for number, future in enumerate(futures):
-        future.add_done_callback(lambda _, number=number: found.append(number))
+
+        def note(_: object, number: int = number) -> None:
+            found.append(number)
+
+        future.add_done_callback(note)
     fail_all(waiters, QueueEmpty)
     assert found == [0, 1, 2]
     assert len({id(future.exception()) for future in futures}) == 3
@@ -168,8 +173,9 @@ def test_fail_all_goes_on_after_an_interrupt() -> None:
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
-    waiters: list[Waiter] = [FutureWaiter() for _ in range(3)]
-    futures = [waiter.future for waiter in waiters]
+    made = [FutureWaiter() for _ in range(3)]
+    waiters: list[Waiter] = [*made]
+    futures = [waiter.future for waiter in made]
     futures[0].add_done_callback(interrupt)
     with pytest.raises(KeyboardInterrupt):
         fail_all(waiters, QueueEmpty)
@@ -547,7 +553,7 @@ def half_done(case: Case) -> Coroutine[Any, Any, Any]:
     """What waits in line, and belongs to no task."""
 
     async def begin() -> Coroutine[Any, Any, Any]:
-        call = case.source.aget()
+        call: Coroutine[Any, Any, Any] = case.source.aget()
         call.send(None)
         return call
 

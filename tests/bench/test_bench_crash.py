@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from bench.crash.peers import PEERS, Kestrel, Peer
 from tests.support.paths import ROOT
 
 
-def run_in_a_process_of_its_own(*arguments: str) -> dict[str, object]:
+def run_in_a_process_of_its_own(*arguments: str) -> dict[str, Any]:
     """It forks; and what others leave to their finalisers is none of this suite's business."""
     done = subprocess.run(
         [sys.executable, "-m", "bench.crash", *arguments, "--json", "-"],
@@ -28,7 +29,7 @@ def run_in_a_process_of_its_own(*arguments: str) -> dict[str, object]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    facts: dict[str, object] = json.loads(done.stdout)
+    facts: dict[str, Any] = json.loads(done.stdout)
     return facts
 
 
@@ -37,7 +38,7 @@ def test_a_kill(peer: type[Peer], tmp_path: Path) -> None:
     if peer.module:
         pytest.importorskip(peer.module, reason=f"{peer.package} is not installed")
     facts = run_in_a_process_of_its_own("--kills", "1", "--cuts", "0", "--only", peer.name, "--dir", str(tmp_path))
-    (found,) = facts["peers"]  # type: ignore[misc]
+    (found,) = facts["peers"]
     counts = found["results"]["kill"]
     assert counts["rounds"] == 1
     assert counts["acknowledged"] > 0
@@ -112,7 +113,7 @@ class Deaf(Kestrel):
     def load(cls) -> None:
         from kestrelpy._disk.real import RealFile
 
-        RealFile.sync = lambda _: None  # type: ignore[method-assign]
+        RealFile.sync = lambda self: None  # type: ignore[method-assign]
 
 
 def counted(peer: type[Peer], end: str, count: int, folder: Path) -> dict[str, int]:

@@ -6,6 +6,8 @@ import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
+from typing import cast
 
 import pytest
 
@@ -141,7 +143,9 @@ def test_the_floor_of_a_sync_stores_one_behind_the_other(tmp_path: Path) -> None
 def test_the_floor_in_memory_leaves_nobody_waiting_for_what_is_there() -> None:
     """The item that comes between the look and the registration is seen by the second look."""
     put, take = make_memory_floor()
-    wait: Callable[[], object] = take.__closure__[1].cell_contents  # type: ignore[attr-defined]
+    closure = cast("FunctionType", take).__closure__
+    assert closure is not None
+    wait: Callable[[], object] = closure[1].cell_contents
     put(1)
     assert wait() == 1
     put(2)

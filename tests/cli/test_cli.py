@@ -309,6 +309,7 @@ def test_items_are_put_as_they_arrive(spawn: Spawn, tmp_path: Path) -> None:
             break
         get = spawn("get", tmp_path, "jobs", "--follow", "--max", "2")
         assert get.stdout is not None
+    assert get.stdout is not None
     assert line == b"first\n"
     out, err = put.communicate(b" and half\n")
     assert (put.returncode, err) == (0, b"")
@@ -548,7 +549,7 @@ def test_batches_that_were_refused_are_counted(run: Run, jobs: Path) -> None:
     (jobs / "inbox").mkdir()
     for number in (1, 2):
         (jobs / "inbox" / f"jobs.{number:013d}.batch.refused").touch()
-    told = b"refused   2 published, which could not be taken in: inbox/*.batch.refused"
+    told = b"refused   2 published, which could not be ingested: inbox/*.batch.refused"
     assert told in run("stat", jobs, "jobs").out.splitlines()
     done = run("verify", jobs, "jobs")
     assert told in done.out.splitlines()

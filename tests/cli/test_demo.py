@@ -197,14 +197,14 @@ def test_what_came_again_after_a_kill_is_counted() -> None:
         (got([1, 2, 3]), "lines 4 to 5 never came"),
         (got([]), "lines 1 to 5 never came"),
         ([], "lines 1 to 5 never came"),
-        (got([1, 2, 2, 3, 4, 5]), "line 2 came again, or late, though nothing was killed"),
-        (got([1, 3, 2, 4, 5]), "line 2 came again, or late"),
+        (got([1, 2, 2, 3, 4, 5]), "line 2 came again or out of order, although nothing was killed"),
+        (got([1, 3, 2, 4, 5]), "line 2 came again or out of order"),
         (got([1, 2], [4, 5]), "lines 3 to 3 never came"),
-        (got([1, 2, 3, 4, 5], lines=[b"one", b"", b"THREE", b"four", b"five"]), "line 3 is not the input's"),
-        (got([1, 2, 3, 4, 5, 6], lines=[*LINES, b"six"]), "line 6 is not the input's"),
+        (got([1, 2, 3, 4, 5], lines=[b"one", b"", b"THREE", b"four", b"five"]), "line 3 differs from the input"),
+        (got([1, 2, 3, 4, 5, 6], lines=[*LINES, b"six"]), "line 6 differs from the input"),
         (
             [*got([1, 2, 3]), *got([2, 3, 4, 5], lines=[b"one", b"other", b"three", b"four", b"five"])],
-            "line 2 is not the input's",
+            "line 2 differs from the input",
         ),
     ],
 )
@@ -267,10 +267,10 @@ def test_puts_are_proven_whether_or_not_the_last_one_was_acknowledged() -> None:
 @pytest.mark.parametrize(
     ("ledger", "complaint"),
     [
-        (put((0, [2, 4]), (2, [4, 5])), "2 acknowledged lines were gone after a restart"),
+        (put((0, [2, 4]), (2, [4, 5])), "2 acknowledged lines were missing after a restart"),
         (put((0, [2, 4])), "4 lines are in the queue, 5 are in the input"),
         (put((0, [2, 4, 6])), "6 lines are in the queue"),
-        (put((0, [2, 2, 5])), "line 2 was put behind line 2"),
+        (put((0, [2, 2, 5])), "line 2 was put after line 2"),
         ([], "0 lines are in the queue"),
     ],
 )

@@ -229,10 +229,14 @@ class PutsFromAThread(Full):
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
+        def tell() -> None:
+            if not done.done():
+                done.set_result(None)
+
         def put() -> None:
             with contextlib.suppress(QueueFull, QueueClosed, RuntimeError):  # the last one: the loop is closed
                 self.put(item, True, timeout)
-                loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
+                loop.call_soon_threadsafe(tell)
 
         threading.Thread(target=put, daemon=True).start()
         await asyncio.sleep(0.02)  # so that they come in order

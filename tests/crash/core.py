@@ -7,7 +7,7 @@ journal's ``read``. Here the same is done with nothing around it, in less than h
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from kestrelpy import KestrelError
 from kestrelpy._journal.format import Checkpoint, Entry
@@ -17,18 +17,10 @@ from kestrelpy._journal.recovery import Recovery
 from kestrelpy._reading.backlog import BLOCK_BYTES
 from kestrelpy._reading.limits import progress_of
 from kestrelpy._reading.progress import Progress
+from kestrelpy._reading.source import Source
 from kestrelpy.testing import CrashingDisk
 from tests.crash.promise import READERS, BrokenPromise, Promise
-from tests.crash.recovered import Seen, check_reader
-
-
-class Unread(NamedTuple):
-    """What a reader would get."""
-
-    id: int
-    data: bytes
-    expires_ms: int | None
-    error_count: int
+from tests.crash.recovered import Seen, Unread, check_reader
 
 
 class Glance(NamedTuple):
@@ -99,7 +91,8 @@ def _unread(
 ) -> list[Unread]:
     """What is not done, as far as ``state`` says, and has not expired. Its figures must say as much."""
     first_id = journal.first_id
-    progress = progress_of(state, journal) if state else Progress(first_id - 1, *journal.before(first_id))
+    source = cast("Source", journal)  # as far as it is asked here
+    progress = progress_of(state, source) if state else Progress(first_id - 1, *journal.before(first_id))
     left = [
         Unread(item_id, data, expires_ms, progress.error_counts.get(item_id, 0))
         for item_id, (data, _, expires_ms) in everything.items()

@@ -21,8 +21,9 @@ from tests.crash.crashes import Crashes
 from tests.crash.promise import BrokenPromise, Promise
 from tests.crash.recovered import abandon_all
 from tests.crash.workload import Style, Workload
+from tests.support.queues import Sync
 
-SYNCS = ("always", 0.1, "never")
+SYNCS: tuple[Sync, ...] = ("always", 0.1, "never")
 OFTEN = {"store": 0.1, "write": 0.3, "grow": 0.2}
 """Operations of which there are many: how likely a crash before one of them is looked at, and 0.6 for all others. What
 a rare operation did shows before the one that follows, so that one counts as rare as well."""
@@ -39,7 +40,7 @@ class Explorer:
         seed: int,
         limit: int,
         *,
-        syncs: tuple[float | str, ...] = SYNCS,
+        syncs: tuple[Sync, ...] = SYNCS,
         style: Style | None = None,
         points: int = 25,
         **how: Any,
@@ -71,14 +72,14 @@ class Explorer:
                 if seed % 20 == 0:
                     gc.collect()
 
-    def run_one(self, seed: int, sync: float | str) -> None:
+    def run_one(self, seed: int, sync: Sync) -> None:
         """One workload and its crash points; in every second one items are large from a few hundred bytes on. Raises
         ``BrokenPromise``.
         """
         with large_items_from(500) if seed % 2 else nullcontext():
             self._run_one(seed, sync)
 
-    def _run_one(self, seed: int, sync: float | str) -> None:
+    def _run_one(self, seed: int, sync: Sync) -> None:
         choose = random.Random(f"{seed} {sync}")
         points: list[tuple[CrashingDisk, Promise]] = []
         rare = False

@@ -14,6 +14,7 @@ from tests.crash.explorer import collecting_seldom
 from tests.crash.inbox_world import Habit, Ledger, World, judge, open_queue
 from tests.crash.promise import BrokenPromise
 from tests.crash.recovered import MODELS
+from tests.support.queues import Sync
 
 OFTEN = {"store": 0.15, "write": 0.5, "grow": 0.2}
 
@@ -90,7 +91,7 @@ class InboxExplorer:
         self,
         kind: str,
         disk: CrashingDisk,
-        sync: float | str,
+        sync: Sync,
         ledger: Ledger,
         choose: random.Random,
         *,
@@ -107,7 +108,7 @@ class InboxExplorer:
             raise BrokenPromise(f"{kind}: {broken}") from broken
 
     def _crash_the_owner(
-        self, disk: CrashingDisk, sync: float | str, ledger: Ledger, choose: random.Random, *, power: bool, depth: int
+        self, disk: CrashingDisk, sync: Sync, ledger: Ledger, choose: random.Random, *, power: bool, depth: int
     ) -> None:
         """An owner opens what was left, and dies at every step of that."""
         points: list[CrashingDisk] = []

@@ -21,6 +21,7 @@ from kestrelpy.testing._choices import Leaning
 from kestrelpy.testing._failing import OPERATIONS
 from tests.crash.promise import BrokenPromise
 from tests.crash.recovered import MODELS, opened, vanish
+from tests.support.queues import Sync
 
 APPS = ("a", "b", None)
 SIZES = (0, 10, 300, 900, 2500)
@@ -50,7 +51,7 @@ class Habit:
     deaths: int = 2
     sizes: tuple[int, ...] = SIZES
     apps: tuple[str | None, ...] = APPS
-    sync: float | str | None = None
+    sync: Sync | None = None
     kinds: frozenset[str] = KINDS
     within: int = 30
     """Of so many operations of these kinds one fails, where one does."""
@@ -132,12 +133,12 @@ def _label(key: Key) -> bytes:
     return f"{key[0]}:{key[1]}".encode()
 
 
-def open_queue(disk: CrashingDisk | FailingDisk, sync: float | str) -> JournaledQueue:
+def open_queue(disk: CrashingDisk | FailingDisk, sync: Sync) -> JournaledQueue:
     """In smaller segments where puts wait for the disk."""
     queue = JournaledQueue(
         "/data",
         "jobs",
-        sync=sync,  # type: ignore[arg-type]
+        sync=sync,
         segment_bytes=4096 if sync == "always" else 24_000,
         inbox_interval=None,
         default_reader=CONFIG,
@@ -179,7 +180,8 @@ class World:
     def __init__(self, seed: int, watch: Callable[[], None], style: Habit, *, failing: float = 0.0) -> None:
         self.random = random.Random(seed)
         self.style = style
-        self.sync: float | str = style.sync or self.random.choice(("always", "never"))
+        either: tuple[Sync, ...] = ("always", "never")
+        self.sync = self.random.choice(either) if style.sync is None else style.sync
         self.watch = watch
         self.ledger = Ledger()
         self.fails = self.random.random() < failing
@@ -396,7 +398,7 @@ class World:
 
 
 def judge(
-    disk: CrashingDisk, sync: float | str, ledger: Ledger, *, power: bool, then: random.Random | None = None
+    disk: CrashingDisk, sync: Sync, ledger: Ledger, *, power: bool, then: random.Random | None = None
 ) -> list[bytes]:
     """Open, take in and read all there is, and hold it against the ledger; with ``then``, go on and look again."""
     try:
@@ -417,7 +419,7 @@ def judge(
 
 def _go_on(
     disk: CrashingDisk,
-    sync: float | str,
+    sync: Sync,
     queue: JournaledQueue,
     ledger: Ledger,
     seen: list[bytes],

@@ -12,7 +12,7 @@ import errno
 import gc
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,8 @@ from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Choose, Leaning
 from tests.crash import core
 from tests.crash.explorer import collecting_seldom
-from tests.crash.recovered import MODELS, opened, read_all, vanish
+from tests.crash.recovered import MODELS, Unread, opened, read_all, vanish
+from tests.support.queues import Sync
 
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EACCES, errno.EMFILE)
 NAMES = ("left", "right")
@@ -48,7 +49,7 @@ class Recording(FailingDisk):
 class Run:
     """The run, and its ledger."""
 
-    sync: float | str
+    sync: Sync
     error: int
     mapped: bool = True
     disk: CrashingDisk = field(default_factory=CrashingDisk)
@@ -205,7 +206,7 @@ class Run:
                 queue = JournaledQueue(
                     "/data",
                     "jobs",
-                    sync=self.sync,  # type: ignore[arg-type]
+                    sync=self.sync,
                     segment_bytes=4096,
                     clock=clock,
                     disk=self.failing,
@@ -308,16 +309,19 @@ class Run:
 
     def check_contents(self, disk: CrashingDisk, kept: dict[int, bytes]) -> None:
         """By the core alone, or through a queue, which goes on then."""
+        unread: dict[str, Sequence[Item | Unread]] = {}
         if self.whole:
             clock = ManualClock(NOW_MS)
             queue = JournaledQueue("/data", "jobs", sync="never", segment_bytes=4096, disk=disk, clock=clock)
             opened.add(queue)
-            unread = {name: read_all(queue.reader(name, start="earliest")) for name in NAMES}
+            for name in NAMES:
+                unread[name] = read_all(queue.reader(name, start="earliest"))
             last_id = queue.put(b"and on it goes")
             vanish(queue, disk)
         else:
-            unread, last_id = core.contents(disk, NAMES, NOW_MS)
-            last_id += 1
+            found, tail_id = core.contents(disk, NAMES, NOW_MS)
+            unread.update(found)
+            last_id = tail_id + 1
         assert last_id > max(kept, default=0)
         known = self.doubtful | set(self.acknowledged.values())
         for name, items in unread.items():
@@ -330,7 +334,7 @@ class Run:
             assert all(data in known for data in seen.values())
 
 
-SYNCS = ("always", 0.1, "never")
+SYNCS: tuple[Sync, ...] = ("always", 0.1, "never")
 PREPARED, STEPS = 8, (1, 2, 2, 3, 4)
 """Steps before the faults, and steps in which they strike."""
 WHOLE = 0.3

@@ -13,11 +13,11 @@ from __future__ import annotations
 import random
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 from kestrelpy import CorruptJournal, Item, JournaledQueue, KestrelError, QueueEmpty, Reader, ReaderConfig, scan, verify
@@ -30,6 +30,7 @@ from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Leaning
 from tests.crash.promise import READERS, BrokenPromise, Promise, Put
+from tests.support.queues import Sync
 
 MODELS = (PowerModel.PREFIX, PowerModel.EXT4, PowerModel.ANY)
 ENDS = ("close", "kill", "kill", *MODELS)
@@ -43,11 +44,20 @@ Seen = dict[str, dict[int, bytes]]
 opened: weakref.WeakSet[JournaledQueue] = weakref.WeakSet()
 
 
+class Unread(NamedTuple):
+    """What a reader would get."""
+
+    id: int
+    data: bytes
+    expires_ms: int | None
+    error_count: int
+
+
 @dataclass
 class Setting:
     """How the workload's queue is opened."""
 
-    sync: float | str
+    sync: Sync
     archive: bool
     segment_bytes: int
 
@@ -58,7 +68,7 @@ class Setting:
         queue = JournaledQueue(
             "/data",
             "jobs",
-            sync=self.sync,  # type: ignore[arg-type]
+            sync=self.sync,
             segment_bytes=self.segment_bytes,
             archive_dir="/archive" if self.archive else None,
             default_reader=CONFIG,
@@ -173,7 +183,9 @@ def disk_bytes(disk: CrashingDisk) -> int:
     return 4096 + sum(node.size for folder in disk.folders.values() for node in folder.names.values())
 
 
-def check_reader(name: str, items: list[Item], promise: Promise, known: Mapping[int, Put], *, power: bool) -> None:
+def check_reader(
+    name: str, items: Sequence[Item | Unread], promise: Promise, known: Mapping[int, Put], *, power: bool
+) -> None:
     """Invariants 1, 2, 3, 5 and 14."""
     reader = promise.readers[name]
     place = reader.power if power else reader.kill
@@ -300,7 +312,8 @@ def go_on(
     else:
         queue.sync()
         vanish(queue, disk)
-        disk = disk.after_power_cut(Leaning(choose), end)  # type: ignore[arg-type]
+        assert isinstance(end, PowerModel)
+        disk = disk.after_power_cut(Leaning(choose), end)
     with reads_of_segments() as read:
         queue, _ = setting.open(disk, promise.now_ms)
     if end == "close" and any(size > READ_AFTER_A_CLOSE for size in read.values()):

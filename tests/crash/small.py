@@ -20,11 +20,12 @@ from tests.crash.explorer import collecting_seldom
 from tests.crash.promise import BrokenPromise, Promise
 from tests.crash.recovered import read_all
 from tests.crash.workload import Style, Workload
+from tests.support.queues import Sync
 
 EVERY = 40
 PARTS = 8
 """Into how many parts the sequences of three steps are divided, for those who run them beside each other."""
-SYNCS = ("always", "never")
+SYNCS: tuple[Sync, ...] = ("always", "never")
 STEPS = "pPmscCkrxz"
 STYLE = Style(segment_bytes=(4096,), archive=0, other_mount=0, detached=0, failing=0, starts_with_default=0, expiring=0)
 IDLE_AT_FIRST = "scCk"
@@ -94,7 +95,7 @@ class Small:
     def __init__(self, every: int = EVERY) -> None:
         self.crashes = Crashes(every=every, nested=0.05, damage=0.05, lost=0.05, hostile=0.05)
 
-    def run_one(self, steps: str, sync: float | str) -> None:
+    def run_one(self, steps: str, sync: Sync) -> None:
         """Raises ``BrokenPromise``."""
         points: list[tuple[CrashingDisk, Promise]] = []
         watching = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +24,7 @@ from kestrelpy.testing._choices import Corner
 from tests.crash.injected import ERRORS, Run
 from tests.crash.recovered import abandon_all, read_all
 from tests.support.budget import LONG, drawn
+from tests.support.queues import Sync
 
 pytestmark = pytest.mark.usefixtures("quiet")
 STORES = 16
@@ -36,7 +38,7 @@ def _left_open() -> Iterator[None]:
     abandon_all()
 
 
-def operations(sync: float | str) -> int:
+def operations(sync: Sync) -> int:
     run = Run(sync, 0)
     run.steps()
     run.check_after_kill()
@@ -45,7 +47,7 @@ def operations(sync: float | str) -> int:
     return run.failing.operations
 
 
-def fail_in_turn(sync: float | str, error: int, count: int, **how: Any) -> int:
+def fail_in_turn(sync: Sync, error: int, count: int, **how: Any) -> int:
     """The run with each of ``count`` operations failing; how many errors were seen in all."""
     seen = 0
     for at in range(1, count + 1):
@@ -64,7 +66,7 @@ def fail_in_turn(sync: float | str, error: int, count: int, **how: Any) -> int:
 
 @pytest.mark.parametrize("sticky", [False, True], ids=["once", "sticky"])
 @pytest.mark.parametrize("sync", ["always", 0.1, "never"])
-def test_every_operation_fails_in_turn(sync: float | str, sticky: bool) -> None:
+def test_every_operation_fails_in_turn(sync: Sync, sticky: bool) -> None:
     count = operations(sync)
     assert count > 80
     errors = ERRORS if LONG or sync == "always" else ERRORS[:2]
@@ -144,7 +146,8 @@ def test_a_failed_sync_reaches_everybody_who_waits() -> None:
     gets = [consumer.get_future() for _ in range(2)]
     failing.arm(errno.EIO, kinds=["sync"])
     clock.advance(0.1)
-    for future in (*waiting, *gets):
+    futures: list[Future[Any]] = [*waiting, *gets]
+    for future in futures:
         error = future.exception(timeout=0)
         assert isinstance(error, DurabilityUnknown)
         assert (error.first_id, error.last_id, error.errno) == (durable + 1, durable + 3, errno.EIO)

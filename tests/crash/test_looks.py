@@ -9,6 +9,7 @@ import contextlib
 import errno
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -60,7 +61,7 @@ def unfinished(fails: str) -> Iterator[CrashingDisk]:
             queue.put(b"refused" * 500)
         yield disk.after_kill()
         failing.disarm()
-        for _, killed in crashes_during(disk, lambda data=data: queue.put(data)):  # type: ignore[misc]
+        for _, killed in crashes_during(disk, partial(queue.put, data)):
             yield killed
             yield killed.after_power_cut(random.Random(0), PowerModel.ANY)
     vanish(queue, disk)

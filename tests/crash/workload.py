@@ -13,6 +13,7 @@ from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock
 from kestrelpy.testing._choices import Leaning
 from tests.crash.promise import READERS, Promise, Put
 from tests.crash.recovered import CONFIG, FOREIGN, MODELS, Setting, bury, check_reader, drain, read_all, vanish
+from tests.support.queues import Sync
 
 PAYLOADS = (0, 1, 40, 200, 900, 3500)
 SMALL_SEGMENTS, LARGER_SEGMENTS = 4096, 24_000
@@ -57,7 +58,7 @@ class _Killed(BaseException):
 class Workload:
     """One run, on a disk of its own. ``watch`` is called before each operation on the disk."""
 
-    def __init__(self, seed: int, sync: float | str, style: Style, watch: Callable[[], None]) -> None:
+    def __init__(self, seed: int, sync: Sync, style: Style, watch: Callable[[], None]) -> None:
         self.random = choose = random.Random(seed)
         self.style = style
         self.setting = Setting(sync, choose.random() < style.archive, choose.choice(style.segment_bytes))

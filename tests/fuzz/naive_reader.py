@@ -348,13 +348,13 @@ def read_queue(files: Mapping[str, bytes], queue: str) -> Reading:
     states = checkpoints_of(files, queue)
     queue_id = headers[-1].queue_id if headers else next((each.queue_id for each in states.values() if each), None)
     heads = []
-    for name, state in states.items():
+    for reader, state in states.items():
         if state is not None and queue_id in (None, state.queue_id):
             reading.watermark = max(reading.watermark, state.watermark)
             if not state.is_mark:
                 heads.append(state.head)
-            if name is not None:
-                reading.checkpoints[name] = state
+            if reader is not None:
+                reading.checkpoints[reader] = state
     whole = []
     for segment in reading.segments:
         if segment.header is None or segment.header.queue_id != queue_id:

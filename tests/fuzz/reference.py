@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from unittest import mock
 
 from kestrelpy import JournaledQueue, Reader
@@ -71,8 +72,8 @@ def counted_randomness(generator: random.Random) -> Iterator[None]:
         yield
 
 
-def open_queue(disk: MemoryDisk, **options: object) -> JournaledQueue:
-    return JournaledQueue(FOLDER, NAME, disk=disk, clock=ManualClock(NOW_MS + 1000), **options)  # type: ignore[arg-type]
+def open_queue(disk: MemoryDisk, **options: Any) -> JournaledQueue:
+    return JournaledQueue(FOLDER, NAME, disk=disk, clock=ManualClock(NOW_MS + 1000), **options)
 
 
 def let_die(queue: JournaledQueue, disk: MemoryDisk) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -77,12 +78,13 @@ def place(kind: str, path: Path, outside: Path) -> None:
     elif kind == "folder":
         path.mkdir()
     else:
-        ends = {"link to a file": target, "link to a device": "/dev/zero", "link to a folder": outside}
+        devices = Path("/dev/zero")
+        ends = {"link to a file": target, "link to a device": devices, "link to a folder": outside}
         path.symlink_to(ends.get(kind, outside / "nowhere"))
 
 
-def open_and_use(folder: Path, mode: str = "raise") -> None:
-    with JournaledQueue(folder, "jobs", clock=ManualClock(NOW_MS + 5), on_corruption=mode) as queue:  # type: ignore[arg-type]
+def open_and_use(folder: Path, mode: Literal["raise", "quarantine"] = "raise") -> None:
+    with JournaledQueue(folder, "jobs", clock=ManualClock(NOW_MS + 5), on_corruption=mode) as queue:
         queue.put(b"new")
         for name in ("a", "b"):
             with contextlib.suppress(QueueEmpty):
@@ -291,11 +293,11 @@ def test_segment_numbers_that_no_clock_shows(number: str, content: str, tmp_path
             attempt(call, folder)
     for mode in ("raise", "quarantine"):
         try:
-            with JournaledQueue(folder, "jobs", clock=ManualClock(NOW_MS + 5), on_corruption=mode) as queue:  # type: ignore[arg-type]
+            with JournaledQueue(folder, "jobs", clock=ManualClock(NOW_MS + 5), on_corruption=mode) as queue:
                 queue.put(b"after it")
         except KestrelError:
             continue
-        with JournaledQueue(folder, "jobs", clock=ManualClock(NOW_MS + 5), on_corruption=mode) as queue:  # type: ignore[arg-type]
+        with JournaledQueue(folder, "jobs", clock=ManualClock(NOW_MS + 5), on_corruption=mode) as queue:
             assert [item.data for item in queue.reader("a").get_many(100)][-1] == b"after it"
     assert (folder / f"jobs.{number}.segment").read_bytes() == data
 

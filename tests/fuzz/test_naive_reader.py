@@ -22,7 +22,7 @@ QUEUES = 100
 
 
 def drained(reader: Reader) -> list[tuple[int, bytes, int, int | None]]:
-    found = []
+    found: list[tuple[int, bytes, int, int | None]] = []
     while True:
         try:
             item = reader.get_nowait()

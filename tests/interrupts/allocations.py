@@ -27,10 +27,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.support.paths import ROOT
 
+Stack = TypeVar("Stack", bound=contextlib.ExitStack[Any])
 PLANTED = "planted"
 """The name of an operation with a fault."""
 ENDLESS = 1 << 30
@@ -106,11 +107,11 @@ def strike(name: str, at: int, length: int, seed: int) -> str:
 _entered_with: BaseException | None = None
 
 
-def _enter(stack: contextlib.ExitStack[Any]) -> contextlib.ExitStack[Any]:
+def _enter(self: Stack) -> Stack:
     """An exit stack forgets what was being raised when it was entered, if one of its callbacks raises."""
     global _entered_with
     _entered_with = sys.exc_info()[1]
-    return stack
+    return self
 
 
 def _planted(_: Any) -> Any:
@@ -118,8 +119,8 @@ def _planted(_: Any) -> Any:
     from kestrelpy._reading.reader import Reader, checkpointer_of
     from tests.interrupts.operations import OPERATIONS
 
-    def commit(self: Reader, item: Any) -> None:
-        backlog = checkpointer_of(self).backlog
+    def commit(self: Reader, item_or_id: Any) -> None:
+        backlog, item = checkpointer_of(self).backlog, item_or_id
         with backlog.lock:
             del backlog.opened[item.id]
             backlog.progress.release(item.id, len(bytes(bytearray(item.data))))
@@ -185,11 +186,12 @@ class Supervisor:
 
     def run(self, *, first: int = 1, step: int = 1, length: int = 1, seconds: float = 60.0) -> Counter[str]:
         deadline = time.monotonic() + seconds
-        while first is not None and time.monotonic() < deadline:
-            arguments = [self.name, self.seed, first, step, length, deadline - time.monotonic()]
+        at: int | None = first
+        while at is not None and time.monotonic() < deadline:
+            arguments = [self.name, self.seed, at, step, length, deadline - time.monotonic()]
             command = [sys.executable, "-W", "ignore", "-m", "tests.interrupts.allocations", *map(str, arguments)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=False, cwd=ROOT)
-            first = self._read(done, step)  # type: ignore[assignment]
+            at = self._read(done, step)
         return self.counts
 
     def _read(self, done: subprocess.CompletedProcess[str], step: int) -> int | None:

@@ -11,11 +11,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
-from kestrelpy import FullPolicy, QueueClosed, QueueEmpty, ReaderConfig
+from kestrelpy import FullPolicy, Item, QueueClosed, QueueEmpty, ReaderConfig
 from kestrelpy._process import forget
+from kestrelpy._waiting.put_future import PutFuture
 from kestrelpy._waiting.waiters import FutureWaiter, ThreadWaiter
 from kestrelpy._writing.backpressure import ProducerThread
 from kestrelpy._writing.group_commit import _Link
@@ -609,7 +610,7 @@ def lead_to_a_chain(_: Interrupter) -> Prepared:
 def sync_for_others(_: Interrupter) -> Prepared:
     """A leader who has others' tickets to complete."""
     scene = attached(sync="always")
-    tickets = [FutureWaiter() for _ in range(2)]
+    tickets = [cast("PutFuture[int]", FutureWaiter()) for _ in range(2)]
 
     def call() -> None:
         scene.trying.append((b"new",))
@@ -734,7 +735,7 @@ def close(_: Interrupter) -> Prepared:
     scene.fill(4, b"x" * 2000)
     scene.take(3)
     scene.user.commit(scene.reader, 2, 4)
-    futures = []
+    futures: list[Future[Item]] = []
 
     def call() -> None:
         scene.queue.close()

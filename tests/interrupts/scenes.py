@@ -13,11 +13,12 @@ import contextlib
 import random
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 from kestrelpy import Item, JournaledQueue, QueueEmpty, Reader, UnknownItem, _process, open_reader, scan
 from kestrelpy._disk import memory
 from kestrelpy._process import forget
+from kestrelpy._reading.detached_source import DetachedSource
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Leaning
 
@@ -161,7 +162,7 @@ class Scene:
                 reader._checkpointer.lock,
             )
         if self.far is not None:
-            held["outside._looking"] = self.far._source._looking  # type: ignore[attr-defined]
+            held["outside._looking"] = cast("DetachedSource", self.far._source)._looking
         names = [name for name, lock in held.items() if lock.locked()]
         if "count=0" not in repr(memory._guard):
             names.append("_memory_disk._guard")
@@ -337,5 +338,6 @@ class Scene:
             forget(queue)
             queue._abandon()
         if self.far is not None:
-            forget(self.far._source)  # type: ignore[arg-type]
-            self.far._source._abandon()  # type: ignore[attr-defined]
+            source = cast("DetachedSource", self.far._source)
+            forget(source)
+            source._abandon()

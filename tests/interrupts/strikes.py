@@ -24,6 +24,8 @@ HELPERS = ("/contextlib.py",)
 """Modules of others whose frames count as the library's: it depends on what they do when they are interrupted."""
 BACKWARD = ("JUMP_BACKWARD", "POP_JUMP_BACKWARD")
 CALLS = ("CALL", "CALL_FUNCTION_EX")
+MONITORING: Any = getattr(sys, "monitoring", None)
+"""Python 3.11 has none."""
 
 
 def is_ours(code: CodeType) -> bool:
@@ -104,23 +106,21 @@ class Monitor(Interrupter):
     """
 
     def _start(self) -> None:
-        monitoring = sys.monitoring
-        event = monitoring.events
+        event = MONITORING.events
         self._thread = threading.get_ident()
-        monitoring.use_tool_id(monitoring.DEBUGGER_ID, "interrupts")
-        register = functools.partial(monitoring.register_callback, monitoring.DEBUGGER_ID)
+        MONITORING.use_tool_id(MONITORING.DEBUGGER_ID, "interrupts")
+        register = functools.partial(MONITORING.register_callback, MONITORING.DEBUGGER_ID)
         register(event.PY_START, lambda code, _: self._seen(code, "start"))
         register(event.C_RETURN, lambda code, _, called, __: self._seen(code, f"after {called}"))
-        monitoring.set_events(monitoring.DEBUGGER_ID, event.PY_START | event.CALL)
+        MONITORING.set_events(MONITORING.DEBUGGER_ID, event.PY_START | event.CALL)
 
     def _seen(self, code: CodeType, what: str) -> None:
         if is_ours(code) and threading.get_ident() == self._thread:
             self._place(code, what, code.co_firstlineno)
 
     def _stop(self) -> None:
-        monitoring = sys.monitoring
-        monitoring.set_events(monitoring.DEBUGGER_ID, 0)
-        monitoring.free_tool_id(monitoring.DEBUGGER_ID)
+        MONITORING.set_events(MONITORING.DEBUGGER_ID, 0)
+        MONITORING.free_tool_id(MONITORING.DEBUGGER_ID)
 
 
 BEGINS = -2
@@ -157,8 +157,8 @@ class Tracer(Interrupter):
 
     def _enter(self, frame: FrameType, event: str, _: object) -> Any:
         caller = frame.f_back
-        if caller in self._last and _is_plain_call(frame.f_code, self._layout(caller).opname(self._last[caller])):  # type: ignore[arg-type, index]
-            self._last[caller] = -1  # type: ignore[index]
+        if caller in self._last and _is_plain_call(frame.f_code, self._layout(caller).opname(self._last[caller])):
+            self._last[caller] = -1
         if not is_ours(frame.f_code):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
@@ -194,7 +194,8 @@ class Layout:
     def __init__(self, code: CodeType) -> None:
         self._instructions = list(dis.get_instructions(code))
         self._opnames = {each.offset: each.opname for each in self._instructions}
-        self._entries = list(dis.Bytecode(code).exception_entries)
+        bytecode: Any = dis.Bytecode(code)
+        self._entries = list(bytecode.exception_entries)
 
     def opname(self, offset: int) -> str:
         return self._opnames.get(offset, "")
@@ -216,7 +217,7 @@ class Layout:
         ``if``.
         """
         return [
-            jump.positions.lineno or 0
+            (jump.positions and jump.positions.lineno) or 0
             for jump in self._instructions
             if jump.opname.startswith(BACKWARD)
             and "NO_INTERRUPT" not in jump.opname

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +79,7 @@ def test_the_segment_of_an_interrupted_beginning_goes_before_the_next(clock: Man
         scene = Scene(segment_bytes=4096)
         scene.do_put(b"x" * 3500)
         with contextlib.suppress(KeyboardInterrupt):
-            striker.run(lambda scene=scene: scene.queue.put(b"y" * 1000))
+            striker.run(functools.partial(scene.queue.put, b"y" * 1000))
         begun = scene.queue._journal._begun
         there = scene.disk.directory("/data").names()
         scene.queue.put(b"z" * 1000)
@@ -128,7 +129,8 @@ def _acquire_by_hand(self: Reader, *_: Any, **__: Any) -> Any:
     backlog = self._backlog
     backlog.lock.acquire()
     found = backlog.find([])
-    item = backlog.open_read(*found)  # type: ignore[misc]
+    assert found is not None
+    item = backlog.open_read(*found)
     backlog.lock.release()
     return item
 
@@ -139,7 +141,8 @@ def _count_first(self: Journal, data: bytes, added_ms: int) -> int:
     offset, tail_id, total = self._at
     self._at = (offset + 32 + len(data), tail_id + 1, total + len(data))
     frame = fmt.encode_item(tail_id + 1, data, added_ms, None, self.durable_id, self._marker)
-    self._buffer[offset : offset + len(frame)] = frame  # type: ignore[index]
+    assert self._buffer is not None
+    self._buffer[offset : offset + len(frame)] = frame
     return tail_id + 1
 
 

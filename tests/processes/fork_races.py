@@ -20,10 +20,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from kestrelpy import ForkedQueue, JournaledQueue, QueueEmpty, QueueLocked, Reader, _process, clock, open_reader
 from kestrelpy._disk import real as real_module
+from kestrelpy._reading.detached_source import DetachedSource
 from kestrelpy._waiting import put_future as put_future_module
 from kestrelpy.inbox import watcher
 from tests.processes.programs import as_program, rounds
@@ -76,19 +77,20 @@ class Home:
 
     def locks(self) -> dict[str, Any]:
         """Every lock there is, by what it is called in docs/locking.md."""
-        queue, source = self.queue, self.outside._source
+        queue, source = self.queue, cast("DetachedSource", self.outside._source)
+        assert queue._inbox is not None
         return {
             "Q": queue._lock,
             "S": queue._held.syncing,
             "R": self.reader._backlog.lock,
             "C": self.reader._checkpointer.lock,
             "O": queue._registry._opening,
-            "I": queue._inbox._lock,  # type: ignore[union-attr]
+            "I": queue._inbox._lock,
             "T": queue._syncer.commit._lock,
             "listing": queue._registry._listing,
             "limiting": queue._registry._limiting,
             "G": queue._held.files.guard(),
-            "L": source._looking,  # type: ignore[attr-defined]
+            "L": source._looking,
             "R outside": self.outside._backlog.lock,
             "C outside": self.outside._checkpointer.lock,
             "timers": clock._timers._lock,

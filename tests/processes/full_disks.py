@@ -27,7 +27,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -395,7 +395,7 @@ class ItemsRound:
         for _ in range(self.choose.choice((1, 1, 2, 3))):
             self.place.fill()
             closes, part = self.choose.random() < 0.5, many_times(self.choose)
-            self.live_through(lambda voice, closes=closes, part=part: self.consume(voice, closes, part))  # type: ignore[misc]
+            self.live_through(partial(self.consume, closes=closes, part=part))
         self.place.empty()
         self.live_through(self.resume)
 
@@ -585,7 +585,7 @@ def _one(sort: str, seed: str, place: Place, counts: Counter[str], plant: Callab
 def reason_not_available(kind: str) -> str | None:
     """Why there can be no such file system here; ``None`` if there can."""
     if kind != "tmpfs":
-        return loop_mount.reason_not_available(kind)  # type: ignore[arg-type]
+        return loop_mount.reason_not_available(kind)
     if os.geteuid() != 0:
         return "mounting a tmpfs needs root"
     try:

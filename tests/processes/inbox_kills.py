@@ -111,11 +111,16 @@ def check(folder: str, counts: Counter[str]) -> None:
 def main(what: str, seed: int, limit: int | None, seconds: float | None, _plant: object) -> Counter[str]:
     choose, counts = random.Random(seed), Counter[str]()
     folder = tempfile.mkdtemp()
-    work = {"left": (publisher, "left"), "right": (publisher, "right"), "own": (owner if what == "owner" else visitor,)}
+    work: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
+        "left": (publisher, ("left",)),
+        "right": (publisher, ("right",)),
+        "own": (owner if what == "owner" else visitor, ()),
+    }
     running: dict[str, int] = {}
     for _ in rounds(limit, seconds):
         for name in work.keys() - running.keys():
-            running[name] = start(work[name][0], folder, *work[name][1:])
+            program, arguments = work[name]
+            running[name] = start(program, folder, *arguments)
         time.sleep(choose.random() * 0.08)
         for name in list(running) if choose.random() < 0.2 else [choose.choice(sorted(running))]:
             end(running.pop(name))

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kestrelpy import JournaledQueue, QueueDiskFull, QueueEmpty, scan
 from tests.processes.loop_mount import let_go, mount, own_mounts
@@ -52,7 +52,7 @@ Limited = Callable[[int], AbstractContextManager[None]]
 class Case:
     """One queue in one folder, with little room."""
 
-    def __init__(self, folder: str, size: Size, sync: str, counts: Counter[str]) -> None:
+    def __init__(self, folder: str, size: Size, sync: Literal["always", "never"], counts: Counter[str]) -> None:
         self._folder, self._size, self._sync, self._counts = folder, size, sync, counts
         self._put: dict[int, bytes] = {}
         self._committed: set[int] = set()
@@ -159,7 +159,7 @@ def _run(rooms: Iterable[int], folder: str, sizes: Sequence[Size], limited: Limi
     counts: Counter[str] = Counter()
     for room in rooms:
         for size, begun in itertools.product(sizes, (False, True)):
-            sync = ("always", "never")[(room + begun) % 2]
+            sync: Literal["always", "never"] = "never" if (room + begun) % 2 else "always"
             # A limit below what a file has already lets no footer be written into it, though its room is reserved; a
             # full disk does. So there is no rotation then.
             puts = FEW if begun and limited is files_up_to and room < size.segment_bytes else ITEMS

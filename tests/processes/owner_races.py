@@ -58,7 +58,7 @@ def race(seed: int, work: Work, *, limit: int | None, seconds: float | None) -> 
             while len(running) < 4:
                 started += 1
                 choose = random.Random(seed * 1000 + started)
-                running.add(child_of(lambda choose=choose: _work_on(work, choose, lambda word: os.write(tell, word))))
+                running.add(child_of(partial(_work_on, work, choose, lambda word: os.write(tell, word))))
             if select.select([hear], [], [], 0.05)[0]:  # all four may have died without a word
                 for letter in os.read(hear, 1 << 12).decode():
                     counts[{"o": "owned", "r": "refused", "d": "died", ".": "rounds"}[letter]] += 1
@@ -66,10 +66,10 @@ def race(seed: int, work: Work, *, limit: int | None, seconds: float | None) -> 
                 running.discard(ended[0])
                 assert ended[1] in (0, signal.SIGKILL), f"a process ended with status {ended[1]}"
     finally:
-        ended = stop(running)
+        statuses = stop(running)
         os.close(hear)
         os.close(tell)
-    assert set(ended) <= {0, signal.SIGKILL}, f"processes ended with status {ended}"
+    assert set(statuses) <= {0, signal.SIGKILL}, f"processes ended with status {statuses}"
     return counts
 
 

@@ -57,11 +57,11 @@ def stores_late() -> None:
     """A put is acknowledged while its bytes are in the process only."""
     grow = RealFile.grow
 
-    def grow_late(self: RealFile, size: int) -> Any:
-        inner = grow(self, size)
+    def grow_late(self: RealFile, size: int, *, fill: bool = True) -> Any:
+        inner = grow(self, size, fill=fill)
         return inner if self.size() == 0 else _Late(inner)
 
-    RealFile.grow = grow_late  # type: ignore[method-assign, assignment]
+    RealFile.grow = grow_late  # type: ignore[method-assign]
 
 
 def saves_nothing() -> None:
@@ -94,7 +94,7 @@ def writes_short() -> None:
 def grows_sparse() -> None:
     """A segment is given its size and no blocks."""
 
-    def grow(self: RealFile, size: int) -> Any:
+    def grow(self: RealFile, size: int, *, fill: bool = True) -> Any:
         os.ftruncate(self._descriptor, size)
         return self._mapping(size)
 
@@ -103,7 +103,7 @@ def grows_sparse() -> None:
 
 def locks_nothing() -> None:
     """A lock is had by whoever asks."""
-    portalocker.lock = lambda file, flags: None  # type: ignore[assignment]
+    portalocker.lock = lambda file, flags: None
 
 
 def compares_no_lock() -> None:

@@ -156,8 +156,17 @@ class Workload:
         if turn == 1 and items:
             self._try(lambda: reader.abort(items.pop()))
         self.told.committing += [item.id for item in items]
-        committed = self._try(lambda: (reader.commit_many(items), True)[1])
-        saved = self._try(lambda: (queue.checkpoint(durable=turn % 2 == 0), True)[1])
+
+        def commit() -> bool:
+            reader.commit_many(items)
+            return True
+
+        def checkpoint() -> bool:
+            queue.checkpoint(durable=turn % 2 == 0)
+            return True
+
+        committed = self._try(commit)
+        saved = self._try(checkpoint)
         if committed and saved:
             self.told.saved += [item.id for item in items]
 

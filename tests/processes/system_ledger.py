@@ -30,8 +30,8 @@ class Identity(NamedTuple):
     generation: int
     thread: int
     sequence: int
-    index: int
-    count: int
+    index: int  # type: ignore[assignment]
+    count: int  # type: ignore[assignment]
 
 
 class Kept(NamedTuple):

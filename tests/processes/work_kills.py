@@ -24,6 +24,7 @@ from typing import Any
 from kestrelpy import QueueEmpty
 from kestrelpy.work import WorkQueue
 from tests.processes.programs import as_program, rounds
+from tests.support.queues import Sync
 
 TUBES = ("default", "left", "right")
 LONG = 100_000.0
@@ -44,7 +45,8 @@ class Worker:
         self.choose = random.Random(f"{seed} {generation}")
         self.generation = generation
         self.serial = 0
-        sync = ("never", 0.01, "never", "always")[generation % 4]
+        syncs: tuple[Sync, ...] = ("never", 0.01, "never", "always")
+        sync = syncs[generation % 4]
         self.queue = WorkQueue(folder, sync=sync, segment_bytes=1 << 14, max_job_bytes=4000, checkpoint_interval=0.02)
         self.session = self.queue.session(deadline_soon=False)
         for tube in TUBES:
@@ -68,8 +70,8 @@ class Worker:
                     }
                 )  # fmt: skip
             self.tell({"buried": [stats.id for stats in queue.jobs(tube, "buried")]})
-        stats = queue.stats()
-        self.tell({"total_jobs": stats.total_jobs, "last_id": stats.last_id, "segments": stats.segments})
+        figures = queue.stats()
+        self.tell({"total_jobs": figures.total_jobs, "last_id": figures.last_id, "segments": figures.segments})
 
     def call(self, announced: dict[str, Any], call: Callable[[], Any]) -> None:
         self.tell(announced)
@@ -100,7 +102,7 @@ class Worker:
 
     def put(self) -> None:
         choose, queue = self.choose, self.queue
-        how = {
+        how: dict[str, Any] = {
             "tube": choose.choice(TUBES),
             "priority": choose.randrange(3),
             "delay": choose.choice((0, 0, LONG)),

@@ -125,7 +125,12 @@ def test_lk_b5_flush_with_an_open_read_returns(open_queue: Open, start: Any) -> 
         queue.put(b"%d" % n)
     held = queue.get_nowait()
     done = threading.Event()
-    start(lambda: (queue.flush(), done.set()))
+
+    def flush() -> None:
+        queue.flush()
+        done.set()
+
+    start(flush)
     assert done.wait(20)
     held.commit()
     assert queue.reader().head == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -377,8 +378,8 @@ def test_counts_are_of_what_a_power_cut_has_left() -> None:
 
 def test_a_move_to_the_archive_that_a_kill_has_cut_short_is_made_durable_by_the_next_opening() -> None:
     disk = CrashingDisk()
-    options = {"sync": "never", "segment_bytes": 4096, "archive_dir": "/archive", "disk": disk}
-    queue = JournaledQueue("/data", "jobs", clock=ManualClock(1_000), **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"sync": "never", "segment_bytes": 4096, "archive_dir": "/archive", "disk": disk}
+    queue = JournaledQueue("/data", "jobs", clock=ManualClock(1_000), **options)
     for _ in range(3):
         queue.put(bytes(3000))
     queue.sync()
@@ -388,7 +389,7 @@ def test_a_move_to_the_archive_that_a_kill_has_cut_short_is_made_durable_by_the_
     vanish(queue, disk)
     for killed in moved:
         options["disk"] = killed
-        again = JournaledQueue("/data", "jobs", clock=ManualClock(2_000), **options)  # type: ignore[arg-type]
+        again = JournaledQueue("/data", "jobs", clock=ManualClock(2_000), **options)
         again.put(b"syncs the folder of the queue, and not the archive")
         again.sync()
         vanish(again, killed)

@@ -449,7 +449,9 @@ def shrunk(steps: Sequence[Step], fails: Callable[[Sequence[Step]], bool], *, tr
 
 def _fails_with(steps: list[Step], index: int, fails: Callable[[Sequence[Step]], bool], parts: Sequence[bytes]) -> bool:
     """Whether it still fails if this is all that one of its steps sends."""
-    return fails([*steps[:index], replace(steps[index], parts=tuple(parts)), *steps[index + 1 :]])
+    step = steps[index]
+    assert isinstance(step, Send)
+    return fails([*steps[:index], replace(step, parts=tuple(parts)), *steps[index + 1 :]])
 
 
 def _without_needless(items: list[Any], fails: Callable[[list[Any]], bool]) -> list[Any]:

@@ -11,6 +11,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -276,7 +277,11 @@ def test_a_connection_that_is_gone_leaves_nothing_for_the_collector(it: Served) 
             gc.collect()
             ends(client)
             it.until(lambda: len(it.server._connections) == 1)
-            it.until(lambda made=gone: not any(one() for one in made))  # type: ignore[misc]
+
+            def are_gone(made: list[Any] = gone) -> bool:
+                return not any(one() for one in made)
+
+            it.until(are_gone)
             other.ask(b"release 1 0 0\r\n", b"RELEASED\r\n")
     finally:
         gc.enable()

@@ -213,7 +213,7 @@ def test_two_real_ones_agree(folders: Folders) -> None:
 class _SpoiltSocket(socket.socket):
     """A connection on which one answer is another one."""
 
-    def recv(self, *arguments: int) -> bytes:  # type: ignore[override]
+    def recv(self, *arguments: int) -> bytes:
         return super().recv(*arguments).replace(b"KICKED 1\r\n", b"KICKED 0\r\n")
 
 

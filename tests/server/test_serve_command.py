@@ -160,7 +160,7 @@ def test_an_address_in_use_is_said(capfd: pytest.CaptureFixture[str]) -> None:
         (("-p", "70000"), "must be a port, not '70000'"),
         (("-p", "x"), "must be a port, not 'x'"),
         (("--listen", "here:there"), "'there' is not a port"),
-        (("--listen", "127.0.0.1:1", "-p", "1"), "--listen says it all: leave -l and -p out"),
+        (("--listen", "127.0.0.1:1", "-p", "1"), "--listen has the address and the port: remove -l and -p"),
         (("-l", "unix:"), "unix: needs a path"),
         (("-z", "0"), "must be above zero"),
         (("-z", str((1 << 30) + 1)), "-z: at most 1073741824 bytes"),
@@ -298,7 +298,7 @@ def test_it_says_where_it_listens_and_what_a_signal_did(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_name_and_a_wrong_number_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "beanstalk", "-b", ""]) == 2
-    assert "-b: names no folder" in capfd.readouterr().err
+    assert "-b: the name of the folder is empty" in capfd.readouterr().err
     with pytest.raises(SystemExit):
         build_parser().parse_args(["serve", "beanstalk", "-f", "-1"])
     assert "must be a number of milliseconds, not -1" in capfd.readouterr().err

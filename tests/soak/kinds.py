@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ def call(module: str, function: str, *arguments: object) -> list[str]:
     It is run in the project's folder.
     """
     return [sys.executable, "-m", "tests.soak.call", f"tests.{module}", function, *map(str, arguments)]
+
+
+def damaged(kind: str, number: int) -> list[str]:
+    return call("fuzz.campaign", "run", kind, number, 20_000)
 
 
 def small_cases(number: int) -> list[str]:
@@ -67,7 +72,7 @@ KINDS = (
         Kind(
             f"damaged inputs: {kind}",
             wanted,
-            lambda n, kind=kind: call("fuzz.campaign", "run", kind, n, 20_000),  # type: ignore[misc]
+            partial(damaged, kind),
             ("inputs",),
         )
         for kind, wanted in (

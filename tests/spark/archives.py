@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kestrelpy import JournaledQueue, QueueEmpty
 from kestrelpy.testing import ManualClock
@@ -30,9 +30,14 @@ def make_archive(folder: Path, queue: str = "jobs", *, items: int = 300, days: f
     draw = random.Random(seed)
     clock = ManualClock(START_MS)
     rows: list[Row] = []
-    options = {"segment_bytes": 4096, "archive_dir": folder / "archive", "clock": clock, "sync": "never"}
+    options: dict[str, Any] = {
+        "segment_bytes": 4096,
+        "archive_dir": folder / "archive",
+        "clock": clock,
+        "sync": "never",
+    }
     options["inbox_interval"] = None  # days go by, and it would be looked at twice a second
-    with JournaledQueue(folder / "queues", queue, **options) as journal:  # type: ignore[arg-type]
+    with JournaledQueue(folder / "queues", queue, **options) as journal:
         while len(rows) < items:
             now_ms = clock.time_ns() // 1_000_000
             expires_ms = now_ms + DAY_MS if draw.random() < 0.3 else None
@@ -41,7 +46,7 @@ def make_archive(folder: Path, queue: str = "jobs", *, items: int = 300, days: f
             rows += [Row(queue, each, now_ms, expires_ms, data) for each, data in zip(ids, some, strict=True)]
             take(journal)
             clock.advance(days * len(some) * 86_400 / items)
-    with JournaledQueue(folder / "queues", queue, **options) as journal:  # type: ignore[arg-type]
+    with JournaledQueue(folder / "queues", queue, **options) as journal:
         take(journal)
         journal.put(b"the segment that is begun lets go of the one before")
         take(journal)

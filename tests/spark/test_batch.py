@@ -203,10 +203,10 @@ def test_an_empty_queue_has_no_rows(spark: Any, folder: Path, open_queue: Open) 
 @pytest.mark.parametrize(
     ("options", "error", "sentence"),
     [
-        ({"queues": "jobs"}, ValueError, "reading kestrel has no option 'queues': there are archive, endId, "),
+        ({"queues": "jobs"}, ValueError, "reading kestrel has no option 'queues'; the options are archive, endId, "),
         ({"startId": "x"}, ValueError, "option startId must be a whole number of at least 0, not 'x'"),
         ({"minPartitionBytes": "0"}, ValueError, "option minPartitionBytes must be a whole number of at least 1"),
-        ({"endTime": "noon"}, ValueError, "option endTime must be an instant such as 2026-01-31T12:00:00Z"),
+        ({"endTime": "noon"}, ValueError, "option endTime must be a time such as 2026-01-31T12:00:00Z"),
         ({"pushFilters": "yes"}, ValueError, "option pushFilters must be true or false, not 'yes'"),
         ({"queue": "other"}, LookupError, "there is no queue 'other' in "),
         ({"queue": "a/b"}, InvalidName, "invalid name 'a/b'"),
@@ -290,7 +290,7 @@ def test_a_segment_that_a_reader_needs_is_missed(folder: Path, jobs: JournaledQu
     min(folder.glob("*.segment")).unlink()
     with pytest.raises(CorruptJournal, match="a reader needs item 11; this segment is gone"):
         read_part(parts[0])
-    with pytest.raises(CorruptJournal, match="a reader needs item 11; the journal begins behind it"):
+    with pytest.raises(CorruptJournal, match="a reader needs item 11; the journal begins after it"):
         BatchReader({"path": str(folder)}, COLUMNS).partitions()
 
 

@@ -15,12 +15,13 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from kestrelpy import (
     CorruptJournal,
+    Item,
     JournaledQueue,
     QueueClosed,
     ReaderConfig,
@@ -198,9 +199,14 @@ def test_while_a_batch_is_processed_the_next_one_is_taken(open_queue: OpenQueue)
 def test_a_batch_that_is_ready_too_early_waits_in_peace(open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = open_queue()
     queue.put_many([b"x"] * 3)
-    reader, gate, looks = queue.reader(), threading.Event(), []
+    reader, gate, looks = queue.reader(), threading.Event(), list[int]()
     get_many = reader.get_many
-    monkeypatch.setattr(reader, "get_many", lambda *each, **more: (looks.append(1), get_many(*each, **more))[1])
+
+    def look(*each: Any, **more: Any) -> list[Item]:
+        looks.append(1)
+        return get_many(*each, **more)
+
+    monkeypatch.setattr(reader, "get_many", look)
     with buffer_of(reader, lambda table, batch_id: gate.wait(PATIENCE), max_items=2) as buffer:
         until(lambda: reader.open_items == 3)
         before = len(looks)
@@ -279,9 +285,14 @@ def test_a_buffer_that_waits_to_try_again_stops_at_once(open_queue: OpenQueue, s
 
 def test_a_hook_may_take_what_fails_too_often(open_queue: OpenQueue, seen: Seen) -> None:
     dead = []
-    queue = open_queue(
-        default_reader=ReaderConfig(on_abort=lambda item: item.error_count > 1 and not dead.append(item.data))
-    )
+
+    def take(item: Item) -> bool:
+        if item.error_count <= 1:
+            return False
+        dead.append(item.data)
+        return True
+
+    queue = open_queue(default_reader=ReaderConfig(on_abort=take))
     queue.put(b"{}")
     queue.put(b"broken")
     queue.put(b"{}")
@@ -458,7 +469,7 @@ class Died(BaseException):
     """The process dies here."""
 
 
-def _die(*_: object, **__: object) -> None:
+def _die(*_: object, **__: object) -> NoReturn:
     raise Died
 
 
@@ -479,8 +490,14 @@ def test_a_batch_comes_again_after_a_death(
         "finish": (buffer._file, "finish"),
     }[where]
     inner = getattr(owner, name)
+
+    def die(*each: Any, **more: Any) -> None:
+        if after:
+            inner(*each, **more)
+        _die()
+
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, lambda *each, **more: (inner(*each, **more) if after else None, _die()))
+        patch.setattr(owner, name, die)
         patch.setattr(queue.reader(), "abort", lambda item: None)  # the dead give nothing back
         with pytest.raises(Died):
             buffer.run_once()
@@ -568,9 +585,15 @@ def test_a_power_cut_after_a_kill(clock: ManualClock, monkeypatch: pytest.Monkey
     ledger: dict[int, list[int]] = {}
     queue = JournaledQueue("/q", "jobs", clock=clock, disk=disk)
     queue.put_many([b"x"] * 3)
-    reader, saved = queue.reader(), []
+    reader, saved = queue.reader(), list[CrashingDisk]()
     save = reader.checkpoint
-    monkeypatch.setattr(reader, "checkpoint", lambda durable: (save(), saved.append(disk.after_kill()), _die()))
+
+    def save_and_die(durable: bool) -> None:
+        save()
+        saved.append(disk.after_kill())
+        _die()
+
+    monkeypatch.setattr(reader, "checkpoint", save_and_die)
     with pytest.raises(Died):
         buffer_of(queue, lambda table, n: ledger.__setitem__(n, table["id"].to_pylist()), max_items=2).run_once()
     queue.close()

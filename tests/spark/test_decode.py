@@ -34,7 +34,7 @@ SCHEMA = from_arrow_schema(ARROW_SCHEMA)
 
 def some_frames(rnd: random.Random, count: int) -> list[bytes]:
     """Valid frames of all kinds, one behind the other; in some payloads there are markers and whole frames."""
-    frames, item_id = [], FIRST_ID
+    frames, item_id = list[bytes](), FIRST_ID
     plain = rnd.random() < 0.3
     size = rnd.randrange(50)
     for _ in range(count):

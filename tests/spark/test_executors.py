@@ -137,7 +137,7 @@ def an_older_copy(folder: Path) -> None:
         (a_queue_of_that_name_that_was_read, "another queue of that name is there"),
         (the_oldest_segments_alone, "no later segment is there"),
         (the_oldest_segments_and_the_places, "no later segment is there|a reader needs item"),
-        (the_newest_segments_alone, "no reader has a place there that says so"),
+        (the_newest_segments_alone, "no reader has a checkpoint there that says so"),
         (an_older_copy, "were there when this read was planned"),
     ],
 )

@@ -72,7 +72,7 @@ def test_an_archive_becomes_partitions_of_queue_and_day(tmp_path: Path, spark: A
     assert rows_in(tmp_path) == ordered(rows)
     table = spark.read.schema(LAKE_SCHEMA).parquet(target)
     told = table.selectExpr("queue", "id", "unix_millis(added)", "unix_millis(expires)", "data").collect()
-    assert ordered([Row(*row[:4], bytes(row[4])) for row in told]) == ordered(rows)
+    assert ordered([Row(row[0], row[1], row[2], row[3], bytes(row[4])) for row in told]) == ordered(rows)
     by_day = {(row.queue, str(row.day)): row["count"] for row in table.groupBy("queue", "day").count().collect()}
     assert len({day for _, day in by_day}) >= 3
     again = archive_to_parquet(spark, (tmp_path / "archive").as_uri(), target, delete=True)
@@ -166,7 +166,9 @@ def test_what_goes_from_the_archive_meanwhile_must_be_in_the_lake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_archive(tmp_path, items=60)
-    convert_all = lambda job, names: [job.found(name) for name in names]  # noqa: E731
+
+    def convert_all(job: Any, names: list[str]) -> list[Any]:
+        return [job.found(name) for name in names]
 
     def run(_: Any, job: Any, names: list[str]) -> Any:
         if by_another_run:
@@ -363,7 +365,7 @@ def test_a_store_that_fails_leaves_nothing_beside(tmp_path: Path, monkeypatch: p
     store = Store(tmp_path)
     store.put("x", b"old")
     with pytest.raises(TypeError):
-        store.put("x", "no bytes")  # type: ignore[arg-type]
+        store.put("x", "no bytes")
     assert store.names(recursive=True) == ["x"]
     assert store.read("x") == b"old"
 

@@ -213,7 +213,7 @@ def test_a_lake_has_the_same_items_as_its_archive(tmp_path: Path, spark: Any, mo
     for place in (str(tmp_path / "archive"), str(tmp_path / "lake"), (tmp_path / "lake").as_uri()):
         items = reporting._items(spark, Store(place), place)
         told = items.selectExpr("queue", "id", "unix_millis(added)", "unix_millis(expires)", "data").collect()
-        found.add(frozenset(Row(*row[:4], bytes(row[4])) for row in told))
+        found.add(frozenset(Row(row[0], row[1], row[2], row[3], bytes(row[4])) for row in told))
     assert found == {frozenset(rows)}
 
 

@@ -133,15 +133,15 @@ def test_a_stream_knows_its_batches_by_their_numbers(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (lambda f: BatchSink({"path": str(f)}, ROWS, False), "say where to"),
-        (lambda f: BatchSink({"queue": "jobs"}, ROWS, False), "say where to"),
+        (lambda f: BatchSink({"path": str(f)}, ROWS, False), "name the queue by"),
+        (lambda f: BatchSink({"queue": "jobs"}, ROWS, False), "name the queue by"),
         (lambda f: sink_of(f, codec="json"), "unknown option 'codec'"),
         (lambda f: sink_of(f, txnAppId="a"), "belong together"),
         (lambda f: sink_of(f, txnVersion="1"), "belong together"),
         (lambda f: sink_of(f, txnAppId="a", txnVersion="one"), "whole number, not 'one'"),
         (lambda f: sink_of(f, kind=StreamSink, txnVersion="1"), "is its batch id"),
         (lambda f: BatchSink({"path": str(f), "queue": "jobs"}, ROWS, True), "cannot be overwritten"),
-        (lambda f: sink_of(f, StructType().add("value", StringType())), "column 'value' has no place"),
+        (lambda f: sink_of(f, StructType().add("value", StringType())), "column 'value' cannot be part"),
         (lambda f: sink_of(f, StructType()), "the column data, binary or string"),
         (lambda f: sink_of(f, StructType().add("data", IntegerType())), "the column data, binary or string"),
         (lambda f: sink_of(f, StructType().add("data", StringType()).add("expires", IntegerType())), "a timestamp"),
@@ -287,7 +287,7 @@ def test_a_dataframe_is_written_and_read_back(spark: Any, folder: Path) -> None:
 
 def test_spark_says_what_the_mistake_is(spark: Any, folder: Path) -> None:  # noqa: F811
     frame = spark.range(3).selectExpr("cast(id as string) as value")
-    with pytest.raises(Exception, match="column 'value' has no place in an item"):
+    with pytest.raises(Exception, match="column 'value' cannot be part of an item"):
         frame.write.format("kestrel").mode("append").option("queue", "jobs").save(str(folder))
     assert not folder.exists() or not list(folder.iterdir())
 

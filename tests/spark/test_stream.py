@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -24,6 +24,7 @@ from kestrelpy._journal.follow import FollowingView
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy.spark.read import stream
 from kestrelpy.spark.read.columns import ARROW_SCHEMA
+from kestrelpy.spark.read.part import SegmentPart
 from kestrelpy.spark.read.run_counter import RunCounter
 from kestrelpy.spark.read.stream import DataLoss, Offset, StreamReader
 from tests.spark.journals import ROW, fill, read_part, scanned
@@ -269,7 +270,7 @@ def test_a_large_segment_is_split_and_small_ones_come_together(open_queue: Open,
     end = source.latestOffset(start, ALL)
     parts = source.partitions(start, end)
     assert len(parts) >= 2
-    read = [read_part(part) for part in parts]
+    read = [read_part(cast("SegmentPart", part)) for part in parts]
     assert [row[0] for rows, _ in read for row in rows] == list(range(1, 100_001))
     assert max(size for _, size in read) < 10_000_000
     small = open_queue("small", segment_bytes=4096)
@@ -455,7 +456,11 @@ def test_another_queue_in_its_place_is_told(folder: Path, open_queue: Open, quer
         ({"queue": ""}, ValueError, "streaming from kestrel needs the option queue"),
         ({"queue": "other"}, LookupError, "there is no queue 'other' in "),
         ({"reader": "a/b"}, InvalidName, "invalid name 'a/b'"),
-        ({"startId": "3"}, ValueError, "streaming from kestrel has no option 'startId': there are failOnDataLoss, "),
+        (
+            {"startId": "3"},
+            ValueError,
+            "streaming from kestrel has no option 'startId'; the options are failOnDataLoss, ",
+        ),
         ({"startingPosition": "now"}, ValueError, "option startingPosition must be earliest, latest or an item id"),
         ({"maxItemsPerTrigger": "0"}, ValueError, "option maxItemsPerTrigger must be a whole number of at least 1"),
         ({"failOnDataLoss": "no"}, ValueError, "option failOnDataLoss must be true or false, not 'no'"),

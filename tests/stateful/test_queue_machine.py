@@ -20,6 +20,7 @@ from kestrelpy import Item, JournaledQueue, QueueEmpty, ReaderConfig
 from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from tests.support.budget import share
+from tests.support.queues import Sync
 
 pytestmark = pytest.mark.usefixtures("small_batches")
 
@@ -35,7 +36,7 @@ class QueueMachine(RuleBasedStateMachine):
         archive=st.booleans(),
         other_mount=st.booleans(),
     )
-    def set_up(self, sync: float | str, segment_bytes: int, archive: bool, other_mount: bool) -> None:
+    def set_up(self, sync: Sync, segment_bytes: int, archive: bool, other_mount: bool) -> None:
         self.options: dict[str, Any] = {
             "sync": sync,
             "segment_bytes": segment_bytes,

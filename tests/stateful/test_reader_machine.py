@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kestrelpy import FullPolicy, Item, JournaledQueue, QueueEmpty, QueueFull, ReaderConfig, UnknownItem
 from kestrelpy.testing import ManualClock, MemoryDisk
 from tests.support.budget import share
+from tests.support.queues import Sync
 
 pytestmark = pytest.mark.usefixtures("small_batches")
 
@@ -101,9 +102,7 @@ class ReaderMachine(RuleBasedStateMachine):
         policy=st.sampled_from([FullPolicy.REFUSE, FullPolicy.DROP_OLDEST]),
         sync=st.sampled_from(["always", 0.1, "never"]),
     )
-    def set_up(
-        self, journaled: bool, memory_bytes: int, max_items: int | None, policy: FullPolicy, sync: float | str
-    ) -> None:
+    def set_up(self, journaled: bool, memory_bytes: int, max_items: int | None, policy: FullPolicy, sync: Sync) -> None:
         self.disk = MemoryDisk()
         self.journaled = journaled
         self.sync = sync
@@ -116,7 +115,7 @@ class ReaderMachine(RuleBasedStateMachine):
         self.queue = JournaledQueue(
             "/data",
             "jobs",
-            sync=self.sync,  # type: ignore[arg-type]
+            sync=self.sync,
             segment_bytes=4096,
             readers={"r": self.config},
             journaled=self.journaled,
@@ -134,12 +133,12 @@ class ReaderMachine(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(SIZES, min_size=1, max_size=4), lifetime=LIFETIMES)
     def put(self, sizes: list[int], lifetime: float | None) -> None:
-        model, limit = self.model, self.config.max_items
+        model = self.model
         items = [bytes([len(model.items) % 251]) * size for size in sizes]
-        refuses = limit is not None and self.config.full_policy is FullPolicy.REFUSE
-        if refuses and len(model.left()) + len(items) > limit:
+        limit = self.config.max_items if self.config.full_policy is FullPolicy.REFUSE else None
+        if limit is not None and len(model.left()) + len(items) > limit:
             model.discard_expired(self.now_ms)
-        full = refuses and len(model.left()) + len(items) > limit
+        full = limit is not None and len(model.left()) + len(items) > limit
         try:
             if len(items) == 1:
                 first_id = self.queue.put(items[0], expires_in=lifetime)

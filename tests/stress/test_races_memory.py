@@ -7,6 +7,7 @@ doubled or misplaced item shows in what came out. Most races also check that the
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import queue
 import sys
@@ -33,7 +34,7 @@ BOTH = pytest.mark.parametrize(
 """The fast one is where the races are."""
 
 
-def rounds_of(count: int) -> Any:
+def rounds_of(count: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         ("kind", "rounds"),
         [(ConcurrentBlockingQueue, count), (SimpleBlockingQueue, count // 10)],
@@ -299,8 +300,8 @@ def test_many_producers_and_consumers(kind: Kind, rounds: int, maxsize: int) -> 
             assert not maxsize or len(q) <= maxsize
 
     race(
-        *(lambda who=who: produce(who) for who in range(threads)),  # type: ignore[misc]
-        *(lambda mine=mine: consume(mine) for mine in found),  # type: ignore[misc]
+        *(functools.partial(produce, who) for who in range(threads)),
+        *(functools.partial(consume, mine) for mine in found),
     )
     assert sorted(itertools.chain(*found)) == [(who, number) for who in range(threads) for number in range(each)]
     for mine in found:

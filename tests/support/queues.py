@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kestrelpy import JournaledQueue
 
+Sync = float | Literal["always", "never"]
+"""When a queue brings to the disk what was put."""
 START_MS = 1_700_000_000_000
 """What the clock of a test says at its beginning."""
 

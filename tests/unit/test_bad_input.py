@@ -146,7 +146,12 @@ def test_commits_of_what_is_no_item(what: Any, open_queue: Open) -> None:
     reader = queue.reader()
     queue.put(b"x")
     reader.get_nowait()
-    for call in (lambda: reader.commit(what), lambda: reader.abort(what), lambda: reader.commit_many([1, what])):
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: reader.commit(what),
+        lambda: reader.abort(what),
+        lambda: reader.commit_many([1, what]),
+    )
+    for call in calls:
         with pytest.raises((TypeError, UnknownItem, AttributeError)):
             call()
     assert (reader.open_items, reader.items) == (1, 1)
@@ -298,7 +303,7 @@ def test_open_reader_of_a_wrong_type(open_queue: Open, folder: Path) -> None:
     before = sorted(folder.iterdir())
     for arguments in ((folder, None, "a"), (folder, "jobs", 5), (folder, b"jobs", "a")):
         with pytest.raises(InvalidName):
-            open_reader(*arguments)  # type: ignore[arg-type]
+            open_reader(*arguments)
     assert sorted(folder.iterdir()) == before
 
 
@@ -320,11 +325,11 @@ def test_a_payload_that_looks_like_a_journal_is_a_payload(open_queue: Open, kill
 
 
 @pytest.mark.parametrize("what", ["1", None, 1.5, b"x"])
-def test_only_items_and_ids_are_committed_or_aborted(what: object, tmp_path: Path) -> None:
+def test_only_items_and_ids_are_committed_or_aborted(what: Any, tmp_path: Path) -> None:
     with JournaledQueue(tmp_path, "jobs") as queue:
         queue.put(b"x")
         item = queue.get()
         for call in (queue.commit, queue.abort, lambda each: queue.commit_many([each])):
             with pytest.raises(TypeError, match="an item or its id"):
-                call(what)  # type: ignore[operator]
+                call(what)
         queue.commit(item)

@@ -72,7 +72,8 @@ def test_put_waits_for_room_whatever_the_policy(open_queue: Open, start: Any) ->
     assert face.maxsize == 1
     face.put(b"1")
     assert face.full()
-    for call in (lambda: face.put_nowait(b"2"), lambda: face.put(b"2", False)):
+    calls: tuple[Callable[[], object], ...] = (lambda: face.put_nowait(b"2"), lambda: face.put(b"2", False))
+    for call in calls:
         with pytest.raises(QueueFull):
             call()
     start(face.put, b"2")
@@ -144,7 +145,8 @@ def test_shutdown_refuses_puts_and_lets_gets_go_on(open_queue: Open, start: Any)
     face.shutdown()
     face.shutdown()
     assert isinstance(waiting.exception(0), QueueClosed)
-    for call in (lambda: face.put(b"x"), lambda: face.put_nowait(b"x")):
+    puts: tuple[Callable[[], object], ...] = (lambda: face.put(b"x"), lambda: face.put_nowait(b"x"))
+    for call in puts:
         with pytest.raises(QueueClosed):
             call()
     journaled.put(b"2")

@@ -64,7 +64,11 @@ def test_timers_run_in_order_each_at_its_moment() -> None:
     clock = ManualClock()
     found: list[tuple[str, float]] = []
     for name, seconds in (("c", 3), ("a", 1), ("b", 2), ("a too", 1), ("never", 9)):
-        clock.call_later(seconds, lambda name=name: found.append((name, clock.monotonic())))
+
+        def note(name: str = name) -> None:
+            found.append((name, clock.monotonic()))
+
+        clock.call_later(seconds, note)
     clock.advance(8)
     assert found == [("a", 1.0), ("a too", 1.0), ("b", 2.0), ("c", 3.0)]
     assert (clock.monotonic(), clock.timer_count) == (8.0, 1)
@@ -159,8 +163,12 @@ def test_callbacks_run_with_no_lock_held() -> None:
     clock = ManualClock()
     done = threading.Event()
 
+    def call_later_and_say_so() -> None:
+        clock.call_later(1, int)
+        done.set()
+
     def from_another_thread() -> None:
-        threading.Thread(target=lambda: (clock.call_later(1, int), done.set())).start()
+        threading.Thread(target=call_later_and_say_so).start()
         assert done.wait(PATIENCE)
 
     clock.call_later(1, from_another_thread)
@@ -218,7 +226,7 @@ def timers() -> Iterator[Timers]:
         assert ended.is_set()
 
 
-def _die(_now: float) -> list[kestrelpy.clock.Timer]:
+def _die(now: float) -> list[kestrelpy.clock.Timer]:
     raise _Died
 
 
@@ -376,7 +384,7 @@ def test_the_thread_outlives_whatever_a_callback_raises(timers: Timers, error: t
         raise error
 
     timers.call_later(1_000, "not lost", on_lost=pytest.fail)
-    timers.timers.add(0, fail, pytest.fail)
+    timers.timers.add(0, fail, lambda error: pytest.fail(str(error)))
     timers.call_later(0.01, "runs")
     assert timers.next() == "runs"
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kestrelpy import JournaledQueue
 from kestrelpy.codecs import JSON, UTF8
+
+Open = Callable[..., JournaledQueue]
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -48,14 +53,14 @@ class _Bomb:
 
 
 @pytest.mark.parametrize("codec", [JSON, UTF8])
-def test_pickles_stay_closed(codec: object) -> None:
+def test_pickles_stay_closed(codec: Any) -> None:
     """persist-queue's and Spark's lesson: bytes from a disk are data, never code."""
     with pytest.raises(ValueError, match=r"utf-8|Expecting|invalid"):
-        codec.decode(pickle.dumps(_Bomb(), protocol=2))  # type: ignore[attr-defined]
+        codec.decode(pickle.dumps(_Bomb(), protocol=2))
 
 
 @pytest.mark.parametrize(("codec", "values"), [(JSON, [None, 1, {"a": ["\u20ac"]}]), (UTF8, ["", "\u20ac", "x" * 9])])
-def test_a_queue_with_a_codec(codec: object, values: list[object], open_queue) -> None:
+def test_a_queue_with_a_codec(codec: object, values: list[object], open_queue: Open) -> None:
     with open_queue(codec=codec) as queue:
         for value in values:
             queue.put(value)
@@ -71,7 +76,7 @@ def test_a_queue_with_a_codec(codec: object, values: list[object], open_queue) -
         assert queue.stats().tail_id == 2 * len(values)
 
 
-def test_a_codec_must_make_bytes(open_queue) -> None:
+def test_a_codec_must_make_bytes(open_queue: Open) -> None:
     class Broken:
         def encode(self, value: object) -> str:
             return "text"
@@ -83,7 +88,7 @@ def test_a_codec_must_make_bytes(open_queue) -> None:
         queue.put(1)
 
 
-def test_without_a_codec_the_value_is_the_data(open_queue) -> None:
+def test_without_a_codec_the_value_is_the_data(open_queue: Open) -> None:
     with open_queue() as queue:
         queue.put(b"plain")
         assert queue.get_nowait().value == b"plain"

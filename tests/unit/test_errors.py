@@ -6,13 +6,14 @@ import errno
 import pickle
 import queue
 import sys
+from typing import Any
 
 import pytest
 
 import kestrelpy
 from kestrelpy import errors
 
-CASES = {
+CASES: dict[str, tuple[Exception, type[Exception], dict[str, Any]]] = {
     "QueueEmpty": (errors.QueueEmpty("x"), queue.Empty, {}),
     "QueueFull": (errors.QueueFull(reader="jobs+a"), queue.Full, {"reader": "jobs+a"}),
     "QueueClosed": (errors.QueueClosed("x"), Exception, {}),

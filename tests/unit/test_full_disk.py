@@ -26,15 +26,15 @@ class World:
     def __init__(self, *, segment_bytes: int = 16384, sync: str = "never") -> None:
         self.disk = SmallDisk(60)
         self.clock = ManualClock()
-        self.options = {"segment_bytes": segment_bytes, "sync": sync}
+        self.options: dict[str, Any] = {"segment_bytes": segment_bytes, "sync": sync}
         self.queue = self.open()
 
     def open(self) -> JournaledQueue:
-        return JournaledQueue("/q", "jobs", disk=self.disk, clock=self.clock, **self.options)  # type: ignore[arg-type]
+        return JournaledQueue("/q", "jobs", disk=self.disk, clock=self.clock, **self.options)
 
     def fill(self) -> list[int]:
         """Put until there is no room; somebody else takes the rest, if there is any."""
-        ids = []
+        ids: list[int] = []
         with contextlib.suppress(QueueDiskFull):
             while len(ids) < 10_000:
                 ids.append(self.queue.put(ITEM))
@@ -165,7 +165,7 @@ def test_a_place_that_can_not_be_saved_is_said_once(make: Make, caplog: pytest.L
     world.disk.room = 60
     world.clock.advance(5)
     assert [record.message for record in caplog.records[2:]] == [
-        "saving the place of jobs works again",
+        "saving the position of jobs works again",
         "retiring segments of jobs works again",
     ]
     world.queue.close()
@@ -263,7 +263,7 @@ def test_a_segment_whose_lasting_name_finds_no_room_is_no_failed_sync() -> None:
     disk, clock = NoNames(200), ManualClock()
     queue = JournaledQueue("/q", "jobs", disk=disk, clock=clock, sync="always", segment_bytes=16384)
     disk.full = True
-    ids = []
+    ids: list[int] = []
     with contextlib.suppress(QueueDiskFull):
         while len(ids) < 100:
             ids.append(queue.put(ITEM))

@@ -26,7 +26,7 @@ from kestrelpy import (
 )
 from kestrelpy._value import Value
 
-FIGURES = {name: at for at, name in enumerate(ReaderStats._annotated)} | {"name": "a"}
+FIGURES: dict[str, Any] = {name: at for at, name in enumerate(ReaderStats._annotated)} | {"name": "a"}
 SAVED = SavedReader("a", 4, 2, 20, ((6, 7),), ((8, 1),))
 SEGMENT = SegmentInfo("jobs.1.segment", 1, 1, 9, 9, 90, 4096, False)
 VALUES: dict[str, Any] = {
@@ -93,9 +93,9 @@ def test_repr_of_one_that_holds_itself() -> None:
 
 @each
 def test_dataclasses_takes_it_for_one(value: Any) -> None:
-    assert dataclasses.is_dataclass(value)
-    assert dataclasses.is_dataclass(type(value))
-    assert list(fields(value)) == list(type(value)._annotated)
+    kind: Any = type(value)
+    assert all(dataclasses.is_dataclass(each) for each in (value, kind))
+    assert list(fields(value)) == list(kind._annotated)
     assert list(dataclasses.asdict(value)) == list(fields(value))
     assert len(dataclasses.astuple(value)) == len(fields(value))
     for name in fields(value):
@@ -138,7 +138,8 @@ def test_defaults() -> None:
     }
     assert inspect.signature(ReaderConfig).parameters["memory_bytes"].default == 16 << 20
     assert vars(VerifyReport(queue="jobs"))["damage"] == ()
-    stats = QueueStats(**dict.fromkeys([name for name in QueueStats._annotated if name != "readers"], 0))
+    figures: dict[str, Any] = dict.fromkeys([name for name in QueueStats._annotated if name != "readers"], 0)
+    stats = QueueStats(**figures)
     assert stats.readers == {}
     with pytest.raises(TypeError, match="does not change"):
         stats.readers["a"] = stats  # type: ignore[index]
@@ -148,13 +149,13 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: ReaderConfig(5), "positional"),
-        (lambda: ReaderConfig(max_item=5), "unexpected keyword argument 'max_item'"),
-        (lambda: ReaderStats(name="a"), "missing 17 required keyword-only arguments: 'head'"),
-        (lambda: Damage("a", 1), "missing 1 required positional argument: 'reason'"),
-        (lambda: Damage("a", 1, "b", "c"), "takes 4 positional arguments but 5 were given"),
-        (lambda: Damage("a", 1, "b", path="a"), "multiple values for argument 'path'"),
-        (lambda: Record(1, b""), "missing 4 required positional arguments"),
+        (lambda: ReaderConfig(5), "positional"),  # type: ignore[call-arg]
+        (lambda: ReaderConfig(max_item=5), "unexpected keyword argument 'max_item'"),  # type: ignore[call-arg]
+        (lambda: ReaderStats(name="a"), "missing 17 required keyword-only arguments: 'head'"),  # type: ignore[call-arg]
+        (lambda: Damage("a", 1), "missing 1 required positional argument: 'reason'"),  # type: ignore[call-arg]
+        (lambda: Damage("a", 1, "b", "c"), "takes 4 positional arguments but 5 were given"),  # type: ignore[call-arg]
+        (lambda: Damage("a", 1, "b", path="a"), "multiple values for argument 'path'"),  # type: ignore[misc]
+        (lambda: Record(1, b""), "missing 4 required positional arguments"),  # type: ignore[call-arg]
     ],
 )
 def test_wrong_arguments_are_named(make: Any, reason: str) -> None:
@@ -164,10 +165,11 @@ def test_wrong_arguments_are_named(make: Any, reason: str) -> None:
 
 @pytest.mark.parametrize("name", ["max_items", "max_bytes", "max_age", "max_expire_sweep", "max_idle", "memory_bytes"])
 def test_a_limit_below_zero_is_refused(name: str) -> None:
+    limits: dict[str, Any] = {name: -1}
     with pytest.raises(ValueError, match=f"{name} must not be negative, not -1"):
-        ReaderConfig(**{name: -1})
+        ReaderConfig(**limits)
     with pytest.raises(ValueError, match=name):
-        dataclasses.replace(ReaderConfig(), **{name: -1})
+        dataclasses.replace(ReaderConfig(), **limits)
 
 
 def test_a_policy_that_is_none_is_refused() -> None:

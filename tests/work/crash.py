@@ -21,11 +21,12 @@ from kestrelpy import KestrelError
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from kestrelpy.testing._choices import Corner, Leaning
 from kestrelpy.work import JobStats, WorkQueue
+from tests.support.queues import Sync
 from tests.work.model import ModelJob, Version
 from tests.work.pair import CLOSE, START_MS, TUBES, Pair, abandon_all, open_queue, vanish
 
 MODELS = (PowerModel.PREFIX, PowerModel.EXT4, PowerModel.ANY)
-SYNCS = ("always", 0.1, "never")
+SYNCS: tuple[Sync, ...] = ("always", 0.1, "never")
 OFTEN = {"store": 0.3, "write": 0.4, "grow": 0.3}
 """Operations of which there are many: how likely a crash before one of them is looked at, and 0.8 for all others."""
 PRIORITIES = (0, 5, 1023, 1024, 65536, 2**32 - 1)
@@ -249,7 +250,7 @@ class WorkExplorer:
         points: int = 40,
         samples: int = 2,
         nested: float = 0.08,
-        syncs: tuple[float | str, ...] = SYNCS,
+        syncs: tuple[Sync, ...] = SYNCS,
         steps: dict[str, float] | None = None,
     ) -> None:
         self.seed = seed
@@ -278,7 +279,7 @@ class WorkExplorer:
     def _run_one(self, seed: int) -> None:
         choose = random.Random(f"work {seed}")
         sync = choose.choice(self.syncs)
-        options = {
+        options: dict[str, Any] = {
             "sync": sync,
             "segment_bytes": 4096,
             "max_job_bytes": 2000,

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kestrelpy import DurabilityUnknown, KestrelError, QueueDiskFull
@@ -56,10 +57,10 @@ class FaultyPair(Pair):
             self.tell(error)
             return None
         except KestrelError as error:
-            self.refuses(lambda error=error: raised(error), refusal_of(model))
+            self.refuses(partial(raised, error), refusal_of(model))
             return None
         except ValueError as error:
-            self.refuses(lambda error=error: raised(error), refusal_of(model))
+            self.refuses(partial(raised, error), refusal_of(model))
             return None
         try:
             return found, model()
@@ -75,7 +76,7 @@ class FaultyPair(Pair):
         except AssertionError as broken:
             raise BrokenPromise(f"(j) after {error!r}: {broken!r}") from broken
 
-    def advance(self, seconds: int) -> None:
+    def advance(self, seconds: float) -> None:
         """What a call of the clock raises would be logged by the thread that makes them otherwise."""
         until = self.clock.monotonic() + seconds
         while (left := until - self.clock.monotonic()) > 0:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 URGENT = 1024
@@ -399,16 +400,16 @@ class Model:
     def _events(self) -> Iterator[tuple[float, Callable[[], object]]]:
         for job in self.jobs.values():
             if job.state == "delayed":
-                yield job.due, lambda job=job: self._make_ready(job)
+                yield job.due, partial(self._make_ready, job)
             if job.state == "reserved":
-                yield job.due, lambda job=job: self._time_out(job)
+                yield job.due, partial(self._time_out, job)
             elif job.expires < math.inf:
-                yield job.expires, lambda job=job: self._drop(job)
+                yield job.expires, partial(self._drop, job)
         for tube in self.tubes.values():
             if tube.paused_until:
-                yield tube.paused_until, lambda tube=tube: self._end_pause(tube)
+                yield tube.paused_until, partial(self._end_pause, tube)
         for waiter in self.line:
-            yield waiter.deadline, lambda waiter=waiter: self.answer(waiter, "QueueEmpty")
+            yield waiter.deadline, partial(self.answer, waiter, "QueueEmpty")
             soon = self.soonest(waiter.session)
             if soon is not None:
                 yield soon.due - MARGIN, self.settle

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -276,7 +277,7 @@ class Pair:
             assert sorted(stats.id for stats in queue.jobs(name, state)) == sorted(there)
         for state in ("ready", "delayed", "buried"):
             peek = getattr(queue, f"peek_{state}")
-            got = self.both(lambda peek=peek: peek(name), lambda state=state: model.peek(name, state))
+            got = self.both(partial(peek, name), partial(model.peek, name, state))
             if got is not None:
                 self.same_jobs([got[0]], [got[1]])
 

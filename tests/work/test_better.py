@@ -10,8 +10,9 @@ import contextlib
 import errno
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -215,7 +216,7 @@ def between_slices(queue: WorkQueue, work: Callable[[], object], figure: Callabl
                 seen.append(figure())
                 self.looking = False
 
-    queue._core.lock = Watched()
+    queue._core.lock = cast("threading.Lock", Watched())
     try:
         work()
     finally:
@@ -251,7 +252,7 @@ def test_bd_p11_a_tick_does_not_look_at_every_tube() -> None:
 def test_bd_p2_no_put_does_what_others_should_have_done(memory: WorkQueue) -> None:
     """No put, take or delete is larger than another, however many jobs there are: nothing grows but by one."""
     with memory.session() as session:
-        counts = []
+        counts: list[int] = []
         for _ in range(3000):
             counts.append(calls_of(lambda: memory.put(b"", priority=len(counts) % 7)))
         assert max(counts) <= 4 * sorted(counts)[len(counts) // 2]
@@ -542,7 +543,7 @@ def each_crash_of_a_checkpoint(place: Place) -> Iterator[WorkQueue]:
     for state in states:
         opening = state.after_kill()
         inner: list[CrashingDisk] = [state]
-        opening.before_operation = lambda opening=opening, inner=inner: inner.append(opening.after_kill())  # type: ignore[misc]
+        opening.before_operation = lambda opening=opening, inner=inner: inner.append(opening.after_kill())
         with WorkQueue("/data", segment_bytes=4096, max_job_bytes=2000, clock=place.clock, disk=opening) as reopened:
             opening.before_operation = None
             yield reopened
@@ -675,7 +676,8 @@ def test_wish_fractional_seconds(memory: WorkQueue) -> None:
     assert job.time_left == pytest.approx(0.1)
     job.touch()
     clock.advance(0.4)
-    assert session.reserved == (job_id,)
+    reserved: tuple[int, ...] = session.reserved
+    assert reserved == (job_id,)
     clock.advance(0.1)
     assert session.reserved == ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import pytest
 
@@ -13,14 +14,14 @@ from kestrelpy.work import WorkQueue
 BODY = b"body of job %03d"
 
 
-def opened(disk: MemoryDisk, on_corruption: str = "raise") -> WorkQueue:
+def opened(disk: MemoryDisk, on_corruption: Literal["raise", "quarantine"] = "raise") -> WorkQueue:
     return WorkQueue(
         "/wq",
         clock=ManualClock(1_700_000_000_000),
         disk=disk,
         segment_bytes=4096,
         max_job_bytes=2000,
-        on_corruption=on_corruption,  # type: ignore[arg-type]
+        on_corruption=on_corruption,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -28,15 +29,15 @@ class World:
     def __init__(self, room: int = 300, **options: object) -> None:
         self.disk = SmallDisk(room)
         self.clock = ManualClock()
-        self.options = {"sync": "never", "segment_bytes": 1 << 16, "max_job_bytes": 2000, **options}
+        self.options: dict[str, Any] = {"sync": "never", "segment_bytes": 1 << 16, "max_job_bytes": 2000, **options}
         self.queue = self.open()
 
     def open(self) -> WorkQueue:
-        return WorkQueue("/w", clock=self.clock, disk=self.disk, **self.options)  # type: ignore[arg-type]
+        return WorkQueue("/w", clock=self.clock, disk=self.disk, **self.options)
 
     def put(self, count: int = 1_000_000) -> list[int]:
         """Until there is no room."""
-        ids = []
+        ids: list[int] = []
         with contextlib.suppress(QueueDiskFull):
             while len(ids) < count:
                 ids.append(self.queue.put(BODY))
@@ -261,9 +262,9 @@ def cut(disk: CrashingDisk, clock: ManualClock, queue: WorkQueue) -> WorkQueue:
 
 
 @pytest.mark.parametrize("sync", ["always", 0.1])
-def test_what_is_deleted_on_a_full_disk_survives_the_power(sync: str | float) -> None:
+def test_what_is_deleted_on_a_full_disk_survives_the_power(sync: Any) -> None:
     disk, clock = CrashingDisk(), ManualClock()
-    queue = WorkQueue("/w", clock=clock, disk=disk, sync=sync, segment_bytes=1 << 14, max_job_bytes=2000)  # type: ignore[arg-type]
+    queue = WorkQueue("/w", clock=clock, disk=disk, sync=sync, segment_bytes=1 << 14, max_job_bytes=2000)
     ids = [queue.put(BODY) for _ in range(100)]
     queue.sync()
     full(disk)

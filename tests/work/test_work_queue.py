@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -40,11 +41,11 @@ class World:
     def __init__(self, **options: object) -> None:
         self.clock = ManualClock(START_MS)
         self.disk = MemoryDisk()
-        self.options = {"segment_bytes": 8192, "max_job_bytes": 4000, **options}
+        self.options: dict[str, Any] = {"segment_bytes": 8192, "max_job_bytes": 4000, **options}
         self.queue = self.open()
 
     def open(self) -> WorkQueue:
-        self.queue = WorkQueue("/work", clock=self.clock, disk=self.disk, **self.options)  # type: ignore[arg-type]
+        self.queue = WorkQueue("/work", clock=self.clock, disk=self.disk, **self.options)
         return self.queue
 
     def reopen(self) -> WorkQueue:
@@ -206,12 +207,13 @@ def test_who_may_delete(world: World) -> None:
     queue.put(b"")
     with queue.session() as mine, queue.session() as other:
         job = mine.reserve(0)
-        for refused in (
+        calls: tuple[Callable[[], object], ...] = (
             lambda: queue.delete(1),
             lambda: other.delete(1),
             lambda: other.touch(1),
             lambda: queue.move(1, "x"),
-        ):
+        )
+        for refused in calls:
             with pytest.raises(NotReserved):
                 refused()
         with pytest.raises(NotReserved):
@@ -524,7 +526,7 @@ def test_a_full_disk_refuses_changes_but_no_delete() -> None:
     with World() as world:
         world.queue.close()
         disk = FailingDisk(world.disk)
-        queue = world.queue = WorkQueue("/work", clock=world.clock, disk=disk, **world.options)  # type: ignore[arg-type]
+        queue = world.queue = WorkQueue("/work", clock=world.clock, disk=disk, **world.options)
         session = queue.session()
         queue.put_many([bytes(300)] * 20)
         session.reserve(0)

@@ -66,7 +66,7 @@ def test_what_is_no_record_is_refused() -> None:
     for decode, data in whole:
         for length in range(len(data)):
             with pytest.raises(ValueError, match=r"."):
-                decode(data[:length])  # type: ignore[operator]
+                decode(data[:length])
     wrong = bytearray(state)
     wrong[10] = 2  # reserved: no state to come back to
     with pytest.raises(ValueError, match="no state 2"):

@@ -146,7 +146,7 @@ def test_wrong_priorities_change_nothing(queue: WorkQueue) -> None:
         for call in (
             lambda: job.release(priority=-1),
             lambda: job.bury(priority=2**32),
-            lambda: job.bury(priority=1.5),
+            lambda: job.bury(priority=1.5),  # type: ignore[arg-type]
         ):
             with pytest.raises(ValueError, match="priority"):
                 call()

@@ -112,7 +112,7 @@ def test_what_is_no_timeout_is_refused_whether_a_job_is_ready_or_not(queue: Work
             with pytest.raises(ValueError, match="timeout"):
                 call(wrong)
         queue.put(b"")
-    assert session.reserve(Decimal(0)).id == 1
+    assert session.reserve(Decimal(0)).id == 1  # type: ignore[arg-type]
     assert session.reserve(float("inf")).id == 2
     assert not session.waiters
 

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -848,10 +848,10 @@ def test_an_overlay_is_what_its_upper_part_is(tmp_path: Path, kind: str, is_mapp
     parts = f"lowerdir=/a:/b,upperdir={upper},workdir=/w"
     table.write_text(f"7 1 0:7 / / rw - overlay overlay rw,{parts}\n8 1 0:8 / /upper rw - {kind} /dev/sda rw\n")
 
-    def opened(path: str, **how: str) -> IO[str]:
+    def opened(path: str, **how: Any) -> Any:
         """The table; and a folder's number of its mount, which is that of the overlay unless it is the upper part."""
         if "fdinfo" not in path:
-            return open(table, **how)  # type: ignore[call-overload, no-any-return]
+            return open(table, **how)
         folder = os.readlink(path.replace("fdinfo", "fd"))
         return io.StringIO(f"pos:\t0\nmnt_id:\t{8 if folder == str(upper) else 7}\n")
 
@@ -861,7 +861,7 @@ def test_an_overlay_is_what_its_upper_part_is(tmp_path: Path, kind: str, is_mapp
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_files_on_btrfs_are_stored_into_in_place(tmp_path: Path, refused: bool) -> None:
-    calls = [] if not refused else OSError(errno.ENOTTY, "no")
+    calls: list[tuple[int, int]] | OSError = [] if not refused else OSError(errno.ENOTTY, "no")
 
     def ioctl(_descriptor: int, request: int, data: bytes) -> bytes:
         if isinstance(calls, OSError):
@@ -879,10 +879,10 @@ def test_files_on_btrfs_are_stored_into_in_place(tmp_path: Path, refused: bool) 
 # -- the real one: locks ---------------------------------------------------------------------------------------------
 
 
-def hold_lock(path: str, ready: object, done: object) -> None:
+def hold_lock(path: str, ready: Any, done: Any) -> None:
     lock = RealDisk().directory(path).lock("q.lock")
-    ready.set()  # type: ignore[attr-defined]
-    done.wait()  # type: ignore[attr-defined]
+    ready.set()
+    done.wait()
     lock.release()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_scan_ranges(folder: Path, open_queue: Open, clock: ManualClock) -> None
         queue.put(b"%02d" % n * 300)
         clock.advance(1)
 
-    def ids(**limits: int) -> list[int]:
+    def ids(**limits: Any) -> list[int]:
         return [record.id for record in scan(folder, "jobs", **limits)]
 
     assert ids(start_id=5, stop_id=9) == [5, 6, 7, 8]
@@ -376,7 +376,8 @@ def test_a_scan_that_is_left_keeps_nothing_open(folder: Path, open_queue: Open) 
     before = len(os.listdir("/proc/self/fd"))
     records = scan(folder, "jobs")
     next(records)
-    records.close()  # type: ignore[attr-defined]
+    assert isinstance(records, Generator)
+    records.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
 

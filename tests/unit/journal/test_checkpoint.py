@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import nullcontext
-from typing import cast
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -29,8 +29,8 @@ NAME = "jobs+a.checkpoint"
 SPARE = "jobs+a.checkpoint.tmp"
 
 
-def state(head: int, **more: object) -> fmt.Checkpoint:
-    return fmt.Checkpoint(b"q" * 16, "a", head, head, head, head * 10, **more)  # type: ignore[arg-type]
+def state(head: int, **more: Any) -> fmt.Checkpoint:
+    return fmt.Checkpoint(b"q" * 16, "a", head, head, head, head * 10, **more)
 
 
 def without_claim(found: tuple[fmt.Checkpoint | None, bool]) -> tuple[fmt.Checkpoint | None, bool]:
@@ -458,10 +458,9 @@ def test_a_spare_file_that_may_be_the_file_itself_is_not_written(full: Full) -> 
     with patch.object(CrashingFolder, "fail_sync", lambda _: None), pytest.raises(OSError, match="output"):
         file.save(state(3), durable=True)  # as a kill before that sync
     killed = disk.after_kill()
-    directory = killed.directory("/q")
-    later = CheckpointFile(directory, NAME)
+    later = CheckpointFile(killed.directory("/q"), NAME)
     later.load()
-    lost = []
+    lost: list[tuple[fmt.Checkpoint | None, bool]] = []
 
     def look() -> None:
         lost.extend(loaded(left.directory("/q")) for left in killed.power_states(PowerModel.ANY, 60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ def test_legal_names_come_back(name: str) -> None:
     "name",
     ["", "-a", "a.b", "a b", "a+b", "a/b", "../x", "a~", "a^", "a:b", "\u00e4", "\u0661", "a\n", "x" * 101, "a\0"],
 )
-def test_lk_f30_illegal_names_are_refused(name: str, tmp_path) -> None:
+def test_lk_f30_illegal_names_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidName) as caught:
         JournaledQueue(tmp_path, name)
     assert caught.value.name == name

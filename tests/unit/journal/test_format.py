@@ -171,14 +171,21 @@ def test_find_frame_finds_the_first_one(before: bytes, kind: str, after: bytes) 
     assert fmt.find_frame(before + FRAMES[kind][:-1], 0, MARKER, 1) is None
 
 
+def place_of(data: bytes, start: int, item_id: int) -> int:
+    """Where ``find_frame`` finds one."""
+    found = fmt.find_frame(data, start, MARKER, item_id)
+    assert found is not None
+    return found[0]
+
+
 def test_find_frame_looks_from_the_id_on() -> None:
     data = FRAMES["item"] + fmt.encode_item(4, b"next", 255, None, 2, MARKER)
     item = len(FRAMES["item"])
-    assert fmt.find_frame(data, 0, MARKER, 2)[0] == 0  # type: ignore[index]  # 2 is missing, and 3 in its place
-    assert fmt.find_frame(data, 0, MARKER, 3)[0] == item  # type: ignore[index]  # it is there that 3 is not intact
-    assert fmt.find_frame(b"?" + data, 0, MARKER, 3)[0] == 1  # type: ignore[index]
-    assert fmt.find_frame(data, 0, MARKER, 4)[0] == item  # type: ignore[index]
-    assert fmt.find_frame(data, 1, MARKER, 3)[0] == item  # type: ignore[index]
+    assert place_of(data, 0, 2) == 0  # 2 is missing, and 3 in its place
+    assert place_of(data, 0, 3) == item  # it is there that 3 is not intact
+    assert place_of(b"?" + data, 0, 3) == 1
+    assert place_of(data, 0, 4) == item
+    assert place_of(data, 1, 3) == item
     assert fmt.find_frame(data, 0, MARKER, 5) is None
     found = fmt.find_frame(FRAMES["footer"] + data, 0, MARKER, 4)
     assert found is not None
@@ -189,7 +196,7 @@ def test_what_stands_inside_a_whole_frame_is_its_payload() -> None:
     copy = fmt.encode_item(4, b"once more", 255, None, 4, MARKER)
     data = b"damaged" + fmt.encode_item(3, copy, 255, None, 2, MARKER) + fmt.encode_item(4, b"", 255, None, 3, MARKER)
     assert [frame.first_id for _, frame in fmt.frames_in(data, 0, MARKER)] == [3, 4]
-    assert fmt.find_frame(data, 0, MARKER, 4)[0] == len(data) - 32  # type: ignore[index]
+    assert place_of(data, 0, 4) == len(data) - 32
     assert fmt.look_beyond(data, MARKER, 3) == (4, 3)
     assert fmt.look_beyond(data, MARKER, 5) == (0, 0)
 

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import itertools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -219,7 +220,7 @@ def test_r12_a_short_store_is_undone(short: int, kind: str) -> None:
     each = journal(disk)
     each.append(b"first", 1)
     disk.arm(errno.EIO, kinds={"store"}, short_bytes=short)
-    torn = {
+    torn: dict[str, Callable[[], object]] = {
         "item": lambda: each.append(b"torn" * 20, 1),
         "batch": lambda: each.append_frame([b"torn" * 9] * 2, 1, None),
         "body": lambda: each.append_body(pack_body([b"torn" * 9] * 2, None), 1),
@@ -229,9 +230,14 @@ def test_r12_a_short_store_is_undone(short: int, kind: str) -> None:
     assert each.tail_id == 1
     assert each.append(b"second", 1) == 2
     assert everything(each) == {1: (b"first", 1, None), 2: (b"second", 1, None)}
-    disk.inner.kill()
+    kill(disk)
     again = journal(disk.inner)
     assert everything(again) == everything_of(disk.inner) == {1: (b"first", 1, None), 2: (b"second", 1, None)}
+
+
+def kill(disk: FailingDisk) -> None:
+    assert isinstance(disk.inner, MemoryDisk)
+    disk.inner.kill()
 
 
 def everything_of(disk: Any) -> dict[int, fmt.Entry]:
@@ -273,7 +279,7 @@ def test_r12_an_undoing_that_failed_is_done_before_the_next_append() -> None:
     assert each.append(b"y", 1) == 2
     assert b"torn" not in disk.inner.directory("/q").open(each.segments[0].name).read(0, 9999)
     assert everything(each) == {1: (b"first", 1, None), 2: (b"y", 1, None)}
-    disk.inner.kill()
+    kill(disk)
     assert everything_of(disk.inner) == {1: (b"first", 1, None), 2: (b"y", 1, None)}
 
 
@@ -314,7 +320,7 @@ def test_r13_an_interrupt_at_any_store_leaves_file_and_memory_of_one_mind() -> N
         if each._refusal is None:
             found = everything(each)
             assert {item_id: entry[0] for item_id, entry in found.items()} == acknowledged
-        disk.inner.kill()
+        kill(disk)
         found = everything_of(disk.inner)
         assert {item_id: found[item_id][0] for item_id in acknowledged} == acknowledged
 
@@ -330,7 +336,7 @@ def test_items_of_all_sizes_around_the_large_ones(tmp_path: Path, real: bool, ma
     each = journal(disk, folder=folder, segment_bytes=1 << 20)
     sizes = [0, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1, 10, 300_000, 300_000, 7, 500_000, 300_000, 0, 100_000]
     sizes += [(1 << 20) - SEGMENT_COST + more for more in (-1, 0, 1)] + [5, 1 << 21, 9, 200_000]
-    expected = {}
+    expected: dict[int, fmt.Entry] = {}
     for size in sizes:
         data = bytes([1 + len(expected) % 250]) * size
         item_id = each.append(data, 100 + len(expected))
@@ -375,7 +381,12 @@ def test_room_is_not_filled_for_what_fills_it(large: int, size: int, filled: boo
 
     def watch(file: Any) -> Any:
         grow = file.grow
-        file.grow = lambda size, fill=True: grown.append(fill) or grow(size, fill=fill)
+
+        def note_and_grow(size: int, fill: bool = True) -> Any:
+            grown.append(fill)
+            return grow(size, fill=fill)
+
+        file.grow = note_and_grow
         return file
 
     grown: list[bool] = []
@@ -410,7 +421,7 @@ def test_r12_a_short_write_of_a_large_item_is_undone(large: int, short: int, err
         assert isinstance(caught.value, QueueDiskFull) == (error == errno.ENOSPC)
         assert (each.tail_id, each.total_bytes) == (1, len(first))
         assert b"torn" not in disk.inner.directory("/q").open(each.segments[0].name).read(0, 1 << 20)
-        disk.inner.kill()
+        kill(disk)
         assert list(everything(journal(disk.inner))) == [1], "nothing of it is left"
         disk = FailingDisk(MemoryDisk())
         each = journal(disk, segment_bytes=1 << 17)
@@ -421,7 +432,7 @@ def test_r12_a_short_write_of_a_large_item_is_undone(large: int, short: int, err
         assert each.append(following, 1) == 2
         expected = {1: (first, 1, None), 2: (following, 1, None)}
         assert everything(each) == expected
-        disk.inner.kill()
+        kill(disk)
         assert everything(journal(disk.inner)) == expected
 
 
@@ -497,7 +508,7 @@ def test_r9_a_rotation_whose_sync_fails_ends_it() -> None:
         with pytest.raises(DurabilityUnknown):
             each.append(b"x", 1)
     each.abandon()
-    disk.inner.kill()
+    kill(disk)
     assert list(everything_of(disk.inner)) == [1]
 
 
@@ -515,7 +526,7 @@ def test_r13_an_interrupt_behind_the_footer_does_not_write_it_twice(monkeypatch:
     assert each.append(b"next", 1) == 2
     closed, _ = each.segments
     assert disk.inner.directory("/q").open(closed.name).size() == closed.records_end + fmt.FOOTER_BYTES
-    disk.inner.kill()
+    kill(disk)
     assert list(everything_of(disk.inner)) == [1, 2]
 
 

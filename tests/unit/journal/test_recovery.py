@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -94,7 +94,7 @@ def records(name: str, data: bytes) -> list[tuple[range, range]]:
             return data[offset : offset + size]
 
     found = []
-    for at, frame in iterate_frames(File(), header.marker, fmt.HEADER_BYTES, len(data)):  # type: ignore[arg-type]
+    for at, frame in iterate_frames(cast("Any", File()), header.marker, fmt.HEADER_BYTES, len(data)):
         if frame.footer is None:
             found.append((range(at, at + frame.size), range(frame.first_id, frame.last_id + 1)))
     return found

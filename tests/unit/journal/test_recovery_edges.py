@@ -287,7 +287,9 @@ def test_a_frame_whose_id_is_not_of_its_segment_is_no_place_to_go_on_from(closed
     first, _ = segments(files)
     data = files[first]
     at = fmt.HEADER_BYTES + fmt.FRAME_BYTES + 1  # behind the first one
-    marker = fmt.decode_header(data).marker  # type: ignore[union-attr]
+    header = fmt.decode_header(data)
+    assert header is not None
+    marker = header.marker
     files[first] = data[:at] + fmt.encode_item(1000, b"2", START_MS, None, 0, marker) + data[at + fmt.FRAME_BYTES + 1 :]
     if closed:
         with opened(disk_of(files)) as queue:

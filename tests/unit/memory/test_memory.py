@@ -10,7 +10,7 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -28,7 +28,7 @@ BOTH = pytest.mark.parametrize("kind", [SimpleBlockingQueue, ConcurrentBlockingQ
 
 @pytest.fixture(params=[SimpleBlockingQueue, ConcurrentBlockingQueue])
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    made = []
+    made: list[SimpleBlockingQueue[Any]] = []
 
     def make_one(*args: Any, **options: Any) -> SimpleBlockingQueue[Any]:
         made.append(request.param(*args, **options))
@@ -134,11 +134,16 @@ def test_an_empty_queue(make: Make) -> None:
 def test_timeouts_are_those_of_the_standard_library(make: Make) -> None:
     q = make()
     q.put(1)
+    calls: tuple[Callable[[Any], object], ...] = (
+        q.get_future,
+        lambda timeout: q.get(timeout=timeout),
+        lambda timeout: q.put(0, timeout=timeout),
+    )
     for bad in (-1, -0.001, float("nan")):
-        for call in (q.get_future, lambda timeout: q.get(timeout=timeout), lambda timeout: q.put(0, timeout=timeout)):
+        for call in calls:
             with pytest.raises(ValueError, match="non-negative"):
                 call(bad)
-    for call in (q.get_future, lambda timeout: q.get(timeout=timeout), lambda timeout: q.put(0, timeout=timeout)):
+    for call in calls:
         with pytest.raises(TypeError):
             call("1")
     q.put(2, block=False, timeout=-1)  # ignored, as there
@@ -391,7 +396,7 @@ def test_aput_waits_for_room(make: Make) -> None:
         q.put(0)
         tasks = [asyncio.create_task(q.aput(number)) for number in (1, 2, 3)]
         await asyncio.sleep(0)
-        found = []
+        found: list[int] = []
         while len(found) < 4:
             found.append(await q.aget())
         assert found == [0, 1, 2, 3]
@@ -415,7 +420,8 @@ def test_a_cancelled_aput_has_put_nothing(make: Make) -> None:
         granted.cancel()  # before its loop came to tell it
         await last
         assert drain(q) == [3]
-        assert (await asyncio.gather(waiting, granted, return_exceptions=True)) != [None, None]
+        outcomes: Sequence[object] = await asyncio.gather(waiting, granted, return_exceptions=True)
+        assert outcomes != [None, None]
 
     asyncio.run(main())
 
@@ -544,7 +550,7 @@ def test_consumers_of_every_kind_share_one_line(make: Make) -> None:
         return await q.aget()
 
     for q in (make(), make(10)):
-        found = []
+        found: list[Call | concurrent.futures.Future[Any]] = []
         for _ in range(3):
             found.append(parked(q, q.get))
             found.append(parked(q, asyncio.run, one(q)))
@@ -736,14 +742,18 @@ def test_when_the_last_in_line_was_cancelled_the_item_stays(make: Make) -> None:
 def test_callbacks_run_with_no_lock_held(make: Make) -> None:
     for q in (make(), make(5)):
         free: list[bool] = []
+
+        def note(_: object, q: SimpleBlockingQueue[Any] = q, free: list[bool] = free) -> None:
+            free.append(Call(_try, q._lock).result())
+
         futures = [q.get_future() for _ in range(4)]
         for future in futures:
-            future.add_done_callback(lambda _, q=q, free=free: free.append(Call(_try, q._lock).result()))
+            future.add_done_callback(note)
         q.put(1)
         q.put_head(2)
         futures[2].cancel()
         q.evict_waiters()
-        q.get_future().add_done_callback(lambda _, q=q, free=free: free.append(Call(_try, q._lock).result()))
+        q.get_future().add_done_callback(note)
         q.close()
         assert free == [True] * 5
 
@@ -815,7 +825,7 @@ def test_whoever_had_the_lock_looks_again(call: Callable[..., object]) -> None:
     """A put that finds the lock taken leaves its item to the one who has it."""
     q = ConcurrentBlockingQueue[Any]()
     waiting = [q.get_future(), q.get_future()]
-    lock, busy = q._lock, []
+    lock, busy = q._lock, list[bool]()
 
     class Held:
         release = lock.release
@@ -1021,7 +1031,7 @@ def test_a_coroutine_that_is_thrown_away_loses_nothing(make: Make) -> None:
     loop.close()  # without running it: the item is on its way, and never arrives
     for task in (waiting, served):
         task._log_destroy_pending = False  # type: ignore[attr-defined]
-        task.get_coro().close()  # type: ignore[union-attr]
+        task.get_coro().close()
     assert (q.waiter_count, drain(q)) == (0, [1])
 
 
@@ -1036,7 +1046,7 @@ def test_a_closed_loop_is_passed_over(make: Make) -> None:
     assert (future.result(0), drain(q)) == (1, [2])
     for task in tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
-        task.get_coro().close()  # type: ignore[union-attr]
+        task.get_coro().close()
 
 
 def test_a_loop_that_closes_while_an_item_is_on_its_way(make: Make) -> None:
@@ -1111,7 +1121,11 @@ def test_closed_is_the_librarys_own_error_before_3_13() -> None:
 @pytest.mark.parametrize("immediate", [False, True])
 def test_shutdown_wakes_everybody(make: Make, immediate: bool) -> None:
     q = make()
-    consumers = [parked(q, q.get), q.get_future(), q.get_future(timeout=PATIENCE)]
+    consumers: list[Call | concurrent.futures.Future[Any]] = [
+        parked(q, q.get),
+        q.get_future(),
+        q.get_future(timeout=PATIENCE),
+    ]
     q.shutdown(immediate)
     for consumer in consumers:
         with pytest.raises(QueueClosed):
@@ -1253,6 +1267,10 @@ def test_calls_from_within_calls(make: Make) -> None:
                 return
             put_items.append(item)
 
+        def peek() -> None:
+            """Look, and take nothing."""
+            q.peek()
+
         return {
             "put": put,
             "get": quietly(q.get_nowait),
@@ -1260,7 +1278,7 @@ def test_calls_from_within_calls(make: Make) -> None:
             "get_future": quietly(q.get_future),
             "evict": quietly(q.evict_waiters),
             "cancel": lambda: [future.cancel() for future in futures[-2:]],
-            "peek": lambda: quietly(q.peek) and None,
+            "peek": quietly(peek),
         }
 
     for maxsize in (0, 3):

@@ -74,7 +74,12 @@ def test_what_a_callback_puts_is_there_for_a_consumer_at_once(open_queue: Open) 
     queue = open_queue()
     first, second = queue.get_future(), queue.get_future()
     seen: list[bytes] = []
-    first.add_done_callback(lambda _: (queue.put(b"reply"), seen.append(second.result(0).data)))
+
+    def put_and_see(_: object) -> None:
+        queue.put(b"reply")
+        seen.append(second.result(0).data)
+
+    first.add_done_callback(put_and_see)
     queue.put(b"request")
     assert seen == [b"reply"]
 
@@ -137,7 +142,8 @@ def test_a_hook_that_calls_exit_is_logged_and_counted(
     def stop(*_: object) -> None:
         raise SystemExit(1)
 
-    queue = open_queue(default_reader=ReaderConfig(**{hook: stop}))
+    hooks: dict[str, Any] = {hook: stop}
+    queue = open_queue(default_reader=ReaderConfig(**hooks))
     reader = queue.reader()
     future = queue.get_future(timeout=1)
     clock.advance(2)

@@ -348,7 +348,7 @@ def test_what_the_hook_raises_prevents_the_operation() -> None:
 def test_states_before_each_operation_of_a_replaced_file() -> None:
     """The whole way of a small file being replaced, with a kill or a cut at each step: it is the old or the new one."""
     disk, directory = started(c=b"old")
-    found: set[object] = set()
+    found: set[frozenset[tuple[str, bytes]]] = set()
 
     def crash() -> None:
         for clone in (disk, disk.after_kill(), disk.after_kill(random.Random(disk.operations))):
@@ -363,7 +363,7 @@ def test_states_before_each_operation_of_a_replaced_file() -> None:
     directory.rename("c.tmp", "c")
     directory.sync()
     crash()
-    assert {dict(files)["c"] for files in found} == {b"old", b"new"}  # type: ignore[call-overload]
+    assert {dict(files)["c"] for files in found} == {b"old", b"new"}
     assert states(disk, EXT4) == [{"c": b"new"}]
 
 
@@ -745,7 +745,8 @@ def test_what_was_lost_is_gone_when_the_block_is_written() -> None:
 
 
 def test_what_was_lost_behind_the_end_is_never_seen_in_between() -> None:
-    for how in (lambda file: file.grow(10), lambda file: file.write(9, b"!")):
+    ways: tuple[Callable[[File], object], ...] = (lambda file: file.grow(10), lambda file: file.write(9, b"!"))
+    for how in ways:
         disk, directory = started(f=b"base")
         directory.open("f", write=True).write(4, b"first!")
         for state in disk.power_states(EXT4, 100):

@@ -70,7 +70,8 @@ def test_a_hook_may_wait_for_a_sync(hook: str, open_queue: Open, start: Start, c
             done.append(None)
             queue.put(b"by a hook")
 
-    queue = open_queue(sync="always", default_reader=ReaderConfig(**{hook: put}))
+    hooks: dict[str, Any] = {hook: put}
+    queue = open_queue(sync="always", default_reader=ReaderConfig(**hooks))
     queue.reader()
     if hook == "on_expired":
         ends(
@@ -96,7 +97,12 @@ def test_nothing_is_called_back_under_the_locks_of_a_checkpoint(open_queue: Open
     queue = open_queue(sync="always", clock=None)
     reader = queue.reader()
     told = threading.Event()
-    reader.get_future().add_done_callback(lambda _: (reader.checkpoint(durable=True), told.set()))
+
+    def checkpoint(_: object) -> None:
+        reader.checkpoint(durable=True)
+        told.set()
+
+    reader.get_future().add_done_callback(checkpoint)
     with_item = threading.Event()
 
     def store() -> None:
@@ -155,7 +161,14 @@ def test_a_slow_callback_does_not_hold_up_the_syncs_of_other_queues(folder: Path
     """C18. And the callback of a put's future may put and sync itself (C2)."""
     slow, other = JournaledQueue(folder, "slow", sync=0.01), JournaledQueue(folder, "other", sync=0.01)
     entered = threading.Event()
-    slow.put_future(b"x").add_done_callback(lambda _: (slow.put(b"y"), slow.sync(), entered.set(), hold.wait()))
+
+    def put_and_sync(_: object) -> None:
+        slow.put(b"y")
+        slow.sync()
+        entered.set()
+        hold.wait()
+
+    slow.put_future(b"x").add_done_callback(put_and_sync)
     assert entered.wait(20)
     other.put(b"z")
     until(lambda: other.stats().durable_id == 1)
@@ -400,7 +413,12 @@ def test_followers_are_woken_with_callbacks_pending(
     """A leader whose callback takes its time does not hold up who leads next."""
     queue = open_queue(sync="always", disk=gated_disk)
     entered = threading.Event()
-    queue.get_future().add_done_callback(lambda _: (entered.set(), hold.wait()))
+
+    def take_its_time(_: object) -> None:
+        entered.set()
+        hold.wait()
+
+    queue.get_future().add_done_callback(take_its_time)
     leader = start(queue.put, b"x")
     assert entered.wait(20)
     ends(start, queue.put, b"y")

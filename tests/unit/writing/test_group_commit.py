@@ -6,10 +6,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from kestrelpy._waiting.put_future import PutFuture
 from kestrelpy._waiting.waiters import FutureWaiter, ThreadWaiter
 from kestrelpy._writing.group_commit import GroupCommit, _Link
 from tests.support.budget import share
@@ -25,7 +26,7 @@ class Disk:
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Semaphore(0)
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.scheduled: list[None] = []
         self.commit = GroupCommit(self.sync, lambda: self.scheduled.append(None))
 
@@ -37,6 +38,11 @@ class Disk:
         if self.error is not None:
             raise self.error
         return seen
+
+
+def a_future(ticket: FutureWaiter) -> PutFuture[int]:
+    """``ticket`` as the future of a put: a commit asks no more of one than it can do."""
+    return cast("PutFuture[int]", ticket)
 
 
 def test_one_waiter_syncs_once() -> None:
@@ -82,7 +88,7 @@ def test_an_error_reaches_the_leader_and_everybody_behind_it(start: Callable[...
     assert disk.entered.acquire(timeout=20)
     threads += [start(wait, 2) for _ in range(3)]
     ticket = FutureWaiter()
-    disk.commit.add(2, ticket, soon=False)
+    disk.commit.add(2, a_future(ticket), soon=False)
     until(lambda: len(disk.commit._tickets) == 4)
     disk.gate.set()
     for thread in threads:
@@ -95,7 +101,7 @@ def test_an_error_reaches_the_leader_and_everybody_behind_it(start: Callable[...
     with pytest.raises(OSError, match="bad"):
         disk.commit.wait(9)
     late = FutureWaiter()
-    disk.commit.add(9, late, soon=True)
+    disk.commit.add(9, a_future(late), soon=True)
     assert isinstance(late.future.exception(0), OSError)
     disk.commit.run()
     assert disk.count == 1
@@ -106,12 +112,12 @@ def test_many_tickets_ask_for_one_sync() -> None:
     disk = Disk()
     disk.written = 9
     for item_id in range(1, 4):
-        disk.commit.add(item_id, FutureWaiter(), soon=True)
+        disk.commit.add(item_id, a_future(FutureWaiter()), soon=True)
         disk.commit.sync_soon()
     assert len(disk.scheduled) == 1
     disk.commit.run()
     disk.written = 10
-    disk.commit.add(10, FutureWaiter(), soon=True)
+    disk.commit.add(10, a_future(FutureWaiter()), soon=True)
     assert len(disk.scheduled) == 2
 
 
@@ -120,25 +126,25 @@ def test_tickets_without_a_thread_are_completed_by_whoever_syncs() -> None:
     disk.written = 3
     tickets = [FutureWaiter() for _ in range(4)]
     for item_id, ticket in enumerate(tickets, 1):
-        disk.commit.add(item_id, ticket, soon=False)
+        disk.commit.add(item_id, a_future(ticket), soon=False)
     assert disk.scheduled == []
     disk.commit.run()
     assert [ticket.future.done() for ticket in tickets] == [True, True, True, False]
     assert [ticket.future.result(0) for ticket in tickets[:3]] == [1, 2, 3]
     assert disk.scheduled == [None], "somebody has to sync for the one that is left"
     done = FutureWaiter()
-    disk.commit.add(2, done, soon=True)
+    disk.commit.add(2, a_future(done), soon=True)
     assert done.future.result(0) == 2
 
 
 def test_soon_asks_for_a_sync_unless_one_is_under_way(start: Callable[..., threading.Thread]) -> None:
     disk = Disk()
-    disk.commit.add(1, FutureWaiter(), soon=True)
+    disk.commit.add(1, a_future(FutureWaiter()), soon=True)
     assert len(disk.scheduled) == 1
     disk.gate.clear()
     thread = start(disk.commit.run)
     assert disk.entered.acquire(timeout=20)
-    disk.commit.add(2, FutureWaiter(), soon=True)
+    disk.commit.add(2, a_future(FutureWaiter()), soon=True)
     assert len(disk.scheduled) == 1
     disk.commit.run()  # returns at once: the leader will see to it
     assert disk.count == 1
@@ -150,7 +156,7 @@ def test_soon_asks_for_a_sync_unless_one_is_under_way(start: Callable[..., threa
 def test_note_completes_what_a_rotation_made_durable() -> None:
     disk = Disk()
     ticket = FutureWaiter()
-    disk.commit.add(4, ticket, soon=False)
+    disk.commit.add(4, a_future(ticket), soon=False)
     disk.commit.note(3)
     assert not ticket.future.done()
     disk.commit.note(4)
@@ -162,7 +168,7 @@ def test_note_completes_what_a_rotation_made_durable() -> None:
 def test_a_cancelled_ticket_is_passed_over() -> None:
     disk = Disk()
     ticket = FutureWaiter()
-    disk.commit.add(1, ticket, soon=False)
+    disk.commit.add(1, a_future(ticket), soon=False)
     assert ticket.future.cancel()
     disk.written = 1
     disk.commit.run()
@@ -174,7 +180,7 @@ def test_an_interrupted_leader_passes_the_lead_on(start: Callable[..., threading
     disk = Disk()
     disk.gate.clear()
     disk.written = 2
-    disk.error = KeyboardInterrupt()  # type: ignore[assignment]
+    disk.error = KeyboardInterrupt()
 
     def lead() -> None:
         with pytest.raises(KeyboardInterrupt):

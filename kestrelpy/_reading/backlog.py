@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import repeat
 
 from kestrelpy._journal.format import Entry
@@ -93,14 +94,18 @@ class Backlog:
 
     def find(self, expired: list[Item]) -> tuple[int, Entry] | None:
         """Take and return the next item that has not expired; ``None`` if there is none. Expired items before it are
-        appended to ``expired`` if the reader has an ``on_expired`` hook, and released otherwise.
+        appended to ``expired`` if the reader has an ``on_expired`` hook, and released otherwise. Raises ``OSError`` or
+        ``CorruptJournal`` if the next item, or the only one that is left, can't be read.
         """
         if self.disturbed:
             self.repair()
         while True:
             found = self.take_next()
             if found is None:
-                return None
+                if not self.disturbed:
+                    return None
+                self._repair()  # only items that can't be read are left: raise why
+                continue
             item_id, entry = found
             if not self.is_expired(entry):
                 return item_id, entry
@@ -205,6 +210,9 @@ class Backlog:
             self.progress.next_id = found[0]
             self.ahead[found[0]] = found[1]
             self.update_fast_path()
+        elif self.disturbed:
+            self._repair()  # as in ``find``
+            return self.requeued.first()
         return found
 
     def take_more(self, items: list[Item], expired: list[Item], max_items: int, max_bytes: int | None) -> None:
@@ -374,12 +382,8 @@ class Backlog:
 
     def repair(self) -> None:
         """After an interrupt: put every id before ``next_id`` into exactly one state again, and count again (R13)."""
-        try:
+        with suppress(KestrelError, OSError):  # ``disturbed`` stays: the next take tries again
             self._repair()
-        except (KestrelError, OSError):  # ``disturbed`` stays: the next take tries again
-            return
-        self.disturbed = False
-        self.update_fast_path()
 
     def _repair(self) -> None:
         """Requeue the items that were moving when an interrupt struck, ahead of the unread items, as if they had not
@@ -411,6 +415,8 @@ class Backlog:
         progress.released_items = items - len(kept) - len(requeued)
         progress.released_bytes = size - sum(len(item.data) for item in kept)
         progress.released_bytes -= sum(len(entry[0]) for entry in requeued.entries.values())
+        self.disturbed = False
+        self.update_fast_path()
 
     def _missing_runs(self, held: set[int]) -> Iterator[tuple[int, int]]:
         """Runs of ids before ``next_id`` that are neither done nor in ``held``."""

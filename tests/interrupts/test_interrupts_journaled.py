@@ -150,12 +150,17 @@ def _forget_nothing(self: Any, *_: Any) -> None:
     """Nobody looks for what an interrupted one had in its hands."""
 
 
+def _find_all_well(self: Backlog) -> None:
+    self.disturbed = False
+    self.update_fast_path()
+
+
 PLANTED: dict[str, tuple[tuple[Any, str, Any], tuple[str, ...]]] = {
     "a commit that takes the item out first": ((Reader, "commit", _pop_first), ("commit",)),
     "a lock that is taken without with": ((Reader, "get", _acquire_by_hand), ("get_from_the_window",)),
     "a journal that counts before it stores": ((Journal, "append", _count_first), ("put_first",)),
     "an interrupted get that keeps its item": ((Dispatcher, "recover", _forget_nothing), ("get_from_the_window",)),
-    "a look again that never comes": ((Backlog, "repair", _forget_nothing), ("abort",)),
+    "a repair that repairs nothing": ((Backlog, "_repair", _find_all_well), ("abort",)),
 }
 
 

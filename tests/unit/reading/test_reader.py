@@ -44,6 +44,8 @@ from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._reading.checkpointer import Checkpointer
 from kestrelpy._reading.dispatch import Dispatcher
+from kestrelpy._reading.local_source import LocalSource
+from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy.inbox import PartWriter
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk, PowerModel
@@ -1986,3 +1988,30 @@ def test_figures_have_the_segments_that_could_not_be_archived(open_queue: Open, 
     assert f"jobs.{stats.oldest_segment}.segment" == there[0].name
     queue.checkpoint()
     assert queue.stats().segments == 1
+
+
+@pytest.mark.parametrize("take", ["get_nowait", "peek"])
+def test_r13_an_interrupted_item_that_cannot_be_read_is_an_error_once_it_is_the_only_one(
+    take: str, open_queue: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are delivered before it. After them, "there is no item" would be false: it is there, and counted."""
+    queue = open_queue()
+    queue.put_many([b"1", b"2", b"3"])
+    reader = queue.reader()
+    reader.get_nowait().commit()
+    backlog = checkpointer_of(reader).backlog
+    with backlog.lock:  # as an interrupt leaves it that strikes after a get has taken item 2
+        backlog.take_next()
+        backlog.disturbed, backlog.fast = True, False
+
+    def unreadable(*_: object) -> None:
+        raise OSError(errno.EIO, "unreadable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalSource, "read", unreadable)
+        reader.get_nowait().commit()
+        with pytest.raises(OSError, match="unreadable"):
+            getattr(reader, take)()
+        assert reader.items == 1
+    assert getattr(reader, take)().data == b"2"
+    reader._check()

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import math
 from operator import index
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 def check_whole(name: str, value: object, least: int = 0) -> int:
@@ -45,5 +41,11 @@ def check_seconds(name: str, value: object, *, above_zero: bool = False) -> floa
 
 def check_timeout(timeout: float | None) -> None:
     """Raise ``ValueError`` for a timeout below zero, ``TypeError`` for one that is no number."""
-    if timeout is not None and not timeout >= 0:
+    if timeout is None:
+        return
+    try:
+        is_good = timeout >= 0
+    except TypeError:
+        raise TypeError(f"timeout must be seconds, or None, not {timeout!r}") from None
+    if not is_good:
         raise ValueError(f"'timeout' must be a non-negative number, not {timeout!r}")

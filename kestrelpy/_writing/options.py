@@ -88,7 +88,11 @@ def expiry(added_ms: int, expires_in: float | None, expires_at_ms: int | None) -
     if expires_in is not None:
         if expires_at_ms is not None:
             raise ValueError("an item expires expires_in seconds from now or at expires_at_ms, not both")
-        if not 0 <= expires_in < _LAST_MS // 1000:
+        try:
+            is_good = 0 <= expires_in < _LAST_MS // 1000
+        except TypeError:
+            raise TypeError(f"expires_in must be seconds, not {expires_in!r}") from None
+        if not is_good:
             raise ValueError(f"expires_in must be seconds from now and not negative, not {expires_in!r}")
         expires_at_ms = added_ms + int(expires_in * 1000)
     if not isinstance(expires_at_ms, int):

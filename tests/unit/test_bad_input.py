@@ -100,7 +100,7 @@ def test_timeouts_of_a_wrong_type(timeout: Any, open_queue: Open) -> None:
         lambda: reader.get(timeout=timeout), lambda: reader.get_future(timeout), lambda: reader.peek(timeout),
         lambda: queue.put(b"y", timeout=timeout),
     ):  # fmt: skip
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="timeout must be"):
             call()
     assert (reader.items, reader.open_items) == (1, 0)
     unharmed(queue)
@@ -128,7 +128,7 @@ def test_expiries_out_of_range(options: dict[str, Any], open_queue: Open) -> Non
 @pytest.mark.parametrize("options", [{"expires_in": "1"}, {"expires_at_ms": "1"}, {"expires_at_ms": 1.5}])
 def test_expiries_of_a_wrong_type(options: dict[str, Any], open_queue: Open) -> None:
     queue = open_queue()
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=f"{next(iter(options))} must be"):
         queue.put(b"x", **options)
     assert queue.stats().tail_id == 0
     unharmed(queue)

@@ -12,6 +12,7 @@ from math import isnan
 from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
+from kestrelpy._checks import check_timeout
 from kestrelpy._journal.segment import ITEM_COST
 from kestrelpy._reading.checkpointer import Checkpointer
 from kestrelpy._reading.dispatch import Dispatcher
@@ -93,6 +94,8 @@ class Reader:
                         backlog.ahead[item_id] = entry
         except BaseException as error:
             self._dispatcher.recover(error, [] if item is None else [item.id])
+            if isinstance(error, TypeError):
+                check_timeout(timeout)  # raises an error that names it
             raise
         return self._dispatcher.get(block, timeout)
 

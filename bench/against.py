@@ -74,12 +74,71 @@ def _batches(folder: str) -> tuple[float, int]:
         return _timed(batches), 3 * COUNT
 
 
+def _put_many(folder: str) -> tuple[float, int]:
+    from kestrelpy import JournaledQueue
+
+    items = [ITEM] * BATCH
+    with JournaledQueue(folder, "q", sync="never") as queue:
+        return _timed(lambda: [queue.put_many(items) for _ in range(5 * COUNT // BATCH)]), 5 * COUNT
+
+
+def _get_many(folder: str) -> tuple[float, int]:
+    from kestrelpy import JournaledQueue
+
+    def take() -> None:
+        for _ in range(3 * COUNT // BATCH):
+            queue.commit_many(queue.get_many(BATCH))
+
+    with JournaledQueue(folder, "q", sync="never") as queue:
+        queue.reader()
+        for _ in range(3 * COUNT):
+            queue.put(ITEM)
+        return _timed(take), 3 * COUNT
+
+
+def _fan_out(folder: str) -> tuple[float, int]:
+    """An item is put, and read and committed by four readers."""
+    from kestrelpy import JournaledQueue
+
+    def cycle() -> None:
+        for _ in range(COUNT // 4):
+            queue.put(ITEM)
+            for reader in readers:
+                reader.commit(reader.get())
+
+    with JournaledQueue(folder, "q", sync="never") as queue:
+        readers = [queue.reader(name) for name in ("a", "b", "c", "d")]
+        return _timed(cycle), COUNT // 4
+
+
 def _put_always(folder: str) -> tuple[float, int]:
     from kestrelpy import JournaledQueue
 
     with JournaledQueue(folder, "q", sync="always") as queue:
         put, count = queue.put, COUNT // 25
         return _timed(lambda: [put(ITEM) for _ in range(count)]), count
+
+
+def _always_threads(folder: str) -> tuple[float, int]:
+    """64 threads put with ``sync="always"``: they share the syncs."""
+    from threading import Thread
+
+    from kestrelpy import JournaledQueue
+
+    def puts() -> None:
+        for _ in range(count):
+            queue.put(ITEM)
+
+    def all_of_them() -> None:
+        threads = [Thread(target=puts) for _ in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    count = COUNT // 400
+    with JournaledQueue(folder, "q", sync="always") as queue:
+        return _timed(all_of_them), 64 * count
 
 
 def _memory(_folder: str) -> tuple[float, int]:
@@ -112,7 +171,11 @@ PATHS: dict[str, Callable[[str], tuple[float, int]]] = {
     "take": _put_take,
     "cycle": _cycle,
     "batches": _batches,
+    "put-many": _put_many,
+    "get-many": _get_many,
+    "fan-out": _fan_out,
     "put-always": _put_always,
+    "always-64": _always_threads,
     "memory": _memory,
     "jobs": _jobs,
 }

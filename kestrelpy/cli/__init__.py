@@ -1,13 +1,13 @@
 """The command line: ``kestrelpy``, also ``python -m kestrelpy``.
 
 Rules:
-1. It is built on the public interface of the library.
-2. A command is a function ``(args) -> int`` in the module of its group, which also adds its parser.
-3. Exit status: 0 done, 1 nothing there or damage found or refused, 2 wrong use; 130, 141 and 143 after Ctrl-C, a closed
-   pipe and SIGTERM, quietly.
+1. The commands use the public interface of the library only.
+2. A command is a function ``(args) -> int`` in the module of its group. This module also adds the command's parser.
+3. Exit status: 0 done; 1 nothing was there, or damage was found, or the command was refused; 2 wrong use. After Ctrl-C,
+   a closed pipe and SIGTERM it is 130, 141 and 143, without a message.
 4. An error is one line on standard error, never a traceback (unless KESTRELPY_TRACEBACK is set).
-5. Only ``put`` makes a queue, and ``serve`` that of its jobs. No other command creates a file where none was, but for
-   ``lake`` and ``report`` in the folder that they are told.
+5. Only ``put`` makes a queue, and ``serve`` the queue of its jobs. No other command creates a file, except ``lake`` and
+   ``report`` in the folder that their arguments name.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ __all__ = ["build_parser", "main"]
 DONE, FAILED, WRONG_USE = 0, 1, 2
 
 _EPILOG = """\
-exit status: 0 done; 1 nothing there, or damage found, or refused (the line on standard error says why); 2 wrong use.
+exit status: 0 done; 1 nothing was there, or damage was found, or the command was refused (a line on standard error says
+why); 2 wrong use.
 
-  seq 1000 | kestrelpy put /tmp/queues jobs       # a line an item
-  kestrelpy get /tmp/queues jobs --max 3          # committed once they are written
+  seq 1000 | kestrelpy put /tmp/queues jobs       # each line is an item
+  kestrelpy get /tmp/queues jobs --max 3          # the items are committed when they are written
   kestrelpy get /tmp/queues jobs --follow         # works while another process puts
   kestrelpy stat /tmp/queues jobs
 """
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for what is wrong, as everything else here."""
+    """An argument parser that reports wrong use in one line, as all other errors are reported."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(WRONG_USE, f"{self.prog}: {message} (see {self.prog} --help)\n")
@@ -51,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; ``args.run`` is the command's function."""
     parser = _Parser(
         prog="kestrelpy",
-        description="Durable blocking queues: put, get, look at and check them from a shell.",
+        description="Durable blocking queues: put and get items, look at queues and check them, from a shell.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -68,13 +69,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. ``argv`` is without the program's name; ``None``: the process's own."""
+    """Run one command and return the exit status. ``argv``: the arguments; ``None``: those of this process."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if argv is None:
         _open_streams()
     try:
         args = managing.bench_arguments(arguments) or build_parser().parse_args(arguments)
-    except SystemExit as done:  # argparse has said what there is to say
+    except SystemExit as done:  # argparse has written the message
         return done.code if isinstance(done.code, int) else WRONG_USE
     try:
         with unwinding():
@@ -98,13 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("KESTRELPY_TRACEBACK"):
             raise
-        text = f"this should not happen: {type(error).__name__}: {error} (KESTRELPY_TRACEBACK=1 shows where)"
+        text = f"this should not happen: {type(error).__name__}: {error} (set KESTRELPY_TRACEBACK=1 to see where)"
         return _report(args.command, text, FAILED)
 
 
 def _report(command: str, text: str, status: int) -> int:
     line = " ".join(text.split())
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody listens on standard error
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
         sys.stderr.write(f"kestrelpy {command}: {line}\n")
         sys.stderr.flush()
     return status
@@ -118,11 +119,12 @@ def _os_error_text(error: OSError) -> str:
 
 
 def _open_streams() -> None:
-    """What a shell has closed (``<&-``, ``>&-``) is empty, and takes what is written. A character that the output's
-    encoding does not have is shown as its escape.
+    """Replace standard streams that the shell has closed (``<&-``, ``>&-``) by the null device.
+
+    Standard output writes a character that its encoding does not have as an escape.
     """
     if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives, as those above
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - open as long as the process lives
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as above
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -130,7 +132,7 @@ def _open_streams() -> None:
 
 
 def _abandon_output() -> None:
-    """Let the interpreter's last flush of standard output go nowhere, if it can go nowhere else."""
+    """Flush standard output. If that fails, send the interpreter's last flush to the null device."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

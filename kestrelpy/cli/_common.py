@@ -1,4 +1,4 @@
-"""What the commands share: their own error, argument types, names of queues, tables."""
+"""Shared by all commands: their error, the types of arguments, the names of queues, tables."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kestrelpy.errors import InvalidName, WrongKind
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MOST_SECONDS = 1e15
-"""More than that no expiry is taken for: thirty million years."""
+"""The limit of a duration in seconds: thirty million years."""
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 
 Start = Literal["tail", "earliest"] | int
 
 
 class CommandError(Exception):
-    """The command cannot be done; ``str`` of it is what the user is told, ``status`` how the process ends."""
+    """The command failed. ``str(error)`` is the message for the user, ``status`` the exit status of the process."""
 
     def __init__(self, message: str, *, status: int = 1) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ def seconds(text: str) -> float:
     """A duration in seconds, not negative."""
     number = _number(text, float)
     if not 0 <= number < _MOST_SECONDS:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, not {text}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0 on, not {text}")
     return float(number)
 
 
@@ -65,13 +65,13 @@ def start(text: str) -> Start:
 
 
 def instant_ms(text: str) -> int:
-    """Milliseconds since the Unix epoch, or ISO 8601 (UTC unless it says otherwise)."""
+    """Milliseconds since the Unix epoch, or a time in ISO 8601, which is UTC if it has no offset."""
     if text.isdigit():
         return int(text)
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
-        message = f"must be milliseconds since the epoch or like 2026-01-31T12:00:00, not {text!r}"
+        message = f"must be milliseconds since the epoch, or a time such as 2026-01-31T12:00:00, not {text!r}"
         raise argparse.ArgumentTypeError(message) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
@@ -86,40 +86,40 @@ def _number(text: str, kind: type[int] | type[float]) -> float:
 
 
 def add_queue(parser: argparse.ArgumentParser) -> None:
-    """The two arguments that nearly every command begins with."""
+    """Add the first two arguments of most commands: the folder and the queue."""
     parser.add_argument("directory", metavar="DIR", help="the folder of the queue")
     parser.add_argument("queue", metavar="QUEUE", help="the queue's name")
 
 
-# -- what is there ---------------------------------------------------------------------------------------------------
+# -- queues ----------------------------------------------------------------------------------------------------------
 
 
 def queues_in(directory: str) -> list[str]:
-    """The names of the queues in a folder, sorted; raises ``CommandError`` if there is no such folder."""
+    """The names of the queues in a folder, sorted. Raises ``CommandError`` if there is no such folder."""
     if not os.path.isdir(directory):
         raise CommandError(f"{directory}: no such folder")
     return sorted(queue_names(directory))
 
 
 def is_work_queue(directory: str, queue: str) -> bool:
-    """Whether the queue holds jobs (docs/format.md), however damaged it may be."""
+    """True if the queue holds jobs (docs/format.md). Damage to the queue does not matter."""
     return os.path.lexists(os.path.join(directory, f"{queue}.work"))
 
 
 def refuse_work_queue(directory: str, queue: str) -> None:
-    """Raise ``WrongKind`` for a work queue: commands that put or take items can do nothing with its records."""
+    """Raise ``WrongKind`` for a work queue: its records are no items that a command could put or get."""
     if is_work_queue(directory, queue):
         raise WrongKind(f"{directory}/{queue}", "work queue")
 
 
 def require_queue(directory: str, queue: str) -> None:
-    """Raise ``CommandError`` unless the queue exists: commands that look or take never make one."""
+    """Raise ``CommandError`` unless the queue exists: commands that only look or get never make a queue."""
     names = queues_in(directory)
     if queue in names:
         return
     if not queue:
-        raise InvalidName(queue, "a queue's name is not empty")
-    there = f"; there are {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}" if names else ""
+        raise InvalidName(queue, "the name of a queue must not be empty")
+    there = f"; it has {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}" if names else ""
     raise CommandError(f"no queue {queue!r} in {directory}{there}")
 
 
@@ -127,7 +127,7 @@ def require_queue(directory: str, queue: str) -> None:
 
 
 def iso(instant: int) -> str:
-    """An instant for people: ISO 8601, UTC, milliseconds."""
+    """A time in milliseconds since the epoch, as text for people: ISO 8601, UTC, with milliseconds."""
     try:
         moment = _EPOCH + instant * _MILLISECOND
     except OverflowError:
@@ -141,7 +141,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def binary_size(size: int) -> str:
-    """Bytes for people: ``17 B``, ``1.5 KiB``, ``2.0 GiB``."""
+    """A number of bytes as text for people: ``17 B``, ``1.5 KiB``, ``2.0 GiB``."""
     if size < 1024:
         return f"{size} B"
     value = float(size)
@@ -153,7 +153,7 @@ def binary_size(size: int) -> str:
 
 
 def printable(data: bytes) -> str:
-    """Data on one line: text as it is; what a terminal would act upon, and what is no text, escaped."""
+    """Data on one line: text as it is; control characters for a terminal, and bytes that are no text, are escaped."""
     text = data.decode("utf-8", "backslashreplace")
     if text.isprintable():
         return text
@@ -161,7 +161,7 @@ def printable(data: bytes) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:
-    """Rows under a heading, in columns; those in ``numbers`` to the right. Ends in a newline."""
+    """A table of ``rows``; the first is the heading. The columns ``numbers`` are right-aligned. Ends in a newline."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -1,8 +1,8 @@
-"""Items in a byte stream: a line an item, a NUL behind each, or a length in front. Pure: bytes in, bytes out.
+"""Items in a byte stream: a line for each item, a NUL after each item, or a length before each. No I/O but write_out.
 
-lines             item LF item LF ...         the last LF may be missing; an item that holds an LF comes out as two
+lines             item LF item LF ...         the last LF may be missing; an item that contains an LF becomes two items
 null              item NUL item NUL ...       the same with NUL
-length-prefixed   length item length item     length: 4 bytes, big-endian; any bytes may be in an item
+length-prefixed   length item length item     length: 4 bytes, big-endian; an item may contain any bytes
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_LENGTH = (1 << 32) - 1
 
 
 class Framing(enum.Enum):
-    """How items follow one another in a stream."""
+    """How the items in a stream are separated."""
 
     LINES = b"\n"
     NULL = b"\0"
@@ -30,7 +30,7 @@ class Framing(enum.Enum):
 
 
 def add_framing(parser: argparse.ArgumentParser) -> None:
-    """``--null`` and ``--length-prefixed``; without them, lines."""
+    """Add ``--null`` and ``--length-prefixed``. Without them, items are lines."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "-0",
@@ -38,14 +38,14 @@ def add_framing(parser: argparse.ArgumentParser) -> None:
         dest="framing",
         action="store_const",
         const=Framing.NULL,
-        help="a NUL ends each item, not a line end",
+        help="a NUL ends each item, instead of a line end",
     )
     group.add_argument(
         "--length-prefixed",
         dest="framing",
         action="store_const",
         const=Framing.LENGTH,
-        help="each item follows its length: 4 bytes, big-endian; for any binary data",
+        help="each item comes after its length (4 bytes, big-endian); for any binary data",
     )
     parser.set_defaults(framing=Framing.LINES)
 
@@ -58,25 +58,25 @@ def join(items: Iterable[bytes], framing: Framing) -> bytes:
 
 
 def write_out(data: bytes) -> None:
-    """Write to standard output and flush: when this returns, all of the data is out of this process."""
+    """Write to standard output and flush. When this returns, all data has left this process."""
     output: BinaryIO = sys.stdout.buffer
     rest = memoryview(data)
-    while rest:  # with PYTHONUNBUFFERED this is the bare file, which may take a part only
+    while rest:  # with PYTHONUNBUFFERED this is the raw file, which may write only a part
         rest = rest[output.write(rest) :]
     output.flush()
 
 
 def split(chunks: Iterable[bytes], framing: Framing, limit: int) -> Iterator[list[bytes]]:
-    """The items of a stream, as soon as they are whole: one list for each chunk that completes some.
+    """Yield the items of a stream as soon as they are whole: one list for each chunk that completes items.
 
-    Raises ``ItemTooLarge`` for an item above ``limit`` bytes, after all before it were yielded and before more than one
-    chunk of it was taken in; ``CommandError`` if the stream ends inside a length-prefixed item.
+    Raises ``ItemTooLarge`` for an item above ``limit`` bytes, after all items before it were yielded, and as soon as a
+    chunk shows that the item is too large. Raises ``CommandError`` if the stream ends inside a length-prefixed item.
     """
     return _split_lengths(chunks, limit) if framing is Framing.LENGTH else _split_at(chunks, framing.value, limit)
 
 
 def _split_at(chunks: Iterable[bytes], mark: bytes, limit: int) -> Iterator[list[bytes]]:
-    pieces: list[bytes] = []  # of the item that is not whole yet
+    pieces: list[bytes] = []  # the pieces of the item that is not whole yet
     size = 0
     for chunk in chunks:
         items = chunk.split(mark)
@@ -126,7 +126,7 @@ def _up_to_limit(items: list[bytes], limit: int) -> Iterator[list[bytes]]:
 
 
 def batches(items: list[bytes], max_items: int, max_bytes: int) -> Iterator[list[bytes]]:
-    """``items`` in order in lists of at most so many items and bytes; a larger item has a list of its own."""
+    """Split ``items``, in order, into lists of at most so many items and bytes. A larger item is a list alone."""
     if len(items) <= max_items and sum(map(len, items)) <= max_bytes:
         yield items
         return

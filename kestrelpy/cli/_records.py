@@ -1,4 +1,4 @@
-"""Records for people and programs: what ``scan`` and ``peek`` print."""
+"""Prints records for people and programs: the output of ``scan`` and ``peek``."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Any]
 
 
-_BATCH, _LARGE = 256, 1 << 16  # how many contents are written at once, if they are small
+_BATCH, _LARGE = 256, 1 << 16  # with --raw, so many contents are written at once, if they are small
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
-    """The options that say how records are shown."""
+    """Add the options for how records are shown."""
     group = parser.add_mutually_exclusive_group()
     for name, text in (
-        ("summary", "counts only, by segment"),
-        ("no-data", "everything about the items but their contents"),
-        ("hex", "contents in hexadecimal"),
-        ("base64", "contents in base64"),
-        ("json", "one JSON object a line, contents in base64"),
-        ("raw", "the contents and nothing else, as get writes them"),
+        ("summary", "show only the counts of each segment"),
+        ("no-data", "show everything about the items except their contents"),
+        ("hex", "show contents in hexadecimal"),
+        ("base64", "show contents in base64"),
+        ("json", "write one JSON object for each item, with contents in base64"),
+        ("raw", "write only the contents, as get does"),
     ):
         flags = ["-q", f"--{name}"] if name == "summary" else [f"--{name}"]
         group.add_argument(*flags, dest="format", action="store_const", const=name, help=text)
@@ -39,7 +39,7 @@ def add_format(parser: argparse.ArgumentParser) -> None:
 
 
 def write(records: Iterable[Record], args: argparse.Namespace) -> int:
-    """Print records as ``args`` asks; returns the exit status: 1 if there were none."""
+    """Print records in the format that ``args`` names. Returns the exit status: 1 if there were no records."""
     if args.format == "summary":
         return _write_summary(records)
     count = 0

@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM: both unwind a command as an exception; so readers get closed and no process is left behind.
+"""Ctrl-C and SIGTERM: both end a command by an exception, so that readers are closed and no process is left behind.
 
-Between writing items out and committing them a signal is held back (``held``), or what was written would come again.
-It is not held back for long: a write that nobody reads is given up a second later, with nothing of it committed.
+Between writing items and committing them, a signal is held back (``held``); otherwise the written items would come
+again. It is held back for a second at most: then a write that nobody reads is given up, and none of its items are
+committed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _take() -> int:
 
 @contextlib.contextmanager
 def unwinding() -> Iterator[None]:
-    """Turn signals into ``Interrupted``, in the main thread; one that was ignored before stays ignored."""
+    """Turn signals into ``Interrupted``, in the main thread. A signal that was ignored before stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -60,7 +61,7 @@ def unwinding() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """A signal that arrives meanwhile takes effect at the end."""
+    """Hold back a signal that arrives inside the block until the block ends, or for ``_PATIENCE_SECONDS``."""
     _State.holding = True
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a reader would get if it were opened now: by its last checkpoint, without opening it."""
+"""The items that a reader would get if it were opened now, by its last checkpoint. The reader is not opened."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from kestrelpy.item import Record
 
 
 def unread(directory: str, queue: str, reader: str, *, now_ms: int) -> Iterator[Record]:
-    """What a reader would get if it were opened now, in order; expired items are left out.
+    """Yield the items that a reader would get if it were opened now, in order, without expired items.
 
-    Raises ``CommandError`` if there is no such reader, ``NoDefaultReader`` if it is the default one and has given way.
+    Raises ``CommandError`` if there is no such reader, ``NoDefaultReader`` if the default reader is asked for and the
+    queue has named readers instead.
     """
     saved = inspect(directory, queue)
     state = next((one for one in saved.readers if one.name == reader), None)

@@ -1,4 +1,4 @@
-"""What needs Spark: ``lake`` and ``report``. It is imported when one of them runs, and no sooner."""
+"""The commands that need Spark: ``lake`` and ``report``. Spark is imported only when one of them runs."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def add_commands(commands: Commands) -> None:
     lake = commands.add_parser(
         "lake",
         help="convert archived segments to Parquet",
-        description="Convert what is new in an archive to Parquet files by queue and day. Each item is there once, "
-        "whatever was killed; run it again for what is new. Needs the extra [spark] and Java.",
+        description="Convert the new segments of an archive to Parquet files by queue and day. Each item is there "
+        "once, even if a run was killed. Run the command again for later segments. Needs the extra [spark] and Java.",
     )
     lake.add_argument("archive", metavar="ARCHIVE", help="the folder of archived segments, or its URI")
     lake.add_argument("target", metavar="TARGET", help="the folder of the lake, or its URI")
-    lake.add_argument("--delete", action="store_true", help="delete segments from the archive that were read back")
-    lake.add_argument("--skip-damaged", action="store_true", help="go on past damaged segments, and name them")
+    lake.add_argument("--delete", action="store_true", help="delete a segment when its rows were read back")
+    lake.add_argument("--skip-damaged", action="store_true", help="skip damaged segments, and name them at the end")
     lake.set_defaults(run=run_lake)
 
     report = commands.add_parser(
         "report",
-        help="say what archives tell about the load",
-        description="Write a page, charts and tables on the load: items and data per minute, sizes, bursts, expiry "
+        help="write a report of the load",
+        description="Write a page, charts and tables about the load: items and data per minute, sizes, bursts, expiry "
         "and errors. Needs the extra [spark] and Java.",
     )
     report.add_argument("source", metavar="SOURCE", help="a lake, an archive, or a folder of queues")
@@ -75,11 +75,12 @@ def run_report(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _session() -> Iterator[Any]:
-    """A quiet session on this machine, stopped at the end. Raises ``CommandError`` if there can be none, and for what
-    fails in Spark.
+    """A quiet session on this machine, stopped at the end.
+
+    Raises ``CommandError`` if there can be no session, and if something fails in Spark.
     """
     try:
-        import matplotlib  # noqa: F401 - a part of the extra, as the next one
+        import matplotlib  # noqa: F401 - a part of the extra, as the next import
         import pyarrow  # noqa: F401
         from pyspark.errors import PySparkException
     except ImportError:
@@ -101,8 +102,9 @@ def _session() -> Iterator[Any]:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """What is started meanwhile has no standard error: Spark's log is long, and an error here is one line. With
-    KESTRELPY_TRACEBACK set it is shown.
+    """Processes started inside the block get no standard error: Spark's log is long, and an error here is one line.
+
+    With KESTRELPY_TRACEBACK set, they keep standard error.
     """
     if os.environ.get("KESTRELPY_TRACEBACK"):
         yield
@@ -120,7 +122,7 @@ def _silenced() -> Iterator[None]:
 
 
 def _reason(message: str) -> str:
-    """What a task raised, out of the traceback that Spark makes a message of."""
+    """The error of a task, from the traceback in Spark's message; else the first line of the message."""
     lines = message.strip().splitlines()
     ours = [line for line in lines if line.startswith("kestrelpy.errors.")]
     return ours[-1].partition(": ")[2] if ours else lines[0] if lines else "Spark failed"

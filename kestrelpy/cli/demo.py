@@ -1,4 +1,4 @@
-"""``kestrelpy demo``: real lines through one durable queue, with SIGKILLs on the way and a proof at the end.
+"""``kestrelpy demo``: sends real lines through one durable queue, kills processes meanwhile, and ends with a proof.
 
     this process  ----- starts, kills, starts again -----.
         |                                                |
@@ -7,7 +7,7 @@
         |             |                         |        |         |
         '--- proof <- put.ledger          near.ledger    '--- far.ledger
 
-The proof (``kestrelpy.demo.queue.proof``) compares the ledgers, which are kept outside of the queue, with the input.
+The proof (``kestrelpy.demo.queue.proof``) compares the ledgers, which are outside the queue, with the input.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 WRITER, FAR = "write", "read"
 NAMES = {WRITER: "the process that writes (and reads as near)", FAR: "the process that reads as far"}
-MIN_LINES, MIN_BYTES = 300_000, 48 << 20  # a smaller input is streamed over and over, or it would be over before a kill
+MIN_LINES, MIN_BYTES = 300_000, 48 << 20  # a smaller input is repeated, so that it lasts until the kills
 STALL_SECONDS = 60.0
 _TICK_SECONDS = 0.01
 
@@ -49,23 +49,27 @@ def add_commands(commands: Commands) -> None:
     """Add the parser of ``demo``."""
     demo = commands.add_parser(
         "demo",
-        help="real lines, real kills, a proof",
-        description="Stream every line of the Python standard library's sources (or of your own files) through one "
-        "durable queue to two readers in two processes, kill the processes with SIGKILL on the way, and prove from "
-        "records kept outside of the queue that each reader saw every line, in order. Status 1 if the proof fails.",
+        help="send real lines through a queue, kill processes, and prove the result",
+        description="Send every line of the Python standard library's sources (or of your own files) through one "
+        "durable queue to two readers in two processes, kill the processes with SIGKILL meanwhile, and prove from "
+        "records outside the queue that each reader saw every line, in order. The exit status is 1 if the proof fails.",
     )
-    demo.add_argument("--input", metavar="FILE_OR_DIR", help="your own lines instead")
+    demo.add_argument("--input", metavar="FILE_OR_DIR", help="use the lines of these files instead")
     demo.add_argument(
-        "--dir", metavar="SCRATCH", help="make the scratch folder in there (default: where temporary files go)"
+        "--dir", metavar="SCRATCH", help="make the scratch folder in SCRATCH (default: the folder of temporary files)"
     )
-    demo.add_argument("--kills", type=int, default=6, metavar="N", help="how many (6)")
+    demo.add_argument("--kills", type=int, default=6, metavar="N", help="the number of kills (6)")
     demo.add_argument(
-        "--seconds", type=_common.seconds, default=0.0, help="spread the puts over about so long (as fast as it goes)"
+        "--seconds", type=_common.seconds, default=0.0, help="spread the puts over about so long (default: no pauses)"
     )
     demo.add_argument(
-        "--sync", type=_common.sync_mode, default=0.1, metavar="MODE", help="always, never or seconds (0.1)"
+        "--sync",
+        type=_common.sync_mode,
+        default=0.1,
+        metavar="MODE",
+        help="always, never, or every so many seconds (0.1)",
     )
-    demo.add_argument("--seed", type=int, help="of the moments of the kills")
+    demo.add_argument("--seed", type=int, help="the seed for the times of the kills")
     demo.add_argument("--keep", action="store_true", help="keep the scratch folder")
     demo.add_argument("--plant", choices=PLANTS, default="", help="plant a fault, to see the proof fail")
     demo.add_argument("--min-lines", type=int, default=MIN_LINES, help=argparse.SUPPRESS)
@@ -73,12 +77,12 @@ def add_commands(commands: Commands) -> None:
 
 
 class DemoFailed(_common.CommandError):
-    """The demo could not be brought to its proof."""
+    """The demo could not get as far as its proof."""
 
 
 @dataclass
 class Show:
-    """The processes, and what is known of them from outside."""
+    """The worker processes, and what this process knows about their progress."""
 
     folder: Path
     lines: int
@@ -105,7 +109,7 @@ class Show:
             )
 
     def kill(self, role: str) -> bool:
-        """SIGKILL a worker and start it again; false if it was done already, or had just ended by itself."""
+        """SIGKILL a worker and start it again. False if the worker was done already, or had just ended by itself."""
         if role in self._done or (role == FAR and FAR not in self._workers):
             return False
         worker = self._workers[role]
@@ -126,7 +130,7 @@ class Show:
         return worker.wait()
 
     def watch(self) -> float:
-        """Look at the ledgers and the processes; returns how much of the whole is done (0 to 1).
+        """Look at the ledgers and the processes. Returns the fraction of all work that is done (0 to 1).
 
         Raises ``DemoFailed`` if a worker failed.
         """
@@ -148,20 +152,20 @@ class Show:
         return [name for name in os.listdir(self.folder / "queue") if name.endswith(".segment")]
 
     def is_done(self, role: str) -> bool:
-        """Whether a worker has ended well."""
+        """True if a worker has ended without an error."""
         return role in self._done
 
     def text(self) -> str:
-        """What the bar says."""
+        """The text beside the progress bar."""
         seen = "  ".join(f"{name} {count:,}" for name, count in self._seen.items())
         return f"{seen}  kills {sum(self.kills.values())}"
 
     def _last_words(self, role: str) -> str:
         lines = (self.folder / f"{role}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
 
     def finish_writer(self) -> None:
-        """Tell the writer that nobody reads any more."""
+        """Tell the writer that the other reader is done."""
         stdin = self._workers[WRITER].stdin
         if stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -169,7 +173,7 @@ class Show:
                 stdin.flush()
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """Kill and reap all workers that are left."""
         for role, worker in self._workers.items():
             if worker.poll() is None:
                 worker.kill()
@@ -190,7 +194,7 @@ def run_demo(args: argparse.Namespace) -> int:
         reference = open_reference(folder / "reference", repeat, size)
         corpus.save(folder / "corpus.json")
         pace = reference.lines / args.seconds if args.seconds else 0.0
-        ahead = max(1000, reference.lines // 8)  # so that all three are under way when somebody is killed
+        ahead = max(1000, reference.lines // 8)  # so that all three are in progress at a kill
         WorkerPlan(reference.lines, args.sync, max_ahead=ahead, pace=pace, plant=args.plant).save(folder)
         source = args.input or "the Python standard library"
         times = f", {repeat} times over" if repeat > 1 else ""
@@ -225,7 +229,7 @@ def _scratch(parent: str | None, *, keep: bool, progress: ProgressLine) -> Itera
 
 
 def _schedule(kills: int, chance: random.Random) -> list[tuple[float, str]]:
-    """When (a fraction of the whole) to kill whom: in turn, at moments that differ from run to run."""
+    """When to kill which process: a fraction of all work, and a role. The roles alternate; the fractions are random."""
     return [((turn + chance.uniform(0.35, 1.0)) / (kills + 1), (WRITER, FAR)[turn % 2]) for turn in range(kills)]
 
 
@@ -236,7 +240,7 @@ def _perform(show: Show, schedule: list[tuple[float, str]]) -> None:
     while True:
         fraction = show.watch()
         if not far_runs and last_id(show.folder / "put.ledger"):
-            show.start(FAR)  # its place in the queue exists, since something was put
+            show.start(FAR)  # its reader exists, because an item was put
             far_runs = True
         if show.is_done(FAR) and not writer_ends:
             show.finish_writer()
@@ -251,7 +255,7 @@ def _perform(show: Show, schedule: list[tuple[float, str]]) -> None:
         if fraction > last:
             moved, last = time.monotonic(), fraction
         elif time.monotonic() - moved > STALL_SECONDS:
-            raise DemoFailed(f"nothing has moved for {STALL_SECONDS:.0f} seconds ({show.text()})")
+            raise DemoFailed(f"no progress for {STALL_SECONDS:.0f} seconds ({show.text()})")
         time.sleep(_TICK_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""Looking at queues without touching them: ``ls``, ``stat``, ``scan``, ``verify``."""
+"""The commands that look at queues without changing them: ``ls``, ``stat``, ``scan``, ``verify``."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from kestrelpy.errors import KestrelError
 if TYPE_CHECKING:
     from kestrelpy.cli._records import Commands
 
-_SHOWN = 20  # out-of-order spans and error counts that stat prints before it says how many more there are
+_SHOWN = 20  # stat prints at most so many spans and error counts, and then the number of the others
 
 
 def add_listing_commands(commands: Commands) -> None:
     """Add the parsers of ``ls`` and ``stat``."""
-    ls = commands.add_parser("ls", help="the queues in a folder", description="List the queues in a folder. Read-only.")
+    ls = commands.add_parser(
+        "ls", help="list the queues in a folder", description="List the queues in a folder. Read-only."
+    )
     ls.add_argument("directory", metavar="DIR", help="the folder")
-    ls.add_argument("--json", action="store_true", help="one JSON object a queue")
+    ls.add_argument("--json", action="store_true", help="print one JSON object for each queue")
     ls.set_defaults(run=run_ls)
 
     stat = commands.add_parser(
         "stat",
-        help="one queue and its readers",
-        description="A queue's segments and its readers as of their last checkpoints. Read-only, takes no lock.",
+        help="show a queue and its readers",
+        description="Show the segments of a queue, and its readers as of their last checkpoints. Read-only, takes no "
+        "lock.",
     )
     _common.add_queue(stat)
-    stat.add_argument("--reader", metavar="R", help="this reader's saved state in full")
-    stat.add_argument("--json", action="store_true", help="one JSON object")
+    stat.add_argument("--reader", metavar="R", help="show the whole saved state of this reader")
+    stat.add_argument("--json", action="store_true", help="print one JSON object")
     stat.set_defaults(run=run_stat)
 
 
@@ -41,27 +44,34 @@ def add_content_commands(commands: Commands) -> None:
     """Add the parsers of ``scan`` and ``verify``."""
     scanner = commands.add_parser(
         "scan",
-        help="every record that the journal keeps",
-        description="Print the records in the segments that are kept, read or not. Read-only, takes no lock.",
+        help="print all records of a queue",
+        description="Print the records of all segments that are still there, whether they were read or not. Read-only, "
+        "takes no lock.",
     )
     _common.add_queue(scanner)
-    scanner.add_argument("--archive-dir", metavar="DIR", help="read archived segments from there first")
-    scanner.add_argument("--start-id", type=_common.item_id, metavar="ID", help="from this id on")
-    scanner.add_argument("--stop-id", type=_common.item_id, metavar="ID", help="up to before this id")
+    scanner.add_argument("--archive-dir", metavar="DIR", help="first read the archived segments in DIR")
+    scanner.add_argument("--start-id", type=_common.item_id, metavar="ID", help="only items with this id or later")
+    scanner.add_argument("--stop-id", type=_common.item_id, metavar="ID", help="only items before this id")
     scanner.add_argument(
-        "--start-time", type=_common.instant_ms, metavar="TIME", help="added at this time (ISO or ms) or later"
+        "--start-time",
+        type=_common.instant_ms,
+        metavar="TIME",
+        help="only items added at this time (ISO 8601 or milliseconds) or later",
     )
-    scanner.add_argument("--stop-time", type=_common.instant_ms, metavar="TIME", help="added before this time")
+    scanner.add_argument(
+        "--stop-time", type=_common.instant_ms, metavar="TIME", help="only items added before this time"
+    )
     _records.add_format(scanner)
     scanner.set_defaults(run=run_scan)
 
     checker = commands.add_parser(
         "verify",
         help="check every byte of a queue",
-        description="Check every record, header, footer and checkpoint. Read-only. Status 1 if there is damage.",
+        description="Check every record, header, footer and checkpoint. Read-only. The exit status is 1 if there is "
+        "damage.",
     )
     _common.add_queue(checker)
-    checker.add_argument("--json", action="store_true", help="the report as one JSON object")
+    checker.add_argument("--json", action="store_true", help="print the report as one JSON object")
     checker.set_defaults(run=run_verify)
 
 
@@ -85,7 +95,7 @@ def run_ls(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(dataclasses.asdict(saved)))
         unread = ", ".join(f"{one.name}: {one.items:,}" if one.name else f"{one.items:,}" for one in saved.readers)
-        if saved.kind != "queue":  # its records are no items to be read: several may be about one job
+        if saved.kind != "queue":  # its records are no unread items: several records may be about one job
             unread = f"({saved.kind})"
         size = _common.binary_size(saved.file_bytes)
         rows.append((name, unread, str(saved.tail_id), str(len(saved.segments)), size))
@@ -128,8 +138,8 @@ def run_stat(args: argparse.Namespace) -> int:
 
 
 def _refused(batches: int) -> str:
-    """Their names, for who looks for them."""
-    return f"{batches:,} published, which could not be taken in: inbox/*.batch.refused"
+    """The number of refused batches, and the pattern of their names."""
+    return f"{batches:,} published, which could not be ingested: inbox/*.batch.refused"
 
 
 def _stat_reader(saved: kestrelpy.QueueInspection, name: str, *, as_json: bool) -> int:
@@ -194,7 +204,7 @@ def run_verify(args: argparse.Namespace) -> int:
     print(f"items     {report.items:,}, {_common.counted(report.bytes, 'byte')}{ids}")
     print(f"readers   {readers}")
     if report.torn_bytes:
-        print(f"torn      {_common.counted(report.torn_bytes, 'byte')} that a crash left behind the end; no damage")
+        print(f"torn      {_common.counted(report.torn_bytes, 'byte')} that a crash left after the end; no damage")
     if report.refused_batches:
         print(f"refused   {_refused(report.refused_batches)}")
     for name in report.unknown_files:

@@ -1,4 +1,4 @@
-"""Items in and out: ``put``, ``get``, ``peek``."""
+"""The commands that put, get and show items: ``put``, ``get``, ``peek``."""
 
 from __future__ import annotations
 
@@ -29,56 +29,65 @@ class _Source(Protocol):
 def add_commands(commands: Commands) -> None:
     """Add the parsers of ``put``, ``get`` and ``peek``."""
     put = commands.add_parser(
-        "put", help="put items, a line an item", description="Put items; the queue and its folder are made if missing."
+        "put", help="put items, one per line", description="Put items. A missing queue or folder is made."
     )
     _common.add_queue(put)
-    put.add_argument("file", metavar="FILE", nargs="?", default="-", help="where from; - or none: standard input")
+    put.add_argument(
+        "file", metavar="FILE", nargs="?", default="-", help="the file to read; - or nothing: standard input"
+    )
     _framing.add_framing(put)
     put.add_argument(
-        "--sync", type=_common.sync_mode, default=0.1, metavar="MODE", help="always, never or seconds (0.1)"
+        "--sync",
+        type=_common.sync_mode,
+        default=0.1,
+        metavar="MODE",
+        help="always, never, or every so many seconds (0.1)",
     )
-    put.add_argument("--expires-in", type=_common.seconds, metavar="SECONDS", help="the items expire after that time")
-    put.add_argument("-q", "--quiet", action="store_true", help="say nothing at the end")
+    put.add_argument("--expires-in", type=_common.seconds, metavar="SECONDS", help="the items expire after this time")
+    put.add_argument("-q", "--quiet", action="store_true", help="print nothing at the end")
     put.set_defaults(run=run_put)
 
     get = commands.add_parser(
         "get",
-        help="take items, commit them when written",
-        description="Take what is there and write it out; items are committed once they are written and flushed. "
-        "Works while another process puts. Status 1 if nothing was there.",
+        help="get items, and commit them when they are written",
+        description="Get the items that are there and write them to standard output. Items are committed "
+        "(acknowledged) once they are written and flushed. This works while another process puts. The exit status is 1 "
+        "if there were no items.",
     )
     _common.add_queue(get)
     _add_reader(get)
-    get.add_argument("--follow", action="store_true", help="when nothing is left, wait for more, until interrupted")
+    get.add_argument("--follow", action="store_true", help="when no item is left, wait for more, until interrupted")
     get.add_argument("--max", type=_common.positive, metavar="N", help="stop after N items")
     get.add_argument(
-        "--timeout", type=_common.seconds, default=0.0, metavar="SECONDS", help="wait so long for an item (0)"
+        "--timeout", type=_common.seconds, default=0.0, metavar="SECONDS", help="how long to wait for an item (0)"
     )
     get.add_argument(
         "--start",
         type=_common.start,
         default="tail",
         metavar="WHERE",
-        help="where a reader that is new begins: tail (default), earliest, or an item's id; the first named reader "
-        "of a queue takes over the default reader's place instead",
+        help="where a new reader begins: tail (default), earliest, or the id of an item; the first named reader of a "
+        "queue takes over the default reader's position instead",
     )
     _framing.add_framing(get)
     get.set_defaults(run=run_get)
 
     peek = commands.add_parser(
         "peek",
-        help="show the next items of a reader, take nothing",
-        description="Show what a reader would get next, by its last checkpoint. Read-only, takes no lock.",
+        help="show the next items of a reader, without getting them",
+        description="Show the next items that a reader would get, by its last checkpoint. Read-only, takes no lock.",
     )
     _common.add_queue(peek)
     _add_reader(peek)
-    peek.add_argument("--max", type=_common.positive, default=1, metavar="N", help="how many (1)")
+    peek.add_argument("--max", type=_common.positive, default=1, metavar="N", help="how many items to show (1)")
     _records.add_format(peek)
     peek.set_defaults(run=run_peek)
 
 
 def _add_reader(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--reader", metavar="R", default="", help="the reader; without it, the queue's default reader")
+    parser.add_argument(
+        "--reader", metavar="R", default="", help="the name of the reader; without it, the default reader of the queue"
+    )
 
 
 # -- put -------------------------------------------------------------------------------------------------------------
@@ -94,7 +103,7 @@ def run_put(args: argparse.Namespace) -> int:
         try:
             for items in _framing.split(_chunks(source), args.framing, queue.max_item_bytes):
                 for batch in _framing.batches(items, BATCH_ITEMS, BATCH_BYTES):
-                    if len(batch) == 1:  # a batch costs a little more room, and the largest item has none to spare
+                    if len(batch) == 1:  # a batch needs a little more room than the largest item leaves
                         last = queue.put(batch[0], expires_in=args.expires_in)
                     else:
                         last = queue.put_many(batch, expires_in=args.expires_in)[-1]
@@ -129,7 +138,7 @@ def _input(name: str) -> Iterator[_Source]:
 
 
 def _chunks(source: _Source) -> Iterator[bytes]:
-    """What is there, as it arrives: an item is put as soon as it is whole, however slow the one who writes it."""
+    """Yield the input as it arrives. So an item is put as soon as it is whole, however slow the writer is."""
     while chunk := source.read1(CHUNK_BYTES):
         yield chunk
 
@@ -150,7 +159,7 @@ def run_get(args: argparse.Namespace) -> int:
             except QueueEmpty:
                 break
             data = _framing.join([item.data for item in items], args.framing)
-            with _signals.held():  # what was written is committed, whatever arrives in between
+            with _signals.held():  # written items are committed, even if a signal arrives in between
                 _framing.write_out(data)
                 reader.commit_many(items)
             count += len(items)

@@ -1,7 +1,7 @@
-"""serve: the protocols of other queues, on ours.
+"""``serve``: servers with the protocols of other queues, on a kestrelpy queue.
 
-The options of ``serve beanstalk`` are those of beanstalkd, so that scripts which start it need no change but the name;
-the long ones are ours.
+The short options of ``serve beanstalk`` are those of beanstalkd. So a script that starts beanstalkd needs only another
+command name. The long options are kestrelpy's own.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ if TYPE_CHECKING:
 __all__ = ["add_commands"]
 
 LOCKED = 10
-"""The exit status when another process has the jobs, as beanstalkd's."""
+"""The exit status if another process has the jobs open, as in beanstalkd."""
 
 _MAX_JOB_BYTES = 1 << 30
 _ROOM_BESIDE_A_JOB = 64 * 1024
-"""What a file has room for beside the largest job: -z alone is enough to get large ones, as with beanstalkd."""
+"""Room in a segment in addition to the largest job. So -z alone is enough to allow large jobs, as in beanstalkd."""
 
 _OPEN_FILES_FOR_ITSELF = 64
 _FIRST_PASSED_SOCKET = 3  # sd_listen_fds(3)
 
 _DESCRIPTION = """\
-A server for clients of beanstalkd. Jobs live in --dir; without it in memory, and are gone when it ends.
+A server for clients of beanstalkd. Jobs are kept in --dir. Without --dir they are in memory, and gone when the server
+ends.
 
-SIGUSR1 makes it refuse puts, SIGTERM and Ctrl-C end it; reserved jobs are ready again when it is started again.
-A socket that systemd passes is used instead of an address.
+SIGUSR1 makes the server refuse puts. SIGTERM and Ctrl-C end it. Jobs that were reserved then are ready when the server
+starts again. If systemd passes a socket, the server uses it instead of an address.
 
-exit status: 0 ended by a signal; 1 it could not start, or what was written could not be synced; 2 wrong use; 10 another
-process has the jobs.
+exit status: 0 ended by a signal; 1 the server could not start, or a sync failed; 2 wrong use; 10 another process has
+the jobs open.
 """
 
 
 def add_commands(commands: Any) -> None:
     """Add ``serve`` to the parser."""
-    serve = commands.add_parser("serve", help="be a server for the clients of another queue")
+    serve = commands.add_parser("serve", help="run a server with the protocol of another queue")
     protocols = serve.add_subparsers(title="protocols", metavar="PROTOCOL", dest="protocol", required=True)
     parser = protocols.add_parser(
         "beanstalk",
@@ -55,7 +56,7 @@ def add_commands(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=_serve_beanstalk)
-    parser.add_argument("-b", "--dir", metavar="DIR", help="where the jobs are kept; made if it is not there")
+    parser.add_argument("-b", "--dir", metavar="DIR", help="the folder of the jobs; made if it is missing")
     durability = parser.add_mutually_exclusive_group()
     durability.add_argument(
         "-f",
@@ -63,42 +64,50 @@ def add_commands(commands: Any) -> None:
         metavar="MS",
         type=_milliseconds,
         default=50.0,
-        help="sync at most so often (default: 50); 0: reply when it is on the disk, one sync for all who wait",
+        help="the least time between two syncs (default: 50); 0: reply when the change is on disk, with one sync for "
+        "all waiting clients (group commit)",
     )
-    durability.add_argument("-F", "--no-sync", action="store_true", help="leave syncing to the system")
+    durability.add_argument("-F", "--no-sync", action="store_true", help="never sync; the system decides")
     parser.add_argument(
         "--on-corruption",
         choices=("raise", "quarantine"),
         default="raise",
-        help="if records in --dir are not intact: raise and end (default), or quarantine: go on without them; a "
-        "job that was deleted may come back, and standard error has the ids of the jobs in doubt",
+        help="what to do if records in --dir are damaged. raise: end with an error (default). quarantine: continue "
+        "without them; a deleted job may come back, and standard error has the ids of the jobs in doubt",
     )
-    where = parser.add_argument_group("where it listens (default: 127.0.0.1:11300)")
+    where = parser.add_argument_group("where the server listens (default: 127.0.0.1:11300)")
     where.add_argument("-l", metavar="ADDRESS", help="an address, or unix:PATH")
-    where.add_argument("-p", metavar="PORT", type=_port, help="the port of -l")
-    where.add_argument("--listen", metavar="HOST:PORT", action="append", help="both at once; may be repeated")
+    where.add_argument("-p", metavar="PORT", type=_port, help="the port for -l")
+    where.add_argument("--listen", metavar="HOST:PORT", action="append", help="address and port; may be repeated")
     limits = parser.add_argument_group("limits")
     limits.add_argument(
-        "-z", "--max-job-bytes", metavar="BYTES", type=common.positive, default=65535, help="of a job (65535)"
+        "-z", "--max-job-bytes", metavar="BYTES", type=common.positive, default=65535, help="the largest job (65535)"
     )
     limits.add_argument(
-        "-s", "--segment-bytes", metavar="BYTES", type=common.positive, default=10 << 20, help="of a file (10 MiB)"
+        "-s",
+        "--segment-bytes",
+        metavar="BYTES",
+        type=common.positive,
+        default=10 << 20,
+        help="size of a segment (10 MiB)",
     )
-    limits.add_argument("--max-jobs", metavar="N", type=common.positive, help="refuse a put beyond so many jobs")
-    limits.add_argument("--max-bytes", metavar="BYTES", type=common.positive, help="... or so many bytes of jobs")
+    limits.add_argument("--max-jobs", metavar="N", type=common.positive, help="refuse a put if there are so many jobs")
     limits.add_argument(
-        "--max-tubes", metavar="N", type=common.positive, help="refuse what would make more tubes: put, use, watch"
+        "--max-bytes", metavar="BYTES", type=common.positive, help="refuse a put beyond so many bytes of jobs"
     )
     limits.add_argument(
-        "--max-attempts", metavar="N", type=common.positive, help="bury a job that was given back so often"
+        "--max-tubes", metavar="N", type=common.positive, help="refuse a put, use or watch that would make more tubes"
     )
     limits.add_argument(
-        "--max-connections", metavar="N", type=common.positive, help="(default: what the system allows)"
+        "--max-attempts", metavar="N", type=common.positive, help="bury a job that was released or timed out so often"
     )
-    parser.add_argument("-u", "--user", metavar="USER", help="become this user, once the addresses are bound")
-    parser.add_argument("-V", "--verbose", action="count", default=0, help="taken for the sake of beanstalkd")
-    parser.add_argument("-v", action="version", version="kestrelpy serve beanstalk", help="say what this is, and exit")
-    parser.add_argument("-c", action="store_true", help=argparse.SUPPRESS)  # beanstalkd takes both, and does nothing
+    limits.add_argument(
+        "--max-connections", metavar="N", type=common.positive, help="the default is what the system allows"
+    )
+    parser.add_argument("-u", "--user", metavar="USER", help="become this user when the addresses are bound")
+    parser.add_argument("-V", "--verbose", action="count", default=0, help="no effect; accepted as by beanstalkd")
+    parser.add_argument("-v", action="version", version="kestrelpy serve beanstalk", help="show the name and exit")
+    parser.add_argument("-c", action="store_true", help=argparse.SUPPRESS)  # beanstalkd accepts both, without effect
     parser.add_argument("-n", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -114,8 +123,8 @@ def _serve_beanstalk(args: argparse.Namespace) -> int:
         is_end = number != signal.SIGUSR1
         _say(f"stopped by {number.name}" if is_end else "draining: puts are refused from now on")
 
-    if args.dir == "":  # a variable that is not set, perhaps
-        raise CommandError("-b: names no folder; leave it out to keep the jobs in memory", status=2)
+    if args.dir == "":  # perhaps from a shell variable that is not set
+        raise CommandError("-b: the name of the folder is empty; remove -b to keep the jobs in memory", status=2)
     if args.max_job_bytes > _MAX_JOB_BYTES:
         raise CommandError(f"-z: at most {_MAX_JOB_BYTES} bytes, not {args.max_job_bytes}", status=2)
     max_connections = args.max_connections or _room_for_connections()
@@ -141,15 +150,15 @@ def _serve_beanstalk(args: argparse.Namespace) -> int:
             )
         except QueueLocked as error:
             raise CommandError(str(error), status=LOCKED) from None
-        except WrongKind:  # a ValueError, too; but it is the folder that is wrong
+        except WrongKind:  # a ValueError too, but the folder is wrong, not the options
             raise
-        except ValueError as error:  # limits that do not go together
+        except ValueError as error:  # limits that contradict each other
             raise CommandError(str(error), status=2) from None
     return 0
 
 
 def _say(what: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads standard error any more: no reason to stop
+    with contextlib.suppress(OSError):  # standard error is closed: no reason to stop
         sys.stderr.write(f"kestrelpy serve: {what}\n")
         sys.stderr.flush()
 
@@ -167,7 +176,7 @@ def _milliseconds(text: str) -> float:
 def _addresses(args: argparse.Namespace) -> list[str]:
     if args.listen:
         if args.l is not None or args.p is not None:
-            raise CommandError("--listen says it all: leave -l and -p out", status=2)
+            raise CommandError("--listen has the address and the port: remove -l and -p", status=2)
         return list(args.listen)
     host = "127.0.0.1" if args.l is None else args.l
     if host.startswith("unix:"):
@@ -213,18 +222,18 @@ def _is_listened_on(path: str) -> bool:
 
 
 def _bound_to_path(path: str, opened: contextlib.ExitStack) -> socket.socket:
-    """A socket that an earlier server left there is replaced; no other file is, nor one that a server listens on."""
+    """Bind to a path. Replaces a socket of an earlier server, but no other file, and no socket that a server uses."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(path).st_mode) and not _is_listened_on(path):
             os.unlink(path)
     one = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     one.bind(path)
-    one.listen()  # and not only when the queue is open, which may take a while: nobody else takes it for a left one
+    one.listen()  # now: opening the queue may take a while, and no server may take this for an abandoned socket
     return one
 
 
 def _passed_sockets(opened: contextlib.ExitStack) -> list[socket.socket]:
-    """Those that systemd has opened for this process."""
+    """The sockets that systemd has opened for this process."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return []
     said = os.environ.get("LISTEN_FDS") or "0"
@@ -261,7 +270,7 @@ def _become(user: str) -> None:
 
 
 def _room_for_connections() -> int:
-    """As many as there may be open files, but for those that the queue itself needs."""
+    """The number of files that may be open, minus the files that the queue needs."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Programs that show the library at work, kill its processes on the way, and prove the totals at the end.
+"""Programs that show the library in use, kill its processes meanwhile, and prove the totals at the end.
 
-``queue`` is what ``kestrelpy demo`` runs (``make demo``), ``pipeline`` the same with Spark (``make pipeline``).
+``queue`` is the program of ``kestrelpy demo`` (``make demo``). ``pipeline`` is the same with Spark (``make pipeline``).
 """

@@ -1,7 +1,8 @@
-"""The demo's input: lines of files, always the same ones in the same order, however often a process starts over.
+"""The demo's input: the lines of files. They are the same in the same order, however often a process starts again.
 
-A line is what stands between line ends, without them; an empty one counts. A longer one than ``MAX_LINE_BYTES`` is cut
-into pieces. A file is read up to the size that it had when the corpus was gathered, so a log that grows does no harm.
+A line is the bytes between two line ends, without the line ends. Empty lines count. A line longer than
+``MAX_LINE_BYTES`` is cut into pieces. A file is read up to the size that it had when the corpus was gathered, so a log
+file may grow meanwhile.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ _BLOCK_BYTES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Files with their sizes, read one behind the other, ``repeat`` times."""
+    """Files with their sizes, read one after the other, ``repeat`` times."""
 
     files: tuple[tuple[str, int], ...]
     repeat: int = 1
 
     def blocks(self) -> Iterator[list[bytes]]:
-        """All lines, in lists."""
+        """Yield all lines, in lists."""
         for _ in range(self.repeat):
             for name, size in self.files:
                 yield from _lines(name, size)
 
     def batches(self, skip: int, count: int, size: int) -> Iterator[list[bytes]]:
-        """The lines after the first ``skip`` ones, in lists of at most ``count`` lines and about ``size`` bytes."""
+        """Yield the lines after the first ``skip``, in lists of at most ``count`` lines and about ``size`` bytes."""
         batch: list[bytes] = []
         total = 0
         for block in self.blocks():
@@ -49,24 +50,24 @@ class Corpus:
             yield batch
 
     def save(self, path: Path) -> None:
-        """Write it down for the other processes."""
+        """Write the corpus to a file, for the other processes."""
         path.write_text(json.dumps({"files": self.files, "repeat": self.repeat}), encoding="ascii")
 
     @classmethod
     def load(cls, path: Path) -> Corpus:
-        """What ``save`` wrote."""
+        """Read the corpus that ``save`` wrote."""
         facts = json.loads(path.read_text(encoding="ascii"))
         return cls(tuple((name, size) for name, size in facts["files"]), facts["repeat"])
 
 
 class NoLines(Exception):
-    """There is nothing to be put; ``str`` of it is for the user."""
+    """There are no lines to put. ``str(error)`` is the message for the user."""
 
 
 def gather(source: str | None) -> Corpus:
-    """The files of ``source``, a file or a folder; of ``None``: the Python standard library's sources.
+    """The files of ``source``, a file or a folder. ``None``: the sources of the Python standard library.
 
-    Hidden files, links and what cannot be read are left out. Raises ``NoLines`` if nothing remains.
+    Hidden files, links and unreadable files are left out. Raises ``NoLines`` if no lines remain.
     """
     if source is None:
         source = sysconfig.get_path("stdlib")
@@ -79,7 +80,7 @@ def gather(source: str | None) -> Corpus:
         raise NoLines(f"{source}: no such file or folder")
     files = tuple((path, os.path.getsize(path)) for path in paths if os.access(path, os.R_OK))
     if not any(size for _, size in files):
-        raise NoLines(f"{source}: no lines to be read there")
+        raise NoLines(f"{source}: it has no lines that can be read")
     return Corpus(files)
 
 

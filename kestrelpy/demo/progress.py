@@ -1,4 +1,4 @@
-"""How the demo shows that it moves: a bar on a terminal, plain lines anywhere else."""
+"""The progress display of the demos: a bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import shutil
 import sys
 from typing import TextIO
 
-_STEPS = 10  # how many plain lines there are in all
+_STEPS = 10  # the total number of plain lines
 
 
 class ProgressLine:
-    """Where the work is. ``say`` writes a line that stays."""
+    """Shows how far the work is. ``say`` writes a line that stays."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
@@ -19,7 +19,7 @@ class ProgressLine:
         self._shown = ""
 
     def show(self, fraction: float, text: str) -> None:
-        """The work is so far (0 to 1), and what there is to say about it."""
+        """Show the fraction of the work that is done (0 to 1), and a text about it."""
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
             bar_width = 16
@@ -40,7 +40,7 @@ class ProgressLine:
         self._stream.flush()
 
     def clear(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._shown:
             self._stream.write("\r" + " " * len(self._shown) + "\r")
             self._shown = ""

@@ -1,4 +1,4 @@
-"""Where files are and tasks run: folders of this machine as Spark names them, and how many tasks a session runs."""
+"""Folders of this machine as Spark names them, and the number of tasks that a session runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _SLOT_SETTINGS = ("spark.sql.leafNodeDefaultParallelism", "spark.default.paralle
 
 
 class FilesNotSeen(KestrelError, FileNotFoundError):
-    """What was planned to be read at ``path`` is not seen by the process that is to read it; ``reason`` says why that
-    is not taken for "nothing to read".
+    """This process must read ``path``, as planned, and does not see it.
+
+    ``reason`` says why this does not count as "nothing to read".
     """
 
     def __init__(self, path: str, reason: str) -> None:
@@ -33,11 +34,10 @@ class FilesNotSeen(KestrelError, FileNotFoundError):
 
 
 def local_folder(place: str | os.PathLike[str]) -> str:
-    """The absolute path of a folder of this machine: of a path, or of a ``file:`` URI, which Spark makes of paths
-    (``file:/data``, ``file:///data``) and in which, as everywhere in Spark, ``%20`` is no space. A relative path is
-    taken from where this process was started.
+    """The absolute path of a folder of this machine, from a path or a ``file:`` URI.
 
-    Raises ``ValueError``, with a sentence, for any other scheme.
+    Spark turns paths into such URIs (``file:/data``, ``file:///data``). As everywhere in Spark, ``%20`` is not decoded.
+    A relative path starts at the current directory of this process. Raises ``ValueError`` for any other scheme.
     """
     name = os.fspath(place)
     found = _SCHEME.fullmatch(name)
@@ -47,7 +47,7 @@ def local_folder(place: str | os.PathLike[str]) -> str:
     if scheme.lower() != "file":
         raise ValueError(
             f"{name!r} is not a folder of this machine, and a queue is in one (a path, or file:/path). "
-            "Of what is elsewhere, archive_to_parquet reads archives"
+            "archive_to_parquet reads archives in other places, too"
         )
     path = rest[2:] if rest.startswith("//") else rest
     if not path.startswith("/"):
@@ -56,12 +56,14 @@ def local_folder(place: str | os.PathLike[str]) -> str:
 
 
 def slots(spark: SparkSession) -> int:
-    """How many tasks the session runs at a time, about. Through Spark Connect there is no ``SparkContext`` to ask, and
-    what is set is what is known.
+    """About how many tasks the session runs at a time.
+
+    Spark Connect has no ``SparkContext`` to ask. Then the session's settings decide, or else the number of processors
+    of this machine.
     """
     try:
         return int(spark.sparkContext.defaultParallelism)
-    except Exception:  # it is PySpark's own that says so
+    except Exception:  # PySpark raises an error of its own if there is no SparkContext
         for name in _SLOT_SETTINGS:
             configured = spark.conf.get(name, None)
             if configured is not None and configured.isdigit() and int(configured) > 0:

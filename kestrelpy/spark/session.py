@@ -1,4 +1,4 @@
-"""Sessions: one that works out of the box, and what any session needs to know of kestrelpy."""
+"""Spark sessions: a local session that works out of the box, and the registration of kestrelpy in any session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JavaMissing(KestrelError):
 def register(spark: SparkSession) -> None:
     """Make the format ``"kestrel"`` known to a session, and let Spark push filters down to it.
 
-    Executors import kestrelpy by its name: it must be installed where they run.
+    Executors import kestrelpy by its name, so it must be installed where they run.
     """
     from kestrelpy.spark.source import KestrelSource
 
@@ -32,14 +32,15 @@ def register(spark: SparkSession) -> None:
 
 
 def local_session(**conf: object) -> SparkSession:
-    """A session on this machine, with the format ``"kestrel"`` registered; the one there is, if one is there.
+    """A session on this machine, with the format ``"kestrel"`` registered; the existing session if there is one.
 
-    ``conf``: settings with underscores for dots and without the leading ``spark``, or whole names through a
-    dictionary: ``local_session(master="local[2]", **{"spark.sql.shuffle.partitions": 4})``. Python workers run
-    this interpreter. Raises ``JavaMissing``.
+    ``conf``: settings. A keyword is the setting's name without the leading ``spark.`` and with underscores for dots. A
+    dictionary can have full names: ``local_session(master="local[2]", **{"spark.sql.shuffle.partitions": 4})``. Python
+    workers run this interpreter. Raises ``JavaMissing``.
     """
     check_java()
-    # The setting alone does not reach the workers that plan: those run what a SparkContext finds here when it is made.
+    # The setting alone does not reach the workers that plan. They run the interpreter that this variable names when the
+    # SparkContext is made.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
@@ -67,11 +68,11 @@ def local_session(**conf: object) -> SparkSession:
 
 
 def check_java() -> None:
-    """Raise ``JavaMissing``, with one line that says what to install, if Spark could not start here."""
+    """Raise ``JavaMissing`` if Spark could not start here. Its message is one line that says what to install."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):
         raise JavaMissing(_JAVA)
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     if not any(f'version "{major}' in answer.stderr + answer.stdout for major in (17, 21)):
-        raise JavaMissing(f"{_JAVA}; {java} is another one")
+        raise JavaMissing(f"{_JAVA}; {java} is another version")

@@ -1,4 +1,4 @@
-"""The format ``"kestrel"``: what Spark asks for a reader, a stream or a sink, and the columns of each."""
+"""The format ``"kestrel"``: the data source that gives Spark its readers, streams and sinks, and their columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["SCHEMA", "KestrelSource"]
 
 
 class KestrelSource(DataSource):
-    """A folder of queues, as Spark sees it. Made by Spark, from the options of a read or a write."""
+    """A folder of queues, as Spark sees it. Spark makes this object, from the options of a read or a write."""
 
     @classmethod
     def name(cls) -> str:

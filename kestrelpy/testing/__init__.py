@@ -1,4 +1,4 @@
-"""Help for testing programs that use kestrelpy, and for testing kestrelpy itself."""
+"""Tools to test programs that use kestrelpy, and to test kestrelpy itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whoever makes the choices of a simulation: all sequences of them, corners, and samples that lean to one side.
+"""Sources of the choices of a simulation: all sequences of choices, corners, and samples that lean to one side.
 
-A choice is a number below ``stop``; in all of ``kestrelpy.testing`` the first means *lost* and the last *kept*.
+A choice is a number below ``stop``. In all of ``kestrelpy.testing`` the first choice means *lost* and the last *kept*.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Protocol
 
 
 class Choose(Protocol):
-    """Whoever makes the choices: ``random.Random`` is one."""
+    """A source of choices. ``random.Random`` is one."""
 
     def randrange(self, stop: int, /) -> int:
         """A number from 0 to ``stop - 1``."""
 
 
 class Odometer:
-    """Goes through all sequences of choices, of which each may depend on those before it."""
+    """Goes through all sequences of choices. The number of choices may depend on the choices before."""
 
     def __init__(self) -> None:
         self._digits: list[int] = []
@@ -32,7 +32,7 @@ class Odometer:
         return self._digits[at]
 
     def advance(self) -> bool:
-        """To the next sequence; ``False`` if that was the last."""
+        """Go to the next sequence. Returns false if there is none."""
         digits = self._digits
         while digits and digits[-1] + 1 == self._counts[len(digits) - 1]:
             digits.pop()
@@ -43,7 +43,7 @@ class Odometer:
 
 
 class Corner:
-    """Always the first choice, or always the last; the other way round at one of them."""
+    """Always the first choice, or always the last; at the position ``but_at`` the opposite."""
 
     def __init__(self, *, last: bool, but_at: int = -1) -> None:
         self._last = last
@@ -57,7 +57,7 @@ class Corner:
 
 
 class Leaning:
-    """Random choices that lean to the first or to the last: otherwise half of many things would always be lost."""
+    """Random choices that lean to the first or to the last. Otherwise about half of all things would always be lost."""
 
     def __init__(self, source: random.Random) -> None:
         self._random = source.random
@@ -74,7 +74,10 @@ class Leaning:
 
 
 def choosers(lost: Sequence[int], kept: Sequence[int], limit: int, source: random.Random) -> Iterator[Choose]:
-    """All lost, all kept, each thing alone kept or lost (``limit / 2`` at most), and samples, more than are needed."""
+    """Yield sources of choices: all lost, all kept, a single thing kept or lost, and samples.
+
+    ``limit // 2`` sources at most are of single things. There are more samples than needed.
+    """
     yield Corner(last=False)
     yield Corner(last=True)
     single = [Corner(last=False, but_at=at) for at in range(len(lost))]

@@ -1,4 +1,4 @@
-"""What a power cut may leave of one file, and damage; which is legal when, and why, is said in ``_power.py``."""
+"""The states of one file that a power cut may leave, and damage. ``_power.py`` says which is legal when, and why."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kestrelpy.testing._history import PAGE, ZERO_PAGE, CrashingNode, PageChange
 
 SECTOR = 512
 Stale: TypeAlias = Callable[[], Sequence[bytes]]
-"""Pages that a new block may hold from its last owner; asked for when there is to be garbage."""
+"""Returns pages that a new block may hold from its last owner. Called only if garbage is needed."""
 _NOISE = random.Random(4096).randbytes(PAGE)
 _ONES = b"\xff" * PAGE
 
 
 class Content:
-    """What is in a file, whole, and behind it in its last block. Its pages never change."""
+    """The whole content of a file, and of its last block after the end of the file. Its pages never change."""
 
     __slots__ = ("_key", "ghost", "pages", "size")
 
@@ -36,7 +36,7 @@ class Content:
 
 
 class FileStates:
-    """What may be left of one file."""
+    """The states that a power cut may leave of one file."""
 
     def __init__(self, node: CrashingNode) -> None:
         self._durable_size = node.durable_size
@@ -54,18 +54,18 @@ class FileStates:
         return {order for order, _ in self._sizes[1:]} | {change.order for change in self._written}
 
     def durable_pages(self, limit: int) -> list[bytes]:
-        """Some of the pages that are durable."""
+        """At most ``limit`` of the durable pages."""
         return list(islice(self._durable.values(), limit))
 
     def _block(self, page: int) -> bytes:
-        """What the disk holds of a page as long as no change of it is written."""
+        """The bytes that the disk has for a page while no change of the page is written."""
         if self._ghost is not None and self._ghost[0] == page:
             return self._ghost[1]
         return self._durable.get(page, ZERO_PAGE)
 
     def _content(self, size: int, pages: dict[int, bytes], *, ordered: bool = False) -> Content:
-        """Without what is behind ``size``; in the last block that becomes a ghost, unless sizes and pages are
-        ``ordered``.
+        """The content with the given size. Bytes after ``size`` in its last block become a ghost, unless sizes and
+        pages are ``ordered``.
         """
         if size < self._largest:
             for page in [page for page in pages if page * PAGE >= size]:
@@ -78,7 +78,7 @@ class FileStates:
         return Content(size, pages, ghost)
 
     def prefix(self, last: int) -> Content:
-        """As the operations up to ``last`` left it."""
+        """The content that the operations up to ``last`` left."""
         if self._only is not None:
             return self._only
         pages = self._durable.copy()
@@ -112,7 +112,7 @@ class FileStates:
         return self._content(size, pages)
 
     def _any_size(self, choose: Choose) -> int:
-        """One of the sizes since the last sync, or one that is torn: between two of them."""
+        """One of the sizes since the last sync, or a torn size, which is between two of them."""
         sizes = [size for _, size in self._sizes]
         if len(sizes) == 1:
             return sizes[0]
@@ -125,19 +125,19 @@ class FileStates:
         return (low + choose.randrange(high - low + 1)) * unit if low <= high else sizes[0]
 
     def _in_doubt(self, page: int, changes: Sequence[PageChange]) -> list[tuple[int, int]]:
-        """The bytes of the page that were changed since the last sync, or did not exist then."""
+        """The bytes of the page that changed since the last sync, or did not exist then."""
         spans = [(change.start, change.stop) for change in changes]
         if (page + 1) * PAGE > self._durable_size:
             spans.append((max(0, self._durable_size - page * PAGE), PAGE))
         return spans
 
     def _spoil_new_room(self, choose: Choose, size: int, pages: dict[int, bytes], stale: Stale) -> None:
-        """Room that a file grew by and nobody stored into is zeros that were written: one page of it may be garbage."""
+        """Room by which a file grew, and into which nothing was stored, has written zeros. One page may be garbage."""
         first, last = self._durable_size // PAGE, (size - 1) // PAGE
         room = [page for page in range(first, last + 1) if page not in self._pages]
         if size <= self._durable_size or not room:
             return
-        choice = choose.randrange(len(room) + 2)  # the first and the last choice: none of them
+        choice = choose.randrange(len(room) + 2)  # the first and the last choice: no page
         if 0 < choice <= len(room):
             page = room[choice - 1]
             start = max(0, self._durable_size - page * PAGE)
@@ -150,7 +150,7 @@ def _one_of(choose: Choose, count: int) -> int:
 
 
 def _between_truncates(old: bytes, changes: Sequence[PageChange], order: int) -> list[bytes]:
-    """The versions of a page that go with the size of operation ``order``; neighbours differ."""
+    """The versions of a page that are possible with the size of operation ``order``. Consecutive versions differ."""
     versions = [old]
     for change in changes:
         if change.cut and change.order > order:
@@ -170,7 +170,9 @@ def _garbage(choose: Choose, stale: Stale) -> bytes:
 def _any_page(
     choose: Choose, old: bytes, changes: Sequence[PageChange], doubt: Sequence[tuple[int, int]], stale: Stale
 ) -> bytes:
-    """Old, or with zeros or garbage where it was in doubt, or torn in one of two ways, or as some operation left it."""
+    """The page: old, or with zeros or garbage in the bytes in doubt, or torn in one of two ways, or as an operation
+    left it.
+    """
     versions = [old, *(change.content for change in changes)]
     choice = choose.randrange(4 + len(versions))
     if choice == 0:
@@ -201,7 +203,7 @@ def _torn_at_sectors(choose: Choose, versions: Sequence[bytes]) -> bytes:
 
 
 def _torn_at_a_byte(choose: Choose, before: bytes, change: PageChange) -> bytes:
-    """``change`` done in part: bytes from its front or from its end."""
+    """A part of ``change``: bytes from its front or from its end."""
     if change.stop - change.start < 2:
         return before
     at = change.start + 1 + choose.randrange(change.stop - change.start - 1)
@@ -211,7 +213,7 @@ def _torn_at_a_byte(choose: Choose, before: bytes, change: PageChange) -> bytes:
 
 
 def damaged(content: Content, choose: Choose) -> Content | None:
-    """``None``: the file is gone."""
+    """Damage the content. ``None``: the file is gone."""
     size, pages = content.size, content.pages.copy()
     kind = choose.randrange(6)
     if kind == 0 or size == 0:
@@ -222,7 +224,7 @@ def damaged(content: Content, choose: Choose) -> Content | None:
         for page in [page for page in pages if page >= keep]:
             put_page(pages, page, pages[page][:rest] + ZERO_PAGE[rest:] if page == keep else ZERO_PAGE)
         return Content(size, pages)
-    # Zeros are most of a file, and there is little to damage in them: mostly a page that holds something.
+    # Most of a file is zeros, and damage to zeros tests little. So mostly a page that has other bytes is chosen.
     used = sorted(pages)
     page = (
         used[choose.randrange(len(used))]

@@ -1,17 +1,17 @@
-"""The history of a simulated file and of a simulated folder: what processes see, what is durable, and what is between.
+"""The history of a simulated file and of a simulated folder: what processes see, what is durable, and pending changes.
 
 Rules:
-1. A file has what processes see (``size``, ``pages``), what is durable, and the changes since its last good sync, in
-   order. A page is 4096 bytes, an immutable ``bytes``; one that is not in the dict is zero. So a clone of a file
-   copies pointers, and what only one of two clones changes is copied when it is changed.
-2. Syncing a file makes its content and its size durable, not its name. Syncing a folder makes the names in it
-   durable, not what is in the files. A folder is a name in its parent.
-3. A sync that fails marks the pages clean. They are seen as before and are not on disk, and a later sync that
-   succeeds does not write them, unless they were stored into again: a kernel writes whole pages. ``forget()`` shows
-   what the disk has. Sizes, truncates and names are no pages: what a failed sync left of them stays pending. Every
-   other handle of the file is told once, when it syncs next.
-4. A power cut may leave the last block as it was written, and the size from before: behind that is a ``ghost``, which
-   nobody sees. It is gone when the block is written again.
+1. A file has the state that processes see (``size``, ``pages``), the durable state, and the changes since its last
+   successful sync, in order. A page has 4096 bytes and is an immutable ``bytes``. A page that is not in the dict is
+   zero. So a clone of a file copies pointers, and a file copies a shared dict of pages before it changes a page.
+2. Syncing a file makes its content and its size durable, but not its name. Syncing a folder makes the names in it
+   durable, but not the content of files. A folder is a name in its parent.
+3. A failed sync marks the pages as clean. Processes see them as before, but they are not on disk. A later successful
+   sync does not write them, unless they were stored into again (a kernel writes whole pages). ``forget()`` shows what
+   the disk has. Sizes, truncates and names are no pages: after a failed sync they stay pending. Every other handle of
+   the file gets the error once, at its next sync.
+4. A power cut may leave the last block as it was written, together with the size from before. The bytes after that size
+   are a ``ghost``: no process sees them. The ghost is gone when the block is written again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ZERO_PAGE = bytes(PAGE)
 
 
 class PageChange(NamedTuple):
-    """A page as one operation left it; bytes ``start`` to ``stop`` are what it changed. ``cut``: it was a truncate."""
+    """A page as one operation left it. It changed the bytes ``start`` to ``stop``. ``cut``: it was a truncate."""
 
     order: int
     page: int
@@ -37,7 +37,7 @@ class PageChange(NamedTuple):
 
 
 class NameChange(NamedTuple):
-    """A name as one operation left it; ``moved`` if its other half is in another folder."""
+    """A name as one operation left it. ``moved``: the other half of the operation is in another folder."""
 
     order: int
     name: str
@@ -65,23 +65,23 @@ class CrashingNode:
     def __init__(
         self, size: int = 0, pages: dict[int, bytes] | None = None, ghost: tuple[int, bytes] | None = None
     ) -> None:
-        """A file of which everything is durable; ``pages`` stays the caller's."""
+        """Make a file that is durable as a whole. The caller keeps ``pages``; this file does not change them."""
         self.holder: weakref.ref[MemoryLock] | None = None
         self.size = size
         self.pages = {} if pages is None else pages
         self.shared = True
-        """Whether ``pages`` is also another's: then it is copied before it changes."""
+        """True if another object may use ``pages`` too. Then it is copied before a change."""
         self.durable_size = size
         self.durable_pages = self.pages
-        """Replaced, never changed: clones and power states share it."""
+        """This dict is replaced, never changed, because clones and power states share it."""
         self.sizes: list[tuple[int, int]] = []
         """Pending sizes: order and size."""
         self.changes: list[PageChange] = []
-        """Pending pages. The first ``doubtful`` of them were marked clean by a sync that failed."""
+        """Pending pages. A failed sync marked the first ``doubtful`` of them as clean."""
         self.doubtful = 0
         self.failed_syncs = 0
         self.ghost = ghost
-        """The last page, and what its block holds on the disk, where that is not zeros behind ``durable_size``."""
+        """The last page and its block on the disk, if the block has bytes other than zero after ``durable_size``."""
 
     def clone(self) -> CrashingNode:
         """A copy without the lock."""
@@ -154,7 +154,7 @@ class CrashingNode:
         self.sizes = []
 
     def _sync_around_doubts(self) -> None:
-        """Pages changed since the failed sync become durable, and truncates, which are no matter of pages."""
+        """Make pages durable that changed since the failed sync, and truncates, which need no page to be written."""
         durable = self.durable_pages.copy()
         changed = {change.page for change in self.changes[self.doubtful :]}
         left: list[PageChange] = []
@@ -175,7 +175,7 @@ class CrashingNode:
         self.failed_syncs += 1
 
     def forget(self) -> None:
-        """Pages marked clean by a failed sync are read from the disk again, where they are not. Dirty pages stay."""
+        """Read pages again that a failed sync marked as clean: the disk has their old content. Dirty pages stay."""
         if not self.doubtful:
             return
         dirty = {change.page for change in self.changes[self.doubtful :]}
@@ -196,7 +196,7 @@ class CrashingNode:
             put_page(self.pages, page, clean[page])
 
     def _check(self) -> None:
-        """What holds after every operation."""
+        """Assert the invariants that hold after every operation."""
         for size, pages in ((self.size, self.pages), (self.durable_size, self.durable_pages)):
             assert all(len(content) == PAGE and content != ZERO_PAGE for content in pages.values())
             assert all(
@@ -212,7 +212,7 @@ class CrashingNode:
 
 
 def put_page(pages: dict[int, bytes], page: int, content: bytes) -> None:
-    """Zero pages are not kept: two equal files then have equal dicts."""
+    """Set a page. Zero pages are not kept, so that equal files have equal dicts."""
     if content == ZERO_PAGE:
         pages.pop(page, None)
     else:
@@ -225,15 +225,15 @@ class CrashingFolder(Folder):
     __slots__ = ("changes", "doubtful", "durable", "made", "settled")
 
     def __init__(self, path: str, mount: str, made: int, settled: set[int]) -> None:
-        """``made``: the order of its making, 0 if its own name is durable."""
+        """``made``: the order of the operation that made the folder; 0 if its own name is durable."""
         super().__init__(path, mount)
         self.made = made
         self.durable: dict[str, CrashingNode] = {}
         self.changes: list[NameChange] = []
-        """Pending names. The first ``doubtful`` of them met a sync that failed."""
+        """Pending names. A sync of the first ``doubtful`` of them failed."""
         self.doubtful = 0
         self.settled = settled
-        """The disk's set of moves of which one half is durable."""
+        """The disk's set of moves that have one durable half."""
 
     def set(self, name: str, node: Node | None, order: int, *, moved: bool = False) -> None:
         super().set(name, node, order)
@@ -250,7 +250,7 @@ class CrashingFolder(Folder):
         self.doubtful = len(self.changes)
 
     def fail_sync(self) -> None:
-        """What is pending stays so, even if a later sync succeeds; a name that changes again is as any other."""
+        """Pending names stay pending, even if a later sync succeeds. A name that changes again is synced as usual."""
         self.doubtful = len(self.changes)
 
 

@@ -1,4 +1,4 @@
-"""Which names a power cut may leave; which is legal when, and why, is said in ``_power.py``."""
+"""The names that a power cut may leave. ``_power.py`` says which are legal when, and why."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class _Unit:
 
     order: int
     makes: str | None = None
-    """The path of a folder that it makes."""
+    """The path of the folder that this unit makes, if it makes one."""
     changes: list[tuple[str, NameChange]] = field(default_factory=list)
     needs: set[int] = field(default_factory=set)
-    """Earlier units without which this one cannot be on disk."""
+    """Earlier units that must be on disk if this unit is."""
 
 
 class NameStates:
-    """Which names may be left."""
+    """The sets of names that a power cut may leave."""
 
     def __init__(self, folders: Mapping[str, CrashingFolder], settled: set[int]) -> None:
         self._durable = {path: dict(folder.durable) for path, folder in folders.items()}
@@ -41,7 +41,7 @@ class NameStates:
         self._find_needs()
 
     def _find_needs(self) -> None:
-        """A change needs the one before of the same name; that which removes a moved file needs that which adds it."""
+        """Fill ``needs``. A change needs the last change of its name. In a move, the removal needs the addition."""
         last: dict[tuple[str, str], int] = {}
         for at, unit in enumerate(self._halves):
             if at and self._halves[at - 1].order == unit.order:
@@ -56,7 +56,7 @@ class NameStates:
         return set(self._whole)
 
     def prefix(self, last: int) -> dict[str, dict[str, CrashingNode]]:
-        """As the operations up to ``last`` left them, and with moves whole of which one half is durable."""
+        """The names that the operations up to ``last`` left. A move with one durable half is there as a whole."""
         return self._after(
             self._whole[order] for order in sorted(self._whole) if order <= last or order in self._settled
         )

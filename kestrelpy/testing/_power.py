@@ -1,33 +1,35 @@
-"""What a power cut may leave of a simulated disk.
+"""The states of a simulated disk that a power cut may leave.
 
-A state is made by choices, drawn one after the other as ``choose.randrange(n)``. The first choice always means *lost*
-and the last *kept*, so that 0, 0, 0... is the disk as it was synced and the other end is the disk as processes saw
-it; a test that shrinks its choices towards 0 ends at the fewest things kept. Files are chosen for only if a name of
-theirs is left.
+Choices make a state. They are drawn one after the other as ``choose.randrange(n)``. The first choice always means
+*lost* and the last *kept*. So 0, 0, 0... is the disk as it was synced, and always the last choice is the disk as
+processes saw it. A test that shrinks its choices towards 0 ends with the fewest things kept. There are choices for a
+file only if a name of the file is left.
 
 What is legal, and why:
 
-``PREFIX``  The operations reached the disk in their order, up to some moment. Every file system may behave so; some
-    (journalled data, log-structured) do. What a failed sync marked clean is never written, hence lost.
+``PREFIX``  The operations reached the disk in their order, up to some point. Every file system may behave so, and some
+    do (with journalled data, or log-structured). Pages that a failed sync marked as clean are never written, so they
+    are lost.
 
 ``EXT4``  Names come from a journal: a prefix of the operations on folders. A move between folders is one transaction,
-    so that a sync of either folder makes it durable. Data is written back by page, in any order, at any moment: each
-    page holds what some operation left in it, or what was durable. The size is in the inode, and any size since the
-    last sync may be there: with it go zeros where no page was written (a hole, also in the middle). A truncate frees
-    blocks and sets the size in one transaction: a page is never older than a truncate that the size shows, nor newer
-    than one that it does not show. A last block may be there with the size from before; what it holds behind that is
-    seen by nobody. When the next life makes the file grow into it, the next power cut may leave the new size and the
-    old block, and what was lost at the first is back. (ext4 does it: docs/design.md.)
+    so a sync of either folder makes it durable. Data is written back by page, in any order, at any time: each page
+    holds what some operation left in it, or what was durable. The size is in the inode, and any size since the last
+    sync may be there. Pages within the size that were not written are zeros (a hole, also in the middle). A truncate
+    frees blocks and sets the size in one transaction: a page is never older than a truncate that the size shows, and
+    never newer than a truncate that the size does not show. A last block may be written while the size is from before.
+    No process sees the bytes of that block after the size. But when a later process makes the file grow into the block,
+    the next power cut may leave the new size and the old block: then bytes that the first power cut lost are back.
+    (ext4 does this: docs/design.md.)
 
-``ANY``  What POSIX does not forbid. Each operation on names is kept or lost, but operations on one name keep their
-    order, and a rename within a folder is one operation: the old file or the new one, never neither. A move between
-    folders is two: the file may be at both ends (as two files: where links are counted, a move is atomic), or, if
-    only the folder that it left was synced, at none. Sizes may be torn. A page may be old, torn between sectors of
-    512 bytes, torn at a byte, or lost with zeros or garbage in the bytes that were in doubt. Bytes that were synced,
-    and not changed since, always stay: they are somebody's promise.
+``ANY``  Everything that POSIX does not forbid. Each operation on names is kept or lost. But operations on one name keep
+    their order, and a rename within a folder is one operation: the old file or the new one, never neither. A move
+    between folders is two operations: the file may be in both folders (as two files: where links are counted, a move is
+    atomic). If only the folder that it left was synced, it may be in neither. Sizes may be torn. A page may be old,
+    torn between sectors of 512 bytes, torn at a byte, or lost, with zeros or garbage in the bytes that were in doubt.
+    Bytes that were synced and not changed since always stay, because a promise may depend on them.
 
-``HOSTILE``  As ``ANY``, and then up to three times something durable is damaged: a bit, a sector, a page, the end of
-    a file, a name. Nothing can be promised then but safety.
+``HOSTILE``  As ``ANY``, and then up to three damages to something durable: a bit, a sector, a page, the end of a file,
+    a name. Then only safety can be promised.
 """
 
 from __future__ import annotations
@@ -44,11 +46,11 @@ from kestrelpy.testing._history import CrashingFolder, CrashingNode
 from kestrelpy.testing._name_states import NameStates
 
 _STALE_PAGES = 8
-"""How many pages of other files garbage may come from."""
+"""The most pages of other files from which garbage may come."""
 
 
 class PowerModel(enum.Enum):
-    """What a power cut may do; see the top of this module for why each is legal."""
+    """What a power cut may do. The module's docstring says why each is legal."""
 
     PREFIX = "prefix"
     EXT4 = "ext4"
@@ -57,7 +59,7 @@ class PowerModel(enum.Enum):
 
 
 class Image:
-    """A whole disk: per folder, by its path, the files by their names."""
+    """A whole disk: for each folder's path, the files by their names."""
 
     __slots__ = ("folders",)
 
@@ -65,7 +67,7 @@ class Image:
         self.folders = folders
 
     def key(self) -> int:
-        """Equal for equal images: names in any order."""
+        """A hash that is equal for equal images, whatever the order of names."""
         return hash(
             frozenset(
                 (path, frozenset((name, content.key()) for name, content in files.items()))
@@ -75,7 +77,7 @@ class Image:
 
 
 class PowerStates:
-    """What may be left of a disk. It is of the moment when it was made."""
+    """The states that a power cut may leave of a disk, as the disk was when this object was made."""
 
     def __init__(self, folders: Mapping[str, CrashingFolder], settled: set[int]) -> None:
         self._names = NameStates(folders, settled)
@@ -120,14 +122,14 @@ class PowerStates:
         return Image(image)
 
     def _stale_for(self, node: CrashingNode) -> list[bytes]:
-        """Pages of other files: what a block may hold that was never written for its new owner."""
+        """Pages of other files. A block that was never written for its new owner may hold them."""
         if node not in self._stale:
             others = (states.durable_pages(_STALE_PAGES) for other, states in self._files.items() if other is not node)
             self._stale[node] = list(dict.fromkeys(chain.from_iterable(others)))[:_STALE_PAGES]
         return self._stale[node]
 
     def several(self, model: PowerModel, limit: int, seed: int) -> Iterator[Image]:
-        """Different images, ``limit`` at most: all there are, or corners and samples."""
+        """Yield different images, ``limit`` at most: all images, or corners and samples."""
         lost, kept = Corner(last=False), Corner(last=True)
         self.one(lost, model)
         self.one(kept, model)
@@ -147,7 +149,7 @@ class PowerStates:
                 return
 
     def _all(self, model: PowerModel, limit: int) -> list[Image] | None:
-        """Every image, or ``None`` if there are more than ``limit``, or too many ways to them."""
+        """All images; ``None`` if there are more than ``limit``, or too many sequences of choices."""
         images: dict[int, Image] = {}
         odometer = Odometer()
         for _ in range(16 * limit + 64):

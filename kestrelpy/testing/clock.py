@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to go on.
+"""A clock that stands still until a test advances it.
 
 NOTE ON LOCKING: ``_lock`` guards the time and the heap of timers. It is a leaf, as in ``kestrelpy.clock``, and is not
 held while a callback runs.
@@ -36,14 +36,14 @@ class ManualClock:
         self._lock = threading.Lock()
         self._start_ns = now_ms * 1_000_000  # guarded by self._lock: the wall clock when the monotonic one was 0
         self._elapsed_ns = 0  # guarded by self._lock
-        self._heap = TimerHeap(lambda: None)  # guarded by self._lock; it is cleared out by the next call
+        self._heap = TimerHeap(lambda: None)  # guarded by self._lock; the next call removes cancelled timers
 
     def time_ns(self) -> int:
-        """Nanoseconds since the Unix epoch by this clock."""
+        """Nanoseconds since the Unix epoch, by this clock."""
         return self._start_ns + self._elapsed_ns
 
     def monotonic(self) -> float:
-        """Seconds by which this clock was advanced so far."""
+        """The seconds by which this clock was advanced so far."""
         return self._elapsed_ns / _SECOND
 
     def call_later(
@@ -53,9 +53,9 @@ class ManualClock:
         *,
         on_lost: Callable[[BaseException], object] | None = None,
     ) -> Timer:
-        """Call ``callback`` once, from the ``advance()`` that reaches this moment plus ``seconds``, that one included.
+        """Call ``callback`` once, from the ``advance()`` that reaches or passes the present time plus ``seconds``.
 
-        ``on_lost`` is never called: nothing here can die.
+        ``on_lost`` is never called, because this clock has no thread that could die.
         """
         with self._lock:
             due_ns = self._elapsed_ns + (round(seconds * _SECOND) if math.isfinite(seconds) else seconds)
@@ -64,17 +64,17 @@ class ManualClock:
         return timer
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass: run what falls due, by deadline and then by age, each at its own moment.
+        """Let ``seconds`` pass: run the timers that fall due, by deadline and then by age, each at its own time.
 
-        Timers that a callback makes run too if they fall due. If a callback raises, the time stops there: what it
-        raised is raised, and another ``advance()`` goes on. Raises ``ValueError`` for a negative duration.
+        Timers that a callback makes run too if they fall due. If a callback raises, this raises the same error, and the
+        time stops there. The next ``advance()`` continues. Raises ``ValueError`` for a negative duration.
         """
         if not 0 <= seconds < math.inf:
             raise ValueError(f"'seconds' must be finite and not negative, not {seconds!r}")
         until_ns = self._elapsed_ns + round(seconds * _SECOND)
         while (timer := self._next(until_ns)) is not None:
             callback = timer.callback
-            timer.cancel()  # what it refers to must not live on with the caller's reference to it
+            timer.cancel()  # the caller's reference to the timer must not keep the callback's objects alive
             callback()
 
     def jump(self, seconds: float) -> None:
@@ -84,12 +84,12 @@ class ManualClock:
 
     @property
     def timer_count(self) -> int:
-        """How many timers are set and neither cancelled nor run. O(n)."""
+        """The number of timers that are neither cancelled nor run. O(n)."""
         with self._lock:
             return sum(not timer.cancelled for _, _, timer in self._heap.entries)
 
     def _next(self, until_ns: int) -> Timer | None:
-        """Go to the next deadline, or to ``until_ns`` if none is left before that; the timer to be run there."""
+        """Advance to the next deadline and return its timer. If none is due, go to ``until_ns`` and return ``None``."""
         with self._lock:
             found = self._heap.pop_due(until_ns)
             self._elapsed_ns = max(self._elapsed_ns, until_ns if found is None else int(found[0]))

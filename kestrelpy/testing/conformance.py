@@ -1,7 +1,8 @@
-"""What any ``kestrelpy.memory.BlockingQueue`` must do, as checks that its author can run.
+"""What any ``kestrelpy.memory.BlockingQueue`` must do, as checks that the author of such a queue can run.
 
-The checks use ``bytes`` as items, so that they suit a queue which stores nothing else. They synchronise by looking at
-``waiter_count``, never by hoping that some time is enough; what ought to happen and does not fails after ``PATIENCE``.
+The checks use ``bytes`` as items, so that they suit a queue that stores nothing else. They synchronise by
+``waiter_count``, and do not rely on pauses of a fixed length. If something expected does not happen within
+``PATIENCE``, the check fails.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from kestrelpy.memory import BlockingQueue
 __all__ = ["CHECKS", "check_blocking_queue"]
 
 PATIENCE = 30.0
-"""Seconds after which something that does not happen has failed."""
+"""The most seconds to wait for something that must happen."""
 
 LEAST_ROOM = 2000
-"""Items for which there is room in what ``make`` returns."""
+"""The number of items for which the queues from ``make`` must have room."""
 
 _Queue = BlockingQueue[bytes]
 
@@ -31,10 +32,11 @@ _Queue = BlockingQueue[bytes]
 def check_blocking_queue(make: Callable[[], BlockingQueue[bytes]]) -> None:
     """Raise ``AssertionError`` unless the queues that ``make`` returns pass every check of ``CHECKS``.
 
-    ``make()`` returns a fresh, empty queue each time, with room for 2,000 items; it is closed after its check. Return
-    queues whose ``maxsize`` is 2000 as well: the checks of tasks that wait for room fill such a queue, and pass any
-    other one. A check of ``put_head`` or ``get_if`` counts as passed if the queue says ``NotImplementedError`` to
-    them. The error names every check that failed, with its traceback. Takes about a second.
+    ``make()`` returns a fresh, empty queue each time, with room for 2,000 items. The queue is closed after its check.
+    The checks of tasks that wait for room fill a queue whose ``maxsize`` is at most 2000, and pass any other queue. So
+    run all checks with queues whose ``maxsize`` is 2000, too. A check of ``put_head`` or ``get_if`` passes if the queue
+    raises ``NotImplementedError`` for the call. The error names every check that failed, with its traceback. Takes
+    about a second.
 
     >>> from kestrelpy.memory import ConcurrentBlockingQueue
     >>> check_blocking_queue(ConcurrentBlockingQueue)
@@ -54,7 +56,7 @@ CHECKS: dict[str, Callable[[Callable[[], BlockingQueue[bytes]]], None]] = {}
 
 
 def _check(function: Callable[[_Queue], None]) -> Callable[[_Queue], None]:
-    """Make ``function`` one of ``CHECKS``, run with a queue that is closed after it."""
+    """Add ``function`` to ``CHECKS``. It runs with a fresh queue, which is closed after it."""
 
     def run(make: Callable[[], _Queue]) -> None:
         tested = make()
@@ -86,7 +88,7 @@ def _raises(error: type[BaseException], what: str) -> Iterator[None]:
 
 
 class _Thread:
-    """Runs ``call`` on a thread and has its result, or raises what it raised."""
+    """Runs ``call`` on a thread. ``result()`` returns its result, or raises its error."""
 
     def __init__(self, call: Callable[..., Any], *args: object) -> None:
         self._outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
@@ -102,7 +104,7 @@ class _Thread:
         try:
             value, error = self._outcome.get(timeout=PATIENCE)
         except queue.Empty:
-            raise AssertionError("a call that ought to return is still waiting") from None
+            raise AssertionError("a call that should return is still waiting") from None
         if error is not None:
             raise error
         return value
@@ -114,11 +116,11 @@ def _until(condition: Callable[[], object], what: str) -> None:
         if condition():
             return
         pause.wait(0.001)
-    raise AssertionError(f"in vain: {what}")
+    raise AssertionError(f"this did not happen: {what}")
 
 
 def _parked(q: _Queue, call: Callable[..., Any], *args: object) -> _Thread:
-    """A thread in ``call``, which is a get, once it waits in line."""
+    """Start a thread in ``call``, which is a get, and return the thread once it waits in line."""
     count = q.waiter_count + 1
     thread = _Thread(call, *args)
     _until(lambda: q.waiter_count == count, "a consumer gets into line")
@@ -176,7 +178,7 @@ def an_empty_queue_says_so(q: _Queue) -> None:
     for what, call in calls.items():
         with _raises(QueueEmpty, what):
             call()
-    _expect(issubclass(QueueEmpty, queue.Empty), "QueueEmpty is no queue.Empty")
+    _expect(issubclass(QueueEmpty, queue.Empty), "QueueEmpty is not a subclass of queue.Empty")
 
 
 @_check
@@ -188,14 +190,14 @@ def timeouts_are_not_negative(q: _Queue) -> None:
         q.get_future(timeout=-1)
     with _raises(ValueError, "put(timeout=-1)"):
         q.put(b"comes not", timeout=-1)
-    _expect_equal(_drain(q), [b"stays"], "what is there")
+    _expect_equal(_drain(q), [b"stays"], "the list of items in the queue")
 
 
 @_check
 def peek_leaves_the_item(q: _Queue) -> None:
     items = _fill(q, 2)
     _expect_equal((q.peek(), q.peek(), q.qsize()), (items[0], items[0], 2), "what was peeked")
-    _expect_equal(_drain(q), items, "what is there")
+    _expect_equal(_drain(q), items, "the list of items in the queue")
 
 
 @_check
@@ -206,7 +208,7 @@ def put_head_goes_first(q: _Queue) -> None:
     except NotImplementedError:
         return
     q.put_head(b"new head")
-    _expect_equal(_drain(q), [b"new head", b"head", *items], "what is there")
+    _expect_equal(_drain(q), [b"new head", b"head", *items], "the list of items in the queue")
 
 
 @_check
@@ -228,11 +230,11 @@ def get_if_looks_at_the_head_only(q: _Queue) -> None:
         return
     _expect_equal(taken, items[0], "what was taken")
     q.put(items[0])
-    with _raises(QueueEmpty, "get_if of an item behind the head"):
+    with _raises(QueueEmpty, "get_if of an item after the head"):
         q.get_if(lambda item: item == items[0])
     with _raises(ZeroDivisionError, "get_if with a predicate that raises"):
         q.get_if(lambda _: 1 / 0)
-    _expect_equal(_drain(q), [items[1], items[0]], "what is there")
+    _expect_equal(_drain(q), [items[1], items[0]], "the list of items in the queue")
 
 
 @_check
@@ -240,7 +242,7 @@ def flush_drops_the_items(q: _Queue) -> None:
     _fill(q, 3)
     _expect_equal((q.flush(), q.flush(), q.qsize()), (3, 0, 0), "what flush returned, and qsize")
     items = _fill(q, 2)
-    _expect_equal(_drain(q), items, "what is there")
+    _expect_equal(_drain(q), items, "the list of items in the queue")
 
 
 @_check
@@ -283,7 +285,7 @@ def a_consumer_that_gave_up_takes_nothing(q: _Queue) -> None:
         late.result(PATIENCE)
     items = _fill(q, 2)
     _expect_equal(q.waiter_count, 0, "waiter_count")
-    _expect_equal(_drain(q), items, "what is there")
+    _expect_equal(_drain(q), items, "the list of items in the queue")
 
 
 @_check
@@ -314,7 +316,7 @@ def evicted_waiters_get_nothing(q: _Queue) -> None:
     with _raises(QueueEmpty, "an evicted future"):
         future.result(PATIENCE)
     items = _fill(q, 1)
-    _expect_equal((q.evict_waiters(), _drain(q)), (0, items), "what evict_waiters returned, and what is there")
+    _expect_equal((q.evict_waiters(), _drain(q)), (0, items), "the pair of the result of evict_waiters and the items")
 
 
 @_check
@@ -330,7 +332,7 @@ def asyncio_consumers_are_served_in_order(q: _Queue) -> None:
 
 
 async def _waiting_puts(q: _Queue, count: int) -> list[asyncio.Task[None]]:
-    """Tasks that wait for room in a queue that was filled; none for one that has room, or whose puts do not wait."""
+    """Fill a queue, and return tasks that wait for room. No tasks if it has more room, or if its puts do not wait."""
     if not 0 < q.maxsize <= LEAST_ROOM:
         return []
     for _ in range(q.maxsize):
@@ -362,10 +364,10 @@ def a_cancelled_aput_has_put_nothing(q: _Queue) -> None:
         tasks = await _waiting_puts(q, 3)
         if tasks:
             tasks[0].cancel()
-            q.get_nowait()  # there is room for one, who is cancelled before it can take it
+            q.get_nowait()  # now there is room for one task, which is cancelled before it can put
             tasks[1].cancel()
             await asyncio.wait_for(tasks[2], PATIENCE)
-            _expect(tasks[0].cancelled() and tasks[1].cancelled(), "a cancelled aput went on")
+            _expect(tasks[0].cancelled() and tasks[1].cancelled(), "a cancelled aput was not cancelled")
             await asyncio.sleep(0)
             _expect_equal(_drain(q)[-2:], [b"filled", b"waited 2"], "what came out last")
 
@@ -390,7 +392,7 @@ def an_asyncio_deadline_passes(q: _Queue) -> None:
         asyncio.run(_aget(q, 0.01))
     _expect_equal(q.waiter_count, 0, "waiter_count")
     items = _fill(q, 1)
-    _expect_equal(_drain(q), items, "what is there")
+    _expect_equal(_drain(q), items, "the list of items in the queue")
 
 
 async def _aget(q: _Queue, timeout: float) -> bytes:
@@ -403,14 +405,14 @@ def cancelled_tasks_lose_nothing(q: _Queue) -> None:
         tasks = [asyncio.create_task(q.aget()) for _ in range(3)]
         await asyncio.sleep(0)
         tasks[0].cancel()
-        _fill(q, 3)  # handed to tasks which cannot run before they are cancelled
+        _fill(q, 3)  # assigned to tasks that cannot run before they are cancelled
         for task in reversed(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(cancel_after_the_items_came())
     _expect_equal(q.waiter_count, 0, "waiter_count")
-    _expect_equal(_drain(q), [b"item 0", b"item 1", b"item 2"], "what is there")
+    _expect_equal(_drain(q), [b"item 0", b"item 1", b"item 2"], "the list of items in the queue")
 
 
 @_check

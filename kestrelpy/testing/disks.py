@@ -1,9 +1,10 @@
 """Disks for tests: in memory, failing on demand, and crashing.
 
-Each stands in for ``kestrelpy``'s own disk behind the same interface. A test of crashes, in short::
+Each of them replaces the real disk of ``kestrelpy`` behind the same interface. A test of crashes, in short::
 
-    disk = CrashingDisk() disk.before_operation = take_clones     # with disk.after_kill() and
-    disk.power_states(model, limit), at every operation workload(disk)
+    disk = CrashingDisk()
+    disk.before_operation = take_clones  # at each operation: disk.after_kill(), disk.power_states(model, limit)
+    workload(disk)
 """
 
 from __future__ import annotations

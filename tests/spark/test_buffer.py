@@ -392,7 +392,7 @@ def test_nobody_else_may_take_from_its_reader(open_queue: OpenQueue, seen: Seen)
     with pytest.raises(RuntimeError):
         buffer.run_once()
     stolen = queue.get()
-    with pytest.raises(Exception, match="item 1 of batch 0 was taken by somebody else"):
+    with pytest.raises(Exception, match="item 1 of batch 0 was taken by another consumer"):
         buffer.run_once()
     stolen.abort()
     assert buffer.run_once() == 2

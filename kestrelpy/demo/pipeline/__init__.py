@@ -1,4 +1,4 @@
-"""``make pipeline``: a service's queue, a query on it, alerts back, a lake and a report; with kills and a proof.
+"""``make pipeline``: a service's queue, a query on it, a queue of alerts, a lake and a report; with kills and a proof.
 
     producer ---> queue "lines" ---> streaming query ---> Parquet: words per minute and file
         |               |                  |
@@ -6,8 +6,8 @@
         |            archive ---> lake of Parquet ---> report
         '- killed once                     '- killed once, in the middle of a batch
 
-Each process is a module here; ``__main__`` starts them, kills two of them and has ``proof`` compare what came out with
-the input, counted by plain Python.
+Each process is a module of this package. ``__main__`` starts the processes and kills two of them. ``proof`` compares
+the results with the input, which plain Python counts.
 """
 
 from __future__ import annotations

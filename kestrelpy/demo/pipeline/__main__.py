@@ -29,7 +29,7 @@ STALL_SECONDS = 120.0
 
 
 class PipelineFailed(Exception):
-    """A process ended by itself, or nothing moves any more."""
+    """A process ended with an error, or there is no progress any more."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Stage:
     _workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, role: str) -> None:
-        """Start a process, for the first time or again; what it says goes into a file."""
+        """Start a process, for the first time or again. Its output goes into a file."""
         home = str(Path(kestrelpy.__file__).parent.parent)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))}
         with open(self.plan.root / f"{role}.log", "ab") as log:
@@ -70,23 +70,23 @@ class Stage:
                 raise PipelineFailed(f"the {role} ended with status {worker.returncode}: {self._last_words(role)}")
 
     def is_over(self, role: str) -> bool:
-        """Whether a process has ended well."""
+        """True if a process has ended without an error."""
         return self._workers[role].poll() == 0
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """Kill and reap all processes that are left."""
         for worker in self._workers.values():
             _kill_group(worker)
 
     def number(self, name: str) -> int:
-        """What a process has last written into a file of its own."""
+        """The number that a process has last written into the file ``name``; 0 if there is none."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return int((self.plan.root / name).read_text(encoding="ascii"))
         return 0
 
     def _last_words(self, role: str) -> str:
         text = (self.plan.root / f"{role}.log").read_text(encoding="utf-8", errors="replace").strip()
-        return text.splitlines()[-1] if text else "it said nothing"
+        return text.splitlines()[-1] if text else "it printed nothing"
 
 
 def _kill_group(worker: subprocess.Popen[bytes]) -> None:
@@ -96,13 +96,13 @@ def _kill_group(worker: subprocess.Popen[bytes]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it. Status 1 if the proof fails, 2 if it cannot be run."""
+    """Run the pipeline. Returns the exit status: 1 if the proof fails, 2 if the pipeline cannot run."""
     parser = argparse.ArgumentParser(prog="python -m kestrelpy.demo.pipeline", description=__doc__)
-    parser.add_argument("--input", metavar="FILE_OR_DIR", help="your own lines instead of the standard library's")
-    parser.add_argument("--lines", type=int, default=300_000, metavar="N", help="at most so many lines (300,000)")
-    parser.add_argument("--pace", type=float, default=12_000.0, metavar="N", help="lines a second (12,000)")
-    parser.add_argument("--seed", type=int, help="of the moments of the kills")
-    parser.add_argument("--keep", metavar="FOLDER", help="leave everything in there: queues, Parquet, lake, report")
+    parser.add_argument("--input", metavar="FILE_OR_DIR", help="use the lines of these files instead")
+    parser.add_argument("--lines", type=int, default=300_000, metavar="N", help="the most lines to put (300,000)")
+    parser.add_argument("--pace", type=float, default=12_000.0, metavar="N", help="lines per second (12,000)")
+    parser.add_argument("--seed", type=int, help="the seed for the times of the kills")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep everything in FOLDER: queues, Parquet, lake, report")
     args = parser.parse_args(arguments)
     progress = ProgressLine()
     try:
@@ -130,7 +130,7 @@ def _scratch(kept: str | None) -> Iterator[Path]:
 
 
 def run(folder: Path, args: argparse.Namespace, progress: ProgressLine) -> int:
-    """The pipeline in one folder, and its proof."""
+    """Run the pipeline in one folder, and then its proof."""
     began = time.monotonic()
     corpus = gather(args.input)
     corpus.save(folder / "corpus.json")
@@ -148,7 +148,7 @@ def run(folder: Path, args: argparse.Namespace, progress: ProgressLine) -> int:
         stage.end()
         progress.clear()
     progress.say(
-        f"all is read after {time.monotonic() - began:.0f} s; the archive becomes a lake, and the lake a report"
+        f"everything is read after {time.monotonic() - began:.0f} s; now the archive becomes a lake, the lake a report"
     )
     complaints = _prove(plan, wanted, progress)
     print(f"kills survived  {stage.kills}\ntook            {time.monotonic() - began:.0f} s")
@@ -162,11 +162,11 @@ def run(folder: Path, args: argparse.Namespace, progress: ProgressLine) -> int:
 
 
 def _perform(stage: Stage, chance: random.Random) -> None:
-    """Start everything, kill the query in its third batch or so and the producer halfway, wait for the end."""
+    """Start all processes, kill the query in one of its first batches and the producer halfway, wait for the end."""
     lines = stage.plan.lines
     for role in (PRODUCER, CONSUMER):
         stage.start(role)
-    _until(stage, lambda: stage.number("put") > 0)  # the query's place in the queue is there
+    _until(stage, lambda: stage.number("put") > 0)  # the query's reader exists
     stage.start(QUERY)
     batch, put = chance.randint(1, 2), int(lines * chance.uniform(0.4, 0.7))
     due: dict[str, Callable[[], bool]] = {
@@ -191,7 +191,7 @@ def _until(stage: Stage, condition: Callable[[], bool]) -> None:
         if now != last:
             moved, last = time.monotonic(), now
         elif time.monotonic() - moved > STALL_SECONDS:
-            raise PipelineFailed(f"nothing has moved for {STALL_SECONDS:.0f} seconds: put {now[0]:,}, batch {now[1]}")
+            raise PipelineFailed(f"no progress for {STALL_SECONDS:.0f} seconds: put {now[0]:,}, batch {now[1]}")
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""What the processes of the pipeline agree on: names, folders, what an item is, what is counted, what an alert is."""
+"""Shared by all processes of the pipeline: names, folders, and what an item, a word and an alert is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kestrelpy.demo.corpus import Corpus
 LINES, ALERTS, READER = "lines", "alerts", "spark"
 WORD = "[A-Za-z_]+"
 SIGNS = ("TODO", "FIXME", "XXX")
-"""A line that has one of these is worth an alert."""
+"""A line that contains one of these is an alert."""
 
 _WORD = re.compile(WORD)
 
@@ -46,17 +46,17 @@ class PipelineRun:
         return f"{self.folder}/words"
 
     def save(self) -> None:
-        """Write it down for the other processes."""
+        """Write the plan to a file, for the other processes."""
         (self.root / "plan.json").write_text(json.dumps(self.__dict__), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str) -> PipelineRun:
-        """What ``save`` wrote."""
+        """Read the plan that ``save`` wrote."""
         return cls(**json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8")))
 
 
 def items(corpus: Corpus, count: int) -> Iterator[dict[str, Any]]:
-    """The first ``count`` lines as the items that are put, always the same ones: the ``n``-th has the id ``n``."""
+    """Yield the first ``count`` lines as items, always the same. Item ``n``, counted from 1, gets the id ``n``."""
     left = count
     for name, size in corpus.files:
         for number, line in enumerate((each for block in Corpus(((name, size),)).blocks() for each in block), 1):
@@ -67,10 +67,10 @@ def items(corpus: Corpus, count: int) -> Iterator[dict[str, Any]]:
 
 
 def words_in(text: str) -> int:
-    """As the query counts them."""
+    """The number of words in ``text``, counted as the query does."""
     return len(_WORD.findall(text))
 
 
 def is_alert(text: str) -> bool:
-    """As the query sees it."""
+    """True if ``text`` is an alert, by the same rule as in the query."""
     return any(sign in text for sign in SIGNS)

@@ -1,7 +1,7 @@
-"""The consumer of alerts: ``python -m kestrelpy.demo.pipeline.consumer FOLDER``. Owns their queue and notes each.
+"""The consumer of alerts: ``python -m kestrelpy.demo.pipeline.consumer FOLDER``. Owns the queue of alerts.
 
-It takes in what the query publishes in the inbox, reads it like any other item, and writes a line of its ledger for
-each: the id that the line had in the first queue, and its text.
+It ingests the batches that the query publishes in the inbox, and reads their items like any others. For each item it
+writes a line to its ledger: the id that the line had in the first queue, and its text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kestrelpy.demo.pipeline._plan import ALERTS, PipelineRun
 
 
 def consume(plan: PipelineRun) -> None:
-    """Until the query is through and nothing is left."""
+    """Write alerts to the ledger until the query is done and no alert is left."""
     with (
         JournaledQueue(plan.queues, ALERTS, codec=JSON, inbox_interval=0.2) as queue,
         open(plan.root / "alerts.ledger", "a", encoding="utf-8") as ledger,

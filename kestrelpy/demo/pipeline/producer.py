@@ -1,6 +1,7 @@
-"""The service: ``python -m kestrelpy.demo.pipeline.producer FOLDER``. Puts lines at a steady pace until all are in.
+"""The service: ``python -m kestrelpy.demo.pipeline.producer FOLDER``. Puts lines at a steady pace until all are put.
 
-Killed and started again, it goes on behind the last line that the queue has: ids are dense, so the tail says which.
+If it is killed and started again, it continues after the last line that the queue has. Ids have no gaps, so the tail
+says which line that is.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ BATCH = 200
 
 
 def produce(plan: PipelineRun) -> None:
-    """Put what is missing, then stay until the query is through, so that segments go into the archive."""
+    """Put the missing lines, and then stay until the query is done, so that segments go into the archive."""
     with JournaledQueue(
         plan.queues, LINES, codec=JSON, segment_bytes=plan.segment_bytes, archive_dir=plan.archive
     ) as queue:
         if not queue.stats().tail_id:
-            queue.reader(READER, start="earliest").close()  # its place is kept from the first line on
+            queue.reader(READER, start="earliest").close()  # so that lines are kept for it from the first one on
         put_missing(queue, plan)
         queue.sync()
         (plan.root / "put.done").touch()
@@ -32,11 +33,11 @@ def produce(plan: PipelineRun) -> None:
 
 
 def put_missing(queue: JournaledQueue, plan: PipelineRun) -> None:
-    """Put the lines behind the tail, at the pace of the plan."""
+    """Put the lines after the tail, at the pace of the plan."""
     tail_id = queue.stats().tail_id
     rest = itertools.islice(items(Corpus.load(plan.root / "corpus.json"), plan.lines), tail_id, None)
     began, done = time.monotonic(), 0
-    early = plan.lines // 4  # that much is there when the query comes; the rest is put beside it
+    early = plan.lines // 4  # so many lines are there when the query starts; the others are put while it runs
     while batch := list(itertools.islice(rest, BATCH)):
         tail_id = queue.put_many(batch)[-1]
         done += len(batch)
@@ -47,7 +48,7 @@ def put_missing(queue: JournaledQueue, plan: PipelineRun) -> None:
 
 
 def wait_for(path: Path) -> bool:
-    """Until another process has made the file; whether it was not there yet."""
+    """Wait until another process has made the file. Returns false if it was there already."""
     waited = False
     while not path.exists():
         waited = True

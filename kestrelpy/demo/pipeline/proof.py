@@ -1,7 +1,7 @@
-"""The proof: what came out of the pipeline, against the input counted by plain Python.
+"""The proof: compares the results of the pipeline with the input, which plain Python counts.
 
-Three accounts are kept apart from each other: words per file in Parquet, alerts in the consumer's ledger, and every
-item in the lake and the segments that are left. Each function gives complaints, of which there should be none.
+There are three separate results: the words per file in Parquet, the alerts in the consumer's ledger, and all items in
+the lake and the remaining segments. Each check returns a list of complaints. The list should be empty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHOWN = 3
 
 @dataclass
 class Account:
-    """What the input amounts to."""
+    """The totals of the input."""
 
     lines: Counter[str] = field(default_factory=Counter)
     words: Counter[str] = field(default_factory=Counter)
@@ -37,7 +37,7 @@ class Account:
 
 
 def account(items: Iterable[dict[str, Any]]) -> Account:
-    """Count the input. The sum of the items' CRC-32s tells whether any byte differs."""
+    """Count the input. The sum of the items' CRC-32s shows whether any byte differs."""
     mine = Account()
     for item_id, item in enumerate(items, 1):
         mine.lines[item["file"]] += 1
@@ -49,7 +49,7 @@ def account(items: Iterable[dict[str, Any]]) -> Account:
 
 
 def check_words(rows: Iterable[tuple[str, int, int]], wanted: Account) -> list[str]:
-    """``rows``: file, lines, words, as the query has added them up."""
+    """Check the query's totals. ``rows``: file, lines, words."""
     complaints = []
     lines: Counter[str] = Counter()
     words: Counter[str] = Counter()
@@ -65,31 +65,33 @@ def check_words(rows: Iterable[tuple[str, int, int]], wanted: Account) -> list[s
 
 
 def check_alerts(ledger: Iterable[str], wanted: Account) -> list[str]:
-    """``ledger``: the consumer's lines."""
+    """Check the alerts. ``ledger``: the lines of the consumer's ledger."""
     seen = [json.loads(line) for line in ledger]
     times = Counter(each["id"] for each in seen)
     complaints = [f"alert {item_id} came {count} times" for item_id, count in times.items() if count > 1][:_SHOWN]
     missing, extra = wanted.alerts.keys() - times.keys(), times.keys() - wanted.alerts.keys()
     complaints += [f"alert {item_id} is missing" for item_id in sorted(missing)[:_SHOWN]]
-    complaints += [f"alert {item_id} is none" for item_id in sorted(extra)[:_SHOWN]]
+    complaints += [f"alert {item_id} is not in the input" for item_id in sorted(extra)[:_SHOWN]]
     complaints += [
-        f"alert {each['id']} says something else" for each in seen if wanted.alerts.get(each["id"]) != each["text"]
+        f"alert {each['id']} has another text" for each in seen if wanted.alerts.get(each["id"]) != each["text"]
     ][:_SHOWN]
     return complaints
 
 
 def check_lake(count: int, ids: int, checksums: int, wanted: Account) -> list[str]:
-    """Of all items in the lake and in the segments left: how many, how many different ids, the sum of their CRC-32s."""
+    """Check the items in the lake and in the remaining segments: their number, their different ids, their checksums."""
     complaints = []
     if (count, ids) != (wanted.total, wanted.total):
         complaints.append(f"{count:,} items with {ids:,} ids, not {wanted.total:,}")
     if checksums != wanted.checksums:
-        complaints.append("the bytes of the items are not those of the input")
+        complaints.append("the bytes of the items differ from the input")
     return complaints
 
 
 def lake_figures(spark: SparkSession, plan: PipelineRun, lake: str) -> tuple[int, int, int]:
-    """Count, ids and checksums of what is archived, by the lake, and of the rest, by the queue."""
+    """The number of items, of different ids, and the sum of the CRC-32s: archived items are read from the lake, all
+    others from the queue.
+    """
     from pyspark.sql import functions as f
 
     archived = spark.read.parquet(lake).where(f.col("queue") == LINES).select("id", "data")

@@ -1,8 +1,8 @@
 """The query: ``python -m kestrelpy.demo.pipeline.query FOLDER``. A Spark driver that reads lines as they are put.
 
-Each batch writes its own folder of Parquet, over whatever an attempt before it has left there, and publishes its alerts
-under its number: a batch that comes again after a kill changes nothing. That, and a source that gives the same rows for
-the same batch, is all that exactly once takes.
+Each batch overwrites its own folder of Parquet, and publishes its alerts under its batch number. So a batch that comes
+again after a kill changes nothing. Exactly-once delivery needs only this, and a source that gives the same rows for the
+same batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ITEM = "file string, line int, text string"
 
 
 def run(plan: PipelineRun) -> None:
-    """Until the producer has put everything and all of it is read."""
+    """Run the query until the producer has put all lines and the query has read them."""
     spark = local_session(
         **{"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": False, "spark.sql.shuffle.partitions": 2}
     )
@@ -66,7 +66,7 @@ def run(plan: PipelineRun) -> None:
 
 
 def _id(offset: object) -> int:
-    """The id of an offset: Spark gives it as JSON text."""
+    """The id in an offset, which Spark gives as JSON text."""
     return int((json.loads(offset) if isinstance(offset, str) else offset)["id"])  # type: ignore[index]
 
 

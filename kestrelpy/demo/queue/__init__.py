@@ -1,1 +1,1 @@
-"""One queue, its writer and its readers, which get killed; and the proof that nothing was lost: ``kestrelpy demo``."""
+"""``kestrelpy demo``: one queue, a writer and readers that are killed, and the proof that nothing was lost."""

@@ -1,11 +1,11 @@
-"""The demo's ledgers: what each process says it has done, kept outside of the queue.
+"""The demo's ledgers: the record of each process about its own work, outside the queue.
 
-A ledger is a file of entries, appended to with one system call for each batch; a SIGKILL takes at most the end of one:
+A ledger is a file of entries. One system call appends the entries of a batch, so a SIGKILL can cut off only its end:
 
-    | id or place, 8 bytes | monotonic seconds, 8 | digest of the line, 16 |
+    | id or position, 8 bytes | monotonic seconds, 8 | digest of the line, 16 |
 
-Every life of a process begins with an entry whose digest is ``BEGIN``. The producer notes the last id of each batch
-after its put returned; a reader notes every item after it got it and before it commits it. What is committed is noted.
+Each start of a process writes an entry with the digest ``BEGIN``. The producer notes the last id of each batch after
+the put has returned. A reader notes each item after the get and before the commit. So every committed item is noted.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _BLOCK_ENTRIES = 1 << 14
 
 
 def digest(line: bytes) -> bytes:
-    """What stands for a line in ledgers and in the reference."""
+    """The digest of a line, as in ledgers and in the reference."""
     return blake2b(line, digest_size=DIGEST_BYTES).digest()
 
 
 class Ledger:
-    """One process's ledger, open for appending. Entries of an earlier life stay."""
+    """The ledger of one process, open for appending. Entries of earlier starts stay."""
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - it is open as long as this object
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as this object
         whole = self._file.tell() // ENTRY.size * ENTRY.size
-        self._file.truncate(whole)  # a write that a SIGKILL cut short: its items were not committed
+        self._file.truncate(whole)  # remove the end of a write that a SIGKILL cut short: its items were not committed
         self.is_new = whole == 0
 
     def begin(self, place: int) -> None:
-        """A life begins; ``place``: where it goes on, as far as it knows."""
+        """Note the start of a process. ``place``: the id after which it continues, as far as it knows."""
         self._write(ENTRY.pack(place, time.monotonic(), BEGIN))
 
     def put(self, last_id: int) -> None:
-        """The put of a batch that ends in this id has returned."""
+        """Note that the put of a batch returned. ``last_id``: the last id of the batch."""
         self._write(ENTRY.pack(last_id, time.monotonic(), PUT))
 
     def got(self, items: Sequence[tuple[int, bytes]]) -> None:
-        """These items, id and digest, were got."""
+        """Note items that were read: id and digest of each."""
         now, pack = time.monotonic(), ENTRY.pack
         self._write(b"".join([pack(item_id, now, seen) for item_id, seen in items]))
 
@@ -62,14 +62,14 @@ class Ledger:
 
 
 def entries(path: Path) -> Iterator[tuple[int, float, bytes]]:
-    """All whole entries of a ledger."""
+    """Yield all whole entries of a ledger."""
     with open(path, "rb") as file:
         while block := file.read(ENTRY.size * _BLOCK_ENTRIES):
             yield from ENTRY.iter_unpack(block[: len(block) // ENTRY.size * ENTRY.size])
 
 
 def last_id(path: Path) -> int:
-    """The id or place in the last whole entry; 0 if there is none."""
+    """The id or position in the last whole entry; 0 if there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,9 +1,8 @@
-"""The demo's proof: ledgers against the input, after the fact and without asking the queue anything.
+"""The demo's proof: compares the ledgers with the input, afterwards and without the queue.
 
-For the producer: no acknowledged line was gone after a restart, and every line was put. For a reader: the lines it saw,
-leaving out those that came again, are those of the input, all of them, in order; a line came again only after a kill,
-and was then the same. The reference, a file of the digests of the input's lines, is written by a process that has
-no queue.
+For the producer: no acknowledged line was missing after a restart, and every line was put. For a reader: without
+repetitions, it saw exactly the lines of the input, all of them, in order. A line came again only after a kill, and it
+was the same line. The reference is a file with the digests of the input's lines. A process without a queue writes it.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def total_digest(digests: Iterable[bytes]) -> str:
 
 
 def write_reference(corpus: Corpus, path: Path) -> tuple[int, int]:
-    """Write the digests of a corpus, once over; returns its lines and bytes."""
+    """Write the digests of a corpus, without repetition. Returns its number of lines and bytes."""
     lines = size = 0
     with open(path, "wb") as file:
         for block in Corpus(corpus.files).blocks():
@@ -59,14 +58,14 @@ def write_reference(corpus: Corpus, path: Path) -> tuple[int, int]:
 
 
 def open_reference(path: Path, repeat: int, data_bytes: int) -> Reference:
-    """A reference that ``write_reference`` wrote, mapped: it may be larger than memory."""
+    """Open the reference that ``write_reference`` wrote. It is mapped, because it may be larger than memory."""
     with open(path, "rb") as file:
         return Reference(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), repeat, data_bytes)
 
 
 @dataclass
 class Finding:
-    """What a ledger shows. It proves its point if ``problems`` is empty."""
+    """The result of checking one ledger. The proof holds if ``problems`` is empty."""
 
     role: str
     lines: int = 0
@@ -77,7 +76,7 @@ class Finding:
     problems: list[str] = field(default_factory=list)
 
     def complain(self, text: str) -> None:
-        """Note a problem, the first few in words."""
+        """Note a problem. Only the first few are described."""
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(f"{self.role}: {text}")
         elif len(self.problems) == MAX_PROBLEMS:
@@ -85,12 +84,12 @@ class Finding:
 
     @property
     def per_second(self) -> float:
-        """Lines per second of life, those that came again included."""
+        """Lines per second of running time, with lines that came again."""
         return (self.lines + self.again) / self.seconds if self.seconds else 0.0
 
 
 def check_puts(ledger: Entries, wanted: int, role: str = "put") -> Finding:
-    """The producer's ledger: nothing acknowledged was gone after a kill, and all ``wanted`` lines were put."""
+    """Check the producer's ledger: no acknowledged line was missing after a kill, and all ``wanted`` lines were put."""
     found = Finding(role)
     began = 0.0
     place = acknowledged = 0
@@ -98,11 +97,11 @@ def check_puts(ledger: Entries, wanted: int, role: str = "put") -> Finding:
         if kind == BEGIN:
             found.lives += 1
             if number < acknowledged:
-                found.complain(f"{acknowledged - number:,} acknowledged lines were gone after a restart")
+                found.complain(f"{acknowledged - number:,} acknowledged lines were missing after a restart")
             place, began = number, moment
             continue
         if number <= place:
-            found.complain(f"line {number:,} was put behind line {place:,}")
+            found.complain(f"line {number:,} was put after line {place:,}")
         place = acknowledged = max(number, acknowledged)
         found.seconds += moment - began
         began = moment
@@ -113,18 +112,18 @@ def check_puts(ledger: Entries, wanted: int, role: str = "put") -> Finding:
 
 
 def check_reader(ledger: Entries, reference: Reference, role: str) -> Finding:
-    """A reader's ledger against the input."""
+    """Check a reader's ledger against the input."""
     found = Finding(role)
     total = blake2b(digest_size=DIGEST_BYTES)
     began = 0.0
-    last = floor = 0  # the highest line seen ever, and in this life
+    last = floor = 0  # the highest line seen ever, and since the last start
     for number, moment, seen in ledger:
         if seen == BEGIN:
             found.lives += 1
             floor, began = 0, moment
             continue
         if number <= floor:
-            found.complain(f"line {number:,} came again, or late, though nothing was killed in between")
+            found.complain(f"line {number:,} came again or out of order, although nothing was killed in between")
         floor = number
         if moment != began:
             found.seconds += moment - began
@@ -138,7 +137,7 @@ def check_reader(ledger: Entries, reference: Reference, role: str) -> Finding:
             found.lines += 1
             total.update(seen)
         if number > reference.lines or seen != reference[number]:
-            found.complain(f"line {number:,} is not the input's")
+            found.complain(f"line {number:,} differs from the input")
     if last < reference.lines:
         found.complain(f"lines {last + 1:,} to {reference.lines:,} never came")
     found.digest = total.hexdigest()
@@ -146,7 +145,7 @@ def check_reader(ledger: Entries, reference: Reference, role: str) -> Finding:
 
 
 def check_files(folder: Path, reference: Reference) -> tuple[Finding, Finding, Finding]:
-    """The findings for the ledgers in the demo's folder: producer, near reader, far reader."""
+    """Check the ledgers in the demo's folder: the producer's, the near reader's, the far reader's."""
     return (
         check_puts(entries(folder / "put.ledger"), reference.lines),
         check_reader(entries(folder / "near.ledger"), reference, "near"),

@@ -1,8 +1,8 @@
-"""The demo's working processes: ``python -m kestrelpy.demo.queue.worker write|read FOLDER``. They get killed.
+"""The demo's worker processes, which are killed: ``python -m kestrelpy.demo.queue.worker write|read FOLDER``.
 
-*write*: opens the queue, puts the lines from where the journal ends, and runs reader *near* beside that, on a thread.
-*read*: opens reader *far* from its own process. Both keep ledgers in the folder (``ledger``). A worker whose
-standard input ends has lost its parent and goes too.
+*write*: opens the queue, puts lines from the end of the journal on, and runs reader *near* on another thread.
+*read*: opens reader *far* in a process of its own. Both keep ledgers in the folder (see ``ledger``). If the standard
+input of a worker ends, its parent is gone, and the worker ends too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOCK_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What the parent tells its workers, by way of a file. ``plant``: a fault to plant, or nothing."""
+    """The parent's instructions for its workers, passed in a file. ``plant``: a fault to plant, or empty."""
 
     lines: int
     sync: float | Literal["always", "never"] = 0.1
@@ -40,22 +40,22 @@ class WorkerPlan:
     get_items: int = 500
     batch_bytes: int = 1 << 20
     checkpoint_seconds: float = 0.25
-    max_ahead: int = 100_000  # the producer waits when near is that far behind
-    pace: float = 0.0  # lines a second; 0: as fast as it goes
+    max_ahead: int = 100_000  # the producer waits while near has so many unread lines
+    pace: float = 0.0  # lines per second; 0: as fast as possible
     plant: str = ""
 
     def save(self, folder: Path) -> None:
-        """Write it down."""
+        """Write the plan to a file."""
         (folder / "plan.json").write_text(json.dumps(asdict(self)), encoding="ascii")
 
     @classmethod
     def load(cls, folder: Path) -> WorkerPlan:
-        """What ``save`` wrote."""
+        """Read the plan that ``save`` wrote."""
         return cls(**json.loads((folder / "plan.json").read_text(encoding="ascii")))
 
 
 def write(folder: Path, plan: WorkerPlan, finish: threading.Event) -> None:
-    """Put what is missing, read as *near*, until the parent says that *far* is done too."""
+    """Put the missing lines and read them as *near*, until the parent says that *far* is done too."""
     ledger = Ledger(folder / "put.ledger")
     with JournaledQueue(
         folder / "queue",
@@ -66,7 +66,7 @@ def write(folder: Path, plan: WorkerPlan, finish: threading.Event) -> None:
         readers={NEAR: ReaderConfig(max_items=plan.max_ahead, full_policy=FullPolicy.BLOCK)},
     ) as queue:
         near = queue.reader(NEAR, start="earliest")
-        if ledger.is_new:  # both places exist before the first line does, or far would miss what was retired
+        if ledger.is_new:  # both readers exist before the first line, or far would miss retired lines
             queue.reader(FAR, start="earliest").close()
         tail = queue.stats().tail_id
         ledger.begin(tail)
@@ -81,10 +81,10 @@ def write(folder: Path, plan: WorkerPlan, finish: threading.Event) -> None:
 
 
 def put_lines(queue: JournaledQueue, corpus: Corpus, tail: int, plan: WorkerPlan) -> Iterator[range]:
-    """Put the lines after the first ``tail`` ones, a batch at a time; yields the ids of each batch.
+    """Put the lines after the first ``tail`` lines, in batches. Yields the ids of each batch.
 
-    One line is one item and ids are dense from 1, so line n has id n; ``tail`` is what the journal says, not what
-    somebody remembers: the put that a kill interrupted is in it or is not.
+    One line is one item, and ids rise by one from 1, so line n has the id n. ``tail`` comes from the journal and not
+    from the ledger, because a put that a kill interrupted is in the journal or not.
     """
     began = time.monotonic()
     position = tail
@@ -97,7 +97,7 @@ def put_lines(queue: JournaledQueue, corpus: Corpus, tail: int, plan: WorkerPlan
             continue
         ids = queue.put_many(batch, timeout=None)
         if ids != range(position + 1, position + len(batch) + 1):
-            raise RuntimeError(f"a batch of {len(batch)} behind id {position} was given the ids {ids}")
+            raise RuntimeError(f"a batch of {len(batch)} items after id {position} got the ids {ids}")
         position = ids[-1]
         yield ids
         if plan.pace and (ahead := (position - tail) / plan.pace - (time.monotonic() - began)) > 0:
@@ -114,7 +114,7 @@ def read(folder: Path, plan: WorkerPlan) -> None:
 
 
 def _open_far(folder: Path) -> Reader:
-    """The reader's lock goes with the process that held it, but perhaps a moment after it."""
+    """Open reader *far*. A killed process releases the reader's lock, but perhaps a moment later: wait for that."""
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
@@ -126,7 +126,7 @@ def _open_far(folder: Path) -> Reader:
 
 
 def consume(reader: Reader, folder: Path, name: str, plan: WorkerPlan) -> None:
-    """Get, note, commit, until the last line was seen, or all are put and none is left."""
+    """Get, note and commit items, until the last line was seen, or until all are put and none is left."""
     ledger = Ledger(folder / f"{name}.ledger")
     ledger.begin(0)
     note = _planted(ledger, plan) if name == FAR and plan.plant else _note(ledger)
@@ -134,7 +134,7 @@ def consume(reader: Reader, folder: Path, name: str, plan: WorkerPlan) -> None:
     saved = time.monotonic()
     seen = 0
     while seen < plan.lines:
-        was_done = put_is_done.exists()  # looked at before the queue: done, then empty, means the end
+        was_done = put_is_done.exists()  # checked before the get: first done and then empty means the end
         try:
             items = reader.get_many(plan.get_items, max_bytes=plan.batch_bytes, timeout=0.2)
         except QueueEmpty:
@@ -156,7 +156,7 @@ def _note(ledger: Ledger) -> Callable[[list[Item]], None]:
 
 
 def _planted(ledger: Ledger, plan: WorkerPlan) -> Callable[[list[Item]], None]:
-    """A reader that errs once, half-way, to show that the proof sees it."""
+    """A note with one error, halfway, to show that the proof finds it."""
     target = max(2, plan.lines // 2)
 
     def note(items: list[Item]) -> None:
@@ -178,7 +178,7 @@ def _planted(ledger: Ledger, plan: WorkerPlan) -> Callable[[list[Item]], None]:
 
 
 def _or_die(work: Callable[..., None], *args: object) -> None:
-    """Run a thread's work; the process does not outlive a failure of it."""
+    """Run a thread's work. If it fails, end the process."""
     try:
         work(*args)
     except BaseException:
@@ -188,7 +188,7 @@ def _or_die(work: Callable[..., None], *args: object) -> None:
 
 
 def _obey(finish: threading.Event) -> None:
-    """Wait for the parent's word on standard input; without a parent, go."""
+    """Wait for the parent's message on standard input. If the parent is gone, end the process."""
     if (
         os.read(0, len(FINISH)) == FINISH
     ):  # not sys.stdin: its lock, held by this thread, would stop the interpreter's exit
@@ -198,7 +198,7 @@ def _obey(finish: threading.Event) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Be the worker that ``argv`` says."""
+    """Run the worker that ``argv`` names."""
     role, folder = argv[0], Path(argv[1])
     finish = threading.Event()
     threading.Thread(target=_obey, args=(finish,), daemon=True).start()

@@ -1,1 +1,1 @@
-"""Micro-batches of what producers in the driver put, for a driver without a streaming query."""
+"""Micro-batches of items that producers in the driver put, for a driver without a streaming query."""

@@ -1,18 +1,19 @@
-"""The plan of a driver buffer's batch: which items batch n is made of. One small file beside the queue's.
+"""The plan of a driver buffer's batch: it says which items are in the batch. One small file beside the queue's files.
 
-Its name is that of the reader's checkpoint with ``batch`` for ``checkpoint``: ``jobs+audit.batch``. Integers are
+The file has the name of the reader's checkpoint, with ``batch`` for ``checkpoint``: ``jobs+audit.batch``. Integers are
 little-endian and unsigned:
 
-    | KSTRLBAT | version 2 | 0 (2) | spans 4 | queue_id 16 | batch_id 8 | spans x (first 8, last 8) | crc 4 | mark 4 |
+    | KSTRLBAT [8] | version u16 | 0 [2] | spans u32 | queue_id [16] | batch_id u64 |
+    | spans x (first u64, last u64) | crc u32 | mark u32 |
 
-The crc is CRC-32 of what is before it. The mark is the crc with all bits turned over: it is there when the batch is
+The crc is the CRC-32 of everything before it. The mark is the crc with all bits inverted. It is there when the batch is
 finished.
 
 Rules:
-1. A plan replaces the one before as a whole, and is on disk when ``save`` returns.
-2. The mark is written behind it, and no sync is waited for: what is lost with it, the reader's checkpoint says too.
-   No mark of another plan is taken for this one's: their crcs differ.
-3. What is not whole is damage: a plan is never written in place.
+1. A plan replaces the plan before as a whole, and is on disk when ``save`` returns.
+2. The mark is written after the plan, without a sync. If the mark is lost, the reader's checkpoint says the same. A
+   mark cannot belong to another plan, because the crcs of two plans differ.
+3. A plan that is not whole is damage, because a plan is never written in place.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _CRC = struct.Struct("<I")
 
 
 class BatchPlan(NamedTuple):
-    """Batch ``batch_id`` is these ids, as runs, rising and apart."""
+    """Batch ``batch_id`` and its ids. ``spans``: runs of ids, rising, with a gap between any two."""
 
     queue_id: bytes
     batch_id: int
@@ -48,7 +49,7 @@ class BatchPlan(NamedTuple):
 
 
 def spans_of(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Rising ids as runs."""
+    """Combine rising ids into runs."""
     spans: list[tuple[int, int]] = []
     for item_id in ids:
         if spans and item_id == spans[-1][1] + 1:
@@ -66,9 +67,9 @@ def encode_plan(plan: BatchPlan) -> bytes:
 
 
 def decode_plan(data: bytes, path: str) -> BatchPlan:
-    """Raises ``CorruptJournal`` and ``UnsupportedFormat``."""
+    """The plan in ``data``. Raises ``CorruptJournal``, ``UnsupportedFormat``."""
     if len(data) < _HEAD.size + _CRC.size or not data.startswith(_MAGIC):
-        raise CorruptJournal(path, 0, "this is no whole plan of a batch")
+        raise CorruptJournal(path, 0, "this is not a whole plan of a batch")
     _, version, _, count, queue_id, batch_id = _HEAD.unpack_from(data)
     if version > VERSION:
         raise UnsupportedFormat(path, version, VERSION)
@@ -81,7 +82,7 @@ def decode_plan(data: bytes, path: str) -> BatchPlan:
 
 
 class PlanFile:
-    """The file of one reader's plans. NOTE ON LOCKING: none of its own; one thread at a time uses it."""
+    """The file of one reader's plan. NOTE ON LOCKING: none of its own; one thread at a time uses it."""
 
     def __init__(self, directory: Directory, queue: str, reader: str) -> None:
         self._directory = directory
@@ -92,7 +93,7 @@ class PlanFile:
         return f"{self._directory.path}/{self.name}"
 
     def load(self) -> BatchPlan | None:
-        """The last plan that was saved, ``None`` if there never was one.
+        """The last plan that was saved; ``None`` if there never was one.
 
         Raises ``CorruptJournal``, ``UnsupportedFormat``, ``OSError``.
         """
@@ -106,11 +107,11 @@ class PlanFile:
             file.close()
 
     def save(self, plan: BatchPlan) -> None:
-        """Durable when this returns. Raises ``OSError``; then the file holds this plan or the one before."""
+        """Save a plan, durably. Raises ``OSError``; then the file has this plan or the plan before."""
         replace_file(self._directory, self.name, encode_plan(plan))
 
     def finish(self, plan: BatchPlan) -> BatchPlan:
-        """Leave the mark behind ``plan``, which was the last one saved; if that can't be done, it is not there."""
+        """Write the mark after ``plan``, which must be the last saved plan. An ``OSError`` leaves the mark out."""
         finished = plan._replace(finished=True)
         data = encode_plan(finished)
         with contextlib.suppress(OSError):

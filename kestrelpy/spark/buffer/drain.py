@@ -1,11 +1,11 @@
-"""Taking batches out of a reader: here, or on a thread while the batch before is processed.
+"""Takes batches from a reader: on the caller's thread, or on another thread while the batch before is processed.
 
 Rules:
-1. At most one batch is being taken. Its items are open reads; whoever gets the batch sees to it that each is committed,
-   aborted or given back.
-2. What raises on the way gives everything back first, as if it had never been taken.
-3. A batch is cut when it is full, or ``max_wait`` after its first item if somebody is waiting for it; as long as the
-   one before is processed, it goes on growing.
+1. At most one batch is being taken. Its items are open reads. The caller that gets the batch must commit, abort or give
+   back each of them.
+2. If taking a batch raises, all its items are given back first, as if they had never been taken.
+3. A batch is complete when it is full, or ``max_wait`` after its first item if the caller waits for it. While the batch
+   before is processed, it continues to grow.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SLICES = 20
-"""How often a batch that is not full is looked after while its ``max_wait`` runs."""
+"""How often, at least, a batch that is not full looks for more items during its ``max_wait``."""
 LONGEST_SLICE = 0.05
 
 
 class MicroBatch(NamedTuple):
-    """Open reads, in the order of their ids, and what ``process`` sees of them, or why it can't."""
+    """Open reads in the order of their ids, and their DataFrame for ``process``, or the error that prevents it."""
 
     items: list[Item]
     frame: DataFrame | None
@@ -39,39 +39,39 @@ class MicroBatch(NamedTuple):
 
 
 class Drain:
-    """Takes batches out of ``reader``, for one buffer. Not thread-safe, but for ``stop``."""
+    """Takes batches from ``reader``, for one buffer. Not thread-safe, except ``stop``."""
 
     def __init__(self, reader: Reader, rows: Rows, max_items: int, max_bytes: int, max_wait: float) -> None:
         self._reader = reader
         self._dispatcher = checkpointer_of(reader).dispatcher
         self._rows = rows
         self._limits = max_items, max_bytes, max_wait
-        self._wake = threading.Event()  # one of these three was set
+        self._wake = threading.Event()  # set when one of the next three flags is set
         self._stopping = self._hurried = False
-        self._wanted = True  # somebody waits for the batch that is being taken
+        self._wanted = True  # the caller waits for the batch that is being taken
         self._thread: threading.Thread | None = None
         self._result: MicroBatch | BaseException | None = None
 
     def restart(self) -> None:
-        """After ``stop``: batches take their time again."""
+        """Undo ``stop``: later batches may wait for more items again."""
         self._stopping = False
 
     def stop(self) -> None:
-        """The batch that is being taken, and all to come, are cut at once."""
+        """Complete the batch that is being taken, and all later batches, without waiting for more items."""
         self._stopping = True
         self._wake.set()
 
     def begin(self, timeout: float) -> None:
-        """Begin to take a batch, on a thread."""
+        """Begin to take a batch, on another thread."""
         self._wanted = False
         self._prepare()
         self._thread = threading.Thread(target=self._take_there, args=(timeout,), daemon=True)
         self._thread.start()
 
     def take(self, timeout: float | None) -> MicroBatch:
-        """The batch that was begun, or else one that is taken here: waits up to ``timeout`` seconds for its first item.
+        """The batch that ``begin`` has begun, or else a batch taken on this thread.
 
-        Raises what the reader raises.
+        Waits up to ``timeout`` seconds for its first item. Raises what the reader raises.
         """
         if self._thread is None:
             self._wanted = True
@@ -80,22 +80,23 @@ class Drain:
         return self._collected()
 
     def drop(self) -> None:
-        """Give back the batch that was begun, if one was."""
+        """Give back the batch that ``begin`` has begun, if there is one."""
         if self._thread is not None:
             self._hurried = True
             with contextlib.suppress(Exception):
                 self.give_back(self._collected().items)
 
     def give_back(self, items: Iterable[Item]) -> None:
-        """These were never taken. Those that are not open any more are let be."""
+        """Put items back as if they had never been taken. Items that are not open any more stay as they are."""
         for item in items:
             self._dispatcher.unget(item)
 
     def take_planned(self, plan: BatchPlan) -> MicroBatch:
-        """What is left of a batch that was planned before.
+        """The remaining items of a batch that was planned earlier.
 
-        Its ids come in order, ahead of all that was never taken: what is behind them says that no more of them come.
-        Raises ``KestrelError`` if one of them is in other hands, and what the reader raises.
+        The reader delivers them in the order of ids, before all items that were never taken. So an item with a later id
+        shows that no more items of the batch will come. Raises ``KestrelError`` if another consumer has taken one of
+        the items, and what the reader raises.
         """
         planned, last_id = set(plan.ids()), plan.spans[-1][1]
         hand: list[Item] = []
@@ -110,8 +111,8 @@ class Drain:
         return self._batch(found)
 
     def _take_up_to(self, last_id: int, count: int, hand: list[Item]) -> None:
-        """Take until ``hand`` has an item of that id or behind it, or nothing is there. A separate function, as
-        ``_among``: docs/interrupts.md, rule 3.
+        """Take items until ``hand`` has an item with id ``last_id`` or later, or no item is there. A separate function,
+        as ``_among``: docs/interrupts.md, rule 3.
         """
         with contextlib.suppress(QueueEmpty):
             self._take_on(last_id, count, hand)
@@ -126,7 +127,7 @@ class Drain:
             progress, visible_id = backlog.progress, source.visible_id
             missed = next((each for each in ids if each <= visible_id and not progress.is_done(each)), None)
         if missed is not None:
-            raise KestrelError(f"item {missed} of batch {plan.batch_id} was taken by somebody else than its buffer")
+            raise KestrelError(f"item {missed} of batch {plan.batch_id} was taken by another consumer than its buffer")
 
     # -- one batch ---------------------------------------------------------------------------------------------------
 
@@ -178,7 +179,7 @@ class Drain:
                 more = self._reader.get_many(max_items - len(items), max_bytes=max_bytes - size, timeout=0)
                 items += more
                 size += sum(len(item.data) for item in more)
-        if size > max_bytes and len(items) > 1:  # a get takes one at least
+        if size > max_bytes and len(items) > 1:  # a get takes at least one item
             self.give_back([items.pop()])
 
     def _batch(self, items: list[Item]) -> MicroBatch:

@@ -1,22 +1,23 @@
-"""``DriverBuffer``: what producers in the driver put becomes micro-batches, each of them once or more with the same id.
+"""``DriverBuffer``: items that producers in the driver put become micro-batches, delivered at least once each.
 
 Rules:
-1. What is in the queue is durable; a batch is a claim on it. Before ``process`` sees batch n its items are on disk, and
-   then its plan, the exact ids (``_batch_plan``). So after a crash of whatever kind it is the same batch again.
-2. The ids of a batch are committed by one ``commit_many``: every state that the reader saves has all of them or none.
+1. The items of the queue are durable, and a batch is a claim on some of them. Before ``process`` sees batch n, first
+   its items and then its plan (the exact ids, see ``batch_plan``) are on disk. So after any crash the same batch comes
+   again, with the same id.
+2. One ``commit_many`` commits all ids of a batch. So every checkpoint of the reader has all of them or none.
 3. The plan of batch n + 1 is saved only when the commit of batch n is known to be on disk. So there is one plan at a
-   time, and it is of the only batch whose commit may be missing.
-4. A plan without its mark, of which the reader says that all is done, is finished; that is made durable first, as the
-   reader's word may be in the page cache alone, left there by a process that was killed.
-5. While batch n is processed, the items of the next one are taken (``_drain``) and not planned. If batch n fails, they
-   go back as if they had never been taken; the items of batch n go back as aborted, and come first.
+   time, and only its batch may lack a commit.
+4. A plan may have no mark although the reader says that all its items are done. Then its batch is finished, but the
+   reader's checkpoint is made durable first: a process that was killed may have left it in the page cache only.
+5. While batch n is processed, the items of the next batch are taken (see ``drain``) but not planned. If batch n fails,
+   these items go back as if they had never been taken. The items of batch n go back as aborted, and come first.
 
-A batch that comes again lacks what is not there any more: items that expired since, that an ``on_abort`` hook took,
-that a flush or a seek passed over. It never has an item more.
+A batch that comes again does not have the items that are gone by then: items that have expired, that an ``on_abort``
+hook took, or that a flush or a seek skipped. It never has additional items.
 
 NOTE ON LOCKING: a step (taking a batch, processing it, committing it) is made by the one thread that has claimed the
-reader in ``_claimed``, without a lock. ``_changed`` is for those who wait for a step to end; the reader's lock may be
-asked for while it is held.
+reader in ``_claimed``, without a lock. ``_changed`` is for threads that wait for a step to end. A thread that holds it
+may take the reader's lock.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ __all__ = ["DriverBuffer", "UndecodableItem"]
 Process = Callable[["DataFrame", int], object]
 
 IDLE = 0.1
-"""Seconds: how long a look for the first item of a batch takes; ``stop()`` waits for it."""
+"""How long the thread waits for the first item of a batch before it looks at ``stop()`` again, in seconds."""
 _claiming = threading.Lock()
 _claimed: weakref.WeakSet[Reader] = weakref.WeakSet()  # guarded by _claiming
 
 
 def _reset_after_fork() -> None:
-    """In a forked child: another thread of the parent may have held the lock, and will never release it here."""
+    """In a forked child: make a new lock. Another thread of the parent may have held the old one, and is not here."""
     global _claiming, _claimed
     _claiming, _claimed = threading.Lock(), weakref.WeakSet()
 
@@ -64,30 +65,31 @@ reset_after_fork(_reset_after_fork)
 
 
 class DriverBuffer:
-    """Micro-batches out of a queue of this process: ``process(df, batch_id)`` is called with one after the other.
+    """Delivers the items of a queue of this process in micro-batches: calls ``process(df, batch_id)`` for each.
 
-    ``queue_or_reader``: a ``JournaledQueue``, whose default reader is drained, or a ``Reader`` (also one of
-    ``open_reader``). The buffer must be the only one who takes from it. ``process`` is called on the buffer's own
-    thread; if it returns, the batch is committed, durably; if it raises, all its items are aborted (``error_count``
-    + 1) and the same batch comes again, after ``backoff[0]`` seconds, then twice as many each time, at most
-    ``backoff[1]``.
+    ``queue_or_reader``: a ``JournaledQueue``, whose default reader is drained, or a ``Reader`` (also one from
+    ``open_reader``). The buffer must be the only consumer of that reader. ``process`` is called on the buffer's own
+    thread. If ``process`` returns, the batch is committed, durably. If it raises, all items of the batch are aborted
+    (``error_count`` + 1), and the same batch comes again after ``backoff[0]`` seconds. The pause doubles with each
+    failure, up to ``backoff[1]``.
 
     **Batch ids** begin at 0 and rise by one. After a crash, a batch whose commit was not on disk comes again with the
-    same id and the same items (but for those that expired since), before any other. So whoever remembers the last
-    batch id with what it wrote, or overwrites by batch id, has every item exactly once. The last plan is in the file
-    ``QUEUE+READER.batch`` beside the queue's; ``erase()`` of the queue leaves it, so that ids go on if the queue is
-    made again. Stop the buffer before you ``seek``.
+    same id and the same items (except items that have expired), before any other batch. So code that stores the last
+    batch id with its results, or that overwrites by batch id, has every item exactly once. The last plan is in the file
+    ``QUEUE+READER.batch`` beside the queue's files. ``erase()`` of the queue leaves this file, so batch ids continue if
+    the queue is made again. Stop the buffer before you ``seek``.
 
-    A batch has at most ``max_items`` items and ``max_bytes`` of data (one item, if that is larger), and is cut when
-    ``max_wait`` seconds have passed since its first item was taken and the one before is done with. Two are in memory
-    at most: the one being processed, and the next one, which is taken meanwhile.
+    A batch has at most ``max_items`` items and ``max_bytes`` of data; an item that is larger is a batch alone. A batch
+    is complete when it is full, or when ``max_wait`` seconds have passed since its first item was taken and the batch
+    before is done. At most two batches are in memory: the one that is processed, and the next one, which is taken
+    meanwhile.
 
     **Columns**: ``id bigint, added timestamp, expires timestamp, error_count int``, then ``data binary``. With a
     ``codec`` (or a ``schema`` and the queue's own codec) the data is decoded: into the columns of ``schema`` (a
-    ``StructType`` or its DDL; values are dicts or tuples), or into one column ``value`` without a schema. A column of
-    the schema hides the item's column of its name. What cannot be decoded is ``UndecodableItem``, and fails its batch
-    as ``process`` does: to keep going, let a ``ReaderConfig(on_abort=...)`` take items of too high an
-    ``error_count``, or decode in Spark.
+    ``StructType`` or its DDL; values are dicts or tuples), or without a schema into one column ``value``. A column of
+    the schema replaces a column of the item with the same name. Data that cannot be decoded raises ``UndecodableItem``
+    and fails its batch, as ``process`` does. To continue after such an item, let a ``ReaderConfig(on_abort=...)`` take
+    items with a high ``error_count`` (dead letters), or decode in Spark.
 
     Thread-safe. Raises ``ValueError`` for an option out of range or a reader that has a buffer already, and what
     ``JournaledQueue.reader`` raises.
@@ -107,9 +109,13 @@ class DriverBuffer:
         backoff: tuple[float, float] = (0.1, 30.0),
     ) -> None:
         if max_items < 1 or not 1 <= max_bytes <= 1 << 30:
-            raise ValueError(f"max_items is at least 1 and max_bytes 1 to 1 GiB, not {max_items!r} and {max_bytes!r}")
+            raise ValueError(
+                f"max_items must be at least 1, and max_bytes 1 to 1 GiB, not {max_items!r} and {max_bytes!r}"
+            )
         if not max_wait >= 0 or not 0 <= backoff[0] <= backoff[1]:
-            raise ValueError(f"max_wait and backoff are seconds, the longest last, not {max_wait!r} and {backoff!r}")
+            raise ValueError(
+                f"max_wait must be seconds, and backoff two rising numbers of seconds, not {max_wait!r} and {backoff!r}"
+            )
         reader = queue_or_reader.reader() if isinstance(queue_or_reader, JournaledQueue) else queue_or_reader
         if not isinstance(reader, Reader):  # a WorkQueue, say: its jobs are reserved through sessions
             raise TypeError(f"a DriverBuffer drains a JournaledQueue or one of its readers, not {queue_or_reader!r}")
@@ -131,26 +137,26 @@ class DriverBuffer:
         self.batches = 0
         """How many batches this object has committed."""
         self.failures = 0
-        """How many times a batch could not be taken, processed or committed."""
+        """How many times taking, processing or committing a batch failed."""
         self.error: BaseException | None = None
-        """Why the last try failed, or what has ended the buffer; ``None`` when a batch was committed since."""
+        """The error of the last failure, or the error that ended the buffer; ``None`` once a batch was committed."""
 
     # -- running -----------------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
-        """Whether its thread is at work: from ``start()`` until ``stop()``, or until the reader is of no use."""
+        """True while the thread runs: from ``start()`` until ``stop()``, or until the reader becomes unusable."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def batch_id(self) -> int | None:
-        """The id of the last batch that was planned, ``None`` before the first."""
+        """The id of the last batch that was planned; ``None`` before the first."""
         return self._plan.batch_id if self._plan is not None else None
 
     def start(self) -> DriverBuffer:
-        """Begin to take and process batches, on a thread; returns this object.
+        """Start to take and process batches, on a thread of the buffer. Returns this object.
 
-        Raises ``RuntimeError`` if it runs already, ``ValueError`` if another buffer drains the same reader.
+        Raises ``RuntimeError`` if the buffer runs already, ``ValueError`` if another buffer drains the same reader.
         """
         with self._changed:
             if self.running:
@@ -169,11 +175,11 @@ class DriverBuffer:
         return self
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Let the batch in hand be finished, committed or aborted, take no other, and return whether it is.
+        """Stop after the current batch: it is still committed or aborted. Returns true if the thread has ended.
 
-        Waits ``timeout`` seconds at most (``None``: as long as ``process`` takes); on false the batch goes on, and
-        ``stop`` may be called again. What is unread stays in the queue. Idempotent. ``process`` may call it: it
-        returns false at once.
+        Waits at most ``timeout`` seconds (``None``: as long as ``process`` takes). If this returns false, the batch is
+        still being processed, and ``stop`` may be called again. Unread items stay in the queue. Idempotent. ``process``
+        may call ``stop``, which then returns false at once.
         """
         self._stopping.set()
         self._drain.stop()
@@ -185,9 +191,9 @@ class DriverBuffer:
         return thread is None or not thread.is_alive()
 
     def wait_idle(self, timeout: float | None = None) -> bool:
-        """Return true as soon as nothing is unread, in hand or uncommitted; false if that took ``timeout`` seconds.
+        """Return true as soon as no item is unread, open or uncommitted, and false if ``timeout`` seconds pass first.
 
-        Raises what has ended the buffer, and ``RuntimeError`` if it does not run and there is something left.
+        If the buffer does not run and items are left, raises the error that ended the buffer, or ``RuntimeError``.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -204,10 +210,10 @@ class DriverBuffer:
             raise self.error or RuntimeError("this buffer is not running, and items are left")
 
     def run_once(self, timeout: float | None = 0) -> int:
-        """Take one batch and process it on this thread; returns how many items it had, 0 if none came in time.
+        """Take one batch and process it on this thread. Returns its number of items, 0 if no item came in time.
 
-        Waits up to ``timeout`` seconds for the first item. Raises what ``process`` raises, after the batch was
-        aborted, and then comes again at the next call; ``RuntimeError`` if the buffer runs.
+        Waits up to ``timeout`` seconds for the first item. If ``process`` raises, aborts the batch and raises the same
+        error; the next call gets the same batch. Raises ``RuntimeError`` if the buffer runs.
         """
         with self._changed:
             if self.running:
@@ -225,7 +231,7 @@ class DriverBuffer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stops. Raises what has ended the buffer before that, if the block raised nothing itself."""
+        """Stop. If an error ended the buffer before, and the block raised nothing, raise that error."""
         ended = not self.running
         self.stop()
         if ended and error is None and self.error is not None:
@@ -245,14 +251,14 @@ class DriverBuffer:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        """The thread."""
+        """The buffer's thread: batch after batch, with a pause after a failure."""
         pause = 0.0
         try:
             while not self._stopping.is_set():
                 try:
                     taken = self._tried(IDLE, ahead=True)
                 except Exception:
-                    if self._dispatcher.broken is not None:  # it is of no use any more
+                    if self._dispatcher.broken is not None:  # the reader is not usable any more
                         break
                     if pause == 0.0:
                         _logging.warning(
@@ -282,9 +288,9 @@ class DriverBuffer:
         return taken
 
     def _step(self, timeout: float | None, *, ahead: bool) -> int:
-        """One batch, up to its durable commit; returns how many items. What raises leaves no read of it open.
+        """Do one batch, up to its durable commit. Returns its number of items. After an error no item of it is open.
 
-        ``ahead``: the next one is taken meanwhile.
+        ``ahead``: take the next batch meanwhile.
         """
         self._finish_plan()
         batch = self._next(timeout)
@@ -300,7 +306,7 @@ class DriverBuffer:
         try:
             if batch.objection is not None:
                 raise batch.objection
-            self._process(batch.frame, plan.batch_id)  # type: ignore[arg-type]  # there is one or the other
+            self._process(batch.frame, plan.batch_id)  # type: ignore[arg-type]  # there is a frame or an objection
             self._commit(batch.items, plan)
         except BaseException:
             self._drain.drop()
@@ -312,17 +318,17 @@ class DriverBuffer:
         return len(batch.items)
 
     def _commit(self, items: list[Item], plan: BatchPlan) -> None:
-        self._is_unfinished = True  # before the items are gone: somebody may be waiting for that
+        self._is_unfinished = True  # set before the items are committed, for wait_idle()
         try:
             self._reader.commit_many(items)
         except BaseException as error:
             self._is_unfinished = False
-            if isinstance(error, UnknownItem):  # the reader was moved meanwhile: what is left of it comes as another
+            if isinstance(error, UnknownItem):  # the reader was moved meanwhile: items left over come in another batch
                 self._plan = self._file.finish(plan)
             raise
 
     def _next(self, timeout: float | None) -> MicroBatch:
-        """The batch that was planned and not finished, if there is one, or else a new one."""
+        """The batch that is planned and not finished, if there is one; else a new batch."""
         plan = self._plan
         if plan is not None and not plan.finished:
             batch = self._drain.take_planned(plan)
@@ -333,7 +339,7 @@ class DriverBuffer:
         return self._drain.take(timeout)
 
     def _planned(self, batch: MicroBatch) -> BatchPlan:
-        """Rules 1 and 3."""
+        """The plan of ``batch``; a new plan is saved first (rules 1 and 3)."""
         plan = self._plan
         if plan is not None and not plan.finished:
             return plan
@@ -344,13 +350,13 @@ class DriverBuffer:
         try:
             self._file.save(plan)
         except OSError:
-            self._dispatcher.backlog.check_usable()  # who closes the queue meanwhile closes its folder
+            self._dispatcher.backlog.check_usable()  # closing the queue meanwhile closes its folder
             raise
         self._plan = plan
         return plan
 
     def _finish_plan(self) -> None:
-        """The commit before is on disk, and the plan that it finished says so (rule 3)."""
+        """Make the last commit durable, if it may not be on disk, and mark its plan as finished (rule 3)."""
         if not self._loaded:
             self._load()
         if self._is_unfinished:
@@ -362,10 +368,10 @@ class DriverBuffer:
     def _load(self) -> None:
         plan = self._file.load()
         if plan is not None and plan.queue_id != self._dispatcher.source.queue_id:
-            plan = plan._replace(finished=True)  # another queue's that had this name: only its number counts
+            plan = plan._replace(finished=True)  # of another queue of this name: only its number counts
         self._plan, self._loaded = plan, True
 
     def _abort(self, items: Iterable[Item]) -> None:
         for item in items:
-            with contextlib.suppress(KestrelError):  # the reader was moved or closed: what is not done comes again
+            with contextlib.suppress(KestrelError):  # the reader was moved or closed: items not done come again
                 self._reader.abort(item)

@@ -1,8 +1,8 @@
-"""Items as Arrow tables: what a driver buffer makes DataFrames of.
+"""Turns items into Arrow tables, from which a driver buffer makes DataFrames.
 
-The columns are ``id``, ``added``, ``expires`` and ``error_count``, and then the data: ``data`` as it is; with a codec
-``value``, of the type that Arrow finds it to be; with a schema the columns of that. A column of the schema takes the
-place of one of the item's that has its name.
+The columns are ``id``, ``added``, ``expires`` and ``error_count``, and then the data. Without a codec and a schema, the
+data is the column ``data``, as it is. With a codec, it is the column ``value``, of the type that Arrow infers. With a
+schema, it is the columns of the schema. A column of the schema replaces a column of the item with the same name.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 _INSTANT = pa.timestamp("us", tz="UTC")
 _MOST_ERRORS = (1 << 31) - 1
 LAST_MS = 253_402_300_799_999
-"""The last millisecond of the year 9999. Spark counts further, but nobody can look at what is later."""
+"""The last millisecond of the year 9999. Spark can store later times, but Python cannot show them."""
 
 
 class UndecodableItem(KestrelError, ValueError):
-    """The codec, or the schema, refuses the data of item ``item_id``, or of one of those from it to ``last_id``."""
+    """The codec or the schema refuses the data of an item: one of the items ``item_id`` to ``last_id``."""
 
     def __init__(self, item_id: int, last_id: int, cause: Exception) -> None:
         which = f"item {item_id}" if item_id == last_id else f"one of the items {item_id} to {last_id}"
@@ -37,7 +37,7 @@ class UndecodableItem(KestrelError, ValueError):
 
 
 class Rows:
-    """How the items of one buffer become DataFrames."""
+    """Turns the items of one buffer into DataFrames."""
 
     def __init__(self, spark: SparkSession, schema: st.StructType | str | None, codec: Codec | None) -> None:
         self._spark = spark
@@ -51,11 +51,11 @@ class Rows:
             self._names, self._type = self._schema.names, to_arrow_type(self._schema, timezone="UTC")
 
     def frame(self, items: Sequence[Item]) -> DataFrame:
-        """Raises ``UndecodableItem``."""
+        """The items as a DataFrame. Raises ``UndecodableItem``."""
         return self._spark.createDataFrame(self.table(items))
 
     def table(self, items: Sequence[Item]) -> pa.Table:
-        """Raises ``UndecodableItem``."""
+        """The items as an Arrow table. Raises ``UndecodableItem``."""
         columns: dict[str, Any] = {
             "id": pa.array([item.id for item in items], pa.int64()),
             "added": instants([item.added_ms for item in items]),
@@ -88,12 +88,15 @@ def _struct(schema: st.StructType | str | None) -> st.StructType | None:
         return schema
     parsed = st.DataType.fromDDL(schema)
     if not isinstance(parsed, st.StructType):
-        raise ValueError(f"a schema has columns with names, not {schema!r}")
+        raise ValueError(f"schema must have columns with names, such as 'a int, b string', not {schema!r}")
     return parsed
 
 
 def instants(milliseconds: Sequence[int | None]) -> Any:
-    """Instants for Spark: microseconds, UTC; ``None`` where there is none, and none after the year 9999."""
+    """Milliseconds as an Arrow column of timestamps for Spark: microseconds, UTC.
+
+    ``None`` becomes null. A time after the year 9999 becomes the last millisecond of that year.
+    """
     if all(ms is None for ms in milliseconds):
         return pa.nulls(len(milliseconds), _INSTANT)
     return pa.array([None if ms is None else min(ms, LAST_MS) * 1000 for ms in milliseconds], pa.int64()).cast(_INSTANT)

@@ -1,8 +1,8 @@
-"""One archived segment, read through pyarrow: a closed one, all of it, or ``CorruptJournal``.
+"""Reads one archived segment through pyarrow: all items of a closed segment, or ``CorruptJournal``.
 
 Rules:
-1. Only a segment whose header and footer are whole is read, and only up to where the footer says that its frames end.
-2. Its items are due from the footer's first id to its last: fewer, or others, are damage.
+1. A segment is read only if its header and footer are whole, and only up to the end of its frames by the footer.
+2. The segment must have the items from the footer's first id to its last id. Missing or other items are damage.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kestrelpy.spark.read.columns import Columns
 from kestrelpy.spark.read.decode import decode
 
 BLOCK_BYTES = 4 << 20
-"""How much one read asks for."""
+"""The size of one read."""
 
 
 def queue_of(name: str) -> str | None:
-    """The queue that a file of an archive is a segment of; ``None`` if it is none, or is not whole yet."""
+    """The queue to which a segment in an archive belongs; ``None`` if the file is no segment, or not whole yet."""
     owner = file_names.parse_owner(name)
     if owner is None or owner[1] or file_names.is_new(name) or file_names.parse_segment(name, owner[0]) is None:
         return None
@@ -32,8 +32,9 @@ def queue_of(name: str) -> str | None:
 
 
 def segments_of(names: Iterable[str], where: str) -> list[str]:
-    """The segments among a folder's ``names``. Raises ``WrongKind`` if one is of a work queue: its records are
-    of jobs that live, and no items.
+    """The segments among a folder's ``names``.
+
+    Raises ``WrongKind`` if a segment belongs to a work queue: its records are about live jobs, and are no items.
     """
     names = set(names)
     found = {name: queue for name in sorted(names) if (queue := queue_of(name)) is not None}
@@ -72,13 +73,14 @@ class Archived:
 
     @property
     def identity(self) -> str:
-        """Of this segment and no other, whatever it is called: names are given anew when a queue is erased."""
+        """A name that only this segment has. File names are used again after a queue was erased."""
         header = self.header
         return f"{self.queue}.{header.number:013d}.{header.queue_id.hex()}{header.marker:08x}"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All items, in the order of ids, with the columns of the format. Raises ``CorruptJournal``, ``OSError``, and
-        ``ValueError`` for an item of 2 GiB or more.
+        """Yield all items, in the order of ids, with the columns of the format.
+
+        Raises ``CorruptJournal``, ``OSError``, and ``ValueError`` for an item that is too large for a cell (2 GiB).
         """
         columns = Columns(self.queue, self._name, {})
         offset, due, end, want = fmt.HEADER_BYTES, self.footer.first_id, self.footer.records_end, BLOCK_BYTES
@@ -98,5 +100,5 @@ class Archived:
 
 
 def _claimed(data: bytes, offset: int) -> int:
-    """How long the frame at ``offset`` says it is, as far as ``data`` has that."""
+    """The size that the frame at ``offset`` claims for itself, or 0 if ``data`` ends before its length field."""
     return fmt.FRAME_BYTES + int.from_bytes(data[offset + 4 : offset + 8], "little") if offset + 8 <= len(data) else 0

@@ -1,18 +1,19 @@
 """The archive lake: archived segments as Parquet, partitioned by queue and day.
 
 Rules:
-1. A segment's rows are in files whose names follow from its identity (queue, number, the queue's random id, the
-   segment's random marker), one for each day. Whoever converts it again, at the same time too, replaces each by one
-   with the same rows. So a segment's rows are there once at most, whatever was killed.
-2. A note of a segment, ``_kestrel/notes/IDENTITY.json`` with counts and digests, is written when its files are on disk.
-   What has a note is converted, and is not again; a segment without one may have some of its files there.
-3. A segment is deleted only after the files that its note names were read back and have the counts and digests of it.
-   They were made of items whose checksums were right.
-4. A segment that is damaged leaves no note, and is never deleted.
+1. A segment's rows are in one file for each day. The names of these files follow from the segment's identity: queue,
+   number, the queue's random id, the segment's random marker. A second conversion, even at the same time, replaces each
+   file by a file with the same rows. So a segment's rows are there at most once, whatever was killed.
+2. When all files of a segment are on disk, a note is written: ``_kestrel/notes/IDENTITY.json``, with counts and
+   digests. A segment with a note is converted, and is not converted again. A segment without a note may have some of
+   its files there.
+3. A segment is deleted only after the files that its note names were read back and have the counts and digests of the
+   note. These files were made from items whose checksums were right.
+4. A damaged segment gets no note, and is never deleted.
 
-The names are what is committed, and not a list of files that all runs share: no run has to wait for another or to clean
-up after it, and an object store needs no rename. The price is a file for each segment and day; Spark reads many small
-ones in one task.
+The names of the files are the commit; the runs share no list of files. So no run has to wait for another run or to
+clean up after it, and an object store needs no rename. The price is one file for each segment and day. Spark reads many
+small files in one task.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ LAKE_SCHEMA = (
     "id bigint, added timestamp, expires timestamp, error_count int, data binary, segment string, "
     "queue string, day date"
 )
-"""For ``spark.read.schema(LAKE_SCHEMA).parquet(target)``. Without it Spark guesses the types of ``queue`` and ``day``:
-a queue called ``007`` becomes a number.
+"""The schema for ``spark.read.schema(LAKE_SCHEMA).parquet(target)``. Without it Spark guesses the types of ``queue``
+and ``day``, and a queue called ``007`` becomes a number.
 """
 NOTES = "_kestrel/notes"
 BESIDE = "_kestrel/tmp"
@@ -58,10 +59,11 @@ _RESULT = (
 
 @dataclass(frozen=True)
 class LakeSummary:
-    """What one run did. ``segments``, ``items``, ``data_bytes``: converted by it; ``file_bytes``: their Parquet files.
+    """What one run did. ``segments``, ``items``, ``data_bytes``: what it converted.
 
-    ``known``: segments that were converted before. ``deleted``: those that were verified and deleted, now or before
-    converted. ``damaged``: what was skipped, as errors that name file, offset and reason.
+    ``file_bytes``: the size of the new Parquet files. ``known``: segments that were converted before. ``deleted``:
+    segments that were verified and deleted, whether converted by this run or before. ``damaged``: the skipped segments,
+    as errors that name file, offset and reason.
     """
 
     segments: int = 0
@@ -74,7 +76,7 @@ class LakeSummary:
 
 
 class _Found(NamedTuple):
-    """What became of one segment. ``outcome``: ``converted``, ``known``, ``damaged``, ``unsupported``, ``gone``."""
+    """The result for one segment. ``outcome``: ``converted``, ``known``, ``damaged``, ``unsupported``, ``gone``."""
 
     name: str
     outcome: str
@@ -97,23 +99,23 @@ def archive_to_parquet(
     archive_filesystem: Any = None,
     target_filesystem: Any = None,
 ) -> LakeSummary:
-    """Convert what is new in an archive to Parquet files ``target/queue=QUEUE/day=YYYY-MM-DD/*.parquet``.
+    """Convert the new segments of an archive to Parquet files ``target/queue=QUEUE/day=YYYY-MM-DD/*.parquet``.
 
-    When it returns, every closed segment that was in the archive when it began is in ``target``, on disk, each of its
-    rows once; so it is after a run that was killed at any point and another one that returned. What was converted
-    before is not read again. The columns are those of ``LAKE_SCHEMA``; ``day`` is of ``added``, UTC; ``error_count`` is
-    0, as an archive does not have that. Runs may overlap.
+    When this returns, every closed segment that was in the archive at the start is in ``target``, on disk, with each of
+    its rows once. The same holds if a run was killed at any point and a later run returned. Segments that were
+    converted before are not read again. The columns are those of ``LAKE_SCHEMA``. ``day`` is the day of ``added``, UTC.
+    ``error_count`` is 0, because an archive has no error counts. Runs may overlap.
 
     ``archive_dir`` and ``target`` are paths or URIs (``file://``, ``s3://``, ``gs://``, ``hdfs://``) that all executors
     can reach, or paths on a ``pyarrow.fs.FileSystem``. ``delete``: delete segments from the archive, new and known
-    ones, after their rows were read back from ``target`` and have the counts and digests that they were written with; a
-    segment whose files do not is converted once more first. ``on_corruption="skip"`` reports damaged segments in the
-    summary; else, after all others were converted, the first is raised.
+    ones, after their rows were read back from ``target`` and have the counts and digests with which they were written.
+    If a segment's files do not have them, the segment is first converted again. ``on_corruption="skip"`` reports
+    damaged segments in the summary. Otherwise this raises the first one, after it has converted all other segments.
 
-    Raises ``WrongKind`` for a folder with a work queue, ``CorruptJournal``, ``UnsupportedFormat``, ``OSError``
-    (``FileNotFoundError`` for no such archive, ``FilesNotSeen`` where executors see another archive or lake than the
-    driver: then nothing is deleted), ``ValueError``; what fails in a task, as Spark raises it. Cost: what is new is
-    read once, by one task a segment, whose Parquet files it has in memory.
+    Raises ``WrongKind`` for a folder with a work queue, ``CorruptJournal``, ``UnsupportedFormat``, ``ValueError``,
+    ``OSError``: ``FileNotFoundError`` if there is no such archive, ``FilesNotSeen`` if executors see another archive or
+    lake than the driver (then nothing is deleted). A failure in a task is raised as Spark raises it. Cost: each new
+    segment is read once, by one task, which has the segment's Parquet files in memory.
     """
     if on_corruption not in ("raise", "skip"):
         raise ValueError(f"on_corruption must be 'raise' or 'skip', not {on_corruption!r}")
@@ -153,8 +155,9 @@ def _run(spark: SparkSession, job: _Job, names: list[str]) -> list[_Found]:
 
 
 def _check_seen(archive: Store, lake: Store, found: list[_Found]) -> None:
-    """Raise ``FilesNotSeen`` if a task has worked on another archive or lake than the driver sees: what it did not find
-    was not deleted, and what it has written is not there.
+    """Raise ``FilesNotSeen`` if a task worked on another archive or lake than the driver sees.
+
+    Then a segment that the task did not find was not deleted, or a file that the task wrote is not there.
     """
     notes, there = set(lake.names(NOTES)), set(archive.names())
     for each in found:
@@ -167,14 +170,14 @@ def _check_seen(archive: Store, lake: Store, found: list[_Found]) -> None:
 
 
 def _known_as(name: str) -> str:
-    """How the note of a segment begins that is in a file of this name, as far as the name says it."""
+    """The start of the name of a segment's note, as far as it follows from the name of the segment's file."""
     queue = queue_of(name)
     assert queue is not None
     return f"{NOTES}/{queue}.{file_names.parse_segment(name, queue):013d}."
 
 
 def _work(job: _Job, names: list[str], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task: the segments of these numbers."""
+    """One task: convert the segments with these numbers, which are indices into ``names``."""
     for batch in numbers:
         for number in batch.column(0).to_pylist():
             row = job.found(names[number])._asdict()
@@ -190,7 +193,7 @@ _RESULT_SCHEMA = pa.schema(
 
 
 class _Job(NamedTuple):
-    """What every task knows: where from, where to, the notes that were there, and whether it must verify."""
+    """What every task gets: the archive, the lake, the notes that exist, and whether it must verify."""
 
     archive: Store
     lake: Store
@@ -198,7 +201,7 @@ class _Job(NamedTuple):
     verifies: bool
 
     def found(self, name: str) -> _Found:
-        """Convert the segment in this file, unless that was done. Raises ``OSError``."""
+        """Convert the segment in this file, unless it is converted already. Raises ``OSError``."""
         path = f"{self.archive.name}/{name}"
         try:
             with self.archive.open(name) as file:
@@ -217,7 +220,7 @@ class _Job(NamedTuple):
             return _Found(name, "known")
         days, file_bytes = self._convert(segment, note)
         if self.verifies and not self._is_there(segment, days):
-            raise OSError(f"what was written of {name} to {self.lake.name} does not read back")
+            raise OSError(f"the Parquet data of {name} in {self.lake.name} does not read back as it was written")
         items, data_bytes = sum(each.items for each in days), sum(each.data_bytes for each in days)
         return _Found(name, "converted", items, data_bytes, file_bytes, note=note)
 
@@ -236,14 +239,14 @@ class _Job(NamedTuple):
         return days, file_bytes
 
     def _days(self, note: str) -> list[DayFile] | None:
-        """What a note says; ``None`` if it is not whole."""
+        """The contents of a note; ``None`` if the note is not whole."""
         try:
             return [DayFile(**day) for day in json.loads(self.lake.read(note))["days"]]
         except (ValueError, KeyError, TypeError):
             return None
 
     def _is_there(self, segment: Archived, days: list[DayFile] | None) -> bool:
-        """Whether these are all rows of the segment, and the lake has them."""
+        """True if ``days`` has all rows of the segment, and the lake has these rows."""
         footer = segment.footer
         said = (footer.items, footer.data_bytes)
         if days is None or said != (sum(day.items for day in days), sum(day.data_bytes for day in days)):

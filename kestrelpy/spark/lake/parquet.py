@@ -1,7 +1,7 @@
-"""One segment as Parquet files, one for each day, and a digest that says the same of both.
+"""One segment as Parquet files, one file for each day, and a digest that is the same for the rows and for the file.
 
-A file has the columns of ``COLUMNS``; queue and day are in its path, ``queue=jobs/day=2026-01-31/NAME.parquet``, as
-Spark and others know them.
+A file has the columns of ``COLUMNS``. The queue and the day are in its path, in the form that Spark and other tools
+read: ``queue=jobs/day=2026-01-31/NAME.parquet``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 COLUMNS = ("id", "added", "expires", "error_count", "data", "segment")
 ROWS = 128 << 10
-"""Rows of a row group, at most: what a reader of the file has in memory at a time."""
+"""The most rows of a row group. A reader of the file has one row group in memory at a time."""
 _DAY_US = 86_400_000_000
 _EPOCH = datetime.date(1970, 1, 1)
 _LAST_DAY = (datetime.date.max - _EPOCH).days
@@ -26,7 +26,7 @@ _NEVER = -(1 << 63)
 
 
 class DayFile(NamedTuple):
-    """What is known of the rows of one day of a segment."""
+    """The counts and the digest of a segment's rows of one day."""
 
     day: str
     items: int
@@ -35,7 +35,7 @@ class DayFile(NamedTuple):
 
 
 class Digest:
-    """Ids, instants and data of rows, in their order, however they are cut into batches."""
+    """A digest of the ids, times and data of rows, in their order. It does not depend on the cut into batches."""
 
     def __init__(self) -> None:
         self.items = 0
@@ -66,7 +66,7 @@ class Digest:
 
 
 class DayWriter:
-    """The Parquet file of one day, in memory: an upload or a rename makes it whole."""
+    """Writes the Parquet file of one day, in memory. So it can be stored as a whole, by one upload or one rename."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._sink = pa.BufferOutputStream()
@@ -101,7 +101,7 @@ class DayWriter:
 
 
 def by_day(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows by the day they were added, UTC; of each day in their order."""
+    """Split batches by the day on which the rows were added, UTC. The rows of a day stay in order."""
     for batch in batches:
         days = np.asarray(batch.column("added").cast(pa.int64())) // _DAY_US
         rows = batch.select(COLUMNS)
@@ -111,7 +111,7 @@ def by_day(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBa
 
 
 def to_day_files(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[DayFile, pa.Buffer]]:
-    """A whole Parquet file for each day, rising."""
+    """Yield a whole Parquet file for each day, in the order of days."""
     writers: dict[str, DayWriter] = {}
     for day, rows in by_day(batches):
         writer = writers.get(day)
@@ -123,7 +123,7 @@ def to_day_files(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[DayFile, p
 
 
 def read_back(file: Any, day: str) -> DayFile:
-    """What a Parquet file holds, all of it read. Raises ``pyarrow.ArrowException``, ``OSError``."""
+    """The counts and the digest of all rows of a Parquet file. Raises ``pyarrow.ArrowException``, ``OSError``."""
     digest = Digest()
     for batch in pq.ParquetFile(file).iter_batches(ROWS, columns=list(COLUMNS)):
         digest.add(batch)

@@ -1,10 +1,10 @@
-"""A folder on any file system that pyarrow knows, by its URI: what the lake is written to, and archives are read from.
+"""A folder on any file system that pyarrow knows, by its URI. Lakes are written there; archives are read from there.
 
 Rules:
-1. A file is put there whole: written beside its place and renamed, or, where a store has no renames, in one upload. So
-   there is the old one or the new one.
-2. What ``sync`` has returned for is on disk. An object store's files are, when their upload has ended.
-3. A store can be pickled: executors get it from the driver.
+1. A file is stored as a whole: written to a temporary file and renamed, or in one upload if the file system has no
+   renames. So there is the old file or the new one.
+2. Files are on disk when ``sync`` returns for them. In an object store they are on disk when their upload ends.
+3. A store can be pickled, because executors get it from the driver.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import pyarrow.fs as pafs
 from kestrelpy.spark.locations import local_folder
 
 _UPLOADS = ("s3", "gcs", "abfs")
-"""File systems without renames and without folders, where a file is there when all of it is."""
+"""File systems without renames and without folders. A file appears there when its upload is complete."""
 _SECONDS_LEFT = 86_400
-"""A file beside its place that is older was left there by somebody who was killed."""
+"""A temporary file that is older, in seconds, was left behind by a process that was killed."""
 
 
 class Store:
-    """A folder and what is below it; names are relative, with ``/``. All methods raise ``OSError``.
+    """A folder and all below it. Names are relative to the folder, with ``/``. All methods raise ``OSError``.
 
-    ``place`` is a path of this machine (``file:/path`` is one) or a URI; with ``filesystem`` a path on that.
-    ``beside``: the folder in it where files are written before they are renamed.
+    ``place`` is a path of this machine (``file:/path`` is one) or a URI; with ``filesystem`` it is a path on that file
+    system. ``beside``: the folder inside for temporary files, which are then renamed.
     """
 
     def __init__(self, place: str | os.PathLike[str], filesystem: Any = None, *, beside: str = "") -> None:
@@ -40,7 +40,7 @@ class Store:
         if filesystem is not None:
             self._fs, self._root = filesystem, name.rstrip("/")
         elif "://" in name:
-            uri = f"s3{name[3:]}" if name.startswith(("s3a:", "s3n:")) else name  # Hadoop's names of it
+            uri = f"s3{name[3:]}" if name.startswith(("s3a:", "s3n:")) else name  # Hadoop's names for S3
             self._fs, root = pafs.FileSystem.from_uri(uri)
             self._root = root.rstrip("/")
         else:
@@ -54,18 +54,18 @@ class Store:
         return posixpath.join(self._root, name)
 
     def names(self, folder: str = "", *, recursive: bool = False) -> list[str]:
-        """The files in ``folder``, sorted; none if there is no such folder, but for the store's own."""
+        """The files in ``folder``, sorted. A missing folder has none, but a missing store raises."""
         selector = pafs.FileSelector(self.path(folder), allow_not_found=bool(folder), recursive=recursive)
         infos = self._fs.get_file_info(selector)
         return sorted(posixpath.relpath(each.path, self._root) for each in infos if each.type == pafs.FileType.File)
 
     def folders(self) -> list[str]:
-        """The folders in it, sorted."""
+        """The folders directly in the store, sorted."""
         infos = self._fs.get_file_info(pafs.FileSelector(self._root))
         return sorted(posixpath.basename(each.path) for each in infos if each.type == pafs.FileType.Directory)
 
     def open(self, name: str) -> Any:
-        """A file for reading at random places."""
+        """Open a file for reading at any offset."""
         return self._fs.open_input_file(self.path(name))
 
     def read(self, name: str) -> bytes:
@@ -74,7 +74,7 @@ class Store:
             return data
 
     def put(self, name: str, data: bytes | pa.Buffer) -> None:
-        """Make ``name`` hold ``data``, replacing a file of that name as a whole."""
+        """Write ``data`` to the file ``name``, and replace an existing file as a whole."""
         if self._uploads:
             self._write(self.path(name), data)
             return
@@ -96,14 +96,14 @@ class Store:
     def _replace(self, beside: str, path: str) -> None:
         try:
             self._fs.move(beside, path)
-        except OSError:  # Hadoop's do not rename onto a file
+        except OSError:  # Hadoop's file systems do not rename onto an existing file
             if self._fs.get_file_info(path).type != pafs.FileType.File:
                 raise
             self._fs.delete_file(path)
             self._fs.move(beside, path)
 
     def sync(self, names: Iterable[str]) -> None:
-        """Return when these files and their names are on disk."""
+        """Sync these files and their folders; they are on disk when this returns."""
         fs, prefix = _base(self._fs)
         if fs.type_name != "local":
             return
@@ -118,7 +118,7 @@ class Store:
             _sync(folder)
 
     def delete(self, name: str) -> bool:
-        """Whether it was there."""
+        """Delete a file. Returns false if it was not there."""
         try:
             self._fs.delete_file(self.path(name))
         except FileNotFoundError:
@@ -126,7 +126,7 @@ class Store:
         return True
 
     def tidy(self, now: float) -> None:
-        """Delete what was left beside its place more than a day before ``now``, in seconds since the epoch."""
+        """Delete temporary files that were left more than a day before ``now``, in seconds since the epoch."""
         selector = pafs.FileSelector(self.path(self._beside), allow_not_found=True)
         for each in self._fs.get_file_info(selector):
             if each.mtime_ns is not None and each.mtime_ns / 1e9 < now - _SECONDS_LEFT:
@@ -134,7 +134,7 @@ class Store:
 
 
 def _base(fs: Any) -> tuple[Any, str]:
-    """The file system below those that only show a part of it, and where that begins."""
+    """The real file system below any subtree file systems, and the path of the subtree on it."""
     prefix = ""
     while fs.type_name == "subtree":
         prefix = fs.base_path + prefix

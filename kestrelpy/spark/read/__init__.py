@@ -1,1 +1,1 @@
-"""Reading queues into Spark: in one go, and as a streaming query. Planned in the driver, read by executors."""
+"""Reads queues into Spark: batch reads and streaming queries. The driver plans, executors read."""

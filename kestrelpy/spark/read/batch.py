@@ -1,12 +1,12 @@
 """The batch read: segments of one queue or of all queues of a folder as a DataFrame.
 
 Rules:
-1. Nothing is locked and nothing is written: a writer may write, retire and archive meanwhile, and the folders may be
-   on a network file system.
-2. What a query gets is a beginning of what there is to have: everything that was there when it was planned, and of the
-   last segment perhaps more. Spark plans once for each ``load()``.
-3. Filters are followed only if ``pushFilters`` is set. Spark (4.1 to 4.3) keeps what was planned with the filters of
-   one query for every other use of the same ``load()``, with other filters or without, and so shows too few rows.
+1. A read takes no lock and writes nothing. A writer may write, retire and archive meanwhile, and the folders may be on
+   a network file system.
+2. A query gets a prefix of the queue: every item that was there when the read was planned, and perhaps later items of
+   the last segment. Spark plans once for each ``load()``.
+3. The reader follows filters only if ``pushFilters`` is set. Spark (4.1 to 4.3) plans with the filters of one query,
+   uses this plan for every other use of the same ``load()``, with other filters or without, and so shows too few rows.
 """
 
 from __future__ import annotations
@@ -63,11 +63,12 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
-    """As ``BatchReader``, for a ``load()`` that is used with one condition."""
+    """A ``BatchReader`` that follows filters, for a ``load()`` that is used with one condition only."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Takes ``=``, ``<``, ``<=``, ``>``, ``>=`` and ``IN`` on ``id``, ``added`` and ``queue``; all of what it
-        takes it follows to the letter. Others are Spark's.
+        """Accept ``=``, ``<``, ``<=``, ``>``, ``>=`` and ``IN`` on ``id``, ``added`` and ``queue``.
+
+        The read applies the accepted filters exactly. Spark applies the others, which this returns.
         """
         self._wanted, conditions, rest = push(filters, self._wanted)
         self._queues = [queue for queue in self._queues if all(condition(queue) for condition in conditions)]
@@ -75,13 +76,13 @@ class FilteringReader(BatchReader):
 
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
-    """The reader that the options ask for. Raises as ``BatchReader`` does."""
+    """The reader that the options ask for. Raises as the constructor of ``BatchReader``."""
     follows = truth(options, "pushFilters", default=False)
     return FilteringReader(options, schema) if follows else BatchReader(options, schema)
 
 
 def columns_of(schema: StructType) -> list[str]:
-    """The columns that are wanted: all, or those that ``schema()`` names. Raises ``ValueError`` for others."""
+    """The wanted columns: all, or those that ``schema()`` names. Raises ``ValueError`` for an unknown column."""
     there = SCHEMA.split(", ")
     wanted = [f"{field.name} {field.dataType.simpleString()}" for field in schema.fields]
     for column in wanted:
@@ -91,25 +92,26 @@ def columns_of(schema: StructType) -> list[str]:
 
 
 def chosen(batches: Iterator[pa.RecordBatch], columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """These columns of batches that have all."""
+    """Reduce batches that have all columns to ``columns``."""
     return (batch.select(columns) for batch in batches)
 
 
 def folders_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The folder of queues and perhaps an archive. Raises ``ValueError``."""
+    """The folder of queues, and the archive if the options name one. Raises ``ValueError``."""
     path = options.get("path")
     if not path:
         raise ValueError(
             "reading kestrel needs the folder of the queues: load(directory). "
-            "(Spark 4.3 hands no options of a CREATE TABLE on: CREATE TEMPORARY VIEW does)"
+            "(Spark 4.3 does not pass on the options of CREATE TABLE; use CREATE TEMPORARY VIEW)"
         )
     archive = options.get("archive")
     return tuple(local_folder(each) for each in (path, archive) if each)
 
 
 def queues_of(folders: tuple[str, ...], queue: str | None) -> list[str]:
-    """The queue that is asked for, or all that are in the folders but for work queues. Raises ``FileNotFoundError``,
-    ``LookupError``, ``InvalidName``, ``WrongKind``.
+    """The queue that is asked for, or all queues in the folders except work queues.
+
+    Raises ``FileNotFoundError``, ``LookupError``, ``InvalidName``, ``WrongKind``.
     """
     there: set[str] = set()
     for folder in folders:
@@ -127,7 +129,7 @@ def queues_of(folders: tuple[str, ...], queue: str | None) -> list[str]:
 
 
 def _is_left_out(folders: tuple[str, ...], queue: str) -> bool:
-    """Whether it is a work queue, among all the queues of a folder: its records are no items."""
+    """True for a work queue, which a read of all queues leaves out: its records are no items."""
     try:
         for folder in folders:
             refuse_jobs_in(folder, queue)

@@ -1,8 +1,8 @@
-"""Items to Arrow record batches with the columns of the format ``"kestrel"``.
+"""Turns items into Arrow record batches with the columns of the format ``"kestrel"``.
 
 Rules:
 1. A batch has at most ``MOST_ROWS`` rows and about ``MOST_BYTES`` of data, unless one item has more.
-2. What is the same in every row is made once and shared by all batches.
+2. A column that is the same in every row is made once and shared by all batches.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ ARROW_SCHEMA = pa.schema(
 MOST_ROWS = 64 << 10
 MOST_BYTES = 16 << 20
 LAST_MS = 253_402_300_799_999
-"""The end of the year 9999: Spark has no later one. An expiry behind it is shown as this."""
+"""The end of the year 9999, in milliseconds since 1970: Spark has no later timestamp. A later expiry is shown as this.
+"""
 LARGEST_ITEM = (1 << 31) - (64 << 10)
-"""A cell of a DataFrame holds less than 2 GiB."""
+"""The largest item that is read, in bytes: a cell of a DataFrame holds less than 2 GiB."""
 _MOST_ERRORS = (1 << 31) - 1
 
 
 class Columns:
-    """The batches of one segment's items. ``error_counts``: of the ids that have one."""
+    """Makes the batches of one segment's items. ``error_counts``: the error count by id, where it is not 0."""
 
     def __init__(self, queue: str, segment: str, error_counts: Mapping[int, int]) -> None:
         self._queue = _Constant(pa.scalar(queue, pa.string()))
@@ -50,7 +51,7 @@ class Columns:
         self._errors = np.array(counts, np.int32)
 
     def batches(self, run: Run, data: Data, rows: slice | npt.NDArray[np.intp]) -> Iterator[pa.RecordBatch]:
-        """The chosen ``rows`` of a run over ``data``: a slice, or rising places.
+        """Yield the chosen ``rows`` of a run over ``data`` as batches. ``rows`` is a slice, or rising indices.
 
         Raises ``ValueError`` for an item that is too large for a cell.
         """
@@ -99,7 +100,7 @@ class _Constant:
 
 
 def _cut(sizes: Numbers) -> Iterator[slice]:
-    """The rows of each batch."""
+    """The rows of each batch, as slices."""
     if len(sizes) <= MOST_ROWS and int(sizes.sum()) <= MOST_BYTES:
         if len(sizes):
             yield slice(0, len(sizes))
@@ -123,7 +124,7 @@ def _expiries(expires_ms: npt.NDArray[np.uint64]) -> pa.Array:
 
 
 def _bytes(data: Data, starts: Numbers, sizes: Numbers, ids: Numbers) -> pa.Array:
-    """The items' data. They lie in ``data`` with other bytes between: those are left out while Arrow copies."""
+    """The column of the items' data. In ``data`` there are other bytes between the items: the copy leaves them out."""
     if int(sizes.max()) > LARGEST_ITEM:
         item_id, size = int(ids[sizes.argmax()]), int(sizes.max())
         raise ValueError(f"item {item_id} has {size:,} bytes: a cell of a DataFrame holds less than 2 GiB")

@@ -1,18 +1,19 @@
-"""Bytes of a segment to Arrow columns, without a Python object for an item. numpy and pyarrow; no files, no locks.
+"""Decodes bytes of a segment into numpy arrays, without a Python object for each item. No files, no locks.
 
 Rules:
-1. A run of frames is right as a whole or is looked at frame by frame: what ``decode`` returns, and goes on to return
-   behind it, is what ``_format.decode_frame`` would take for valid, and ends where that would end.
-2. Every frame has the segment's marker at the same place. A payload may have it too, so a place is a frame's only if
-   the frame before it ends there.
-3. No number is used as a length, a count or a place before it is known to stay within the bytes at hand (R21).
+1. The checksums of a run of frames are right as a whole, or the frames are checked one by one. Repeated calls of
+   ``decode`` return exactly the frames that ``format.decode_frame`` takes for valid, and end where it would end.
+2. Every frame has the segment's marker at the same offset in its head. A payload may have the marker too, so an offset
+   is the start of a frame only if the frame before ends there.
+3. No number is used as a length, a count or an offset before it is known to stay within the given bytes (R21).
 
-One checksum over a whole run. A CRC register that has run over a message and then over the checksum of it is always
-the same, ``_RESIDUE``. A frame's checksum stands in front of its message, so in a copy of the run each moves one frame
-on, to the slot that the message ends at. A frame must start from an empty register: 4 bytes and a register come to the
-same as the bytes xor the register and an empty one, so its first 4 bytes are xored with what turns the one into the
-other. The run is right if the last register is ``_RESIDUE`` again. A step of the register can be undone, so a single
-wrong frame cannot be put right by good ones behind it: it is found as surely as by its own checksum.
+One CRC checks a whole run. The CRC register after a message and that message's own checksum is always the same number,
+``_RESIDUE``. A frame's checksum stands in front of its message. So in a copy of the run each checksum moves to the next
+frame's checksum field, directly after its message. The CRC of each frame must start from an empty register. For a CRC,
+feeding 4 bytes into a register gives the same result as feeding (bytes xor register xor empty register) into an empty
+register. So the first 4 bytes of each message are xored with the difference between ``_RESIDUE`` and the empty
+register. The run is right if the register at the end is ``_RESIDUE`` again. Each step of the register can be undone, so
+intact frames after a single wrong frame cannot hide it: the check finds it as surely as the frame's own checksum does.
 """
 
 from __future__ import annotations
@@ -30,25 +31,26 @@ Data: TypeAlias = bytes | memoryview
 
 _RESIDUE = 0x2144DF1C  # as crc32 returns it: the register xor _ONES
 _ONES = 0xFFFFFFFF
-_TO_EMPTY = _RESIDUE  # the register that is left xor the empty one, which is _ONES
+_TO_EMPTY = _RESIDUE  # the register after a frame, xor the empty register, which is _ONES
 
 _HEAD = np.dtype(
     [("crc", "<u4"), ("length", "<u4"), ("id", "<u8"), ("stamp", "<u8"), ("lag", "<u4"), ("marker", "<u4")]
 )
 _SOME = 16
-"""So many frames of one length in front make it worth a look whether all are."""
+"""If so many frames at the start have one length, it is worth checking whether all have."""
 _LARGE = 2048
-"""From this size on, on average, frames are checksummed one by one: to copy them would take longer than to call."""
+"""Frames of at least this average size are checksummed one by one: copying them takes longer than the calls."""
 _FIXED = fmt.FRAME_BYTES
 _EXPIRY = 8
 _COUNT = 4
 
 
 class Run(NamedTuple):
-    """Items of whole frames that stand one behind the other; item ``n`` of them is ``first_id + n``.
+    """The items of whole, consecutive frames. Item ``n`` of them, counted from 0, has the id ``first_id + n``.
 
-    ``starts`` and ``sizes`` say where in the bytes the data of each is. ``expires_ms`` is ``None`` if none expires,
-    and has ``NEVER`` for those that do not. ``end`` is where the next frame would begin.
+    ``starts`` and ``sizes`` say where in the bytes each item's data is. ``expires_ms`` is ``None`` if no item expires;
+    otherwise it has ``NEVER`` for the items that do not expire. ``end`` is the offset at which the next frame would
+    begin. If the frames have batches, all arrays have one element for each item.
     """
 
     first_id: int
@@ -67,10 +69,11 @@ NEVER = (1 << 64) - 1
 
 
 def decode(data: Data, marker: int, first_id: int) -> Run:
-    """The items of the frames that begin ``data``, as far as they are whole, valid and in order from ``first_id`` on.
+    """The items of the frames at the start of ``data`` that are whole, valid and in order from ``first_id`` on.
 
-    At least one if there is one, and not always all: so whoever wants all goes on behind them. What ends them, the end
-    of ``data`` inside a frame, a footer or damage, is for the caller to find out.
+    If there are such frames, the run has at least one of them, but not always all: a caller that wants all frames calls
+    again with the rest of ``data``. The caller also finds out what ends the frames: the end of ``data`` inside a frame,
+    a footer, or damage.
     """
     starts, heads = _chain(data, marker)
     bodies, lengths, counts = _bodies(data, starts, heads)
@@ -88,9 +91,9 @@ def decode(data: Data, marker: int, first_id: int) -> Run:
 
 
 def _chain(data: Data, marker: int) -> tuple[Numbers, npt.NDArray[np.void]]:
-    """Where frames begin, from the first byte on and one behind the other, and their heads. All end within ``data``.
+    """The starts and heads of consecutive frames, from the first byte of ``data`` on. All frames end within ``data``.
 
-    Nothing but the markers and the lengths has been looked at.
+    Checks the markers and the lengths only.
     """
     uniform = _uniform(data, marker)
     if uniform is not None:
@@ -109,7 +112,7 @@ def _chain(data: Data, marker: int) -> tuple[Numbers, npt.NDArray[np.void]]:
 
 
 def _walk(starts: Numbers, ends: Numbers, size: int) -> npt.NDArray[np.intp]:
-    """Which of the places are a chain from the first one on, if some are none: a payload may have the marker too."""
+    """Which of the candidates are a chain of frames from the first one on. Others are markers inside a payload."""
     broken = np.flatnonzero(ends[:-1] != starts[1:])
     following = np.searchsorted(starts, ends[broken])
     stretches, at = [], 0
@@ -127,7 +130,7 @@ def _walk(starts: Numbers, ends: Numbers, size: int) -> npt.NDArray[np.intp]:
 
 
 def _uniform(data: Data, marker: int) -> tuple[Numbers, npt.NDArray[np.void]] | None:
-    """As ``_chain``, at a tenth of the cost, where frames of one length are at least half of ``data``."""
+    """As ``_chain``, at a tenth of the cost. ``None`` unless frames of one length make up at least half of ``data``."""
     if len(data) < _FIXED:
         return None
     stride = _FIXED + int.from_bytes(data[4:8], "little")
@@ -145,7 +148,7 @@ def _uniform(data: Data, marker: int) -> tuple[Numbers, npt.NDArray[np.void]] | 
 
 
 def _candidates(data: Data, marker: int) -> Numbers:
-    """Every place in ``data`` that a frame with this marker may begin at, rising."""
+    """Every offset in ``data`` at which a frame with this marker may begin, in rising order."""
     found = []
     for shift in range(4):
         words = (len(data) - shift - fmt.MARKER_OFFSET) // 4
@@ -158,19 +161,20 @@ def _candidates(data: Data, marker: int) -> Numbers:
 
 
 def _words(data: Data, places: Numbers, size: int = 4) -> npt.NDArray[Any]:
-    """The integers of ``size`` bytes at ``places``, none of which is within ``size`` bytes of the end."""
+    """The integers of ``size`` bytes at the offsets ``places``. All of them must end within ``data``."""
     if not len(places):
         return np.empty(0, f"<u{size}")
     view: npt.NDArray[Any] = np.ndarray(len(data) - size + 1, f"<u{size}", data, strides=(1,))
     return view[places]
 
 
-# -- what makes a frame valid ----------------------------------------------------------------------------------------
+# -- the checks of a frame -------------------------------------------------------------------------------------------
 
 
 def _bodies(data: Data, starts: Numbers, heads: npt.NDArray[np.void]) -> tuple[Numbers, Numbers, Numbers]:
-    """Of each frame, where its items' data begins, how long that is, and how many items a batch has: 0 for one that is
-    none. A frame whose body cannot be what its kind says has a length below 0.
+    """For each frame: the offset and the length of its items' data, and the number of items if it is a batch, else 0.
+
+    The length is below 0 if the frame's body does not fit the frame's kind.
     """
     kinds = heads["stamp"] >> np.uint64(fmt.KIND_SHIFT)
     bodies, lengths = starts + _FIXED, heads["length"].astype(np.int64)
@@ -192,17 +196,17 @@ def _bodies(data: Data, starts: Numbers, heads: npt.NDArray[np.void]) -> tuple[N
 
 
 def _in_order(heads: npt.NDArray[np.void], lengths: Numbers, counts: Numbers, first_id: int) -> int:
-    """How many of the frames in front are of items, one behind the other, and fit what they say."""
+    """How many frames from the first on hold items, have consecutive ids, and have a body that fits their kind."""
     right = (lengths >= 0) & (heads["lag"] <= heads["id"])
     room = np.maximum(counts, 1)
-    room[~right] = 1  # what does not fit may claim anything
+    room[~right] = 1  # the count of a frame that does not fit may be any number
     due = np.cumsum(room) - room + first_id
     right &= (heads["id"] == due.astype(np.uint64)) & (due > 0) & (due <= fmt.LARGEST)
     return len(right) if right.all() else int(right.argmin())
 
 
 def _is_intact(data: Data, starts: Numbers, heads: npt.NDArray[np.void]) -> bool:
-    """Whether all checksums of the frames are right: see the top of the module."""
+    """True if the checksums of all frames are right. The module's docstring explains how."""
     size = int(starts[-1]) + _FIXED + int(heads["length"][-1])
     if size >= _LARGE * len(starts):
         return _intact(data, starts, heads) == len(starts)
@@ -215,12 +219,12 @@ def _is_intact(data: Data, starts: Numbers, heads: npt.NDArray[np.void]) -> bool
         words: npt.NDArray[Any] = np.ndarray(size - 3, "<u4", copy, strides=(1,))
         words[starts[1:]] = heads["crc"][:-1]
         words[starts + 4] = heads["length"] ^ np.uint32(_TO_EMPTY)
-    copy[4:8] = np.frombuffer(data, np.uint8, 4, 4)  # the first frame starts from an empty register by itself
+    copy[4:8] = np.frombuffer(data, np.uint8, 4, 4)  # the first frame starts from an empty register anyway
     return crc32(heads["crc"][-1:].tobytes(), crc32(copy[4:].data)) == _RESIDUE
 
 
 def _intact(data: Data, starts: Numbers, heads: npt.NDArray[np.void]) -> int:
-    """How many of the frames in front have the right checksum, found out one by one."""
+    """How many frames from the first on have the right checksum, checked one by one."""
     view, at = memoryview(data), 0
     for start, length, crc in zip(starts.tolist(), heads["length"].tolist(), heads["crc"].tolist(), strict=True):
         if crc32(view[start + 4 : start + _FIXED + length]) != crc:
@@ -243,8 +247,9 @@ def _expiries(data: Data, starts: Numbers, heads: npt.NDArray[np.void]) -> npt.N
 
 
 def _expand(data: Data, frames: Run, starts: Numbers, counts: Numbers) -> Run:
-    """``frames`` with a row for a frame, as one with a row for an item; up to the first batch that is not what its
-    lengths say.
+    """Expand ``frames``, which has one row for each frame, to one row for each item.
+
+    Stop before the first batch whose items' lengths do not add up to the length of its data.
     """
     is_batch, room = counts > 0, np.maximum(counts, 1)
     firsts = np.cumsum(room) - room

@@ -1,15 +1,16 @@
-"""Parts of a journal: what one task of Spark reads, and how it reads it. No lock is taken and nothing is written.
+"""Parts of a journal: what one Spark task reads, and how it reads. It takes no lock and writes nothing.
 
 Rules:
-1. A part says which segments it means by their headers, not by their names alone: what is read is what was planned.
-2. A segment that is not where it was is looked for in the archive. It has no rows only if it is known to have been
-   retired since: by a later segment of the same queue and by the places of readers, which are all past it. That it is
-   not here proves nothing: an executor may see another folder under this path, or none. Otherwise, and always if it
-   was archived already, should be in the archive by now, or is kept by a query, this raises ``FilesNotSeen``, or
-   ``CorruptJournal`` if a reader needs it.
-3. Where a segment is not intact, the rows before the damage come, and then ``CorruptJournal``; behind what a writer has
-   written of a segment that is not closed, they end. As ``scan`` has it.
-4. The same items have the same columns whenever they are read: a segment is shown under its lasting name.
+1. A part identifies its segments by their headers, not by their names alone. So a task reads what was planned.
+2. If a segment is missing from its folder, the task looks for it in the archive. If it is not there either, it has no
+   rows, but only if the folder proves that it was retired since the plan: the folder has a later segment of the same
+   queue, and the positions of all readers are past the missing segment. Its absence alone proves nothing, because an
+   executor may see another folder under this path, or none. Without that proof the task raises ``FilesNotSeen``, or
+   ``CorruptJournal`` if a reader needs the segment. It raises in any case if the segment was already in the archive,
+   should be in the archive by now, or is kept by a query.
+3. If a segment is damaged, the rows before the damage come first, and then ``CorruptJournal``. The rows of a segment
+   that is not closed end after the last frame that its writer has written. ``scan`` does the same.
+4. An item has the same columns whenever it is read: the column ``segment`` has the segment's lasting name.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from kestrelpy.spark.read.pushdown import Wanted
 from kestrelpy.spark.read.seek import Counted, seek
 
 BLOCK_BYTES = 4 << 20
-"""How much one read asks for."""
+"""The size of one read."""
 FIRST_BYTES = 256 << 10
-"""How much the first read of a segment asks for that is not closed: much of it may never have been written."""
+"""The size of the first read of a segment that is not closed: most of that segment may never have been written."""
 
 
 class Piece(NamedTuple):
-    """One segment of a part, or a stretch of ids of it.
+    """One segment of a part, or a range of its ids.
 
-    ``last_id`` is ``None`` if it was not closed when this was planned. ``is_last``: no segment was behind it.
-    ``through_id``: up to which id it must have items. ``is_kept``: the reader of a query keeps it, so that it cannot
-    have been retired.
+    ``last_id`` is ``None`` if the segment was not closed when the read was planned. ``is_last``: no segment followed
+    this one. ``through_id``: the segment must have items up to this id. ``is_kept``: the reader of a query keeps the
+    segment, so it cannot have been retired.
     """
 
     queue: str
@@ -62,7 +63,7 @@ class Piece(NamedTuple):
 
 
 class SegmentPart(InputPartition):
-    """What one task reads: pieces, and the folders that they are in, the live one first."""
+    """What one task reads: pieces, and the folders that they are in. The live folder comes first."""
 
     def __init__(self, folders: tuple[str, ...], pieces: tuple[Piece, ...]) -> None:
         self.folders = folders
@@ -73,10 +74,10 @@ _frozen = False
 
 
 def read_in_worker(part: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a part, in a worker process of Spark's. Raises as ``PartReader.batches``.
+    """Yield the rows of a part, in a Python worker process of Spark. Raises as ``PartReader.batches``.
 
-    A worker collects garbage behind every task: 50 milliseconds for the modules it has imported, which are none, and
-    twice what it takes to read a segment. So these are left out of it, once for a process.
+    A worker collects garbage after every task. That takes 50 milliseconds for the imported modules, which are no
+    garbage, and is twice the time that it takes to read a segment. So each process freezes these objects once.
     """
     global _frozen
     assert isinstance(part, SegmentPart)
@@ -88,17 +89,19 @@ def read_in_worker(part: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 class PartReader:
-    """Reads one part. ``bytes_read`` counts what was read of segments."""
+    """Reads one part. ``bytes_read`` counts the bytes read from segments."""
 
     def __init__(self, part: SegmentPart, *, disk: Disk | None = None, block_bytes: int = BLOCK_BYTES) -> None:
         self._part = part
-        self._disk = disk or RealDisk(allow_network=True)  # what is only read may be shared
+        self._disk = disk or RealDisk(allow_network=True)  # a folder that is only read may be shared
         self._block_bytes = block_bytes
         self.bytes_read = 0
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the part, in the order of ids for each queue. Raises ``CorruptJournal``, ``FilesNotSeen``,
-        ``OSError``, ``UnsupportedFormat``, ``ValueError`` for an item of 2 GiB or more.
+        """Yield the rows of the part, in the order of ids for each queue.
+
+        Raises ``CorruptJournal``, ``FilesNotSeen``, ``OSError``, ``UnsupportedFormat``, and ``ValueError`` for an item
+        that is too large for a cell (2 GiB).
         """
         folders: list[Directory] = []
         try:
@@ -152,7 +155,7 @@ class PartReader:
         self._check_end(counted, segment, path, piece, offset, due)
 
     def _check_end(self, counted: Counted, segment: Segment, path: str, piece: Piece, offset: int, due: int) -> None:
-        """All frames up to ``offset`` were whole, and ``due`` is not there. Raises if it should be."""
+        """All frames before ``offset`` are intact, and item ``due`` is not there. Raise if it should be."""
         if segment.closed:
             if due != segment.last_id + 1 or offset != segment.records_end:
                 raise CorruptJournal(path, offset, f"item {due} is not intact here", item_id=due)
@@ -168,12 +171,13 @@ class PartReader:
 
 
 def _claimed(data: bytes, offset: int) -> int:
-    """How long the frame at ``offset`` says it is, as far as ``data`` has that."""
+    """The size that the frame at ``offset`` claims for itself, or 0 if ``data`` ends before its length field."""
     return fmt.FRAME_BYTES + int.from_bytes(data[offset + 4 : offset + 8], "little") if offset + 8 <= len(data) else 0
 
 
 def _open(folders: list[Directory], piece: Piece) -> tuple[File, str] | None:
-    """The file of a segment, wherever it is by now; ``None`` if it is known to have been retired since it was planned.
+    """Open a segment's file, wherever it is now. ``None`` if it is known to have been retired since the plan.
+
     Raises ``FilesNotSeen``, ``CorruptJournal``.
     """
     found = _open_at(folders[piece.folder], piece.name, piece.header)
@@ -189,7 +193,7 @@ def _open(folders: list[Directory], piece: Piece) -> tuple[File, str] | None:
 
 
 def check_retired(chain: SegmentCatalog, piece: Piece, folders: tuple[str, ...]) -> None:
-    """Raise unless it is known that this segment, which is nowhere in the folders, was retired."""
+    """Raise, unless it is known that this segment was retired. It is in none of the folders."""
     path, doubt = f"{folders[piece.folder]}/{piece.name}", chain.doubt(piece.header.number, piece.header.queue_id)
     if doubt is not None and doubt.item_id is not None:
         raise CorruptJournal(path, 0, doubt.reason, item_id=doubt.item_id)

@@ -1,4 +1,4 @@
-"""Which segments a read needs, found out without opening a payload, and how they are shared out among tasks."""
+"""Plans a read: which segments it needs, found without reading a payload, and which task reads which segments."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from kestrelpy.spark.read.pushdown import Wanted
 from kestrelpy.spark.read.run_counter import runs
 
 PART_BYTES = 16 << 20
-"""So many bytes of segments make a part, if there is a choice."""
+"""The size that a part should have, in bytes of segments."""
 
 
 def pieces_of(folders: list[Directory], queue: str, wanted: Wanted) -> list[Piece]:
-    """The segments that may have ``wanted`` items of a queue, live and archived ones, in the order of ids.
+    """The live and archived segments of a queue that may have ``wanted`` items, in the order of ids.
 
-    Raises as ``scan`` does: ``CorruptJournal`` where segments do not follow one another or are missing,
-    ``UnsupportedFormat``, ``OSError``.
+    Raises as ``scan``: ``CorruptJournal`` if segments do not follow one another or are missing, ``UnsupportedFormat``,
+    ``OSError``.
     """
     scan = Scan(folders, queue, None, None, None, None)
     catalog = scan.catalog
     counts = sorted(scan.error_counts.items())
     pieces: list[Piece] = []
     before: Segment | None = None
-    gone, broken = False, False  # whether the one before was retired meanwhile, or is not closed and not the last
+    gone, broken = False, False  # the previous segment: retired meanwhile; neither closed nor last
     numbers = list(catalog.numbered())
     for number in numbers:
         is_last = number == numbers[-1]
@@ -59,8 +59,10 @@ def pieces_of(folders: list[Directory], queue: str, wanted: Wanted) -> list[Piec
 
 
 def _reach(file: File, segment: Segment, watermark: int) -> int:
-    """Up to which id the last segment has items now, all of which are to be read: of one that is not closed, who reads
-    an older copy of it would miss nothing.
+    """The last id that the last segment has now. The task must find all items up to this id.
+
+    Without this id, a task that sees an older copy of a segment that is not closed would not notice that items are
+    missing.
     """
     if segment.closed:
         return segment.last_id
@@ -80,7 +82,7 @@ def piece_of(
     is_last: bool,
     through_id: int,
 ) -> Piece | None:
-    """What is wanted of a segment, ``None`` if it is nothing."""
+    """The wanted part of a segment; ``None`` if nothing of the segment is wanted."""
     if segment.closed:
         last_id = segment.last_id
         wanted = wanted.within(segment.first_id, last_id, segment.min_added_ms, segment.max_added_ms)
@@ -106,7 +108,7 @@ def piece_of(
 
 
 def parts_of(folders: tuple[str, ...], pieces: list[Piece], part_bytes: int) -> list[SegmentPart]:
-    """A part for each piece, or for a run of small ones together. At least one part, which may be empty."""
+    """One part for each large piece, and one for each run of small pieces. At least one part, which may be empty."""
     runs: list[list[Piece]] = []
     size = part_bytes
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Which items a read wants: what its options say, and the filters that Spark pushes down."""
+"""Which items a read wants, from its options and from the filters that Spark pushes down."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ NEVER_NULL = {"queue", "id", "added", "error_count", "data", "segment"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS = 1 << 62
 _FAR = 1 << 64
-"""Behind every id and every instant; its negative is in front of them."""
+"""Larger than every id and every time; its negative is smaller than all of them."""
 
 
 class Wanted(NamedTuple):
-    """Items of these ids and instants: from ``start`` to before ``stop``, and if there is a set, only those in it."""
+    """The wanted ids and times of adding: from ``start`` up to ``stop``, exclusive. A set, if given, narrows them more.
+
+    Times are in milliseconds since 1970.
+    """
 
     start_id: int = 1
     stop_id: int = fmt.LARGEST + 1
@@ -63,7 +66,7 @@ class Wanted(NamedTuple):
 
     @property
     def has_times(self) -> bool:
-        """Whether it depends on when an item was added."""
+        """True if the time at which an item was added matters."""
         return self.start_ms > 0 or self.stop_ms < _LAST_MS or self.instants_ms is not None
 
     @property
@@ -76,7 +79,7 @@ class Wanted(NamedTuple):
         )
 
     def within(self, first_id: int, last_id: int, first_ms: int, last_ms: int) -> Wanted:
-        """What of it can be among items of these ids and instants, both ends included: as narrow as it gets."""
+        """The narrowest ``Wanted`` for a segment that has only these ids and times, both ends included."""
         found = self.ids_from(first_id).ids_before(last_id + 1).added_from(first_ms).added_before(last_ms + 1)
         if found.ids is not None:
             ids = frozenset(each for each in found.ids if found.start_id <= each < found.stop_id)
@@ -91,7 +94,7 @@ class Wanted(NamedTuple):
         return found
 
     def rows(self, run: Run) -> slice | npt.NDArray[np.intp]:
-        """Which rows of a run it wants."""
+        """The wanted rows of a run: a slice, or rising indices."""
         first = min(max(self.start_id - run.first_id, 0), len(run.starts))
         stop = max(min(self.stop_id - run.first_id, len(run.starts)), first)
         if self.ids is None and not self.has_times:
@@ -109,8 +112,9 @@ class Wanted(NamedTuple):
 
 
 def push(filters: Iterable[Filter], wanted: Wanted) -> tuple[Wanted, list[Callable[[str], bool]], list[Filter]]:
-    """``wanted`` narrowed by those filters that reading follows to the letter, conditions on the name of a queue, and
-    the filters that are left to Spark.
+    """Split ``filters`` into those that the read applies exactly and those that Spark must apply.
+
+    Returns ``wanted``, narrowed by the former, then the conditions on the name of the queue, then the latter.
     """
     conditions: list[Callable[[str], bool]] = []
     rest: list[Filter] = []
@@ -151,7 +155,10 @@ def _is_int(value: object) -> bool:
 
 
 def _by_instant(each: Filter, wanted: Wanted) -> Wanted | None:
-    """Items are added at whole milliseconds; Spark's instants have microseconds."""
+    """Narrow ``wanted`` by a filter on ``added``; ``None`` if the filter is not understood.
+
+    Items are added at whole milliseconds; Spark's timestamps have microseconds.
+    """
     if isinstance(each, In):
         known = [_microseconds(value) for value in each.value if value is not None]
         exact = [value // 1000 for value in known if value is not None and value % 1000 == 0]
@@ -164,9 +171,9 @@ def _by_instant(each: Filter, wanted: Wanted) -> Wanted | None:
 
 
 def _reach(each: Filter, below: int, above: int) -> tuple[int, int] | None:
-    """From which whole number on, and to before which one, a comparison holds; ``None`` if it is another filter.
+    """The range of whole numbers for which a comparison holds, with an exclusive end; ``None`` for any other filter.
 
-    ``below`` and ``above``: the last whole number at or before the value that is compared with, the first at or after.
+    ``below``: the last whole number at or before the value of the comparison. ``above``: the first one at or after it.
     """
     if isinstance(each, EqualTo | EqualNullSafe):
         return above, below + 1
@@ -211,15 +218,18 @@ def _by_queue(each: Filter) -> Callable[[str], bool] | None:
 
 
 def check_names(options: Mapping[str, str], known: Iterable[str], what: str) -> None:
-    """Raise ``ValueError`` for an option that this way of reading does not have. Spark's names ignore case."""
+    """Raise ``ValueError`` for an option that is not ``known``. Case does not matter in the names of Spark's options.
+
+    ``what``: the operation, for the message.
+    """
     names = {name.lower() for name in known}
     for name in options:
         if name.lower() not in names:
-            raise ValueError(f"{what} has no option {name!r}: there are {', '.join(sorted(known))}")
+            raise ValueError(f"{what} has no option {name!r}; the options are {', '.join(sorted(known))}")
 
 
 def whole_number(options: Mapping[str, str], name: str, *, least: int) -> int | None:
-    """An option that is a number. Raises ``ValueError``."""
+    """The value of an option that is a whole number of at least ``least``. Raises ``ValueError``."""
     text = options.get(name)
     if text is None:
         return None
@@ -233,7 +243,7 @@ def whole_number(options: Mapping[str, str], name: str, *, least: int) -> int | 
 
 
 def truth(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """An option that is ``true`` or ``false``. Raises ``ValueError``."""
+    """The value of an option that is ``true`` or ``false``. Raises ``ValueError``."""
     text = options.get(name)
     if text is None:
         return default
@@ -243,8 +253,9 @@ def truth(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def instant_ms(options: Mapping[str, str], name: str) -> int | None:
-    """An option that is an instant: milliseconds since 1970, or a date or a time as in ISO 8601, UTC unless it says
-    otherwise; the first millisecond at or after it. Raises ``ValueError``.
+    """The value of an option that is a time: milliseconds since 1970, or a date or a date with a time as in ISO 8601.
+
+    A time without an offset is UTC. Returns the first millisecond at or after the time. Raises ``ValueError``.
     """
     text = options.get(name)
     if text is None:
@@ -255,14 +266,15 @@ def instant_ms(options: Mapping[str, str], name: str) -> int | None:
         there = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"option {name} must be an instant such as 2026-01-31T12:00:00Z, or milliseconds since 1970, not {text!r}"
+            f"option {name} must be a time such as 2026-01-31T12:00:00Z, or milliseconds since 1970, not {text!r}"
         ) from None
     there = there if there.tzinfo is not None else there.replace(tzinfo=UTC)
     return -(-((there - _EPOCH) // timedelta(microseconds=1)) // 1000)
 
 
 def wanted_by(options: Mapping[str, str]) -> Wanted:
-    """What ``startId``, ``endId``, ``startTime`` and ``endTime`` say: as ``scan``, from the starts to before the ends.
+    """The range that ``startId``, ``endId``, ``startTime`` and ``endTime`` name. As in ``scan``, ends are exclusive.
+
     Raises ``ValueError``.
     """
     wanted = Wanted()

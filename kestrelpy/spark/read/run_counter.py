@@ -1,7 +1,7 @@
-"""Counting the frames of a journal that another process writes, for a streaming query.
+"""Counts the frames of a journal that another process writes, for a streaming query.
 
-The core reads frames one by one. A query may take hundreds of thousands of items a second, so its frames are decoded by
-the block: to find where the last segment ends by now, and how many bytes there are up to an id.
+The core reads frames one by one. A query may read hundreds of thousands of items a second, so this module decodes
+frames in blocks. It finds the current end of the last segment, and the number of bytes up to an id.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ BLOCK_BYTES = 1 << 20
 
 
 class RunCounter:
-    """A ``FrameCounter`` by runs of frames: it finds what the core finds, at a tenth of the cost."""
+    """A ``FrameCounter`` that counts runs of frames: the same result as the core's, at a tenth of the cost."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
         self._counted_to = (0, 0, 0, 0)
-        """How far a segment was counted: its marker, the next id, the offset of its frame, the bytes of items before
-        it.
+        """How far one segment was counted: its marker, the next id, the offset of that id's frame, and the bytes of all
+        items of the segment before it.
         """
 
     def count(self, file: File, segment: Segment) -> None:
-        """Count the whole frames from ``segment.records_end`` on into ``segment``."""
+        """Add the whole frames from ``segment.records_end`` on to the counts in ``segment``."""
         for offset, run in runs(file, segment, segment.last_id + 1, segment.records_end, file.size()):
             _count(segment, offset, run)
 
     def bytes_to(self, segment: Segment, last_id: int) -> int:
-        """The bytes of a segment's items up to ``last_id``. Raises ``CorruptJournal``, ``OSError``."""
+        """The bytes of a segment's items up to ``last_id``, inclusive. Raises ``CorruptJournal``, ``OSError``."""
         if self._counted_to[:2] == (segment.header.marker, last_id + 1):
             return self._counted_to[3]
         total, due = 0, segment.first_id
@@ -46,8 +46,9 @@ class RunCounter:
         return total
 
     def reach(self, segments: Iterable[Segment], first_id: int, last_id: int, max_bytes: int) -> int:
-        """The last id up to ``last_id`` such that the items from ``first_id`` to it have no more than ``max_bytes``;
-        ``first_id`` if the first one has more. After damage it may be one further on.
+        """The largest id, at most ``last_id``, such that the items from ``first_id`` to it have at most ``max_bytes``.
+
+        ``first_id`` if that item alone has more. If there is damage, the result may be larger by one.
         """
         left, reached = max_bytes, first_id - 1
         for segment in segments:
@@ -65,13 +66,15 @@ class RunCounter:
                 if fitting < len(sizes):
                     return max(reached, first_id)
                 left -= int(sizes[-1]) if len(sizes) else 0
-            if reached < min(segment.last_id, last_id):  # damage: whoever reads it is told
+            if reached < min(segment.last_id, last_id):  # damage: the task that reads it raises
                 return max(reached, first_id)
         return max(reached, first_id)
 
     def _counted_runs(self, segment: Segment, first_id: int, last_id: int) -> Iterator[tuple[Run, int]]:
-        """The runs of a segment that have ids from ``first_id`` to ``last_id``, and perhaps some before, each with the
-        bytes of all items of the segment before it. Goes on from where it was counted to, if that helps.
+        """Yield the runs of a segment that have ids from ``first_id`` to ``last_id``, and perhaps some runs before.
+
+        Each comes with the bytes of all items of the segment before it. Starts where the last count stopped, if that is
+        not after ``first_id``.
         """
         marker, due, offset, before = self._counted_to
         if marker != segment.header.marker or due > first_id:
@@ -90,7 +93,7 @@ class RunCounter:
 
 
 def runs(file: File, segment: Segment, due: int, offset: int, end: int) -> Iterator[tuple[int, Run]]:
-    """The runs of frames from ``offset`` on, as far as they are whole, with their offsets."""
+    """Yield the runs of whole frames from ``offset`` on, each with its offset. Stop at the first other bytes."""
     want = BLOCK_BYTES
     while offset < end:
         data, at = memoryview(file.read(offset, min(want, end - offset))), 0
@@ -104,7 +107,7 @@ def runs(file: File, segment: Segment, due: int, offset: int, end: int) -> Itera
 
 
 def _count(segment: Segment, offset: int, run: Run) -> None:
-    """These frames of the segment were found at ``offset``."""
+    """Add the frames of a run that begins at ``offset`` to the counts in ``segment``."""
     if not segment.marks or offset - segment.marks[-1][1] >= MARK_EVERY:
         segment.marks.append((run.first_id, offset))
     first_ms, last_ms = int(run.added_ms.min()), int(run.added_ms.max())

@@ -1,14 +1,16 @@
-"""Where in a segment the wanted items are, found by looking at little of it.
+"""Finds where in a segment the wanted items are, and reads only a small part of the segment for it.
 
 Rules:
-1. What is found is a stretch of frames that has every wanted item; it may have others. Where nothing can be said, it is
-   all of the segment.
-2. Ids rise from frame to frame, so they are found by bisection. A place counts if a whole, valid frame stands there.
-3. Of a segment that is not closed, only what is known to be on disk is searched.
-4. Instants mostly rise, but a clock may be set back. Where frames are large their heads are read, all of them. Where
-   they are small, some are looked at, at equal distances: if those rise, and begin and end where the footer says, a
-   step back was smaller than a distance, and one more distance is read on both sides. Otherwise all is read. (What this
-   does not see is a clock that is put ahead and back again within one distance, to instants that the segment has.)
+1. The result is a stretch of frames that has every wanted item. It may have other items too. If nothing is known, the
+   stretch is the whole segment.
+2. Ids rise from frame to frame, so they are found by bisection. A position counts only if a whole, valid frame begins
+   there.
+3. In a segment that is not closed, only the part that is known to be on disk is searched.
+4. Times of adding mostly rise, but a clock may be set back. If frames are large, all frame heads are read. If frames
+   are small, samples at equal distances are read. If the sampled times rise, and begin and end with the times that the
+   footer has, then a step back of the clock was smaller than one distance, and one more distance is read on both sides.
+   Otherwise the whole segment is read. (One case is not detected: a clock that is set ahead and back again within one
+   distance, to times that the segment has.)
 """
 
 from __future__ import annotations
@@ -23,24 +25,26 @@ from kestrelpy._journal.segment import FramePosition, Segment
 from kestrelpy.spark.read.pushdown import Wanted
 
 SMALL_BYTES = 256 << 10
-"""A stretch of this size is read and not searched."""
+"""A stretch of at most this size is read as a whole, without a search."""
 LOOK_BYTES = 512
+"""The size of the first read that looks for a frame at an arbitrary offset."""
 FURTHEST_LOOK = 64 << 10
-"""If no frame begins within so many bytes, no place is found here."""
+"""If no frame begins within so many bytes after an offset, the look there fails."""
 LOOKS = 512
-"""How many places of a segment are looked at, at most, for an instant."""
+"""The largest number of samples in one segment, in a search by time."""
 LARGE_FRAME = 1 << 10
-"""From this size on, on average, the heads of all frames are a small part of a segment, and read for an instant ..."""
+"""With frames of at least this average size, a search by time reads the heads of all frames: a small part of a segment.
+"""
 LARGER_FRAME = 4 << 10
-"""... and from this size on for an id, too, ..."""
+"""With frames of at least this average size, a search by id reads the heads of all frames, too."""
 MOST_HEADS = 64 << 10
-"""... if there are no more than these."""
+"""Heads are not read if the segment has more frames than this."""
 _NEAR = 64 << 10
 _SOME = 16
 
 
 class Counted:
-    """A file that counts the bytes that are read of it."""
+    """A file that counts the bytes that are read from it."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -59,14 +63,14 @@ class Counted:
 
 
 class Stretch(NamedTuple):
-    """Frames from ``place``, an id and its offset, to before the offset ``end``."""
+    """The frames from ``place`` (an id and its offset) up to the offset ``end``, exclusive."""
 
     place: FramePosition
     end: int
 
 
 class _Seen(NamedTuple):
-    """A frame: its first id, where it is, when its items were added, where it ends, and its watermark."""
+    """A frame: its first id, its offset, the time at which its items were added, its end, and its watermark."""
 
     item_id: int
     offset: int
@@ -76,14 +80,14 @@ class _Seen(NamedTuple):
 
 
 def seek(counted: Counted, segment: Segment, wanted: Wanted, end: int, durable_id: int) -> Stretch:
-    """Where ``wanted`` is among the frames of ``segment``, which end at ``end``, or before if it is not closed.
+    """Find ``wanted`` among the frames of ``segment``. They end at ``end``, or earlier if the segment is not closed.
 
     ``durable_id``: an id that is known to be on disk.
     """
     file = cast("File", counted)
     size = end - fmt.HEADER_BYTES
     stretch = Stretch((segment.first_id, fmt.HEADER_BYTES), end)
-    known = segment.closed  # what the ends of the segment are
+    known = segment.closed  # are the last id and the times of the segment known?
     by_id = wanted.start_id > segment.first_id or wanted.stop_id <= (segment.last_id if known else fmt.LARGEST)
     by_time = (
         known
@@ -106,7 +110,7 @@ def seek(counted: Counted, segment: Segment, wanted: Wanted, end: int, durable_i
 
 
 def _frame_at(file: File, marker: int, place: FramePosition, end: int) -> _Seen | None:
-    """The frame that stands at a known place, by its head."""
+    """The frame at a known position, from its head; ``None`` if the bytes there are no head of such a frame."""
     head = file.read(place[1], fmt.FRAME_BYTES)
     if len(head) < fmt.FRAME_BYTES:
         return None
@@ -118,7 +122,7 @@ def _frame_at(file: File, marker: int, place: FramePosition, end: int) -> _Seen 
 
 
 def _frame_behind(file: File, marker: int, offset: int, end: int, want: int = LOOK_BYTES) -> _Seen | None:
-    """The first valid frame at or behind ``offset``; ``None`` if none begins soon."""
+    """The first valid frame at or after ``offset``; ``None`` if none begins within ``FURTHEST_LOOK`` bytes."""
     while True:
         data = file.read(offset, max(min(want, end - offset), 0))
         for at, frame in fmt.frames_in(data, 0, marker):
@@ -131,7 +135,7 @@ def _frame_behind(file: File, marker: int, offset: int, end: int, want: int = LO
 
 
 def _average(file: File, segment: Segment, end: int) -> int:
-    """The size of a frame, going by the first ones."""
+    """The average size of the first ``_SOME`` frames; 0 if one of them is not as it should be."""
     place: FramePosition = (segment.first_id, fmt.HEADER_BYTES)
     for _ in range(_SOME):
         seen = _frame_at(file, segment.header.marker, place, end)
@@ -145,7 +149,7 @@ def _average(file: File, segment: Segment, end: int) -> int:
 
 
 def _heads(file: File, segment: Segment, end: int) -> list[_Seen] | None:
-    """All frames, by their heads; ``None`` if they are not as they should be."""
+    """All frames of the segment, from their heads; ``None`` if one of them is not as it should be."""
     heads: list[_Seen] = []
     place: FramePosition = (segment.first_id, fmt.HEADER_BYTES)
     while place[1] < end:
@@ -183,10 +187,10 @@ def _by_ids(file: File, segment: Segment, wanted: Wanted, whole: Stretch, durabl
 
 
 def _around(file: File, marker: int, within: Stretch, item_id: int, known_id: int) -> tuple[FramePosition, int]:
-    """The place of a frame at or before ``item_id``, near it, and the offset of one behind it.
+    """The position of a frame at or shortly before ``item_id``, and the offset of a frame after it.
 
-    ``known_id``: up to there ids are known to be on disk. Of what is behind, a crash may have left some frames without
-    those before them, which never counted: nothing is begun there.
+    ``known_id``: ids up to this one are known to be on disk. After it, a crash may have left single frames whose
+    predecessors are missing. Such frames never counted, so the returned position is not among them.
     """
     place, end = within
     places, top = [place], end
@@ -195,7 +199,7 @@ def _around(file: File, marker: int, within: Stretch, item_id: int, known_id: in
         if here is None:
             break
         middle = (place[1] + top) // 2
-        is_next = here.end >= middle  # a large one: where the next one is needs no search
+        is_next = here.end >= middle  # a large frame: the next one begins at its end, no search is needed
         seen = _frame_behind(file, marker, max(middle, here.end), end)
         known_id = max(known_id, seen.watermark if seen is not None else 0)
         if seen is not None and seen.item_id <= item_id:
@@ -213,7 +217,7 @@ def _around(file: File, marker: int, within: Stretch, item_id: int, known_id: in
 def _by_looks(file: File, segment: Segment, wanted: Wanted, end: int, average: int) -> Stretch | None:
     size = end - fmt.HEADER_BYTES
     look = max(LOOK_BYTES, 2 * average + 64)
-    count = min(LOOKS, isqrt(3 * size // look))  # as much for the looks as for three distances of reading
+    count = min(LOOKS, isqrt(3 * size // look))  # the samples read as many bytes as three distances have
     marker = segment.header.marker
     first = _frame_at(file, marker, (segment.first_id, fmt.HEADER_BYTES), end)
     if first is None or count < 8:
@@ -238,7 +242,7 @@ def _by_looks(file: File, segment: Segment, wanted: Wanted, end: int, average: i
 
 
 def _last_ms(file: File, marker: int, end: int) -> int | None:
-    """When the last item was added."""
+    """The time at which the last item was added; ``None`` if no frame is found in the last ``LARGER_FRAME`` bytes."""
     begin = max(end - LARGER_FRAME, fmt.HEADER_BYTES)
     last = None
     for _, frame in fmt.frames_in(file.read(begin, end - begin), 0, marker):

@@ -1,13 +1,13 @@
 """The streaming read: a query is one named reader of a queue.
 
 Rules:
-1. Offsets are ids: an offset says up to which id the query has come, and in which queue.
-2. An offset names only ids that are on disk. A power cut would give others to later items, and what Spark has noted as
-   done would then hide those.
-3. ``commit`` moves the reader's head, durably, to what the sink has and no further. So the writer keeps what a restart
-   may ask for; it may retire the rest.
+1. An offset of Spark has an id and a queue: the query has read this queue up to this id.
+2. An offset names only ids that are on disk. After a power cut, an id that was not on disk would go to a later item,
+   and the query would skip that item, because Spark has noted its id as done.
+3. ``commit`` moves the reader's head, durably, to the last item that the sink has, and no further. So the writer keeps
+   all items that a restart may need, and may retire the rest.
 4. Only the process that plans the query opens the reader, at the first call that needs it. Spark makes more of these
-   objects, to plan and to run tasks with: they lock nothing.
+   objects, to plan and to run tasks with. They take no lock.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ OPTIONS = (
     "failOnDataLoss",
 )
 SPLIT_BYTES = 2 << 20
-"""A stretch of a segment that is smaller is not worth another task."""
+"""A smaller part of a segment, in bytes, is not worth another task."""
 LOCK_PATIENCE = 10.0
-"""Seconds that the reader is waited for: the process of a query that has ended may have it for a moment."""
+"""Seconds to wait for the reader's lock: the process of a query that has just ended may hold it a little longer."""
 Offset: TypeAlias = dict[str, Any]
 
 
 class DataLoss(KestrelError):
-    """Items ``first_id`` to ``last_id`` of ``queue`` are needed by a query and are not there any more."""
+    """A query needs the items ``first_id`` to ``last_id`` of ``queue``, and they are not there any more."""
 
     def __init__(self, queue: str, first_id: int, last_id: int, reason: str) -> None:
         super().__init__(f"items {first_id} to {last_id} of queue {queue!r} are lost to this query: {reason}")
@@ -99,8 +99,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- what Spark asks for -----------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name, as those below
-        """Of a query without a checkpoint: where the reader is, or where ``startingPosition`` says if it is new; the
-        first named reader of a queue takes over the default reader's place if that option is not there.
+        """The first offset of a query without a checkpoint: the reader's position.
+
+        A new reader begins at ``startingPosition``. Without that option, the first named reader of a queue takes over
+        the default reader's position.
         """
         return self._offset(self._open(None).head)
 
@@ -110,7 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxBytes(self._max_bytes) if self._max_bytes is not None else ReadAllAvailable()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """How far the next batch goes: items that are on disk when this returns."""
+        """The end of the next batch. All its items are on disk when this returns."""
         tail_id = self._go_on(start)
         start_id = self._position(start, tail_id)
         last_id = tail_id if self._target is None else min(tail_id, self._target)
@@ -124,12 +126,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._reader is None else self._offset(self._source.visible_id)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What there is now is all that this run reads."""
+        """Limit this run to the items that are there now."""
         self._open(None)
         self._target = self._source.visible_id
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """At least two tasks for what is worth it, and one for each large segment."""
+        """The tasks of a batch: at least two if the batch is large enough, and at least one for each large segment."""
         tail_id = self._go_on(start)
         start_id = self._position(start, tail_id)
         end_id = self._end(end, tail_id)
@@ -141,7 +143,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return chosen(read_in_worker(partition), self._columns)
 
     def commit(self, end: Offset) -> None:
-        """The sink has everything up to ``end``: the writer may retire it. Again or of an older offset: harmless."""
+        """Commit the reader up to ``end``, which the sink has: the writer may retire these items.
+
+        A repeated call, or a call with an older offset, does nothing.
+        """
         reader = self._open(end)
         if not self._is_other(end):
             last_id = min(int(end["id"]), self._source.visible_id)
@@ -157,7 +162,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- the reader --------------------------------------------------------------------------------------------------
 
     def _open(self, start: Offset | None) -> Reader:
-        """The query's reader, opened at the first call. A new one begins behind ``start``, if that is known."""
+        """The query's reader, opened at the first call. A new reader begins after ``start``, if that is given."""
         if self._reader is not None:
             return self._reader
         place: Start = self._start if start is None else int(start["id"]) + 1
@@ -172,14 +177,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     holder = "another owner" if locked.pid is None else f"process {locked.pid}"
                     raise KestrelError(
                         f"reader {self._name!r} of queue {self._queue!r} is owned by {holder}: "
-                        "a reader belongs to one query, give each a name of its own"
+                        "a reader belongs to one query; set the option reader to another name"
                     ) from None
                 time.sleep(0.1)
         return self._reader
 
     def _go_on(self, start: Offset) -> int:
-        """Look how far the writer is, and keep what is behind ``start``: a query that goes on from an older checkpoint
-        of Spark's needs more than the reader has kept for it. Returns the last id there is.
+        """Look for new items, and make the reader keep all items after ``start``. Returns the last id that is there.
+
+        A query that resumes from an older checkpoint of Spark's needs items before the reader's head.
         """
         reader, start_id = self._open(start), int(start["id"])
         tail_id = self._source.visible_id
@@ -193,13 +199,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"id": last_id, "queue": queue_id.hex() if any(queue_id) else ""}
 
     def _is_other(self, offset: Offset) -> bool:
-        """Whether the offset is of another queue than the one that is here."""
+        """True if the offset belongs to another queue than the one that is here now."""
         return bool(offset["queue"]) and offset["queue"] != self._offset(0)["queue"]
 
-    # -- what is lost ------------------------------------------------------------------------------------------------
+    # -- lost items --------------------------------------------------------------------------------------------------
 
     def _position(self, start: Offset, tail_id: int) -> int:
-        """The id behind which the query goes on: ``start``, unless items are lost and that is to be passed over."""
+        """The id after which the query continues: ``start``, or a later id if items are lost and may be skipped.
+
+        Raises ``DataLoss`` if items are lost and ``failOnDataLoss`` is true.
+        """
         start_id = int(start["id"])
         if self._is_other(start):
             self._lose(1, start_id, "another queue of that name is in their place")
@@ -219,7 +228,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start_id
 
     def _end(self, end: Offset, tail_id: int) -> int:
-        """The last id of a batch that was planned before, as far as it is there."""
+        """The last id of a batch that was planned earlier, or the last id of it that is still there."""
         end_id = int(end["id"])
         if self._is_other(end):
             self._lose(1, end_id, "another queue of that name is in their place")
@@ -237,7 +246,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- how much, and in which parts --------------------------------------------------------------------------------
 
     def _limited(self, first_id: int, last_id: int, limit: ReadLimit) -> int:
-        """Where a batch ends that begins at ``first_id``. Spark hands one limit on; with two, both hold."""
+        """The last id of a batch that begins at ``first_id``. Spark passes one limit; if both are set, both hold."""
         if isinstance(limit, ReadAllAvailable):
             return last_id
         max_items = limit.max_rows if isinstance(limit, ReadMaxRows) else self._max_items
@@ -276,7 +285,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         segment.name,
                         segment.header,
                         segment.last_id if segment.closed else None,
-                        True,  # what is there was seen: a footer that is missing is not missed
+                        True,  # ``through_id`` covers all items that were seen, so a missing footer is no damage
                         last,
                         Wanted(start_id, stop_id),
                         mine,
@@ -288,13 +297,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _bytes_of(segment: Segment, first_id: int, last_id: int) -> int:
-    """About how many bytes of a segment these ids take; at least 1."""
+    """Estimate how many bytes of a segment these ids take; at least 1."""
     some = min(last_id, segment.last_id) + 1 - max(first_id, segment.first_id)
     return max((segment.records_end - fmt.HEADER_BYTES) * some // max(segment.items, 1), 1)
 
 
 def starting_position(options: Mapping[str, str]) -> Start:
-    """``earliest``, ``latest`` or an id; ``earliest`` if nothing is said. Raises ``ValueError``."""
+    """The option ``startingPosition``: ``earliest`` (the default), ``latest`` or an id. Raises ``ValueError``."""
     text = options.get("startingPosition", "earliest").lower()
     if text in ("earliest", "latest"):
         return "tail" if text == "latest" else text
@@ -304,7 +313,7 @@ def starting_position(options: Mapping[str, str]) -> Start:
 
 
 class OpenedReader(NamedTuple):
-    """A query's reader, the source that it reads from, and what counts frames there."""
+    """A query's reader, its source, and the counter of the source's frames."""
 
     reader: Reader
     source: DetachedSource
@@ -312,7 +321,7 @@ class OpenedReader(NamedTuple):
 
 
 def open_source(directory: str, queue: str, name: str, start: Start) -> OpenedReader:
-    """As ``open_reader``. The reader's checkpoint is on disk when this returns. Raises as that."""
+    """Open a reader as ``open_reader`` does, and raise as it does. The checkpoint is on disk when this returns."""
     folder = RealDisk().directory(directory)
     source: DetachedSource | None = None
     try:
@@ -331,12 +340,12 @@ def open_source(directory: str, queue: str, name: str, start: Start) -> OpenedRe
 
 
 def open_at(directory: str, queue: str, name: str, start: Start) -> OpenedReader:
-    """As ``open_source``; but a place that is made begins at ``start`` also if it is the first named one.
+    """As ``open_source``, but a new reader begins at ``start`` even if it is the first named reader of the queue.
 
-    The first named reader takes the default reader's place over, unless somebody has that reader open: so it is open
-    here meanwhile, and keeps its place and what it has not read, for who opens it next. Only where the new reader
-    begins no further than the default one is, and so sees all of that, does it take the place over: items that are
-    kept for nobody would fill the disk.
+    The first named reader takes over the default reader's position, unless the default reader is open. So this opens
+    the default reader meanwhile. The default reader then keeps its position and its unread items for the next consumer.
+    There is one exception: if ``start`` is not after the default reader's position, then the new reader sees all those
+    items, and takes the position over. Otherwise items that nobody reads would be kept, and would fill the disk.
     """
     if _has_reader(directory, queue, name):
         return open_source(directory, queue, name, start)
@@ -368,11 +377,11 @@ def _has_reader(directory: str, queue: str, name: str) -> bool:
 
 
 def _place_of(start: Start, first_id: int, last_id: int) -> int:
-    """The id that a new reader begins with, as the core has it."""
+    """The first id that a new reader gets, by the same rule as in the core."""
     if start == "tail":
         return last_id + 1
     return first_id if start == "earliest" else max(first_id, min(int(start), last_id + 1))
 
 
 def _nothing() -> None:
-    """A reader from outside has no puts to consider."""
+    """The registry's callback for producers: a reader outside the writer's process has no producers to notify."""

@@ -1,1 +1,1 @@
-"""What items say about a load: figures, charts, one page."""
+"""The report of the load that the items of a queue show: figures, charts, one page."""

@@ -1,7 +1,7 @@
 """Charts of a load, as PNG bytes. Each is drawn for a light page and for a dark one.
 
-One axis of time is shared by all queues of a picture, and each queue keeps its colour in all of them. Names are drawn
-as they are: nothing in them is taken for mathematics.
+All queues of a picture share one time axis. A queue has the same colour in all pictures. Names are drawn as they are,
+without an interpretation as mathematical text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UTC = datetime.UTC
 
 
 class Theme(NamedTuple):
-    """What a picture stands on."""
+    """The colours of a picture: its background, text and thin lines."""
 
     name: str
     ground: str
@@ -33,7 +33,7 @@ DARK = Theme("dark", "#17191c", "#e4e6e8", "#3b4147")
 
 
 class Chart(NamedTuple):
-    """One picture: its file's name without the ending, what it shows, and how it is read."""
+    """One picture: the name of its file without the suffix, its title, and a text that says how to read it."""
 
     name: str
     title: str
@@ -44,28 +44,28 @@ CHARTS = (
     Chart(
         "items",
         "Items per minute",
-        "Mean of each slot of time; the pale area reaches up to the busiest minute in it.",
+        "The mean of each slot of time. The pale area reaches up to the busiest minute of the slot.",
     ),
-    Chart("bytes", "Data per minute", "Mean of each slot of time, without what the journal adds."),
+    Chart("bytes", "Data per minute", "The mean of each slot of time, without the bytes that the journal adds."),
     Chart(
         "curve",
         "How busy the minutes are",
-        "A point at 10% and 500 says: in a tenth of all minutes there were 500 items or more. A steady load is a flat "
-        "line, a load in bursts falls steeply. Minutes without an item count.",
+        "A point at 10% and 500 means: a tenth of all minutes had 500 items or more. A steady load is a flat line. A "
+        "load in bursts falls steeply. Minutes without an item count, too.",
     ),
-    Chart("sizes", "Sizes of items", "Share of the items, and of the data, by size; a column is a power of two."),
+    Chart("sizes", "Sizes of items", "The share of the items, and of the data, by size. A column is a power of two."),
     Chart(
         "gaps",
         "Time from one item to the next",
-        "Share of the items that came so long after the one before. Items of one batch come at the same instant.",
+        "The share of the items by the time since the item before. Items of one batch come at the same time.",
     ),
-    Chart("lifetimes", "Time that items are given until they expire", "Share of those items that expire at all."),
-    Chart("errors", "Items that were aborted", "How many items were aborted how often, of those that were."),
+    Chart("lifetimes", "Time from put to expiry", "The share of the items that have an expiry, by that time."),
+    Chart("errors", "Items that were aborted", "The number of aborted items, by how often they were aborted."),
 )
 
 
 def draw(load: Load, theme: Theme) -> dict[str, bytes]:
-    """The charts that have something to show, by their names."""
+    """Draw the charts that have data. Returns PNG bytes by the name of the chart."""
     matplotlib = import_module("matplotlib")
     style = {
         "figure.facecolor": theme.ground,
@@ -105,7 +105,7 @@ def _png(figure: Any) -> bytes:
 
 
 def _figure(rows: int, each: float, *, share_y: bool = False) -> tuple[Any, list[Any]]:
-    """Axes one below the other, with one horizontal axis. Drawn by Agg alone: no window, no state that is shared."""
+    """Axes below each other, with one horizontal axis. Uses the Agg backend only: no window and no shared state."""
     figure = import_module("matplotlib.figure").Figure(figsize=(WIDE, 0.9 + each * rows), layout="constrained")
     import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     axes = figure.subplots(rows, 1, sharex=True, sharey=share_y, squeeze=False)
@@ -118,7 +118,7 @@ def _name(axes: Any, queue: str, note: str = "") -> None:
 
 
 def _by_queue(load: Load, rows: Sequence[Row]) -> list[tuple[str, str, list[Row]]]:
-    """The queues that have rows: name, colour, rows."""
+    """The name, the colour and the rows of each queue that has rows."""
     found = []
     for queue, colour in zip(load.drawn, COLOURS, strict=False):
         mine = [row for row in rows if row["queue"] == queue]
@@ -171,7 +171,7 @@ def _clock(axes: Any, label: str) -> None:
 
 
 def _moment(number: int) -> datetime.datetime:
-    """The beginning of a minute."""
+    """The start of a minute, from its number since 1970."""
     epoch = datetime.datetime(1970, 1, 1, tzinfo=_UTC)
     return epoch + datetime.timedelta(milliseconds=number * MINUTE_MS)
 
@@ -210,13 +210,13 @@ def _sizes(load: Load) -> Any:
 
 
 def _gaps(load: Load) -> Any:
-    """Without those at the same instant, as far as there are others: they would hide them."""
+    """Leave out gaps of 0, if there are others: their large share would hide the others."""
     rows = [row for row in load.gaps if row["from_ms"]] or load.gaps
     notes = {}
     for queue in load.drawn:
         counts = {row["from_ms"]: row["count"] for row in load.gaps if row["queue"] == queue}
         share = 100 * counts.get(0, 0) / (sum(counts.values()) or 1)
-        notes[queue] = f"   {share:.3g}% come at the same instant, the others:" if rows is not load.gaps else ""
+        notes[queue] = f"   {share:.3g}% come at the same time, the others:" if rows is not load.gaps else ""
     return _columns(load, rows, "ms", ("count",), "time since the item before", milliseconds, notes)
 
 
@@ -233,7 +233,7 @@ def _columns(
     words: Callable[[float], str],
     notes: Mapping[str, str] | None = None,
 ) -> Any:
-    """Shares in buckets of powers of two; a second series as an outline."""
+    """Draw shares in buckets of powers of two. A second series is drawn as an outline."""
     queues = _by_queue(load, rows)
     if not queues:
         return None

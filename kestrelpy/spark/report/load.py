@@ -1,9 +1,9 @@
-"""What items say about a load, worked out in Spark: tables for whoever asks on, figures for one page.
+"""The figures of a load, computed by Spark from the items: tables for further analysis, and the figures of one page.
 
 Rules:
-1. The data is looked at once, for its length; what is kept of an item for the rest is six numbers.
-2. What comes to the driver is bounded: ``MOST_QUEUES`` queues, ``MOST_SLOTS`` slots of time, buckets of powers of two.
-3. Rates count every minute from a queue's first to its last one, those without an item too.
+1. The data of an item is read once, for its length. For everything else, six values of each item are kept.
+2. The driver gets a bounded amount: ``MOST_QUEUES`` queues, ``MOST_SLOTS`` slots of time, buckets of powers of two.
+3. Rates count every minute from a queue's first item to its last, minutes without an item too.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 MOST_QUEUES = 50
-"""Queues on the page: those with the most bytes."""
+"""The most queues on the page: those with the most bytes."""
 MOST_DRAWN = 6
-"""Queues in a plot."""
+"""The most queues in a chart."""
 MOST_SLOTS = 600
-"""Points along a time axis: where there are more minutes, a slot is several."""
+"""The most points along a time axis. If there are more minutes, a slot is several minutes."""
 MINUTE_MS = 60_000
 CURVE = 100
-"""Steps of a load curve."""
+"""The steps of a load curve."""
 _PERCENTILES = (0.5, 0.9, 0.99, 0.999)
 _ACCURACY = 2000
 
@@ -36,8 +36,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Load:
-    """The figures of a page. ``queues``: one row a queue, those with the most bytes first; ``more_queues``: how many
-    are left out. The other lists have rows of the first ``MOST_DRAWN`` of them.
+    """The figures of a page. ``queues``: a row for each queue, those with the most bytes first.
+
+    ``more_queues``: the number of queues that ``queues`` leaves out. The other lists have rows of the first
+    ``MOST_DRAWN`` queues only.
     """
 
     items: int
@@ -60,7 +62,7 @@ class Load:
 
 
 class Tables:
-    """The tables of a load, as DataFrames. ``close()`` gives back what Spark keeps for them."""
+    """The tables of a load, as DataFrames. ``close()`` frees the data that Spark caches for them."""
 
     def __init__(self, items: DataFrame) -> None:
         """``items`` has the columns of the format, or of the lake."""
@@ -90,7 +92,7 @@ class Tables:
             "lifetimes": self._lifetimes().persist(),
             "errors": self._errors().persist(),
         }
-        """The tables by their names, as they are written."""
+        """The tables that are written, by their names."""
 
     def close(self) -> None:
         for table in (*self.all.values(), self._gaps, self._minutes, self._facts):
@@ -99,7 +101,7 @@ class Tables:
     # -- one row a queue ---------------------------------------------------------------------------------------------
 
     def _queues(self) -> DataFrame:
-        """Totals, sizes, burstiness, expiry and errors of each queue."""
+        """One row for each queue: totals, sizes, burstiness, expiry and errors."""
         facts = self._facts.groupBy("queue").agg(
             F.count("*").alias("items"),
             F.sum("size").alias("bytes"),
@@ -158,8 +160,10 @@ class Tables:
     # -- distributions -----------------------------------------------------------------------------------------------
 
     def _gap_counts(self) -> DataFrame:
-        """How often each time from one item to the next occurs. Within a minute, and from one minute to the next: so
-        no task has to sort a whole queue.
+        """How often each gap, the time from one item to the next, occurs.
+
+        Gaps within a minute and gaps from one minute to the next are computed separately, so that no task has to sort a
+        whole queue.
         """
         within = Window.partitionBy("queue", "number").orderBy("added_ms", "id")
         inside = self._facts.withColumn("number", F.floor(F.col("added_ms") / MINUTE_MS)).select(
@@ -170,31 +174,31 @@ class Tables:
         return inside.unionAll(between).dropna().groupBy("queue", "gap_ms").agg(F.count("*").alias("count"))
 
     def _sizes(self) -> DataFrame:
-        """Items by size: from ``from_bytes`` to below ``to_bytes``."""
+        """Items by size, from ``from_bytes`` up to ``to_bytes``, exclusive."""
         buckets = self._facts.groupBy("queue", _bucket("size").alias("bucket"))
         return _bounds(buckets.agg(F.count("*").alias("items"), F.sum("size").alias("bytes")), "bytes")
 
     def _gap_sizes(self) -> DataFrame:
-        """Times from one item to the next: from ``from_ms`` to below ``to_ms``."""
+        """Gaps by length, from ``from_ms`` up to ``to_ms``, exclusive."""
         buckets = self._gaps.groupBy("queue", _bucket("gap_ms").alias("bucket"))
         return _bounds(buckets.agg(F.sum("count").alias("count")), "ms")
 
     def _lifetimes(self) -> DataFrame:
-        """Items that expire, by the seconds that they were given: from ``from_s`` to below ``to_s``."""
+        """Items with an expiry by the seconds from put to expiry, from ``from_s`` up to ``to_s``, exclusive."""
         expiring = self._facts.where("lifetime_ms is not null")
         seconds = expiring.withColumn("lifetime_s", F.greatest(F.floor(F.col("lifetime_ms") / 1000), F.lit(0)))
         buckets = seconds.groupBy("queue", _bucket("lifetime_s").alias("bucket"))
         return _bounds(buckets.agg(F.count("*").alias("items")), "s")
 
     def _errors(self) -> DataFrame:
-        """Items by how often they were aborted, of those that were."""
+        """Items that were aborted, by how often."""
         failed = self._facts.where("error_count > 0")
         return failed.groupBy("queue", "error_count").agg(F.count("*").alias("items")).orderBy("queue", "error_count")
 
-    # -- what a page shows -------------------------------------------------------------------------------------------
+    # -- the figures of a page ---------------------------------------------------------------------------------------
 
     def load(self) -> Load | None:
-        """``None`` if there is no item."""
+        """The figures of the page; ``None`` if there is no item."""
         tables = self.all
         totals = tables["queues"].agg(
             F.count("*"), F.sum("items"), F.sum("bytes"), F.min("first_added"), F.max("last_added")
@@ -232,7 +236,7 @@ class Tables:
         return _rows(sums.orderBy("queue", "number"))
 
     def _curves(self, mine: Column, queues: Mapping[str, Row]) -> dict[str, list[float]]:
-        """Items a minute that are reached in 0, 1, ... 100% of a queue's minutes, the busiest first."""
+        """For each queue: the items per minute that the busiest 0, 1, ... 100% of its minutes reach at least."""
         shares = [at / CURVE for at in range(CURVE, -1, -1)]
         counts = self._minutes.where(mine).groupBy("queue")
         found = counts.agg(F.percentile_approx("items", shares, _ACCURACY).alias("busy")).collect()
@@ -250,7 +254,7 @@ def _digits(share: float) -> str:
 
 
 def _bucket(name: str) -> Column:
-    """0 for 0, and then one more than the power of two that the number has reached."""
+    """The number of binary digits of a value: 0 for 0, and n + 1 from the n-th power of two on."""
     return F.when(F.col(name) <= 0, 0).otherwise(F.length(F.bin(name)))
 
 

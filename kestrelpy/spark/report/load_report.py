@@ -1,4 +1,4 @@
-"""The load report: what a lake, an archive or a folder of queues says about the load. See ``_load`` for the figures."""
+"""The load report of a lake, an archive or a folder of queues. ``load.py`` has the figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TASKS = 4
 
 
 class NothingToReport(KestrelError, LookupError):
-    """There is no item in ``source``."""
+    """``source`` has no item."""
 
     def __init__(self, source: str) -> None:
         super().__init__(f"there are no items in {source}")
@@ -40,8 +40,9 @@ class NothingToReport(KestrelError, LookupError):
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What was reported: totals, the names of the queues, those with the most data first (at most 50), and what was
-    written, as names in ``out_dir``.
+    """The totals, the names of the queues, and the written files, as names in ``out_dir``.
+
+    ``queues`` has the at most 50 queues with the most data, those with the most data first.
     """
 
     items: int
@@ -55,17 +56,19 @@ class LoadReport:
 def load_report(
     spark: SparkSession, source: str | os.PathLike[str], out_dir: str | os.PathLike[str], *, filesystem: Any = None
 ) -> LoadReport:
-    """Write what the items in ``source`` say about the load, for each queue: items and bytes per minute, sizes,
-    burstiness (peak to mean, Fano factor per minute, times between items), expiry, error counts.
+    """Write a report of the load that the items in ``source`` show.
 
-    ``source``: a lake (``archive_to_parquet``), an archive, or a folder of queues, by path or URI; ``filesystem`` as
-    for ``archive_to_parquet``, for an archive alone. Into ``out_dir`` go ``index.html``, which needs nothing else,
-    the charts in it as PNG, and the tables as Parquet: ``tables/queues``, ``minutes``, ``sizes``, ``gaps``,
-    ``lifetimes``, ``errors``. What was there under these names is replaced.
+    For each queue: items and bytes per minute, sizes, burstiness (peak to mean, Fano factor per minute, times between
+    items), expiry, error counts.
 
-    Only what a page shows comes to the driver; the rest is worked out and written by Spark, which reads the source
-    once and keeps some 40 bytes an item meanwhile. Raises ``NothingToReport``, ``OSError``, and what fails in a task
-    (a damaged segment, say) as Spark raises it.
+    ``source``: a lake (``archive_to_parquet``), an archive, or a folder of queues, by path or URI. ``filesystem``: as
+    for ``archive_to_parquet``, for an archive only. ``out_dir`` gets ``index.html``, which needs no other file, its
+    charts as PNG, and the tables as Parquet: ``tables/queues``, ``minutes``, ``sizes``, ``gaps``, ``lifetimes``,
+    ``errors``. Existing files of these names are replaced.
+
+    Only the figures of the page come to the driver. Spark computes and writes the tables. It reads the source once, and
+    keeps about 40 bytes an item meanwhile. Raises ``NothingToReport``, ``OSError``. A failure in a task (a damaged
+    segment, say) is raised as Spark raises it.
     """
     store, out = Store(source, filesystem), Store(out_dir)
     tables = Tables(_items(spark, store, os.fspath(source)))
@@ -92,7 +95,7 @@ def load_report(
 
 
 def _place(folder: str | os.PathLike[str], name: str) -> str:
-    """Where Spark finds it."""
+    """The URI by which Spark finds ``name`` in ``folder``."""
     place = os.fspath(folder)
     return f"{place.rstrip('/')}/{name}" if "://" in place else f"file://{local_folder(place)}/{name}"
 
@@ -113,7 +116,7 @@ def _items(spark: SparkSession, store: Store, source: str) -> DataFrame:
 
 
 def _read(store: Store, names: list[str], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task: the items of the archived segments of these numbers."""
+    """One task: read the archived segments with these numbers, which are indices into ``names``."""
     for batch in numbers:
         for number in batch.column(0).to_pylist():
             name = names[number]

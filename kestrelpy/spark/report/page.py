@@ -1,7 +1,7 @@
-"""The page of a load: one HTML file that needs nothing else, readable in light and in dark.
+"""The page of a load: one HTML file that needs no other file, with a light and a dark design.
 
-Whatever comes from the data is escaped; charts are in the page; it asks for nothing from elsewhere, and says so to
-the browser.
+All text from the data is escaped. The charts are inside the page. The page loads nothing from other places, and forbids
+the browser to do so.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Cell = Callable[[Row], str]
 
 
 def page(source: str, load: Load, light: Mapping[str, bytes], dark: Mapping[str, bytes]) -> str:
-    """The whole page. ``light`` and ``dark``: the charts by their names."""
+    """The whole page, as HTML. ``light`` and ``dark``: the charts by their names."""
     count = len(load.queues) + load.more_queues
     parts = [
         _HEAD.format(title=escape(source)),
@@ -47,7 +47,7 @@ def page(source: str, load: Load, light: Mapping[str, bytes], dark: Mapping[str,
         f"added from {_instant(load.first_added)} to {_instant(load.last_added)}, UTC.",
     ]
     if load.more_queues:
-        parts.append(f" {load.more_queues:,} queues with less data are left out here; they are in the tables.")
+        parts.append(f" {load.more_queues:,} queues with less data are not shown here; they are in the tables.")
     if len(load.queues) > MOST_DRAWN:
         parts.append(f" The charts show the {MOST_DRAWN} queues with the most data.")
     parts.append("</p>")
@@ -110,8 +110,8 @@ def _share(part: str, whole: str) -> Cell:
 _TABLES: tuple[tuple[str, str, dict[str, Cell]], ...] = (
     (
         "Queues",
-        "How much there was, how large it was, and how long from put to expiry. Error counts are known of items that "
-        "are not done; an archive has none.",
+        "The number of items, their sizes, and the time from put to expiry. Error counts are known only for items that "
+        "are not done. An archive has none.",
         {
             "queue": lambda row: str(row["queue"]),
             "items": _number("items"),
@@ -126,9 +126,9 @@ _TABLES: tuple[tuple[str, str, dict[str, Cell]], ...] = (
     ),
     (
         "Burstiness",
-        "Of items that come independently of each other at a steady rate the Fano factor (variance of the items per "
-        "minute over their mean) is 1, and so is the variation of the gaps (variance over the square of the mean); "
-        "above 1 they come in bursts.",
+        "If items come independently of each other at a steady rate, the Fano factor (variance of the items per minute "
+        "over their mean) is 1, and so is the variation of the gaps (variance over the square of the mean). Above 1, "
+        "items come in bursts.",
         {
             "queue": lambda row: str(row["queue"]),
             "minutes": _number("minutes"),

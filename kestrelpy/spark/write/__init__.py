@@ -1,1 +1,1 @@
-"""Writing rows into queues, through their inboxes."""
+"""Writes rows into queues, through their inboxes."""

@@ -2,17 +2,17 @@
 
     executors                                     driver                          owner of the queue
     task: rows -> a part, sealed, on disk  --.
-    task: rows -> a part, sealed, on disk  ---+-> commit: publish, one rename --> takes the batch in, once
-    task that fails, or is second: a part that nobody names, removed a day later
+    task: rows -> a part, sealed, on disk  ---+-> commit: publish, one rename --> ingests the batch, once
+    failed or duplicate task: a part that no batch names, removed a day later
 
 Rules:
-1. Nothing of a job is in the queue before its commit, and all of it after it: a batch is published by one rename, and
-   taken in as one.
-2. A batch carries who it is from and which one it is: ``txnAppId`` and ``txnVersion``, for a stream the id of the query
-   (which lives in its checkpoint) and the batch id. What is published, or was taken in, is not published again.
-3. Nobody needs the queue to be open. If it is not, the commit takes the batch in by itself.
-4. What can be known before the first row is checked on the driver, where this is made: names, folders, options. There
-   a mistake is one sentence; in a task it is tried four times, and of a stream nobody hears why.
+1. Before a job's commit, none of its rows are in the queue. After the commit, all of them are: one rename publishes a
+   batch, and the owner ingests it as a whole.
+2. A batch carries its identity: ``txnAppId`` and ``txnVersion``. For a stream these are the id of the query, which is
+   stored in the query's checkpoint, and the batch id. A batch that is published or ingested is not published again.
+3. The queue need not be open. If no owner has it open, the commit ingests the batch.
+4. Names, folders and options are checked on the driver, before the first row. There a mistake gives one sentence. In a
+   task, Spark would try four times, and a stream would not say why it failed.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from kestrelpy.spark.locations import FilesNotSeen, local_folder
 
 CHUNK_BYTES = 256 << 10
 CHUNK_ITEMS = 4096
-"""A part is written in batches of at most so much, an item of any size alone."""
+"""The limits of one batch in a part, in bytes and in items. An item of any size can be a batch alone."""
 
 _OPTIONS = {"path", "queue", "txnappid", "txnversion", "checkpointlocation"}
 
 
 class SinkMistake(KestrelError, ValueError):
-    """What is written cannot become items, or the options do not say where to."""
+    """The rows cannot become items, or the options of the write are wrong or incomplete."""
 
 
 class Sealed(WriterCommitMessage):
-    """What a task hands to the commit: its part, and the query that it is of (``""``: of none)."""
+    """What a task passes to the commit: its part, and the id of its query (``""`` if there is no query)."""
 
     def __init__(self, part: Part, query_id: str) -> None:
         self.part = part
@@ -55,7 +55,7 @@ class Sealed(WriterCommitMessage):
 
 
 class _Sink:
-    """What a batch write and a stream have in common."""
+    """The common base of a batch write and a stream."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         _check_schema(schema)
@@ -63,10 +63,10 @@ class _Sink:
             raise SinkMistake('items of a queue cannot be overwritten: write with mode("append")')
         unknown = sorted(name for name in options if name.lower() not in _OPTIONS)
         if unknown:
-            raise SinkMistake(f"unknown option {unknown[0]!r}: the sink has queue, txnAppId and txnVersion")
+            raise SinkMistake(f"unknown option {unknown[0]!r}: the sink has the options queue, txnAppId and txnVersion")
         path, self._queue = options.get("path", ""), options.get("queue", "")
         if not path or not self._queue:
-            raise SinkMistake('say where to: .option("queue", name) and the folder of the queue in save() or start()')
+            raise SinkMistake('name the queue by .option("queue", name), and its folder in save() or start()')
         check_name(self._queue)
         try:
             self._directory = local_folder(path)
@@ -79,10 +79,10 @@ class _Sink:
         try:
             self._version = None if version is None else int(version)
         except ValueError:
-            raise SinkMistake(f"txnVersion is a whole number, not {version!r}") from None
+            raise SinkMistake(f"option txnVersion must be a whole number, not {version!r}") from None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sealed:
-        """In a task: all its rows into one sealed part."""
+        """In a task: write all rows of the task into one sealed part."""
         with PartWriter(self._directory, self._queue) as writer:
             for batch in iterator:
                 _write_rows(writer, batch)
@@ -101,11 +101,13 @@ class _Sink:
         try:
             take_in(self._directory, self._queue)
         except QueueLocked:
-            return  # its owner does
+            return  # an owner has the queue open, and ingests the batch
 
     def _discard(self, messages: Iterable[WriterCommitMessage | None]) -> None:
-        """The job has failed, and that is what is to be told: what goes wrong here is logged. The parts are removed by
-        the queue's owner then, a day later.
+        """Remove the parts of a failed job.
+
+        A failure here is logged only, so that Spark reports why the job failed. The queue's owner then removes the
+        parts a day later.
         """
         try:
             discard(self._directory, self._queue, [message.part for message in _sealed(messages)])
@@ -114,7 +116,7 @@ class _Sink:
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):
-    """``df.write``: one batch, of its own or of the transaction that the options name."""
+    """``df.write``: one batch. Its identity is the transaction that the options name, if they name one."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
@@ -122,26 +124,27 @@ class BatchSink(_Sink, DataSourceArrowWriter):
             raise SinkMistake("txnAppId and txnVersion belong together: one is missing")
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: publish what the tasks have sealed. Without a ``txnAppId`` these parts alone say which batch
-        it is: a job that is run again is another one.
+        """On the driver: publish the sealed parts of the tasks.
+
+        Without a ``txnAppId``, only the parts identify the batch. Then a job that runs again is another batch.
         """
         self._publish(_sealed(messages), self._app_id, self._version or 0)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: the job has failed, and so have its parts."""
+        """On the driver: the job failed; remove its parts."""
         self._discard(messages)
 
 
 class StreamSink(_Sink, DataSourceStreamArrowWriter):
-    """``df.writeStream``: batch after batch, each known by the query and its batch id."""
+    """``df.writeStream``: a batch for each micro-batch, identified by the query and the batch id."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
         if self._version is not None:
-            raise SinkMistake("txnVersion of a stream is its batch id: leave the option out")
+            raise SinkMistake("txnVersion of a stream is its batch id: remove the option txnVersion")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """On the driver: publish what the tasks of this batch have sealed."""
+        """On the driver: publish the sealed parts of this batch's tasks."""
         sealed = _sealed(messages)
         app_id = self._app_id or next((message.query_id for message in sealed if message.query_id), None)
         if sealed and not app_id:
@@ -149,12 +152,15 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
         self._publish(sealed, app_id, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """On the driver: the batch has failed; it comes again."""
+        """On the driver: the batch failed, and will come again; remove its parts."""
         self._discard(messages)
 
 
 def _check_local(directory: str) -> None:
-    """Raise ``SinkMistake`` where the driver could not publish: that takes locks. Tasks may write over a network."""
+    """Raise ``SinkMistake`` if the driver cannot take locks in the folder, as publishing must.
+
+    Tasks may write over a network file system.
+    """
     try:
         RealDisk().directory(directory).close()
     except (FileNotFoundError, NotADirectoryError):
@@ -169,7 +175,7 @@ def _check_local(directory: str) -> None:
 
 
 def _sealed(messages: Iterable[WriterCommitMessage | None]) -> list[Sealed]:
-    """The messages of the tasks that had anything to say."""
+    """The messages of those tasks that have sent one."""
     return [message for message in messages if isinstance(message, Sealed)]
 
 
@@ -177,21 +183,21 @@ def _check_schema(schema: StructType) -> None:
     kinds = {field.name: field.dataType for field in schema.fields}
     other = sorted(set(kinds) - {"data", "expires"})
     if other:
-        raise SinkMistake(f"column {other[0]!r} has no place in an item: select data, and expires if there is one")
+        raise SinkMistake(f"column {other[0]!r} cannot be part of an item: select data, and expires if there is one")
     if not isinstance(kinds.get("data"), BinaryType | StringType):
-        raise SinkMistake("an item is the column data, binary or string")
+        raise SinkMistake("the rows need the column data, binary or string")
     if not isinstance(kinds.get("expires", TimestampType()), TimestampType | TimestampNTZType):
-        raise SinkMistake("the column expires is a timestamp")
+        raise SinkMistake("the column expires must be a timestamp")
 
 
 # -- rows into a part ------------------------------------------------------------------------------------------------
 
 
 def _write_rows(writer: PartWriter, batch: pa.RecordBatch) -> None:
-    """All rows of an Arrow batch, without an object for each: items that expire at the same time go together."""
+    """Write all rows of an Arrow batch, without an object for each row. Consecutive rows of one expiry go together."""
     data = batch.column("data")
     if data.null_count:
-        raise SinkMistake("data is null in a row: an item is bytes, if only none")
+        raise SinkMistake("data is null in a row: an item must be bytes, and may be empty")
     if not len(data):
         return
     if not pa.types.is_binary(data.type):
@@ -205,7 +211,7 @@ def _write_rows(writer: PartWriter, batch: pa.RecordBatch) -> None:
 
 
 def _expiries(batch: pa.RecordBatch) -> Any:
-    """Milliseconds for each row, -1 where there is none; ``None`` if no row has one."""
+    """The expiry of each row in milliseconds since 1970, or -1 for none; ``None`` if no row has an expiry."""
     if "expires" not in batch.schema.names:
         return None
     column = batch.column("expires")
@@ -218,7 +224,7 @@ def _expiries(batch: pa.RecordBatch) -> Any:
 
 
 def _spans(offsets: Any, expiries: Any) -> Iterator[tuple[int, int, int | None]]:
-    """Where to cut: rows from, to, and when they expire."""
+    """Cut the rows into batches of one expiry: the first row, the row after the last, and the expiry."""
     count = len(offsets) - 1
     breaks = [0, count] if expiries is None else [0, *(np.flatnonzero(np.diff(expiries)) + 1).tolist(), count]
     for first, last in pairwise(breaks):

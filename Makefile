@@ -5,7 +5,7 @@
 #   make demo INPUT=path      the same with your own file or folder
 #   make test                 the test suite, on all cores, in some four minutes: a twentieth of each campaign
 #   make test-all             all of it, as docs/guarantees.md publishes it; KESTRELPY_SHARE=10 for ten times as much
-#   make test-spark           the tests on Spark that start drivers and executors, and kill them
+#   make test-spark           the tests on Spark that start drivers and executors, and kill them; docs/spark.md
 #   make soak HOURS=8         all harnesses for hours, at low priority; what was seen goes into docs/ledger.json
 #   make coverage             which branches of what reads and writes files the tests reach
 #   make compare              other queues through the same kills and power cuts, into docs/comparison.md; for root
@@ -73,7 +73,7 @@ test-all: $(VENV)/.installed-dev java
 	KESTRELPY_SHARE=$(or $(KESTRELPY_SHARE),1) $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-spark: $(VENV)/.installed-dev java
-	KESTRELPY_LONG=1 $(BIN)/python -m pytest -n auto --dist worksteal -m slow_spark tests/spark $(ARGS)
+	KESTRELPY_LONG=1 $(BIN)/python -m pytest -n auto --dist worksteal -m slow_spark tests/spark tests/test_docs.py $(ARGS)
 
 soak: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.soak --hours $(HOURS) $(ARGS)

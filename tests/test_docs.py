@@ -21,7 +21,7 @@ import pytest
 
 from kestrelpy.spark.session import JavaMissing, check_java
 from tests.support import api_page
-from tests.support.budget import BRIEF_JAVA
+from tests.support.budget import BRIEF_JAVA, SLOW_SPARK
 
 ROOT = Path(__file__).parent.parent
 PAGES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.exists()]
@@ -98,7 +98,11 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**os.environ, **paths}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_names(PAGES))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=SLOW_SPARK if page.name in ON_SPARK else []) for page in PAGES],
+    ids=_names(PAGES),
+)
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     source = program(page.read_text("utf-8"))
     if not source:

@@ -20,7 +20,7 @@ import pytest
 
 from kestrelpy.spark import JavaMissing, local_session
 from kestrelpy.spark.session import check_java
-from tests.support.budget import BRIEF_JAVA, LONG
+from tests.support.budget import BRIEF_JAVA, LONG, SLOW_SPARK
 
 SPARK_PATIENCE = 240.0
 """As ``PATIENCE``, where Spark is what is waited for; less than what faulthandler allows a test."""
@@ -34,11 +34,10 @@ QUIET = {
 
 
 def slow_spark(test: Any) -> Any:
-    """For a test that starts drivers or executors of its own, and takes the better part of a minute with that."""
-    left_out = pytest.mark.skipif(
-        os.environ.get("KESTRELPY_LONG") != "1", reason="starts drivers or executors: make test-spark runs it"
-    )
-    return pytest.mark.slow_spark(left_out(test))
+    """Give a test the marks of ``SLOW_SPARK``."""
+    for mark in SLOW_SPARK:
+        test = mark(test)
+    return test
 
 
 long_spark = pytest.mark.skipif(not LONG, reason="takes minutes: KESTRELPY_SHARE=10 runs it")

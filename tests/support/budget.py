@@ -27,6 +27,13 @@ LONG = SHARE >= 10
 BRIEF_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 """For a Java that lives for a minute and sees hundreds of rows: nothing is worth compiling well, or checking."""
 
+SLOW_SPARK = [
+    pytest.mark.slow_spark,
+    pytest.mark.skipif(
+        os.environ.get("KESTRELPY_LONG") != "1", reason="starts drivers or executors: make test-spark runs it"
+    ),
+]
+"""The marks of a test that starts drivers or executors of its own, and takes the better part of a minute with that."""
 takes_long = pytest.mark.skipif(not ALL, reason="takes long: make test-all runs it")
 
 

@@ -128,17 +128,17 @@ class SegmentCatalog:
             return NotRetired(
                 "another queue of that name is there" if self.queue_id else "nothing of that queue is there"
             )
-        behind = self._behind(number)
-        if behind is None:
+        after = self._next_header(number)
+        if after is None:
             return NotRetired("no later segment is there")
         heads = [state.head for state in self.states if not state.flags & fmt.FLAG_MARK]
         if not heads:
             return NotRetired("no reader has a checkpoint there that says so")
-        if min(heads) < behind.previous_last_id:
+        if min(heads) < after.previous_last_id:
             return NotRetired(f"a reader needs item {min(heads) + 1}; this segment is gone", min(heads) + 1)
         return None
 
-    def _behind(self, number: int) -> fmt.SegmentHeader | None:
+    def _next_header(self, number: int) -> fmt.SegmentHeader | None:
         """The header of the first live segment of this queue after ``number``."""
         later = [each for each in file_names.segments_among(self._folders[0].names(), self.queue) if each[0] > number]
         headers = (_header(self._folders[0], *each) for each in later)

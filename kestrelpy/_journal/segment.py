@@ -307,11 +307,11 @@ class HeadersAfter:
         first, last, header = self._known
         if not first <= at <= last:
             stop = first if at < first else self._count
-            place, found = at, None
-            while place < stop and (found := self._read(place)) is None:
-                place += 1
+            position, found = at, None
+            while position < stop and (found := self._read(position)) is None:
+                position += 1
             if found is not None or stop != first:
-                last, header = place, found
+                last, header = position, found
             self._known = at, last, header
         return header
 
@@ -447,18 +447,18 @@ def identify(
 
 
 def read_entries(
-    file: File, marker: int, path: str, place: FramePosition, end: int, first_id: int, last_id: int, max_bytes: int
+    file: File, marker: int, path: str, position: FramePosition, end: int, first_id: int, last_id: int, max_bytes: int
 ) -> tuple[dict[int, fmt.Entry], FramePosition]:
     """Read items ``first_id`` to at most ``last_id``, those of one block and at least one. Returns them, and the
     position after them.
 
-    ``place`` is an id and the offset of its frame, at or before ``first_id``; ``end`` is where the frames end. The
+    ``position`` is an id and the offset of its frame, at or before ``first_id``; ``end`` is where the frames end. The
     items take about ``max_bytes`` of memory at most. Raises ``CorruptJournal`` with the offset of the frame that is not
     whole, or not the one that is due.
 
     This is a hot path for a reader with a backlog: a plain item is unpacked here and not by ``decode_frame``.
     """
-    item_id, offset = place
+    item_id, offset = position
     unpack, frame_bytes, shortest_other = fmt.unpack_frame, fmt.FRAME_BYTES, fmt.KIND_EXPIRES << fmt.KIND_SHIFT
     entries: dict[int, fmt.Entry] = {}
     want = block = min(READ_BYTES, max(max_bytes // WORST_GROWTH, PEEK_BYTES))
@@ -469,14 +469,14 @@ def read_entries(
         at, size = 0, len(data)
         while at + frame_bytes <= size:
             crc, length, found_id, stamp, _, found = unpack(data, at)
-            behind = at + frame_bytes + length
-            if behind > size:
+            after = at + frame_bytes + length
+            if after > size:
                 break
-            if found_id != item_id or found != marker or crc32(data[at + 4 : behind]) != crc:
+            if found_id != item_id or found != marker or crc32(data[at + 4 : after]) != crc:
                 raise CorruptJournal(path, offset + at, f"item {item_id} is not intact here", item_id=item_id)
             if stamp < shortest_other:
                 if item_id >= first_id:
-                    entries[item_id] = (data[at + frame_bytes : behind], stamp, None)
+                    entries[item_id] = (data[at + frame_bytes : after], stamp, None)
                 item_id += 1
             else:
                 frame = fmt.decode_frame(data, at, marker)
@@ -485,7 +485,7 @@ def read_entries(
                 skipped = max(0, first_id - item_id)
                 entries.update(enumerate(frame.entries[skipped:], item_id + skipped))
                 item_id = frame.last_id + 1
-            at = behind
+            at = after
             if item_id > last_id:
                 break
         if at:
@@ -504,13 +504,13 @@ def read_entries(
     return entries, (item_id, offset)
 
 
-def _read_large(file: File, head: bytes, marker: int, path: str, place: FramePosition) -> fmt.Entry:
-    """Read the plain item whose frame is at ``place`` and begins with ``head``. One read gets its data, without a copy.
+def _read_large(file: File, head: bytes, marker: int, path: str, position: FramePosition) -> fmt.Entry:
+    """Read the plain item whose frame is at ``position`` and begins with ``head``: its data in one read, uncopied.
 
     One at a time: with several in memory, each would be in pages that are new to the process, which cost as much as
     the reading (measured for 256 KB: 168 microseconds, against 73).
     """
-    item_id, offset = place
+    item_id, offset = position
     crc, length, found_id, stamp, _, found = fmt.unpack_frame(head)
     is_due = found_id == item_id and found == marker
     data = file.read(offset + fmt.FRAME_BYTES, length) if is_due else b""

@@ -28,7 +28,7 @@ class Block(NamedTuple):
     entries: dict[int, fmt.Entry]
     next_id: int
     number: int
-    place: FramePosition
+    position: FramePosition
 
 
 class JournalView:
@@ -94,42 +94,48 @@ class JournalView:
             if item_id > segment.last_id:
                 return Block({}, last_id + 1, 0, (0, 0))
             last_id = min(last_id, segment.last_id)
-        places = [segment.position_before(item_id)]
-        if hint is not None and hint[0] == segment.number and places[0][0] <= hint[1][0] <= item_id:
-            places.append(hint[1])
+        positions = [segment.position_before(item_id)]
+        if hint is not None and hint[0] == segment.number and positions[0][0] <= hint[1][0] <= item_id:
+            positions.append(hint[1])
         file = open_segment(self._directory, segment.name)
         try:
-            return self._read_block(file, segment, places, item_id, last_id, max_bytes)
+            return self._read_block(file, segment, positions, item_id, last_id, max_bytes)
         finally:
             file.close()
 
     def _read_block(
-        self, file: File, segment: Segment, places: list[FramePosition], item_id: int, last_id: int, max_bytes: int
+        self,
+        file: File,
+        segment: Segment,
+        positions: list[FramePosition],
+        item_id: int,
+        last_id: int,
+        max_bytes: int,
     ) -> Block:
-        """Read items from the last of ``places`` on. If no frame of its id is there after all, try the one before."""
+        """Read items from the last of ``positions`` on; if no frame of its id is there, from the position before."""
         end = segment.records_end if segment.closed else file.size()
         marker, path = segment.header.marker, f"{self._directory.path}/{segment.name}"
-        place = places.pop()
+        position = positions.pop()
         while True:
             try:
-                entries, behind = read_entries(file, marker, path, place, end, item_id, last_id, max_bytes)
-                if behind[0] > last_id + 1:  # a batch that reaches beyond ``last_id``, perhaps into the next segment
+                entries, after = read_entries(file, marker, path, position, end, item_id, last_id, max_bytes)
+                if after[0] > last_id + 1:  # a batch that reaches beyond ``last_id``, perhaps into the next segment
                     entries = {key: entry for key, entry in entries.items() if key <= last_id}
-                    behind = (last_id + 1, behind[1])
-                return Block(entries, behind[0], segment.number, behind)
+                    after = (last_id + 1, after[1])
+                return Block(entries, after[0], segment.number, after)
             except CorruptJournal as damage:
                 bad_id = damage.item_id or item_id
-                if places and damage.offset == place[1]:
-                    place = places.pop()
+                if positions and damage.offset == position[1]:
+                    position = positions.pop()
                 elif bad_id > item_id:
                     last_id = bad_id - 1  # first read the items before it
                 elif self._quarantine:
                     return self._read_around(file, segment, damage, item_id, last_id, end)
                 else:
-                    behind_it = None if bad_id == item_id else self._position_after(file, segment, damage, bad_id, end)
-                    if behind_it is None or behind_it[0] > item_id:
+                    after_it = None if bad_id == item_id else self._position_after(file, segment, damage, bad_id, end)
+                    if after_it is None or after_it[0] > item_id:
                         raise
-                    place = behind_it
+                    position = after_it
 
     def _position_after(
         self, file: File, segment: Segment, damage: CorruptJournal, bad_id: int, end: int
@@ -145,12 +151,12 @@ class JournalView:
             want *= 16  # mostly, the next frame is near; and there may be damage after damage
         if after is None:
             return None
-        place = (after[1].first_id, damage.offset + after[0])
+        position = (after[1].first_id, damage.offset + after[0])
         marks = segment.marks
-        at = bisect_left(marks, place)
-        if at == len(marks) or marks[at] != place:  # a new list: others may be reading the old one
-            segment.marks = [*marks[:at], place, *marks[at:]]
-        return place
+        at = bisect_left(marks, position)
+        if at == len(marks) or marks[at] != position:  # a new list: others may be reading the old one
+            segment.marks = [*marks[:at], position, *marks[at:]]
+        return position
 
     def _may_hold_from(self, item_id: int, segment: Segment) -> bool:
         """Whether a segment may hold items from ``item_id`` on only. Crashes may leave several empty ones in a row."""
@@ -161,8 +167,8 @@ class JournalView:
     ) -> Block:
         """Skip exactly the bad frames, the first of which is due at ``first_id`` or before."""
         bad_id = damage.item_id or first_id
-        behind = self._position_after(file, segment, damage, bad_id, end)
-        resume_id, resume_at = behind if behind is not None else (last_id + 1, end)
+        after = self._position_after(file, segment, damage, bad_id, end)
+        resume_id, resume_at = after if after is not None else (last_id + 1, end)
         rest = file.read(damage.offset, resume_at - damage.offset)
         self._keep_aside(segment, damage.offset, rest, resume_id - bad_id)
         return Block({}, resume_id, segment.number, (resume_id, resume_at))
@@ -244,27 +250,27 @@ class JournalView:
     def _sizes(self, segment: Segment, last_id: int, *, around: bool = False) -> dict[int, int]:
         """The sizes of a segment's items up to ``last_id``. With ``around``: of those that are intact."""
         sizes: dict[int, int] = {}
-        place = (segment.first_id, fmt.HEADER_BYTES)
+        position = (segment.first_id, fmt.HEADER_BYTES)
         marker, path = segment.header.marker, f"{self._directory.path}/{segment.name}"
         file = open_segment(self._directory, segment.name)
         try:
             end, stop = segment.records_end if segment.closed else file.size(), last_id
-            while place[0] <= last_id:
+            while position[0] <= last_id:
                 try:
-                    entries, place = read_entries(file, marker, path, place, end, place[0], stop, MARK_EVERY)
+                    entries, position = read_entries(file, marker, path, position, end, position[0], stop, MARK_EVERY)
                     sizes.update((key, len(entry[0])) for key, entry in entries.items() if key <= last_id)
                     stop = last_id
                 except CorruptJournal as damage:
-                    bad_id = damage.item_id or place[0]
+                    bad_id = damage.item_id or position[0]
                     if not around:
                         raise
-                    if bad_id > place[0]:
+                    if bad_id > position[0]:
                         stop = bad_id - 1  # first read the items before it
                         continue
-                    behind = self._position_after(file, segment, damage, bad_id, end)
-                    if behind is None:
+                    after = self._position_after(file, segment, damage, bad_id, end)
+                    if after is None:
                         break
-                    place, stop = behind, last_id
+                    position, stop = after, last_id
         finally:
             file.close()
         return sizes
@@ -281,5 +287,5 @@ class JournalView:
                 for item_id, entry in block.entries.items():
                     if entry[1] >= time_ms:
                         return item_id
-                next_id, hint = block.next_id, (block.number, block.place)
+                next_id, hint = block.next_id, (block.number, block.position)
         return last_id + 1

@@ -166,7 +166,7 @@ class Backlog:
             self._pass_over(first_id)
         self.ahead = block.entries
         self.take = self.ahead.pop
-        self.hint = (block.number, block.place) if block.number else None
+        self.hint = (block.number, block.position) if block.number else None
         self.wants_window = block.next_id > visible_id
         return bool(block.entries) or first_id <= visible_id
 

@@ -195,7 +195,7 @@ class LocalSource:
             if block.next_id <= self.visible_id or len(block.entries) != self.visible_id - held_id:
                 return False  # too far behind, or with gaps: it keeps reading the journal
             ahead.update(block.entries)
-            cursor.hint = (block.number, block.place)
+            cursor.hint = (block.number, block.position)
         return True
 
     def _is_kept(self, item_id: int) -> bool:

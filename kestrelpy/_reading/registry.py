@@ -495,11 +495,9 @@ class ReaderRegistry:
                     reader.checkpoint(durable=True)
         with self.files.guard(wait=wait):
             heads = [min(self._durable_head(reader), reader.head) for reader in own]
-            elsewhere = self.files.lowest_head_of_others(
-                {reader.name for reader in own}, first_last_id, source.queue_id
-            )
-            if elsewhere is not None:
-                heads.append(elsewhere)
+            others = self.files.lowest_head_of_others({reader.name for reader in own}, first_last_id, source.queue_id)
+            if others is not None:
+                heads.append(others)
             if heads:
                 with source.lock:
                     self.undisposed += journal.take_retired(min(heads))

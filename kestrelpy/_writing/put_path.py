@@ -66,7 +66,7 @@ def _no_batch() -> None:
 class PutPath:
     """Stores the puts of one queue, on every path but the fast one."""
 
-    _promise: type[PutFuture[int]] | None = None
+    _future_class: type[PutFuture[int]] | None = None
 
     def __init__(
         self,
@@ -383,37 +383,37 @@ class PutPath:
         self, data: Any, expires_in: float | None, expires_at_ms: int | None, timeout: float | None
     ) -> PutFuture[int]:
         """``JournaledQueue.put_future``."""
-        promise = (self._promise or self._import_promise())()
+        future = (self._future_class or self._import_future_class())()
         try:
-            self._promise_durable(promise, self._store([data], expires_in, expires_at_ms, timeout)[0])
+            self._future_when_durable(future, self._store([data], expires_in, expires_at_ms, timeout)[0])
         except BaseException:
             self.recover()
             raise
-        return promise
+        return future
 
-    def _promise_of(self, item_id: int) -> PutFuture[int]:
+    def _future_of(self, item_id: int) -> PutFuture[int]:
         """The future of an item that is already stored."""
-        promise = (self._promise or self._import_promise())()
+        future = (self._future_class or self._import_future_class())()
         try:
-            self._promise_durable(promise, item_id)
+            self._future_when_durable(future, item_id)
         except BaseException:
             self.recover()
             raise
-        return promise
+        return future
 
-    def _promise_durable(self, promise: PutFuture[int], item_id: int) -> None:
-        """Complete ``promise`` with the id of a stored item once the item is as durable as ``sync`` asks for."""
+    def _future_when_durable(self, future: PutFuture[int], item_id: int) -> None:
+        """Complete ``future`` with the id of a stored item once the item is as durable as ``sync`` asks for."""
         if self.status.sync_seconds is None:
-            promise.give(item_id)
+            future.give(item_id)
         else:
-            self.syncer.commit.add(item_id, promise, soon=self.status.sync_seconds == 0)
+            self.syncer.commit.add(item_id, future, soon=self.status.sync_seconds == 0)
 
-    def _import_promise(self) -> type[PutFuture[int]]:
+    def _import_future_class(self) -> type[PutFuture[int]]:
         from kestrelpy._waiting.put_future import (
             PutFuture,  # imported here: a program that does not use it must not pay for it
         )
 
-        PutPath._promise = PutFuture
+        PutPath._future_class = PutFuture
         return PutFuture
 
     async def aput(self, data: Any, expires_in: float | None, expires_at_ms: int | None, timeout: float | None) -> int:
@@ -423,7 +423,7 @@ class PutPath:
         if timeout == 0:
             return await asyncio.wrap_future(self.put_future(data, expires_in, expires_at_ms, 0))
         item_id = await self._store_in_task(data, expires_in, expires_at_ms, timeout)
-        return await asyncio.wrap_future(self._promise_of(item_id))
+        return await asyncio.wrap_future(self._future_of(item_id))
 
     async def aput_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> None:
         """``put_waiting`` for asyncio."""
@@ -431,7 +431,7 @@ class PutPath:
 
         item_id = await self._store_in_task(value, None, None, timeout, check)
         if self.status.sync_seconds == 0:
-            await asyncio.wrap_future(self._promise_of(item_id))
+            await asyncio.wrap_future(self._future_of(item_id))
 
     async def _store_in_task(
         self,

@@ -84,8 +84,8 @@ class Verification:
         readers = tuple(sorted(QueueFiles(self._folder, self._queue).reader_names()))
         self._check_states(readers)
         segments: list[Segment] = []
-        behind, tries = -1, _TRIES
-        while tries and (behind := self._check_behind(behind, segments)) >= 0:
+        after, tries = -1, _TRIES
+        while tries and (after := self._check_newer(after, segments)) >= 0:
             tries -= 1
         if tries:
             self._check_end(segments)
@@ -110,7 +110,7 @@ class Verification:
             ),
         )
 
-    def _check_behind(self, number: int, segments: list[Segment]) -> int:
+    def _check_newer(self, number: int, segments: list[Segment]) -> int:
         """Check the listed segments after the one of that number. Returns -1, or the last number of the list if that
         segment is gone by now: then there are others after it.
         """
@@ -206,8 +206,8 @@ class Verification:
             segment.last_id, segment.data_bytes, segment.records_end = last_id, size, end
         elif (items, size) != (segment.items, segment.data_bytes):
             self._report(segment.name, fmt.footer_offset(segment.size), "the footer does not match the frames")
-        behind = segment.size - (fmt.FOOTER_BYTES if segment.closed else 0)
-        self._torn += len(read_used(file, segment.records_end, behind))
+        after = segment.size - (fmt.FOOTER_BYTES if segment.closed else 0)
+        self._torn += len(read_used(file, segment.records_end, after))
 
 
 def verify(directory: StrPath, queue: str, *, disk: Disk | None = None) -> VerifyReport:

@@ -92,16 +92,16 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
 
     def _take_back(self, item: T) -> None:
         """Undo a put that was under way when the queue was shut down, unless a consumer has the item. O(n)."""
-        behind: deque[T] = deque()
+        after: deque[T] = deque()
         with self._lock, suppress(IndexError):  # a get that was under way, too, may take the last item
             try:
                 while True:  # and no condition: see Line.drain
                     last = self._items.pop()
                     if last is item:
                         break
-                    behind.appendleft(last)
+                    after.appendleft(last)
             finally:
-                self._items.extend(behind)
+                self._items.extend(after)
             raise QueueClosed("the queue was shut down")
 
     def _take_if_locked(self, predicate: Callable[[T], object]) -> T:

@@ -60,8 +60,8 @@ LEVELS = {
     "the timers (_Timers._lock)": 8,
     "a future's": LEAF,
     "the disk's": LEAF,
-    "_lifetime's": LEAF,
-    "_promise's": LEAF,
+    "the open objects": LEAF,
+    "the put futures": LEAF,
     "a test's": LEAF,
 }
 NOT_WHILE_ASLEEP = {"Q", "R", "S", "T", "L", "M", "the timers"}
@@ -377,8 +377,8 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             (kestrelpy._disk.memory, "_released", Condition(scheduler, disk_guard)),
             (kestrelpy.inbox.watcher.InboxWatcher, "_guard", Mutex(scheduler, "the watches (InboxWatcher._guard)")),
             (kestrelpy.inbox.watcher.InboxWatcher, "_shared", weakref.WeakValueDictionary()),
-            (_process, "_guard", Mutex(scheduler, "_lifetime's")),
-            (put_future, "_making", Mutex(scheduler, "_promise's", reentrant=True)),
+            (_process, "_guard", Mutex(scheduler, "the open objects")),
+            (put_future, "_making", Mutex(scheduler, "the put futures", reentrant=True)),
             (_process, "_live", weakref.WeakKeyDictionary()),
             (_process, "_is_ending", False),
             (_process, "warn_unclosed", lambda thing: None),  # a scene may end with an open queue
@@ -387,7 +387,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             (deferred, "_left", deque()),
             (deferred, "_working", False),
             (dispatch, "_turns", dispatch._Turns()),  # made anew for a thread, which plays many tasks in its life
-            (PutPath, "_promise", put_future.PutFuture),  # as if looked up before
+            (PutPath, "_future_class", put_future.PutFuture),  # as if looked up before
             (clock, "time", time),
             (clock.SystemClock, "monotonic", staticmethod(time.monotonic)),
             (clock.SystemClock, "time_ns", staticmethod(time.time_ns)),

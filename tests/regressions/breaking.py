@@ -344,9 +344,9 @@ def lengths_are_believed() -> None:
     real = view.read_entries
 
     def read_entries(
-        file: Any, marker: int, path: str, place: Any, end: int, first_id: int, last_id: int, max_bytes: int
+        file: Any, marker: int, path: str, position: Any, end: int, first_id: int, last_id: int, max_bytes: int
     ) -> Any:
-        return real(file, marker, path, place, 1 << 40, first_id, last_id, max_bytes)
+        return real(file, marker, path, position, 1 << 40, first_id, last_id, max_bytes)
 
     view.read_entries = read_entries
 

@@ -4,7 +4,7 @@ Those of the in-memory queues are in ``test_memory``; several have their tests w
 etcd #14370, kestrel #1 and #69 in ``test_queue``; nsq #938, #471 and #1033, libkestrel #4 in ``test_recovery`` and
 ``test_segment``;
 logstash #8218 and #12554, Kafka 16541 in ``test_checkpoint``; Chronicle #793 in ``test_journal``; diskcache #300 in
-``test_lifetime``.
+``unit/test_lifetime``.
 """
 
 from __future__ import annotations

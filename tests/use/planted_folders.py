@@ -140,13 +140,13 @@ def _size(folder: Any, name: str) -> int:
     test="tests/unit/journal/test_catalog.py::test_scan_and_verify_beside_a_busy_writer",
 )
 def verify_ends_where_the_list_ends() -> Iterator[None]:
-    real = verify.Verification._check_behind
+    real = verify.Verification._check_newer
 
     def check(self: Any, number: int, segments: Any) -> int:
         real(self, number, segments)
         return -1
 
-    with patch.object(verify.Verification, "_check_behind", check):
+    with patch.object(verify.Verification, "_check_newer", check):
         yield
 
 

@@ -63,9 +63,9 @@ class Counted:
 
 
 class Stretch(NamedTuple):
-    """The frames from ``place`` (an id and its offset) up to the offset ``end``, exclusive."""
+    """The frames from ``position`` (an id and its offset) up to the offset ``end``, exclusive."""
 
-    place: FramePosition
+    position: FramePosition
     end: int
 
 
@@ -102,23 +102,23 @@ def seek(counted: Counted, segment: Segment, wanted: Wanted, end: int, durable_i
         return stretch if heads is None else _among(heads, wanted, end)
     if by_id:
         stretch = _by_ids(file, segment, wanted, stretch, durable_id)
-    if by_time and stretch.end - stretch.place[1] > SMALL_BYTES:
+    if by_time and stretch.end - stretch.position[1] > SMALL_BYTES:
         found = _by_looks(file, segment, wanted, end, average)
         if found is not None:
-            stretch = Stretch(max(stretch.place, found.place), min(stretch.end, found.end))
+            stretch = Stretch(max(stretch.position, found.position), min(stretch.end, found.end))
     return stretch
 
 
-def _frame_at(file: File, marker: int, place: FramePosition, end: int) -> _Seen | None:
+def _frame_at(file: File, marker: int, position: FramePosition, end: int) -> _Seen | None:
     """The frame at a known position, from its head; ``None`` if the bytes there are no head of such a frame."""
-    head = file.read(place[1], fmt.FRAME_BYTES)
+    head = file.read(position[1], fmt.FRAME_BYTES)
     if len(head) < fmt.FRAME_BYTES:
         return None
     _, length, item_id, stamp, lag, found = fmt.unpack_frame(head)
-    behind = place[1] + fmt.FRAME_BYTES + length
-    if found != marker or behind > end or stamp >> fmt.KIND_SHIFT >= fmt.KIND_FOOTER or item_id < place[0]:
+    after = position[1] + fmt.FRAME_BYTES + length
+    if found != marker or after > end or stamp >> fmt.KIND_SHIFT >= fmt.KIND_FOOTER or item_id < position[0]:
         return None
-    return _Seen(item_id, place[1], stamp & fmt.ADDED_MASK, behind, item_id - lag)
+    return _Seen(item_id, position[1], stamp & fmt.ADDED_MASK, after, item_id - lag)
 
 
 def _frame_behind(file: File, marker: int, offset: int, end: int, want: int = LOOK_BYTES) -> _Seen | None:
@@ -127,8 +127,8 @@ def _frame_behind(file: File, marker: int, offset: int, end: int, want: int = LO
         data = file.read(offset, max(min(want, end - offset), 0))
         for at, frame in fmt.frames_in(data, 0, marker):
             if frame.footer is None:
-                behind = offset + at + frame.size
-                return _Seen(frame.first_id, offset + at, frame.entries[0][1], behind, frame.watermark)
+                after = offset + at + frame.size
+                return _Seen(frame.first_id, offset + at, frame.entries[0][1], after, frame.watermark)
         if want >= FURTHEST_LOOK or offset + want >= end:
             return None
         want *= 4
@@ -136,13 +136,13 @@ def _frame_behind(file: File, marker: int, offset: int, end: int, want: int = LO
 
 def _average(file: File, segment: Segment, end: int) -> int:
     """The average size of the first ``_SOME`` frames; 0 if one of them is not as it should be."""
-    place: FramePosition = (segment.first_id, fmt.HEADER_BYTES)
+    position: FramePosition = (segment.first_id, fmt.HEADER_BYTES)
     for _ in range(_SOME):
-        seen = _frame_at(file, segment.header.marker, place, end)
+        seen = _frame_at(file, segment.header.marker, position, end)
         if seen is None:
             return 0
-        place = (seen.item_id + 1, seen.end)
-    return (place[1] - fmt.HEADER_BYTES) // _SOME
+        position = (seen.item_id + 1, seen.end)
+    return (position[1] - fmt.HEADER_BYTES) // _SOME
 
 
 # -- large frames ----------------------------------------------------------------------------------------------------
@@ -151,13 +151,13 @@ def _average(file: File, segment: Segment, end: int) -> int:
 def _heads(file: File, segment: Segment, end: int) -> list[_Seen] | None:
     """All frames of the segment, from their heads; ``None`` if one of them is not as it should be."""
     heads: list[_Seen] = []
-    place: FramePosition = (segment.first_id, fmt.HEADER_BYTES)
-    while place[1] < end:
-        seen = _frame_at(file, segment.header.marker, place, end)
+    position: FramePosition = (segment.first_id, fmt.HEADER_BYTES)
+    while position[1] < end:
+        seen = _frame_at(file, segment.header.marker, position, end)
         if seen is None:
             return None
         heads.append(seen)
-        place = (seen.item_id + 1, seen.end)
+        position = (seen.item_id + 1, seen.end)
     return heads
 
 
@@ -168,22 +168,22 @@ def _among(heads: list[_Seen], wanted: Wanted, end: int) -> Stretch:
     if wanted.has_times:
         right = [at for at in range(first, stop) if wanted.start_ms <= heads[at].added_ms < wanted.stop_ms]
         first, stop = (right[0], right[-1] + 1) if right else (stop, stop)
-    behind = heads[stop].offset if stop < len(heads) else end
+    after = heads[stop].offset if stop < len(heads) else end
     begin = heads[min(first, len(heads) - 1)]
-    return Stretch((begin.item_id, begin.offset), behind)
+    return Stretch((begin.item_id, begin.offset), after)
 
 
 # -- small ones ------------------------------------------------------------------------------------------------------
 
 
 def _by_ids(file: File, segment: Segment, wanted: Wanted, whole: Stretch, durable_id: int) -> Stretch:
-    place, end = whole
+    position, end = whole
     known_id = segment.last_id if segment.closed else durable_id
     if wanted.start_id > segment.first_id:
-        place, _ = _around(file, segment.header.marker, whole, wanted.start_id, known_id)
+        position, _ = _around(file, segment.header.marker, whole, wanted.start_id, known_id)
     if wanted.stop_id <= (segment.last_id if segment.closed else fmt.LARGEST):
-        _, end = _around(file, segment.header.marker, Stretch(place, end), wanted.stop_id - 1, known_id)
-    return Stretch(place, end)
+        _, end = _around(file, segment.header.marker, Stretch(position, end), wanted.stop_id - 1, known_id)
+    return Stretch(position, end)
 
 
 def _around(file: File, marker: int, within: Stretch, item_id: int, known_id: int) -> tuple[FramePosition, int]:
@@ -192,26 +192,26 @@ def _around(file: File, marker: int, within: Stretch, item_id: int, known_id: in
     ``known_id``: ids up to this one are known to be on disk. After it, a crash may have left single frames whose
     predecessors are missing. Such frames never counted, so the returned position is not among them.
     """
-    place, end = within
-    places, top = [place], end
-    while top - place[1] > _NEAR:
-        here = _frame_at(file, marker, place, end)
+    position, end = within
+    positions, top = [position], end
+    while top - position[1] > _NEAR:
+        here = _frame_at(file, marker, position, end)
         if here is None:
             break
-        middle = (place[1] + top) // 2
+        middle = (position[1] + top) // 2
         is_next = here.end >= middle  # a large frame: the next one begins at its end, no search is needed
         seen = _frame_behind(file, marker, max(middle, here.end), end)
         known_id = max(known_id, seen.watermark if seen is not None else 0)
         if seen is not None and seen.item_id <= item_id:
-            place = (seen.item_id, seen.offset)
-            places.append(place)
+            position = (seen.item_id, seen.offset)
+            positions.append(position)
             continue
         if seen is not None:
             end = seen.offset
         if is_next:
             break
         top = middle
-    return max(each for each in places if each[0] <= known_id + 1 or each == within.place), end
+    return max(each for each in positions if each[0] <= known_id + 1 or each == within.position), end
 
 
 def _by_looks(file: File, segment: Segment, wanted: Wanted, end: int, average: int) -> Stretch | None:

@@ -51,7 +51,7 @@ def everything(each: Journal) -> dict[int, fmt.Entry]:
     while next_id <= each.tail_id:
         block = each.read(next_id, each.tail_id, 10_000, hint)
         found |= block.entries
-        next_id, hint = block.next_id, (block.number, block.place)
+        next_id, hint = block.next_id, (block.number, block.position)
     return found
 
 

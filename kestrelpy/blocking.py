@@ -60,7 +60,10 @@ class JournaledBlockingQueue:
 
     def _check_open(self) -> None:
         if self._shut:
-            raise _shut_down()
+            raise self._shut_down()
+
+    def _shut_down(self) -> QueueClosed:
+        return QueueClosed(f"the blocking queue of {self._reader.full_name} is shut down")
 
     def put_nowait(self, item: Any) -> None:
         """``put(item, block=False)``: raises ``QueueFull`` if there is no room now."""
@@ -68,7 +71,7 @@ class JournaledBlockingQueue:
 
     def put_head(self, item: Any) -> None:
         """Raises ``NotImplementedError``: a journal is appended to at its tail only."""
-        raise NotImplementedError("a journaled queue takes items at its tail only")
+        raise NotImplementedError("put_head(): a journaled queue takes items at its tail only")
 
     async def aput(self, item: Any, timeout: float | None = None) -> None:
         """``put`` for asyncio, from any event loop. ``timeout`` is in seconds of the queue's clock.
@@ -114,7 +117,7 @@ class JournaledBlockingQueue:
 
     def get_if(self, predicate: Callable[[Any], object]) -> Any:
         """Raises ``NotImplementedError``: a journaled queue does not offer this."""
-        raise NotImplementedError("a journaled queue has no conditional get")
+        raise NotImplementedError("get_if(): a journaled queue has no conditional get")
 
     def get_future(self, timeout: float | None = None) -> Future[Any]:
         """A future of the next item, which is committed when the future completes. ``cancel()`` loses no item."""
@@ -218,7 +221,7 @@ class JournaledBlockingQueue:
         if immediate:
             self._close()
         else:
-            self._dispatcher.dismiss_empty_handed(_shut_down())
+            self._dispatcher.dismiss_empty_handed(self._shut_down())
             self._puts.look_again()  # producers that wait for room look again, and see the shutdown
 
     def close(self) -> None:
@@ -251,14 +254,14 @@ class _Gets(Waiting[Item]):
         try:
             return self._dispatcher._take_now()
         except QueueEmpty:
-            raise _shut_down() from None
+            raise self._face._shut_down() from None
 
     def _enter(self, waiter: Waiter) -> None:
         self._dispatcher._enter(waiter)
         if self._face._shut:  # after entering: look again for the shutdown, and also for an item
             self._dispatcher.hand_off()
             if self._dispatcher._leave(waiter):
-                raise _shut_down()
+                raise self._face._shut_down()
 
     def _leave(self, waiter: Waiter) -> bool:
         return self._dispatcher._leave(waiter)
@@ -271,7 +274,3 @@ class _Gets(Waiting[Item]):
 
     def _missed(self, waiter: Waiter) -> None:
         self._dispatcher._missed(waiter)
-
-
-def _shut_down() -> QueueClosed:
-    return QueueClosed("this queue is shut down")

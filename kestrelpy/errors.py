@@ -6,6 +6,7 @@ Each error carries its facts as attributes, so that nobody has to parse a messag
 from __future__ import annotations
 
 import errno
+import os
 import queue
 import sys
 from typing import TypeVar
@@ -112,7 +113,9 @@ class NoDefaultReader(KestrelError, LookupError):
     """
 
     def __init__(self, queue_name: str, readers: tuple[str, ...]) -> None:
-        super().__init__(f"queue {queue_name!r} has named readers ({', '.join(readers)}) and so no default reader")
+        super().__init__(
+            f"queue {queue_name!r} has named readers ({', '.join(readers)}) and so no default reader: use reader(name)"
+        )
         self.queue_name = queue_name
         self.readers = readers
 
@@ -127,10 +130,17 @@ class UnknownItem(KestrelError, LookupError):
 
 
 class QueueLocked(KestrelError):
-    """Another process or object has locked ``path``; ``pid`` is its holder's process id, or ``None`` if unknown."""
+    """Another process or object has locked ``path``; ``pid`` is its holder's process id, or ``None`` if unknown.
+
+    One object at a time writes a queue, and one owns a reader. Other processes put through ``kestrelpy.inbox`` or a
+    server, and read through readers of their own (``open_reader``).
+    """
 
     def __init__(self, path: str, pid: int | None = None) -> None:
-        holder = "another owner" if pid is None else f"process {pid}"
+        if pid == os.getpid():
+            holder = "this process: it has the queue or the reader open already"
+        else:
+            holder = "another owner" if pid is None else f"process {pid}"
         super().__init__(f"{path} is held by {holder}")
         self.path = path
         self.pid = pid
@@ -162,7 +172,9 @@ class UnsupportedFormat(KestrelError):
     """``path`` has format ``version``, which is newer than ``supported``, the newest this library reads."""
 
     def __init__(self, path: str, version: int, supported: int) -> None:
-        super().__init__(f"{path} has format version {version}; this kestrelpy reads up to {supported}")
+        super().__init__(
+            f"{path} has format version {version}; this kestrelpy reads up to {supported}: use a newer one"
+        )
         self.path = path
         self.version = version
         self.supported = supported
@@ -183,10 +195,12 @@ class WrongKind(KestrelError, ValueError):
 
 
 class QueueDiskFull(KestrelError, OSError):
-    """There is no room on disk for a put; nothing was stored. Gets and commits still work. An ``OSError`` (ENOSPC)."""
+    """There is no room on disk for what a call had to write; nothing was stored. Gets and commits still work. An
+    ``OSError`` (ENOSPC).
+    """
 
     def __init__(self, path: str) -> None:
-        super().__init__(errno.ENOSPC, "no room on disk for this put; nothing was stored", path)
+        super().__init__(errno.ENOSPC, "no room on disk: nothing was stored", path)
         self.path = path
 
 
@@ -199,7 +213,9 @@ class DurabilityUnknown(KestrelError, OSError):
 
     def __init__(self, path: str, first_id: int, last_id: int, cause: OSError | None = None) -> None:
         number = cause.errno if cause is not None and cause.errno is not None else errno.EIO
-        super().__init__(number, f"a sync failed; items {first_id} to {last_id} are in doubt", path)
+        super().__init__(
+            number, f"a sync failed; items {first_id} to {last_id} are in doubt until the queue is reopened", path
+        )
         self.path = path
         self.first_id = first_id
         self.last_id = last_id

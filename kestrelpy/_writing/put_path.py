@@ -214,9 +214,10 @@ class PutPath:
         """Raise ``QueueFull`` for a put that may not wait (any longer), or would wait for ever."""
         name, limits = refusing.full_name, shown_limits(refusing.config)
         if never_fits(refusing, request):
-            raise QueueFull(f"{len(request.items)} items exceed the limits of reader {name} ({limits})", reader=name)
+            raise QueueFull(f"{len(request.items)} items at once never fit reader {name} ({limits})", reader=name)
         if is_late or (patient is None and refusing.config.full_policy is not FullPolicy.BLOCK):
-            raise QueueFull(f"reader {name} is full ({limits})", reader=name)
+            late = "; no room within the timeout of the put" if refusing.config.full_policy is FullPolicy.BLOCK else ""
+            raise QueueFull(f"reader {name} is full ({limits}){late}", reader=name)
 
     def _wait_for_room(self, request: PutRequest, producer: ProducerThread) -> range:
         """Wait in line on this thread, then store the put."""

@@ -280,7 +280,11 @@ class Ingest:
                 self.unfinished = self._intent = None
                 host.publish_locked()
             else:
-                host.refuse_locked(error if isinstance(error, Exception) else QueueFull("ingesting a batch: retry"))
+                host.refuse_locked(
+                    error
+                    if isinstance(error, Exception)
+                    else QueueFull(f"queue {self._queue}: a batch is being ingested; retry")
+                )
             if isinstance(error, OSError) and not isinstance(error, KestrelError) and error.errno in NO_ROOM:
                 raise QueueDiskFull(self._folder.path) from error
             raise

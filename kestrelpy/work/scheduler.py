@@ -18,7 +18,7 @@ from typing import Any
 
 from sortedcontainers import SortedList
 
-from kestrelpy.errors import QueueClosed, QueueEmpty
+from kestrelpy.errors import QueueClosed
 from kestrelpy.work.errors import DeadlineSoon
 from kestrelpy.work.records import BURIED, DELAYED, READY, RESERVED
 from kestrelpy.work.stored import ID_BITS, ID_MASK, URGENT, JobWaiter, SessionState, StoredJob, Tube
@@ -519,5 +519,5 @@ class Scheduler:
         elif not isinstance(who, JobWaiter):  # the reservation of this entry has ended
             self.watch_deadline(who)
         else:
-            self.fail(who, QueueEmpty("no job was ready in time"))
+            self.fail(who, holder.nothing_ready())
         return True

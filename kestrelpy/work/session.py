@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
+from itertools import islice
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ __all__ = ["Session"]
 
 _STEP = 1000
 """How many jobs ``reserve_many`` takes in one go, with the lock held."""
+_SHOWN = 3
+"""How many tubes an error names."""
 _MANY = 64
 """A session with more reservations than this keeps their ends sorted, instead of searching for the first one."""
 
@@ -283,7 +286,7 @@ class Session:
             return None
         soon = scheduler.deadline_soon(self, now)
         if soon is not None or timeout == 0:
-            return QueueEmpty("no job is ready") if soon is None else DeadlineSoon(soon)
+            return self.nothing_ready() if soon is None else DeadlineSoon(soon)
         ending = why_not_wait()
         if ending is not None:
             return ending
@@ -299,7 +302,7 @@ class Session:
             if isinstance(outcome, Job):
                 unreserve(outcome)
             raise
-        return self._leave(waiter) or QueueEmpty("no job was ready in time")
+        return self._leave(waiter) or self.nothing_ready()
 
     def _leave(self, waiter: Blocked) -> Job | Exception | None:
         """Leave the line; returns the outcome that the waiter was given, or was about to be given."""
@@ -348,6 +351,10 @@ class Session:
     def reset_held(self, jobs: Iterable[StoredJob]) -> None:
         self.held = {job.id: job for job in jobs}
         self._deadlines = None
+
+    def nothing_ready(self) -> QueueEmpty:
+        tubes = [*islice(self.watched, _SHOWN), *["..."] * (len(self.watched) > _SHOWN)]
+        return QueueEmpty(f"work queue {self._core.name}: no job was ready in time (watched: {', '.join(tubes)})")
 
     def finish(self) -> None:
         self._core.sessions.discard(self)

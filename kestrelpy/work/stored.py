@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sortedcontainers import SortedList
 
-from kestrelpy import QueueClosed
+from kestrelpy import QueueClosed, QueueEmpty
 from kestrelpy.work.records import BURIED, DELAYED, READY, RESERVED
 
 URGENT = 1024
@@ -171,6 +171,9 @@ class SessionState(Protocol):
 
     def reset_held(self, jobs: Iterable[StoredJob]) -> None:
         """Replace all that the session holds with these jobs."""
+
+    def nothing_ready(self) -> QueueEmpty:
+        """The error for a waiter whose time is over."""
 
     def finish(self) -> None:
         """The session is closed, waits for nothing, and uses and watches no tube: the queue may forget it."""

@@ -20,7 +20,7 @@ MODULES = ("", "work", "inbox", "server", "codecs", "testing", "spark")
 WIDTH = 100
 INTERNAL = {
     "BeanstalkServer": {"admit", "forget", "watch_over"},
-    "Session": {"hold", "drop", "soonest", "handle", "abandon", "reset_held", "finish"},
+    "Session": {"hold", "drop", "soonest", "handle", "abandon", "reset_held", "nothing_ready", "finish"},
 }
 """Methods without an underscore that another module of the library calls, and users do not."""
 HEAD = """# The public interface

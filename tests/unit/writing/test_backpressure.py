@@ -535,7 +535,7 @@ def test_a_batch_that_can_never_fit_is_refused_at_once(
 ) -> None:
     queue = open_queue(default_reader=limited(3, policy))
     queue.reader()
-    with pytest.raises(QueueFull, match=r"4 items exceed the limits of reader jobs \(max_items=3\)") as caught:
+    with pytest.raises(QueueFull, match=r"4 items at once never fit reader jobs \(max_items=3\)") as caught:
         queue.put_many([b"x"] * 4, timeout=timeout)
     assert caught.value.reader == "jobs"
     assert queue.put_many([b"x"] * 3, timeout=timeout) == range(1, 4)

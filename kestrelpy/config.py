@@ -96,7 +96,14 @@ class ReaderConfig(Value, kw_only=True):
 
 
 class ReaderStats(Value, kw_only=True):
-    """One reader's figures at one moment. Counters count since the reader was opened in this process."""
+    """One reader's figures at one moment. Counters count since the reader was opened in this process.
+
+    ``head``: every id up to it is done. ``items`` and ``bytes`` count the items that are not done: unread and open
+    ones. ``open_items`` and ``open_bytes`` count the open ones alone. ``waiter_count``: consumers in line. ``age``:
+    seconds since the next item was put, 0 if there is none. ``get_hits`` and ``get_misses``: gets that found an item,
+    and that did not. ``opened``: reads. ``committed``: items that consumers committed; ``expired`` and ``discarded``
+    items are counted apart. ``flushes``: calls of ``flush``. ``memory_bytes``: what the reader keeps in memory.
+    """
 
     name: str
     head: int
@@ -121,7 +128,10 @@ class ReaderStats(Value, kw_only=True):
 class QueueStats(Value, kw_only=True):
     """A journaled queue's figures at one moment. ``items`` and ``bytes`` are sums over the readers open here.
 
-    ``tail_id`` is the last id given out, ``durable_id`` the last one known to be on disk. ``oldest_segment`` and
+    ``journal_bytes``: size of the segments that are kept. ``segments``, ``archived_segments``: their numbers.
+    ``put_count``, ``put_bytes``: items put, and their data. ``sync_count``: syncs of the journal. ``quarantined``:
+    bad ranges that were skipped. ``tail_id`` is the last id given out, ``durable_id`` the last one known to be on
+    disk. ``oldest_segment`` and
     ``newest_segment`` are the numbers of the first and the last segment that is kept. Counters count since the queue
     was opened, except ``refused_batches``: published batches that were kept aside as ``.refused``, then or before.
     """

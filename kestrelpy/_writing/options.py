@@ -47,6 +47,8 @@ def check_configs(readers: Mapping[str, ReaderConfig], default: ReaderConfig | N
 
     Raises ``InvalidName``, and ``TypeError`` for a value that is not a ``ReaderConfig``.
     """
+    if not isinstance(readers, Mapping):
+        raise TypeError(f"readers must be a mapping of names to ReaderConfig, not {readers!r}")
     for name, config in readers.items():
         file_names.check_name(name)
         check_config(f"readers[{name!r}]", config)

@@ -137,6 +137,7 @@ def _parameters(parameters: list[inspect.Parameter]) -> Iterator[str]:
 
 def _annotation(annotation: Any) -> str:
     shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    shown = re.sub(r"ForwardRef\('(.*?)'\)", r"\1", shown)
     return re.sub(r"\b(?:typing|collections\.abc|kestrelpy(?:\.\w+)+)\.", "", shown)
 
 

@@ -1,1 +1,1 @@
-"""Writes rows into queues, through their inboxes."""
+"""Writes rows into queues, through their inboxes. ``sink`` is what Spark calls, in batches and streams."""

@@ -23,7 +23,7 @@ class ItemOwner(Protocol):
 
     def is_open(self, item: Item) -> bool: ...
 
-    def _check_settled(self, item: Item) -> None: ...
+    def _check_done(self, item: Item) -> None: ...
 
 
 class Item:
@@ -81,7 +81,7 @@ class Item:
             else:
                 self._owner.abort(self)
         elif kind is None:
-            self._owner._check_settled(self)
+            self._owner._check_done(self)
 
     def __repr__(self) -> str:
         shown = self.data if len(self.data) <= 32 else self.data[:29] + b"..."

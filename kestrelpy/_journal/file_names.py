@@ -4,6 +4,8 @@ For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
 
     jobs.1700000000000.segment      a segment; the number orders them (rule R34)
     jobs.1700000000000.new.segment  the newest one, while no part of it is known to be on disk (rule R1)
+    jobs.1700000000000.0a1b2c3d.segment  in an archive where another queue's segment has the plain name: with 8 hex
+                                    digits of its queue_id
     jobs.mark                       the queue's mark: how far the journal was durable at its last clean close
     jobs.work                       there if the journal is a work queue's (rules: ``purpose``)
     jobs.1000.limit                 the largest item that the owner accepts has 1000 bytes (rules: ``item_limit``)

@@ -112,7 +112,7 @@ class Backlog:
             self._count_expired(item_id, entry, expired)
 
     def _count_expired(self, item_id: int, entry: Entry, expired: list[Item]) -> None:
-        """Count an expired item that was taken: it is done, or its hook settles it."""
+        """Count an expired item that was taken: it is done, or its hook decides."""
         self.expired_count += 1
         if self.config.on_expired is None:
             self.release(item_id, entry[0])

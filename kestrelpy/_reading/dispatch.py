@@ -64,18 +64,18 @@ class Dispatcher(Waiting[Item]):
         self.busy_at = self._clock.monotonic()
         self.misses = self.discarded = 0
         self._overfull = False  # it was logged that the oldest items can't be dropped
-        self._set_wants_quiet()
+        self._choose_notify()
 
-    def _set_wants_quiet(self) -> None:
+    def _choose_notify(self) -> None:
         config = self.backlog.config
-        self._wants_quiet = config.full_policy is not FullPolicy.BLOCK and config.max_idle is None
+        self._allows_skip = config.full_policy is not FullPolicy.BLOCK and config.max_idle is None
 
     def rename(self, name: str, config: ReaderConfig) -> None:
         """Turn the default reader into the first named reader."""
         backlog = self.backlog
         with backlog.lock:
             backlog.name, backlog.config = name, config
-            self._set_wants_quiet()
+            self._choose_notify()
             backlog.may_skip_notify = False
             backlog.update_fast_path()
 
@@ -233,7 +233,7 @@ class Dispatcher(Waiting[Item]):
         backlog = self.backlog
         try:
             with backlog.lock:
-                backlog.may_skip_notify = self._wants_quiet
+                backlog.may_skip_notify = self._allows_skip
                 self.busy_at = self._clock.monotonic()
             self.source.moved()
         except BaseException:

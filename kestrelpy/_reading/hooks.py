@@ -1,4 +1,4 @@
-"""``Hooks``: calls a reader's hooks, and settles the items that it shows to them.
+"""``Hooks``: calls a reader's hooks, and commits or requeues the items that it shows to them.
 
 Rules:
 1. Hooks run with no lock held. A hook that raises is logged and counted, and its item stays where it was.

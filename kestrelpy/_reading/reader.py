@@ -158,7 +158,7 @@ class Reader:
         """Every waiter gets ``QueueEmpty`` now; returns how many there were."""
         return self._dispatcher.dismiss(QueueEmpty(f"reader {self.full_name}: its waiters were evicted"))
 
-    # -- settling -------------------------------------------------------------------------------------------------
+    # -- commit and abort ----------------------------------------------------------------------------------------
 
     def commit(self, item_or_id: Item | int) -> None:
         """Acknowledge an item: its work is done. In any order, from any thread. Durable with the next checkpoint.
@@ -258,7 +258,7 @@ class Reader:
         """
         backlog = self._backlog
         item_id = id_of(item_or_id)
-        settling: list[Item] = []
+        requeuing: list[Item] = []
         try:
             with backlog.lock:
                 item = backlog.opened.get(item_id)
@@ -273,13 +273,13 @@ class Reader:
                     backlog.requeue(item_id, entry)
                 else:
                     again = backlog.make_item(item_id, entry)
-                    settling.append(again)
+                    requeuing.append(again)
                     backlog.with_hook[item_id] = again
-            if settling:
+            if requeuing:
                 self._dispatcher.hooks.show_aborted(again)
             self._dispatcher.hand_off()
         except BaseException as error:
-            self._dispatcher.recover(error, (), settling)
+            self._dispatcher.recover(error, (), requeuing)
             raise
         if not backlog.may_skip_notify:
             self._dispatcher.notify()
@@ -370,7 +370,7 @@ class Reader:
     # -- figures -----------------------------------------------------------------------------------------------------
 
     def decode(self, data: bytes) -> Any:
-        """Decode ``data`` by the queue's codec."""
+        """Decode ``data`` by the queue's codec. A reader of ``open_reader`` knows no codec, and returns the bytes."""
         return self._source.decode(data)
 
     @property
@@ -387,13 +387,13 @@ class Reader:
         """Whether ``item`` is an open read of this reader."""
         return self._backlog.opened.get(item.id) is item
 
-    def _check_settled(self, item: Item) -> None:
+    def _check_done(self, item: Item) -> None:
         """If the reader can't be used any more, raise why, unless ``item`` was committed or aborted before."""
         backlog = self._backlog
         with backlog.lock:
             progress = backlog.progress
-            is_settled = progress.is_done(item.id) or progress.error_counts.get(item.id, 0) > item.error_count
-        if not is_settled:
+            is_done = progress.is_done(item.id) or progress.error_counts.get(item.id, 0) > item.error_count
+        if not is_done:
             backlog.check_usable()
 
     @property

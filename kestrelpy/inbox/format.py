@@ -211,7 +211,7 @@ def encode_done(batch_id: bytes, number: int, app_id: str, version: int) -> byte
     return _record(_DONE.pack(_IS_DONE, batch_id, number, version) + app_id.encode())
 
 
-def decode_memory(data: bytes) -> tuple[LedgerState, int]:
+def decode_ledger(data: bytes) -> tuple[LedgerState, int]:
     """Decode a ledger. Returns its state and where its last whole record ends; 0 if the prefix is not valid."""
     state = LedgerState()
     if file_version(data, LEDGER_MAGIC) != FORMAT_VERSION:

@@ -75,7 +75,7 @@ class Ingest:
         self._folder = folder
         self._queue = queue
         self._host = host
-        self._memory = IngestLedger(folder, queue, host.now_ms())
+        self._ledger = IngestLedger(folder, queue, host.now_ms())
         self._intent: Intent | None = None
         self._checked: set[bytes] = set()  # batches that were checked and wait for room
         self.unfinished: PublishedBatch | None = None
@@ -91,14 +91,14 @@ class Ingest:
         be known whether a batch was begun, and ``UnsupportedFormat``.
         """
         self._remove_old()
-        intent, journal = self._memory.state.intent, self._host.journal
+        intent, journal = self._ledger.state.intent, self._host.journal
         if intent is None:
             return
         there = self._count_there(intent) if intent.queue_id == journal.queue_id else 0
         batch = self._published(intent)
         objection = None if there >= intent.items else self._why_refused(batch)
         if there <= 0 and (objection is not None or intent.queue_id != journal.queue_id):
-            self._memory.give_up()  # the next look at the batch decides what becomes of it
+            self._ledger.give_up()  # the next look at the batch decides what becomes of it
             return
         if batch is None or objection is not None:
             if there < intent.items:
@@ -108,7 +108,7 @@ class Ingest:
                     raise CorruptJournal(path, 0, f"{there} of its {intent.items} items are ingested, but {reason}")
                 _logging.warning("%d of %d items of batch %d stay, as %s", there, intent.items, intent.number, reason)
             batch = batch or PublishedBatch(intent.batch_id, intent.number, intent.app_id, intent.version, ())
-            self._memory.finish(batch)
+            self._ledger.finish(batch)
             return
         self.unfinished, self._intent = batch, intent
         with self._host.lock():
@@ -192,8 +192,8 @@ class Ingest:
                 _logging.warning("%s/%s has a newer version: it waits, with all after it", self._folder.path, name)
                 break
             if batch is not None and file_names.batch_name(self._queue, batch.number) == name:
-                if self._memory.state.knows(batch):
-                    self._memory.settle()
+                if self._ledger.state.knows(batch):
+                    self._ledger.make_durable()
                     self._clear(batch)
                     continue
                 objection = None if batch.batch_id in self._checked else self._why_refused(batch)
@@ -251,7 +251,7 @@ class Ingest:
         """Ingest a batch that was checked; False if there is no room for it."""
         names = self._folder.names()
         self._folder.sync()  # now the batch and its parts stay, and a file that is not listed never comes back
-        self._memory.forget_cleared({number for number, _ in file_names.batches_among(names, self._queue)})
+        self._ledger.forget_cleared({number for number, _ in file_names.batches_among(names, self._queue)})
         host = self._host
         with host.lock():
             if not host.has_room_locked(batch):
@@ -267,16 +267,16 @@ class Ingest:
 
     def _resume_locked(self, batch: PublishedBatch, intent: Intent) -> None:
         """Append the missing items of the batch, sync them, and record on disk that the batch was ingested."""
-        host, memory = self._host, self._memory
+        host, ledger = self._host, self._ledger
         try:
             self.unfinished, self._intent = batch, intent
             host.hide_from_locked(intent.first_id)
-            memory.begin(intent)
+            ledger.begin(intent)
             self._append_rest(batch, self._count_there(intent))
             host.sync_locked()
-            memory.finish(batch)
+            ledger.finish(batch)
         except BaseException as error:
-            if memory.state.intent is None and not memory.is_unsure:  # nothing was begun, so nothing has changed
+            if ledger.state.intent is None and not ledger.is_unsure:  # nothing was begun, so nothing has changed
                 self.unfinished = self._intent = None
                 host.publish_locked()
             else:
@@ -318,10 +318,10 @@ def erase_inbox(folder: Directory, queue: str) -> None:
     """
     there = [(name, file_names.parse_inbox(name)) for name in folder.names()]
     mine = [name for name, about in there if about is not None and about.queue == queue]
-    memory = file_names.ledger_name(queue)
-    for name in sorted(mine, key=lambda name: (name != memory, name.endswith(".lock"), name.endswith(".part"), name)):
+    ledger = file_names.ledger_name(queue)
+    for name in sorted(mine, key=lambda name: (name != ledger, name.endswith(".lock"), name.endswith(".part"), name)):
         with contextlib.suppress(FileNotFoundError):
             folder.unlink(name)
-        if name == memory:
+        if name == ledger:
             folder.sync()
     folder.sync()

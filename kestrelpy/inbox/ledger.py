@@ -24,7 +24,7 @@ from kestrelpy.inbox.format import (
     LedgerState,
     PublishedBatch,
     decode_batch_file,
-    decode_memory,
+    decode_ledger,
     encode_done,
     encode_intent,
     encode_ledger,
@@ -74,7 +74,7 @@ def read_ledger(folder: Directory, queue: str) -> tuple[LedgerState, int, bytes]
     version = file_version(data, LEDGER_MAGIC)
     if version is not None and version > FORMAT_VERSION:
         raise UnsupportedFormat(f"{folder.path}/{name}", version, FORMAT_VERSION)
-    return *decode_memory(data), data
+    return *decode_ledger(data), data
 
 
 class IngestLedger:
@@ -118,7 +118,7 @@ class IngestLedger:
         self.is_durable = False
         self._save(b"", None)
 
-    def settle(self) -> None:
+    def make_durable(self) -> None:
         """Make the ledger durable if a dead process wrote it, which may have left it in the page cache only.
 
         Raises ``OSError``.

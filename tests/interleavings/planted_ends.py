@@ -170,7 +170,7 @@ def a_reader_falls_quiet_after_it_has_rung() -> Iterator[None]:
 
     def notify(self: Dispatcher) -> None:
         self.source.moved()
-        self.backlog.may_skip_notify = self._wants_quiet
+        self.backlog.may_skip_notify = self._allows_skip
 
     with patch.object(Dispatcher, "notify", notify):
         yield

@@ -915,7 +915,7 @@ def test_app_ids_are_forgotten_by_their_use(monkeypatch: pytest.MonkeyPatch) -> 
     state.note_done(b"1" * 16, 1, "app3", 7)
     state.note_done(b"2" * 16, 2, "", 0)
     assert state.versions == {"app2": 2, "app0": 9, "app3": 7}
-    again, end = inbox_format.decode_memory(data := inbox_format.encode_ledger(state, None))
+    again, end = inbox_format.decode_ledger(data := inbox_format.encode_ledger(state, None))
     assert (again.versions, again.finished, end) == (state.versions, state.finished, len(data))
 
 
@@ -926,7 +926,7 @@ def test_the_memory_does_not_grow_for_ever(folder: Path, monkeypatch: pytest.Mon
             publish_items(folder, b"%d" % at, **({"app_id": "app", "version": at} if at % 2 else {}))
             assert queue.take_in() == 1
         assert (folder / "inbox" / "jobs.batches").stat().st_size < 1000
-    state, _ = inbox_format.decode_memory((folder / "inbox" / "jobs.batches").read_bytes())
+    state, _ = inbox_format.decode_ledger((folder / "inbox" / "jobs.batches").read_bytes())
     assert state.versions == {"app": 39}
     assert len(state.finished) < 10
 
@@ -1173,7 +1173,7 @@ def test_forged_records_are_not_remembered() -> None:
     intent = inbox_format._INTENT.pack(2, bytes(16), bytes(16), 1, 1, 0, 1, 0)
     for bad in (b"", b"\x09" + bytes(20), b"\1", inbox_format._VERSION.pack(1, 1 << 62), good + b"\xff", intent[:-1]):
         data = forge(good, inbox_format.LEDGER_MAGIC) + inbox_format._record(bad)
-        state, end = inbox_format.decode_memory(data)
+        state, end = inbox_format.decode_ledger(data)
         assert (state.versions, state.intent, end) == ({"app": 7}, None, len(data) - len(bad) - 8)
         assert not inbox_format.whole_record_behind(data, end)
         assert inbox_format.whole_record_behind(data + inbox_format._record(intent), end)

@@ -176,13 +176,14 @@ PUBLIC = {
         "UnknownItem QueueLocked ForkedQueue CorruptJournal UnsupportedFormat WrongKind QueueDiskFull "
         "DurabilityUnknown BlockingQueue ConcurrentBlockingQueue SimpleBlockingQueue FullPolicy "
         "JournaledQueue Reader Item ReaderConfig QueueStats ReaderStats "
-        "open_reader scan Record queue_names verify VerifyReport inspect QueueInspection"
+        "open_reader scan Record queue_names verify VerifyReport inspect QueueInspection "
+        "Clock Codec SystemClock Damage SavedReader SegmentInfo"
     ),
     "kestrelpy.codecs": "JSON UTF8",
     "kestrelpy.inbox": "Part PartWriter discard last_version pending publish take_in",
     "kestrelpy.spark": (
         "DriverBuffer UndecodableItem archive_to_parquet LakeSummary LAKE_SCHEMA load_report LoadReport "
-        "NothingToReport local_session register JavaMissing"
+        "NothingToReport local_session register JavaMissing FilesNotSeen DataLoss SinkMistake"
     ),
     "kestrelpy.work": (
         "WorkQueue Session Job WorkStats TubeStats JobStats JobNotFound NotReserved DuplicateJob Draining DeadlineSoon "

@@ -15,16 +15,20 @@ if TYPE_CHECKING:
     from kestrelpy.spark.buffer.rows import UndecodableItem
     from kestrelpy.spark.lake.conversion import LAKE_SCHEMA, LakeSummary, archive_to_parquet
     from kestrelpy.spark.locations import FilesNotSeen
+    from kestrelpy.spark.read.stream import DataLoss
     from kestrelpy.spark.report.load_report import LoadReport, NothingToReport, load_report
+    from kestrelpy.spark.write.sink import SinkMistake
 
 __all__ = [
     "LAKE_SCHEMA",
+    "DataLoss",
     "DriverBuffer",
     "FilesNotSeen",
     "JavaMissing",
     "LakeSummary",
     "LoadReport",
     "NothingToReport",
+    "SinkMistake",
     "UndecodableItem",
     "archive_to_parquet",
     "load_report",
@@ -33,12 +37,14 @@ __all__ = [
 ]
 
 _LATER = {
+    "DataLoss": "read.stream",
     "DriverBuffer": "buffer.driver_buffer",
     "FilesNotSeen": "locations",
     "LAKE_SCHEMA": "lake.conversion",
     "LakeSummary": "lake.conversion",
     "LoadReport": "report.load_report",
     "NothingToReport": "report.load_report",
+    "SinkMistake": "write.sink",
     "UndecodableItem": "buffer.rows",
     "archive_to_parquet": "lake.conversion",
     "load_report": "report.load_report",

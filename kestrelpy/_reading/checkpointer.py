@@ -53,6 +53,7 @@ class Checkpointer:
         self._source = dispatcher.source
         self.lock = threading.Lock()
         self._saved: tuple[int, ...] = ()
+        self._is_durable = True  # whether the state that was saved last had to be on disk
         self.is_ending = False  # a thread is closing the reader
         self._is_unfinished = False  # closing has begun, and is not finished
 
@@ -91,6 +92,7 @@ class Checkpointer:
             backlog.progress.absorb()
             state, version = self._state_of(backlog.progress), self._version()
         self._store(state, durable=durable)
+        self._is_durable = durable
         self._saved = version
 
     def _state_of(self, progress: Progress) -> Checkpoint:
@@ -107,6 +109,11 @@ class Checkpointer:
     def is_unsaved(self) -> bool:
         """Whether the reader has changed since its last checkpoint."""
         return self._saved != self._version()
+
+    @property
+    def holds_segments(self) -> bool:
+        """Whether a durable checkpoint is due: segments that others retire are retired by durable checkpoints only."""
+        return self.is_unsaved or not self._is_durable
 
     def note_saved(self) -> None:
         """The reader is where its checkpoint says: there is nothing to save."""
@@ -148,7 +155,7 @@ class Checkpointer:
             moved = backlog.progress.moved_to(*position)
             state, version = self._state_of(moved), self._version_of(moved)
         try:
-            self._saved = ()
+            self._saved, self._is_durable = (), False
             self._store(state, durable=False)
         except OSError as error:
             if not self._source.knows_heads:  # segments are retired by what is saved: do not move

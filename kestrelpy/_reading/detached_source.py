@@ -323,7 +323,7 @@ class DetachedSource:
         backlog.may_skip_notify = False
         if backlog.config.full_policy is FullPolicy.DROP_OLDEST:
             reader.dispatcher.keep_limits()
-        if reader.is_unsaved:
+        if reader.holds_segments:
             trouble, what = self._registry.trouble, f"saving the position of {backlog.full_name}"
             try:
                 with self._registry.guard(wait=False):  # else this thread waits, and so do all timers

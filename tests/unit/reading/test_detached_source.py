@@ -684,6 +684,26 @@ def test_a_checkpoint_in_the_background_waits_for_nobody(open_queue: Open, outsi
     assert not far._checkpointer.is_unsaved
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_checkpoint_of_its_own_keeps_no_segment(
+    moves: bool, open_queue: Open, outside: Any, clock: ManualClock
+) -> None:
+    """The writer goes by durable checkpoints; what ``checkpoint()`` has saved was as good as saved for the next one."""
+    queue = open_queue(segment_bytes=4096)
+    far = outside(start="earliest")
+    for _ in range(20):
+        queue.put(bytes(500))
+    far.commit_many(take_all(far))
+    if moves:
+        far.seek(20)
+    else:
+        far.checkpoint()
+    clock.advance(1.0)
+    queue.checkpoint()
+    assert queue.stats().segments == 1
+    assert not far._checkpointer.holds_segments
+
+
 # -- moving beside a writer that retires -----------------------------------------------------------------------------
 
 

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from kestrelpy import Item, JournaledQueue, QueueClosed, Reader
+from kestrelpy import Item, JournaledQueue, QueueClosed, Reader, _process
 from kestrelpy._disk.memory import MemoryDisk, MemoryNode
+from kestrelpy._reading.detached_source import DetachedSource
 from kestrelpy.testing import CrashingDisk
 from kestrelpy.testing._history import CrashingNode
 from tests.interleavings.scheduler import BrokenSchedule, Scheduler, Task
@@ -236,3 +237,10 @@ def close_quietly(queue: JournaledQueue) -> None:
     """What a run has left behind when it was cut short: not to be warned of."""
     if queue._status.error is None:
         queue._status.error = QueueClosed("its process is gone")
+
+
+def leave_quietly() -> None:
+    """The same for readers from outside: those that are still open in this run."""
+    for each in list(_process._live):
+        if isinstance(each, DetachedSource):
+            each._gone = True

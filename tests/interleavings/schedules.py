@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from tests.interleavings import scenes_crash, scenes_inbox, scenes_journal, scenes_memory, scenes_readers
-from tests.interleavings.scene import Scene, close_quietly
+from tests.interleavings.scene import Scene, close_quietly, leave_quietly
 from tests.interleavings.scheduler import BrokenSchedule, Priorities, RandomWalk, Scheduler, Stopped, Strategy
 from tests.interleavings.standins import installed
 
@@ -65,6 +65,7 @@ def play(name: str, seed: int) -> Counter[str]:
             finally:
                 for queue in scene.opened:
                     close_quietly(queue)
+                leave_quietly()
         if scene.afterwards is not None:
             scene.afterwards()
     except BaseException as error:

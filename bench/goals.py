@@ -117,7 +117,7 @@ def _sizes() -> Iterator[Goal]:
     one, sixteen = (Figure("readers", OURS, "put", readers) for readers in (1, 16))
     yield Goal("put with 16 readers over with one", sixteen, one, at_most=1.3)
     short, long = (Figure("behind", OURS, "cycle", waiting) for waiting in (10, 1_000_000))
-    yield Goal("cycle behind 1,000,000 items over behind ten", long, short, at_most=1.15)
+    yield Goal("cycle after a backlog of 1,000,000 items over one of ten", long, short, at_most=1.15)
     for how, most in (("closed", 100), ("killed", 500)):
         yield Goal(f"ms to open 10 GB, {how}", Figure("reopen", "kestrelpy", f"ms, backlog, {how}"), at_most=most)
     for phase in ("write", "read"):
@@ -137,9 +137,9 @@ def _sizes() -> Iterator[Goal]:
 def _elsewhere() -> Iterator[Goal]:
     for part in ("200/s", "2,000/s", "flat out, 64 ahead"):
         figure = Figure("detached", "kestrelpy", f"us p50, {part}")
-        yield Goal(f"reader elsewhere: {figure.phase}", figure, at_most=1000.0)
+        yield Goal(f"reader in another process: {figure.phase}", figure, at_most=1000.0)
     idle = Figure("detached", "kestrelpy", "ms of processor a second, idle")
-    yield Goal(f"reader elsewhere: {idle.phase}", idle, at_most=10.0)
+    yield Goal(f"reader in another process: {idle.phase}", idle, at_most=10.0)
     figure = Figure("import", "kestrelpy", "ms over a bare interpreter")
     yield Goal(f"import: {figure.phase}", figure, at_most=30.0)
 

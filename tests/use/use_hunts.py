@@ -41,7 +41,7 @@ HUNTS: dict[str, Hunt] = {
     "C3": Hunt(
         ("open_reader", "seek", "churn", "storm", "meanwhile", "large batches"),
         "Corrupt|FileNotFound|passed|needed",
-        first_seed=95,
+        first_seed=275,
     ),
     "C4": Hunt(("drop oldest", "limits", "EMFILE", "EIO", "fault", "small memory", "seek"), "has raised|retur|Error"),
     "C14": Hunt(("publish", "take_in"), "has become item|a batch has become"),

@@ -85,23 +85,20 @@ def dismiss_all() -> None:
 
 
 def close_all() -> None:
-    """At the end of the interpreter: close what is still open, with a warning for each (R31). An error of a ``close``
-    is logged, as no caller can get it. A warning that a filter has made an error is raised once all is closed.
+    """At the end of the interpreter: close what is still open, with a warning for each (R31). Raises nothing, as
+    no caller could get it: an error of a ``close`` is logged, and a warning that a filter has made an error is shown.
     """
-    raised: list[ResourceWarning] = []
     for thing in _open_objects():
         try:
             try:
                 if _live.get(thing):
                     warn_unclosed(thing)
             except ResourceWarning as warning:
-                raised.append(warning)
+                warnings.showwarning(warning, ResourceWarning, __file__, 0)
             finally:
                 thing.close()
         except Exception:
             _logging.exception("closing %r at the end of the interpreter failed", thing)
-    if raised:
-        raise raised[0]
 
 
 def _open_objects() -> list[Closeable]:

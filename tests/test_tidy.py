@@ -189,7 +189,10 @@ PUBLIC = {
         "WorkQueue Session Job WorkStats TubeStats JobStats JobNotFound NotReserved DuplicateJob Draining DeadlineSoon "
         "JobTooBig TubeNotFound"
     ),
-    "kestrelpy.server": "BeanstalkServer parse_address serve serve_in_thread",
+    "kestrelpy.server": (
+        "BeanstalkServer QueueServer QueueProtocol Parser Connection Wait FutureWait parse_address run run_in_thread "
+        "serve serve_in_thread"
+    ),
     "kestrelpy.testing": "ManualClock MemoryDisk FailingDisk CrashingDisk check_blocking_queue",
 }
 METHODS = {

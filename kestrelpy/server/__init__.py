@@ -1,12 +1,32 @@
-"""A server with the beanstalkd protocol on a work queue. ``kestrelpy serve beanstalk`` runs it from a shell.
+"""Servers with the protocols of other queues, and the ground to build your own queue server on.
 
-``BeanstalkServer`` runs in your event loop, ``serve`` in a process of its own, ``serve_in_thread`` in a thread.
-docs/beanstalk-protocol.md says what is the same as in beanstalkd, what is better and what is different.
+``BeanstalkServer`` has the protocol of beanstalkd, on a work queue. ``kestrelpy serve beanstalk`` runs it from a shell.
+``serve`` runs a server in a process of its own, ``serve_in_thread`` in a thread. docs/beanstalk-protocol.md says what
+is the same as in beanstalkd, what is better and what is different.
+
+``QueueServer`` is the loop under it: clients, turns with one sync for all, back-pressure, signals. docs/servers.md
+builds a small server on it.
 """
 
 from __future__ import annotations
 
-from kestrelpy.server._process import serve, serve_in_thread
-from kestrelpy.server._server import BeanstalkServer, parse_address
+from kestrelpy.server._connection import Connection, Parser, QueueProtocol, Wait
+from kestrelpy.server._future_wait import FutureWait
+from kestrelpy.server._process import run, run_in_thread, serve, serve_in_thread
+from kestrelpy.server._server import QueueServer, parse_address
+from kestrelpy.server.beanstalk.server import BeanstalkServer
 
-__all__ = ["BeanstalkServer", "parse_address", "serve", "serve_in_thread"]
+__all__ = [
+    "BeanstalkServer",
+    "Connection",
+    "FutureWait",
+    "Parser",
+    "QueueProtocol",
+    "QueueServer",
+    "Wait",
+    "parse_address",
+    "run",
+    "run_in_thread",
+    "serve",
+    "serve_in_thread",
+]

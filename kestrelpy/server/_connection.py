@@ -1,12 +1,13 @@
-"""``Connection``: one client, with its bytes, its session and its replies.
+"""``Connection``: one client, with its bytes, its turn and its replies. What it needs of the client's protocol:
+``QueueProtocol``, with a ``Parser``.
 
-1. Everything runs on the loop's thread. Only the future of a reserve may be completed by another thread; the reply is
-   then made on the loop's thread.
-2. A client is not served while it waits for a job, does not read its replies, or has had its slice of the turn. What it
-   sends meanwhile is kept, up to ``MAX_HELD_BYTES``; above that the server does not read from it (back-pressure).
-3. A half-closed connection (the client sends no more) still gets the replies to its commands. If it waits for a job, it
-   gets TIMED_OUT.
-4. When the connection is gone, its session is closed: its jobs are ready again, and it waits in no line.
+1. Everything runs on the loop's thread.
+2. A client is not served while it waits (``wait_for``), does not read its replies, or has had its slice of the turn.
+   What it sends meanwhile is kept, up to ``MAX_HELD_BYTES``; above that the server does not read from it
+   (back-pressure).
+3. A half-closed connection (the client sends no more) still gets the replies to its commands. If it waits, it gets the
+   reply of one that has waited in vain.
+4. When the connection is gone, or the client has quit, ``QueueProtocol.leave`` gives back what it holds.
 """
 
 from __future__ import annotations
@@ -16,22 +17,15 @@ import logging
 import select
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from types import MethodType
-from typing import TYPE_CHECKING, Protocol
-
-from kestrelpy.server import _replies as replies
-from kestrelpy.server._parser import Parser
-from kestrelpy.work import Job, Session
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kestrelpy.server._commands import Commands
     from kestrelpy.server._rounds import Rounds
-    from kestrelpy.work import WorkQueue
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "Parser", "QueueProtocol", "Wait"]
 
 COMMANDS_PER_TURN = 100
 """How many commands of a client run before other clients are served: this takes about a millisecond."""
@@ -49,61 +43,120 @@ MAX_REPLY_BYTES = 256 * 1024
 _logger = logging.getLogger("kestrelpy.server")
 
 
+class Parser(Protocol):
+    """Turns the bytes of one client into commands. It does no I/O, and no input raises an error."""
+
+    def feed(self, data: bytes) -> None:
+        """These bytes have arrived."""
+
+    def next(self) -> Any:
+        """The next command, in whatever form ``QueueProtocol.perform`` takes it; ``None`` if none is complete."""
+
+    @property
+    def held(self) -> int:
+        """How many bytes are kept that no command has used yet, without an incomplete body."""
+
+    def trim(self) -> None:
+        """The client will be quiet for a while: free what can be freed. May do nothing."""
+        return
+
+
+class QueueProtocol(Protocol):
+    """What one kind of client may say, and what it gets. One object serves all clients. All calls are on the loop.
+
+    Derive from it. ``client`` below is the object that the call of that name has made for a client.
+    """
+
+    no_room: bytes = b""
+    """What a client gets for whom there is no room, before its connection is closed."""
+    failure: bytes = b""
+    """What replaces each reply of a turn whose changes could not be made durable."""
+    ends_at_failure: bool = False
+    """Whether ``failure`` is sent once, and the connection is closed after it."""
+
+    def parser(self) -> Parser:
+        """A parser for a new client."""
+
+    def client(self, connection: Connection, parser: Any) -> Any:
+        """The state of a new client, whose bytes ``parser`` gets."""
+
+    def perform(self, client: Any, command: Any) -> bytes | None:
+        """Do the command and return its reply. Raises nothing: an error becomes a reply.
+
+        Returns ``None`` if the reply comes later: after ``connection.wait_for``, or from a long command.
+        """
+
+    def leave(self, client: Any) -> None:
+        """The client is gone, or has quit: give back what it holds. Called once."""
+
+    def starve(self, client: Any) -> None:  # noqa: ARG002 - for those that derive from it
+        """The client has sent a part of a command, or nothing, and all before it is done. May do nothing."""
+        return
+
+    def proceed(self, client: Any, long_command: Iterator[bytes | None]) -> bytes | None:  # noqa: ARG002 - as above
+        """Do the next piece of a long command. Returns the reply after the last piece, ``None`` before that."""
+        return next(long_command)
+
+
+class Wait(Protocol):
+    """Something that a client waits for: a job, an item, a time. ``Connection.answer`` ends it."""
+
+    def hang_up(self) -> bytes | None:
+        """The client sends no more, and so waits no longer. Returns its reply; ``None`` if an answer is on its way."""
+
+    def cancel(self) -> None:
+        """The client is gone."""
+
+
 class ConnectionHost(Protocol):
     """The part of its server that a connection uses."""
 
-    queue: WorkQueue
     rounds: Rounds
-    commands: Commands
     loop: asyncio.AbstractEventLoop
     monotonic: Callable[[], float]
+    bytes_read: int
+    bytes_written: int
 
-    def admit(self, client: Connection) -> bool:
+    def admit(self, connection: Connection) -> bool:
         """Whether there is room for one more client."""
 
-    def forget(self, client: Connection) -> None:
+    def forget(self, connection: Connection) -> None:
         """The client is gone."""
 
-    def watch_over(self, client: Connection) -> None:
+    def watch_over(self, connection: Connection) -> None:
         """The client is not read from: look from time to time whether it has hung up."""
 
 
 class Connection(asyncio.Protocol):
-    """The asyncio protocol of one connection. The server makes it; it tells the server when it is gone."""
+    """The asyncio protocol of one connection. The server makes it; it reports to the server when it is gone.
 
-    def __init__(self, server: ConnectionHost) -> None:
+    ``client`` is the state that the protocol keeps for this client.
+    """
+
+    client: Any = None
+
+    def __init__(self, server: ConnectionHost, protocol: QueueProtocol) -> None:
+        self.protocol = protocol
         self._server = server
         self._rounds = server.rounds
-        self._commands = server.commands
-        self._parser = Parser(server.queue.max_job_bytes)
+        self._parser = protocol.parser()
         self._transport: asyncio.Transport
         self._thread = threading.get_ident()
-        self.session: Session
-        self.watching = ["default"]  # in the order in which beanstalkd would list them
-        self.places = {"default": 0}  # the index of each of them in ``watching``
-        self.has_announced = False  # whether a put is counted whose body has not arrived
-        self.announced_id = 0  # the id drawn for that put; 0: none
-        self.is_producer = False
-        self.is_worker = False
-        self.is_half_closed = False  # the client sends no more, and does not wait for jobs
+        self.served_at = 0.0  # when a command was done last, by ``monotonic``
+        self.is_half_closed = False  # the client sends no more, and does not wait
+        self.is_finished = False  # no more commands are done; replies are still sent
         self._is_at_end = False  # all that the client sent has been read
         self.long_command: Iterator[bytes | None] | None = None  # a command that takes several turns
-        self._waiting: Future[Job] | None = None
+        self._waiting: Wait | None = None
         self._is_open = False
-        self._is_finished = False  # no more commands are done; replies are still sent
         self._is_stuck = False  # the client does not read its replies
         self._is_unread = False  # the client has sent too much ahead, and is not read from
         self._replies: list[bytes] = []
         self._reply_bytes = 0
 
     def _check(self) -> None:
-        self._parser._check()
-        assert self.places == {tube: place for place, tube in enumerate(self.watching)}
         assert self._reply_bytes == sum(map(len, self._replies))
-        assert self.has_announced or not self.announced_id
-        assert not (self._is_finished and self._waiting is not None)
-        if self._is_open and not self._is_finished:
-            assert set(self.watching) == set(self.session.watching)
+        assert not (self.is_finished and self._waiting is not None)
 
     # -- calls from asyncio --------------------------------------------------------------------------------------------
 
@@ -111,15 +164,17 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if not self._server.admit(self):
-            transport.write(replies.OUT_OF_MEMORY)
+            transport.write(self.protocol.no_room)
             transport.close()
             return
-        self.session = self._server.queue.session()
+        self.served_at = self._server.monotonic()
+        self.client = self.protocol.client(self, self._parser)
         self._is_open = True
 
     def data_received(self, data: bytes) -> None:
         if not self._is_open:
             return
+        self._server.bytes_read += len(data)
         self._parser.feed(data)
         self.run()
 
@@ -131,7 +186,13 @@ class Connection(asyncio.Protocol):
 
     def _has_hung_up(self) -> None:
         self.is_half_closed = True
-        self._stop_waiting()
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            reply = waiting.hang_up()
+            if reply is None:
+                self._waiting = waiting  # the answer is on its way to the loop's thread
+            else:
+                self.say(reply)
         self._rounds.again(self)
 
     def pause_writing(self) -> None:
@@ -146,8 +207,9 @@ class Connection(asyncio.Protocol):
         self._rounds.forget(self)
         if self._is_open:
             self._is_open = False
-            self._finish_session()
+            self._leave()
             self._server.forget(self)
+        self.client = None  # it refers to this connection: see _break_cycles
         self.long_command = None
         self._replies.clear()
         self._reply_bytes = 0
@@ -157,14 +219,15 @@ class Connection(asyncio.Protocol):
 
     def run(self) -> None:
         """Do a slice of the commands that this client has sent."""
-        perform, next_command = self._commands.perform, self._parser.next
+        client, perform, next_command = self.client, self.protocol.perform, self._parser.next
         monotonic = self._server.monotonic
-        end = monotonic() + TURN_SECONDS
+        self.served_at = now = monotonic()
+        end = now + TURN_SECONDS
         for _ in range(COMMANDS_PER_TURN):
-            if self._waiting is not None or self._is_stuck or self._is_finished or not self._is_open:
+            if self._waiting is not None or self._is_stuck or self.is_finished or not self._is_open:
                 break
             if self.long_command is not None:
-                reply = self._commands.proceed(self.long_command)
+                reply = self.protocol.proceed(client, self.long_command)
                 if reply is None:
                     self._rounds.again(self)
                     break
@@ -172,11 +235,14 @@ class Connection(asyncio.Protocol):
             else:
                 command = next_command()
                 if command is None:
-                    self._out_of_commands()
+                    self.protocol.starve(client)
+                    if self._is_at_end:
+                        self.finish()
                     break
-                reply = perform(self, command)
+                reply = perform(client, command)
             if reply is not None:
-                self._say(reply)
+                self._replies.append(reply)
+                self._reply_bytes += len(reply)
                 if self._reply_bytes > MAX_REPLY_BYTES:
                     self._rounds.again(self)
                     break
@@ -185,20 +251,9 @@ class Connection(asyncio.Protocol):
                 break
         else:
             self._rounds.again(self)
-        if self._replies or self._is_finished:
+        if self._replies or self.is_finished:
             self._deliver()
         self._update_reading()
-
-    def _out_of_commands(self) -> None:
-        """No complete command is left."""
-        if self._parser.in_put or self._parser.in_big_put:
-            self._commands.announce_put(self, is_too_big=self._parser.in_big_put)
-        if self._is_at_end:
-            self.finish()
-
-    def _say(self, reply: bytes) -> None:
-        self._replies.append(reply)
-        self._reply_bytes += len(reply)
 
     def _deliver(self) -> None:
         if self._rounds.holds_replies:
@@ -206,77 +261,98 @@ class Connection(asyncio.Protocol):
         else:
             self.flush()
 
+    # -- calls from the protocol ---------------------------------------------------------------------------------------
+
+    def say(self, reply: bytes) -> None:
+        """Send this at the end of the turn, beside the replies that ``perform`` returns."""
+        self._replies.append(reply)
+        self._reply_bytes += len(reply)
+        self._rounds.send_later(self)
+
+    def finish(self) -> None:
+        """The client has quit or hung up: it leaves at once, and its replies are still sent."""
+        if not self.is_finished:
+            self._leave()
+            self._rounds.send_later(self)
+
+    def hang_up(self) -> None:
+        """Close the connection: the server stops, or serving this client has failed."""
+        self._leave()
+        self._transport.close()
+
+    def _leave(self) -> None:
+        if self.is_finished:
+            return
+        self.is_finished = True
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.cancel()
+        try:
+            self.protocol.leave(self.client)
+        except Exception:
+            _logger.exception("what a closed connection held could not all be given back")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client may still read what it is sent."""
+        return self._is_open
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the client does not read its replies."""
+        return self._is_stuck
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the client waits, and is not served."""
+        return self._waiting is not None
+
+    def wait_for(self, wait: Wait) -> None:
+        """Serve this client no more until ``answer`` is called, on the loop's thread."""
+        self._waiting = wait
+        self._parser.trim()
+
+    def waits_for(self, wait: Wait) -> bool:
+        """Whether the client still waits for this."""
+        return self._waiting is wait
+
+    def answer(self, wait: Wait, reply: bytes) -> None:
+        """The client has what it waited for: send it the reply, and serve it again. No effect if it waits no more."""
+        if self._waiting is wait:
+            self._waiting = None
+            self.say(reply)
+            self._rounds.again(self)
+
+    def on_loop(self, call: Callable[[], object]) -> None:
+        """Make this call on the loop's thread: at once if this is that thread."""
+        if threading.get_ident() == self._thread:
+            call()
+        else:
+            self._server.loop.call_soon_threadsafe(call)
+
+    # -- replies -------------------------------------------------------------------------------------------------------
+
     def flush(self) -> None:
         """Send the replies; then close the connection, if the client is finished."""
         if self._replies:
             data = b"".join(self._replies)
             self._replies.clear()
+            self._server.bytes_written += self._reply_bytes
             self._reply_bytes = 0
             self._transport.write(data)
-        if self._is_finished:
+        if self.is_finished:
             self._transport.close()
 
     def take_back_replies(self) -> None:
-        """Replace the replies of this turn by INTERNAL_ERROR: the changes that they acknowledge are not durable."""
-        self._replies[:] = [replies.INTERNAL_ERROR] * len(self._replies)
-        self._reply_bytes = len(replies.INTERNAL_ERROR) * len(self._replies)
-
-    def finish(self) -> None:
-        """The client has quit or hung up: its jobs are ready again at once, and its replies are still sent."""
-        if not self._is_finished:
-            self._finish_session()
-            self._rounds.send_later(self)
-
-    def hang_up(self) -> None:
-        """Close the connection: the server stops, or serving this client has failed."""
-        self._finish_session()
-        self._transport.close()
-
-    def _finish_session(self) -> None:
-        self._is_finished = True
-        future, self._waiting = self._waiting, None
-        if future is not None:
-            future.cancel()
-        try:
-            self.session.close()
-        except Exception:
-            _logger.exception("the jobs of a closed connection could not all be given back")
-
-    # -- waiting for a job ---------------------------------------------------------------------------------------------
-
-    @property
-    def is_waiting(self) -> bool:
-        return self._waiting is not None
-
-    def wait_for(self, future: Future[Job]) -> None:
-        """Serve this client no more until ``future`` is done."""
-        self._waiting = future
-        self._parser.trim()
-        future.add_done_callback(self._on_job)
-
-    def _on_job(self, future: Future[Job]) -> None:
-        if threading.get_ident() == self._thread:
-            self._be_served(future)
-        else:
-            self._server.loop.call_soon_threadsafe(self._be_served, future)
-
-    def _be_served(self, future: Future[Job]) -> None:
-        if self._waiting is not future:
-            return  # the client does not wait any more
-        self._waiting = None
-        self._say(self._commands.outcome(future))
-        self._rounds.send_later(self)
-        self._rounds.again(self)
-
-    def _stop_waiting(self) -> None:
-        future, self._waiting = self._waiting, None
-        if future is None:
-            return
-        if future.cancel():
-            self._say(replies.TIMED_OUT)
-            self._rounds.send_later(self)
-        else:
-            self._waiting = future  # a job is on its way to the loop's thread
+        """Replace the replies of this turn: the changes that they acknowledge are not durable."""
+        failure = self.protocol.failure
+        self._replies[:] = [failure] * len(self._replies)
+        if self.protocol.ends_at_failure:
+            del self._replies[1:]
+            self._leave()
+        self._reply_bytes = len(failure) * len(self._replies)
 
     # -- bytes that are sent ahead -------------------------------------------------------------------------------------
 
@@ -307,7 +383,7 @@ def _break_cycles(transport: asyncio.Transport) -> None:
     """Break the reference cycles of a closed transport: so it is freed with the last reference to it.
 
     A transport of asyncio holds bound methods of itself. The server's process does not collect old objects
-    (``_spare_the_collector``): there, each connection would leave a kilobyte in memory for ever.
+    (``spare_the_collector``): there, each connection would leave a kilobyte in memory for ever.
     """
     held = getattr(transport, "__dict__", {})
     for name in [name for name, made in held.items() if isinstance(made, MethodType) and made.__self__ is transport]:

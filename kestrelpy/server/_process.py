@@ -1,5 +1,5 @@
-"""``serve``: a server as a whole process, with signals, and a garbage collector that does not visit a million jobs.
-``serve_in_thread``: a server in a thread.
+"""``run``: a server as a whole process, with signals, and a garbage collector that does not visit a million jobs.
+``run_in_thread``: a server in a thread. ``serve`` and ``serve_in_thread`` make one of the library's servers first.
 """
 
 from __future__ import annotations
@@ -11,37 +11,60 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kestrelpy.server._server import BeanstalkServer
+from kestrelpy.server._server import QueueServer
+from kestrelpy.server.beanstalk.server import BeanstalkServer
 
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["serve", "serve_in_thread"]
+__all__ = ["run", "run_in_thread", "serve", "serve_in_thread"]
 
 _NEVER = 1_000_000_000
+S = TypeVar("S", bound=QueueServer)
 
 
 def serve(
     directory: str | PathLike[str] | None = None,
     *,
-    on_start: Callable[[BeanstalkServer], None] | None = None,
+    protocol: str = "beanstalk",
+    on_start: Callable[[Any], None] | None = None,
     on_signal: Callable[[signal.Signals], None] | None = None,
     **options: Any,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; after SIGUSR1 the server refuses puts. Call it in the main thread of a process.
+    """Serve until SIGTERM or SIGINT, as ``run`` does. Call it in the main thread of a process.
 
-    The other arguments are those of ``BeanstalkServer``. ``on_start`` is called once the server listens, ``on_signal``
-    with each signal, after the server has obeyed it. Returns when the queue is closed. Raises what
-    ``BeanstalkServer.start`` raises, and the error of a sync that failed.
+    ``protocol`` is ``"beanstalk"`` or ``"kestrel"``; the other arguments are those of ``BeanstalkServer`` or
+    ``KestrelServer``. At SIGUSR1 a beanstalk server refuses puts from then on; at SIGHUP a kestrel server reads its
+    configuration again. Raises as ``run``, and ``ValueError`` for another protocol.
     """
-    asyncio.run(_serve(BeanstalkServer(directory, **options), on_start, on_signal))
+    run(_server_class(protocol)(directory, **options), on_start=on_start, on_signal=on_signal)
 
 
-async def _serve(
-    server: BeanstalkServer,
-    on_start: Callable[[BeanstalkServer], None] | None,
+def _server_class(protocol: str) -> Callable[..., QueueServer]:
+    if protocol == "beanstalk":
+        return BeanstalkServer
+    raise ValueError(f"protocol must be 'beanstalk' or 'kestrel', not {protocol!r}")
+
+
+def run(
+    server: S,
+    *,
+    on_start: Callable[[S], None] | None = None,
+    on_signal: Callable[[signal.Signals], None] | None = None,
+) -> None:
+    """Run ``server`` until SIGTERM or SIGINT, or until it ends by itself. Call it in the main thread of a process.
+
+    ``on_start`` is called once the server listens, ``on_signal`` with each signal, after the server has obeyed it.
+    Returns when the queues are closed. Raises what ``QueueServer.start`` raises, and the error of a sync that failed.
+    """
+    asyncio.run(_run(server, on_start, on_signal))
+
+
+async def _run(
+    server: S,
+    on_start: Callable[[S], None] | None,
     on_signal: Callable[[signal.Signals], None] | None,
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -52,15 +75,16 @@ async def _serve(
         if on_signal is not None:
             on_signal(number)
 
-    # Before the start: without a handler, SIGUSR1 would end the process.
-    for number, what in ((signal.SIGTERM, stop.set), (signal.SIGINT, stop.set), (signal.SIGUSR1, server.drain)):
+    # Before the start: without a handler, SIGUSR1 and SIGHUP would end the process.
+    signals = {signal.SIGTERM: stop.set, signal.SIGINT: stop.set, **server.on_signals()}
+    for number, what in signals.items():
         loop.add_signal_handler(number, obey, number, what)
     await server.start()
     try:
         _spare_the_collector()
         if on_start is not None:
             on_start(server)
-        await _first(stop.wait(), server.failed())
+        await _first(stop.wait(), server.ended())
     finally:
         await server.stop()
 
@@ -91,33 +115,47 @@ def _spare_the_collector() -> None:
 
 @contextlib.contextmanager
 def serve_in_thread(
-    directory: str | PathLike[str] | None = None, *, listen: str = "127.0.0.1:0", **options: Any
-) -> Iterator[BeanstalkServer]:
-    """A server in a thread of its own, for tests and for programs without an event loop. It stops after the block.
+    directory: str | PathLike[str] | None = None,
+    *,
+    protocol: str = "beanstalk",
+    listen: str = "127.0.0.1:0",
+    **options: Any,
+) -> Iterator[Any]:
+    """A server in a thread of its own, as ``run_in_thread``. The arguments are those of ``serve``.
 
-    Yields the server once it listens; ``addresses`` says where. The server is not thread-safe. Its ``queue`` is; make
-    other calls by ``loop.call_soon_threadsafe``. Raises what ``BeanstalkServer.start`` raises.
+    Yields the server: a ``BeanstalkServer``, whose ``queue`` is thread-safe, or a ``KestrelServer``.
 
     >>> with serve_in_thread() as server:
     ...     server.queue.put(b"hello")
     1
     """
-    started: Future[tuple[BeanstalkServer, asyncio.Event]] = Future()
+    with run_in_thread(_server_class(protocol)(directory, listen=listen, **options)) as server:
+        yield server
 
-    async def run() -> None:
+
+@contextlib.contextmanager
+def run_in_thread(server: S) -> Iterator[S]:
+    """Run ``server`` in a thread of its own, for tests and for programs without an event loop, until the block ends.
+
+    Yields the server once it listens; ``addresses`` says where. The server is not thread-safe: make calls by
+    ``loop.call_soon_threadsafe``. Raises what ``QueueServer.start`` raises.
+    """
+    started: Future[asyncio.Event] = Future()
+
+    async def main() -> None:
         stop = asyncio.Event()
         try:
-            async with BeanstalkServer(directory, listen=listen, **options) as server:
-                started.set_result((server, stop))
+            async with server:
+                started.set_result(stop)
                 await stop.wait()
         except BaseException as error:
             if started.done():
                 raise
             started.set_exception(error)
 
-    thread = threading.Thread(target=lambda: asyncio.run(run()), name="beanstalk-server", daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(main()), name="queue-server", daemon=True)
     thread.start()
-    server, stop = started.result()
+    stop = started.result()
     try:
         yield server
     finally:

@@ -1,7 +1,7 @@
 """``Rounds``: when each client is served, and when replies are sent.
 
 One turn is one round of the event loop. Every client that is ready is served, each for one slice at most. Then, if the
-server syncs before it replies and anything was written, the queue is synced, once (group commit). Then all replies of
+server commits before it replies, what all clients have changed is committed, once (group commit). Then all replies of
 the turn are sent. So a client delays the others by no more than one slice, and all clients of a turn share one sync.
 
 This relies on the order in which asyncio runs callbacks: a callback that ``call_soon`` gets in one round runs first in
@@ -30,7 +30,7 @@ class RoundClient(Protocol):
         """Send the client's replies."""
 
     def take_back_replies(self) -> None:
-        """Replace the client's replies by INTERNAL_ERROR."""
+        """Replace the client's replies: its changes are not durable."""
 
     def hang_up(self) -> None:
         """Close the connection: serving this client has failed."""
@@ -39,8 +39,8 @@ class RoundClient(Protocol):
 class Rounds:
     """The rounds of one server. All calls are on the loop's thread.
 
-    ``commit``, if it is not ``None``, makes the turn's changes durable before its replies are sent. If it raises, the
-    clients of that turn get INTERNAL_ERROR, and ``on_failure`` gets the error.
+    ``commit``, if it is not ``None``, makes the turn's changes durable before its replies are sent; it may add replies
+    to the turn. If it raises, the replies of that turn are taken back, and ``on_failure`` gets the error.
     """
 
     def __init__(
@@ -80,16 +80,19 @@ class Rounds:
             self._loop.call_soon(self._end)
 
     def _end(self) -> None:
-        self._is_ending = False
-        speaking, self._speaking = self._speaking, {}
-        busy, self._busy = self._busy, {}
+        failure: Exception | None = None
         if self._commit is not None:
             try:
                 self._commit()
             except Exception as error:
-                for client in speaking:
-                    client.take_back_replies()
-                self._on_failure(error)
+                failure = error
+        self._is_ending = False
+        speaking, self._speaking = self._speaking, {}
+        busy, self._busy = self._busy, {}
+        if failure is not None:
+            for client in speaking:
+                client.take_back_replies()
+            self._on_failure(failure)
         for client in speaking:
             self._call_safely(client, client.flush)
         for client in busy:

@@ -1,4 +1,4 @@
-"""``BeanstalkServer``: where the server listens, which clients it admits, and its figures.
+"""``QueueServer``: where a server listens, which clients it admits, and its turns, whatever the protocol.
 
 Clients, the queue's timers and the syncs that replies wait for all run on the thread of one event loop. So nothing here
 has a lock. Only background syncs and compaction run on the library's own thread.
@@ -8,34 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
-import resource
+import signal
 import socket
-from collections.abc import Sequence
-from os import getpid
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from kestrelpy.clock import SystemClock
-from kestrelpy.server import _replies as replies
-from kestrelpy.server._clock import LoopClock
-from kestrelpy.server._commands import Commands
-from kestrelpy.server._connection import Connection
+from kestrelpy.server._connection import Connection, QueueProtocol
 from kestrelpy.server._rounds import Rounds
-from kestrelpy.work import WorkQueue
 
 if TYPE_CHECKING:
-    from os import PathLike
     from typing import Self
 
-    from kestrelpy.clock import Clock
+__all__ = ["QueueServer", "parse_address"]
 
-__all__ = ["BeanstalkServer", "parse_address"]
-
-VERSION = "1.12+kestrelpy"
-"""The version in ``stats``: it begins with that of the beanstalkd whose protocol this is, as clients may look at it."""
-
-DEFAULT_PORT = 11300
 BACKLOG = 1024
 LOOK_SECONDS = 1.0
 """How often to look whether clients that wait, and are not read from, have hung up."""
@@ -45,7 +32,7 @@ _logger = logging.getLogger("kestrelpy.server")
 Address = tuple[str, int] | str
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str, default_port: int = 11300) -> Address:
     """Read ``HOST:PORT``, ``[V6]:PORT``, ``HOST``, ``:PORT`` (a pair of host and port) or ``unix:PATH`` (a path).
 
     Raises ``ValueError``.
@@ -57,114 +44,124 @@ def parse_address(text: str) -> Address:
         return path
     host, colon, port = text.rpartition(":")
     if not colon or (":" in host and not host.startswith("[")):
-        host, port = text, str(DEFAULT_PORT)
+        host, port = text, str(default_port)
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise ValueError(f"{text}: {port!r} is not a port from 0 to 65535")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-class BeanstalkServer:
-    """A beanstalkd on a ``WorkQueue``, in the running event loop.
+class QueueServer:
+    """A server for clients of some queue protocol, in the running event loop. Derive from it, and say what it serves.
 
-    ``directory`` holds the jobs; ``None``: they are in memory only. ``listen`` is one address or several
-    (``"127.0.0.1:0"``: any free port; ``"unix:/run/jobs"``). ``sockets`` listen already, and are used instead. ``sync``
-    is that of the queue; with ``"always"``, a change is on disk before its reply is sent, and all clients of a turn
-    share one sync (group commit). At most ``max_connections`` clients are admitted at a time; one client more gets
-    OUT_OF_MEMORY. The other options are the queue's.
+    A subclass opens its queues in ``open`` and closes them in ``close``. It calls ``serve_at`` in its constructor, for
+    each protocol: where that protocol is served. If it has a ``commit``, that is called once a turn, before the replies
+    of the turn are sent: so one sync is enough for all clients of the turn (group commit). docs/servers.md shows a
+    small one.
 
-    ``start`` opens the queue, and ``stop`` closes it. In between it is ``queue``, and the program may use it too, from
-    any thread. The server itself is not thread-safe.
-
-    >>> async def main():
-    ...     async with BeanstalkServer(listen="127.0.0.1:0") as server:
-    ...         reader, writer = await asyncio.open_connection(*server.addresses[0])
-    ...         writer.write(b"put 0 0 60 5\\r\\nhello\\r\\n")
-    ...         print(await reader.readline())
-    ...         writer.close()
-    >>> asyncio.run(main())
-    b'INSERTED 1\\r\\n'
+    ``start`` opens the queues and listens, ``stop`` closes everything. Not thread-safe: other threads use
+    ``loop.call_soon_threadsafe``. At most ``max_connections`` clients are admitted at a time (``None``: no limit).
     """
 
-    queue: WorkQueue
     loop: asyncio.AbstractEventLoop
-    commands: Commands
     rounds: Rounds
+    commit: Callable[[], None] | None = None
+    monotonic: Callable[[], float] = staticmethod(SystemClock.monotonic)
+    max_connections: int | None = None
 
-    def __init__(
-        self,
-        directory: str | PathLike[str] | None = None,
-        *,
-        listen: str | Sequence[str] = "127.0.0.1:11300",
-        sockets: Sequence[socket.socket] = (),
-        sync: float | Literal["always", "never"] = 0.05,
-        max_connections: int | None = None,
-        segment_bytes: int = 10 << 20,
-        clock: Clock | None = None,
-        **options: Any,
-    ) -> None:
-        self._directory = directory
-        self._listen = [listen] if isinstance(listen, str) else list(listen)
-        self._sockets = list(sockets)
-        if self._sockets:
-            self._listen = []
-        self._syncs_each_turn = sync == "always"
-        self._max_connections = max_connections
-        self._segment_bytes = segment_bytes
-        self._clock = clock
-        self._options = {**options, "sync": "never" if self._syncs_each_turn else sync, "segment_bytes": segment_bytes}
+    def __init__(self) -> None:
+        self._places: list[tuple[str | socket.socket, QueueProtocol]] = []
         self._listeners: list[asyncio.AbstractServer] = []
-        self._connections: dict[Connection, None] = {}
         self._unread: dict[Connection, None] = {}
-        self._connections_ever = 0
-        self._system = platform.uname()
+        self.connections: dict[Connection, None] = {}
+        self.connections_ever = 0
+        self.bytes_read = 0
+        self.bytes_written = 0
+
+    # -- what a subclass says ------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open the queues. ``loop`` is set by now. Called by ``start``."""
+
+    def close(self) -> None:
+        """Close the queues. Called by ``stop``, when no client is left; may be called again."""
+
+    def serve_at(
+        self, protocol: QueueProtocol, listen: str | Sequence[str], sockets: Sequence[socket.socket] = ()
+    ) -> None:
+        """Serve ``protocol`` at these addresses (``"127.0.0.1:0"``: any free port; ``"unix:/run/jobs"``).
+
+        ``sockets`` listen already, and are used instead of addresses.
+        """
+        addresses = [listen] if isinstance(listen, str) else list(listen)
+        self._places += [(place, protocol) for place in (list(sockets) or addresses)]
+
+    def on_signals(self) -> Mapping[signal.Signals, Callable[[], object]]:
+        """What a server that is a process of its own does at which signal, besides ending at SIGTERM and SIGINT."""
+        return {}
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the queue and listen. Raises what opening a queue raises; ``ValueError``, ``OSError`` for an address."""
+        """Open the queues and listen. Raises what ``open`` raises; ``ValueError``, ``OSError`` for an address."""
         self.loop = asyncio.get_running_loop()
-        self._failure: asyncio.Future[None] = self.loop.create_future()
-        clock = self._clock if self._clock is not None else LoopClock(self.loop)
-        self.queue = WorkQueue(self._directory, clock=clock, disk_clock=self._clock or SystemClock(), **self._options)
-        self._opened_at = clock.monotonic()
-        self.monotonic = clock.monotonic
-        self._identity = f"{getpid() & 0xFFFFFFFF:08x}{clock.time_ns() >> 10 & 0xFFFFFFFF:08x}"
-        self.commands = Commands(self.queue, self._figures)
-        self.rounds = Rounds(self.loop, self._commit if self._syncs_each_turn else None, self._fail)
+        self._end: asyncio.Future[None] = self.loop.create_future()
+        self.rounds = Rounds(self.loop, self.commit, self.fail)
+        self.open()
         try:
-            for address in self._listen:
-                self._listeners.append(await self._listen_at(parse_address(address)))
-            for ready in self._sockets:
-                self._listeners.append(await self._listen_on(ready))
+            for place, protocol in self._places:
+                self._listeners.append(await self._listen(place, protocol))
         except BaseException:
             await self.stop()
             raise
 
-    async def _listen_at(self, address: Address) -> asyncio.AbstractServer:
-        if isinstance(address, str):
-            return await self.loop.create_unix_server(self._connection, address, backlog=BACKLOG)
-        host, port = address
-        return await self.loop.create_server(self._connection, host or None, port, backlog=BACKLOG)
+    async def _listen(self, place: str | socket.socket, protocol: QueueProtocol) -> asyncio.AbstractServer:
+        def connection() -> Connection:
+            return Connection(self, protocol)
 
-    async def _listen_on(self, ready: socket.socket) -> asyncio.AbstractServer:
-        if ready.family == socket.AF_UNIX:
-            return await self.loop.create_unix_server(self._connection, sock=ready, backlog=BACKLOG)
-        return await self.loop.create_server(self._connection, sock=ready, backlog=BACKLOG)
+        if isinstance(place, socket.socket):
+            if place.family == socket.AF_UNIX:
+                return await self.loop.create_unix_server(connection, sock=place, backlog=BACKLOG)
+            return await self.loop.create_server(connection, sock=place, backlog=BACKLOG)
+        address = parse_address(place)
+        if isinstance(address, str):
+            return await self.loop.create_unix_server(connection, address, backlog=BACKLOG)
+        host, port = address
+        return await self.loop.create_server(connection, host or None, port, backlog=BACKLOG)
 
     async def stop(self) -> None:
-        """Close all connections and the queue: reserved jobs are ready at the next start. May be repeated."""
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
-        for connection in list(self._connections):
+        """Close all connections and the queues. May be repeated."""
+        self._stop_listening()
+        for connection in list(self.connections):
             connection.hang_up()
         await asyncio.sleep(0)  # the connections are closed in the loop's next round
         await asyncio.sleep(0)
-        self.queue.close()
+        self.close()
 
-    async def failed(self) -> None:
-        """Wait until a sync fails; raises its error. No change is acknowledged after that: stop the server."""
-        await asyncio.shield(self._failure)
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    def end(self) -> None:
+        """Let ``ended`` return: a client or a signal has asked the server to stop."""
+        if not self._end.done():
+            self._end.set_result(None)
+
+    async def ended(self) -> None:
+        """Wait until somebody has called ``end``, or a sync has failed; raises the error of the sync.
+
+        No change is acknowledged after a failed sync. In either case, stop the server.
+        """
+        await asyncio.shield(self._end)
+
+    def fail(self, error: BaseException) -> None:
+        """A commit has failed: accept no more clients, and let ``ended`` raise."""
+        _logger.error("a sync has failed, and the server accepts no more clients: %s", error)
+        for listener in self._listeners:
+            listener.close()
+        if not self._end.done():
+            self._end.set_exception(error)
+            self._end.exception()  # so the loop does not log it if nobody calls ``ended``
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -181,38 +178,19 @@ class BeanstalkServer:
         found = [one.getsockname() for listener in self._listeners for one in getattr(listener, "sockets", ())]
         return [name[:2] if isinstance(name, tuple) else name for name in found]
 
-    def drain(self) -> None:
-        """Refuse puts from now on; all other commands work as before."""
-        self.queue.drain()
-
-    def _commit(self) -> None:
-        if self.commands.wrote:
-            self.commands.wrote = False
-            self.queue.sync()
-
-    def _fail(self, error: BaseException) -> None:
-        _logger.error("the queue could not be synced, and the server accepts no more clients: %s", error)
-        for listener in self._listeners:
-            listener.close()
-        if not self._failure.done():
-            self._failure.set_exception(error)
-            self._failure.exception()  # so the loop does not log it if nobody calls ``failed``
-
     # -- connections ---------------------------------------------------------------------------------------------------
 
-    def _connection(self) -> Connection:
-        return Connection(self)
-
     def admit(self, connection: Connection) -> bool:
-        """Add the client; False if there is no room, or a sync has failed."""
-        if self._failure.done() or len(self._connections) == self._max_connections:
+        """Add the client; False if there is no room, or the server is about to end."""
+        if self._end.done() or len(self.connections) == self.max_connections:
             return False
-        self._connections[connection] = None
-        self._connections_ever += 1
+        self.connections[connection] = None
+        self.connections_ever += 1
         return True
 
     def forget(self, connection: Connection) -> None:
-        self._connections.pop(connection, None)
+        """The client is gone."""
+        self.connections.pop(connection, None)
         self._unread.pop(connection, None)
 
     def watch_over(self, connection: Connection) -> None:
@@ -227,33 +205,3 @@ class BeanstalkServer:
                 self._unread.pop(connection, None)
         if self._unread:
             self.loop.call_later(LOOK_SECONDS, self._look)
-
-    # -- figures -------------------------------------------------------------------------------------------------------
-
-    def _figures(self) -> bytes:
-        work = self.queue.stats()
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        clients = self._connections
-        middle: dict[str, object] = {
-            "max-job-size": self.queue.max_job_bytes,
-            "current-tubes": work.tubes,
-            "current-connections": len(clients),
-            "current-producers": sum(client.is_producer for client in clients),
-            "current-workers": sum(client.is_worker for client in clients),
-            "current-waiting": work.waiting,
-            "total-connections": self._connections_ever,
-            "pid": getpid(),
-            "version": f'"{VERSION}"',
-            "rusage-utime": f"{used.ru_utime:.6f}",
-            "rusage-stime": f"{used.ru_stime:.6f}",
-            "uptime": int(self.monotonic() - self._opened_at),
-        }
-        last = {
-            "binlog-max-size": self._segment_bytes,
-            "draining": "true" if work.draining else "false",
-            "id": self._identity,
-            "hostname": self._system.node,
-            "os": self._system.version,
-            "platform": self._system.machine,
-        }
-        return replies.stats(work, self.commands.counts, middle, last)

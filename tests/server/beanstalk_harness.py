@@ -142,8 +142,9 @@ class Served:
     def check(self) -> None:
         """The invariants of the queue and of all connections."""
         self.call(self.queue._check)
-        for connection in self.call(lambda: list(self.server._connections)):
+        for connection in self.call(lambda: list(self.server.connections)):
             self.call(connection._check)
+            self.call(connection.client._check)
 
     def close(self) -> None:
         for client in self._clients:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from kestrelpy.server import _server as server_module
-from kestrelpy.server._commands import KICK_SLICE
 from kestrelpy.server._connection import COMMANDS_PER_TURN, MAX_HELD_BYTES, MAX_REPLY_BYTES, Connection
+from kestrelpy.server.beanstalk.commands import KICK_SLICE
 from tests.server.beanstalk_harness import Client, Served, served
 from tests.support.budget import SEED, share
 
@@ -33,7 +33,7 @@ def it(caplog: pytest.LogCaptureFixture) -> Iterator[Served]:
 
 
 def connections(it: Served) -> list[Connection]:
-    return it.call(lambda: list(it.server._connections))
+    return it.call(lambda: list(it.server.connections))
 
 
 def sending(client: Client, data: bytes) -> threading.Thread:
@@ -47,7 +47,7 @@ def test_one_who_does_not_read_is_not_served_any_further(it: Served) -> None:
     slow, other = it.clients(2)
     other.ask(b"put 0 0 1 60000\r\n" + b"x" * 60_000 + b"\r\n", b"INSERTED 1\r\n")
     thread = sending(slow, b"peek 1\r\n" * 2000)
-    it.until(lambda: any(one._is_stuck for one in it.server._connections))
+    it.until(lambda: any(one._is_stuck for one in it.server.connections))
     for _ in range(20):
         other.ask(b"peek 2\r\n", b"NOT_FOUND\r\n")
     stuck = next(one for one in connections(it) if one._is_stuck)
@@ -77,7 +77,7 @@ def test_one_who_says_nothing_any_more_holds_nothing(it: Served) -> None:
     waiting.hear(b"WATCHING 2\r\nWATCHING 1\r\nINSERTED 2\r\n")
     it.wait_for_waiting(1)
     other.ask(b"use b\r\n", b"USING b\r\n")
-    assert max(len(one._parser._data) for one in connections(it)) < 100
+    assert max(len(one.client.parser._data) for one in connections(it)) < 100
 
 
 def test_tubes_may_be_bounded() -> None:
@@ -97,7 +97,7 @@ def test_half_a_body_and_gone(it: Served) -> None:
     gone.send(b"put 0 0 1 1000\r\n" + b"x" * 500)
     it.until(lambda: it.queue.stats().last_id == 1)
     gone.hang_up()
-    it.until(lambda: len(it.server._connections) == 1)
+    it.until(lambda: len(it.server.connections) == 1)
     other.ask(b"put 0 0 1 1\r\na\r\npeek 1\r\nreserve\r\n", b"INSERTED 2\r\nNOT_FOUND\r\nRESERVED 2 1\r\na\r\n")
 
 
@@ -157,7 +157,7 @@ def test_many_greedy_ones_take_turns(it: Served) -> None:
         return max(ready) - min(ready)
 
     def all_at_once() -> None:
-        for one in it.server._connections:
+        for one in it.server.connections:
             one._parser.feed(b"put 0 0 1 1\r\nx\r\n" * 2000)
             it.server.rounds.again(one)
 
@@ -187,13 +187,13 @@ def test_who_goes_away_in_a_large_kick(it: Served) -> None:
 
     def ready_until_it_breaks() -> int:
         ready = it.queue.stats().ready
-        for one in it.server._connections if ready else ():
+        for one in it.server.connections if ready else ():
             one._transport.abort()
         return ready
 
     rounds = Rounds(it, ready_until_it_breaks)
     greedy.send(b"kick 1000000\r\n")
-    it.until(lambda: it.queue.stats().ready and not it.server._connections)
+    it.until(lambda: it.queue.stats().ready and not it.server.connections)
     assert rounds.largest_step() == KICK_SLICE
     it.client().ask(b"use a\r\n", b"USING a\r\n")
     assert it.queue.stats().ready <= 3 * KICK_SLICE
@@ -204,7 +204,7 @@ def test_one_who_waits_and_talks_on_is_not_read_from_for_ever(it: Served) -> Non
     talker.send(b"reserve\r\n")
     it.wait_for_waiting()
     thread = sending(talker, b"use a\r\n" * 200_000)
-    it.until(lambda: any(one._is_unread for one in it.server._connections))
+    it.until(lambda: any(one._is_unread for one in it.server.connections))
     assert max(one._parser.held for one in connections(it)) <= MAX_HELD_BYTES + ASYNCIO_READS
     other.ask(b"put 0 0 1 1\r\na\r\n", b"INSERTED 1\r\n")
     talker.hear(b"RESERVED 1 1\r\na\r\n")
@@ -219,7 +219,7 @@ def test_one_who_waits_unread_and_hangs_up_is_noticed(it: Served, monkeypatch: p
     it.wait_for_waiting()
     data = b"use b\r\n" * 14_000  # little enough for the rest to fit the buffers of the system, or nobody could know
     thread = sending(talker, data)
-    it.until(lambda: any(one._is_unread for one in it.server._connections))
+    it.until(lambda: any(one._is_unread for one in it.server.connections))
     thread.join()
     talker.half_close()
     talker.hear(b"TIMED_OUT\r\n" + b"USING b\r\n" * 14_000)
@@ -254,7 +254,7 @@ def test_no_more_connections_than_allowed() -> None:
         third.hear(b"OUT_OF_MEMORY\r\n")
         third.hear_the_end()
         second.hang_up()
-        it.until(lambda: len(it.server._connections) == 1)
+        it.until(lambda: len(it.server.connections) == 1)
         it.client().ask(b"use a\r\n", b"USING a\r\n")
 
 
@@ -273,10 +273,10 @@ def test_a_connection_that_is_gone_leaves_nothing_for_the_collector(it: Served) 
             other.ask(b"reserve\r\n", b"RESERVED 1 1\r\na\r\n")
             client.send(b"reserve\r\n")
             it.wait_for_waiting()
-            gone = it.call(lambda: [made for one in it.server._connections for made in refs(one) if one.is_waiting])
+            gone = it.call(lambda: [made for one in it.server.connections for made in refs(one) if one.is_waiting])
             gc.collect()
             ends(client)
-            it.until(lambda: len(it.server._connections) == 1)
+            it.until(lambda: len(it.server.connections) == 1)
 
             def are_gone(made: list[Any] = gone) -> bool:
                 return not any(one() for one in made)
@@ -297,7 +297,8 @@ def served_and_gone(client: Client) -> None:
 
 
 def refs(connection: Connection) -> list[weakref.ref[object]]:
-    return [weakref.ref(made) for made in (connection, connection._transport, connection.session)]
+    client = connection.client
+    return [weakref.ref(made) for made in (connection, connection._transport, client, client.session)]
 
 
 def test_noise(it: Served) -> None:
@@ -323,6 +324,6 @@ def test_noise(it: Served) -> None:
             while client.socket.recv(100_000):
                 pass
         client.hang_up()
-    it.until(lambda: not it.server._connections)
+    it.until(lambda: not it.server.connections)
     it.client().ask(b"use a\r\n", b"USING a\r\n")
     assert it.queue.stats().reserved == 0

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kestrelpy.server._parser import (
+from kestrelpy.server.beanstalk.parser import (
     BAD_FORMAT,
     BAD_PAUSE,
     BAD_PUT,
@@ -19,8 +19,8 @@ from kestrelpy.server._parser import (
     MAX_LINE_BYTES,
     TOO_BIG,
     UNKNOWN_COMMAND,
+    BeanstalkParser,
     Command,
-    Parser,
 )
 from tests.support.budget import share
 
@@ -30,7 +30,7 @@ U64 = 0xFFFFFFFFFFFFFFFF
 
 def parsed(*pieces: bytes, max_job_bytes: int = 65535) -> list[Command]:
     """The commands in these pieces, each drawn as soon as it is there."""
-    parser = Parser(max_job_bytes)
+    parser = BeanstalkParser(max_job_bytes)
     found = []
     for piece in pieces:
         parser.feed(piece)
@@ -188,7 +188,7 @@ def test_a_pause_of_a_bad_name_counts_as_one() -> None:
 
 
 def test_one_is_in_a_put_while_its_body_is_missing() -> None:
-    parser = Parser()
+    parser = BeanstalkParser()
     for piece in (b"put 0 0 1 3\r\n", b"ab", b"c\r"):
         parser.feed(piece)
         assert parser.next() is None
@@ -203,7 +203,7 @@ def test_one_is_in_a_put_while_its_body_is_missing() -> None:
 @pytest.mark.parametrize("rest", [b"", b"reser", b"put 0 0 60 10\r\nhalf"])
 @pytest.mark.parametrize("cut", [10, 19, 1000, 100_000])
 def test_a_body_that_was_passed_on_is_not_kept(rest: bytes, cut: int) -> None:
-    parser, stream = Parser(200_000), b"put 0 0 60 100000\r\n" + b"x" * 100_000 + b"\r\n" + rest
+    parser, stream = BeanstalkParser(200_000), b"put 0 0 60 100000\r\n" + b"x" * 100_000 + b"\r\n" + rest
     found = []
     for part in (stream[:cut], stream[cut:]):
         parser.feed(part)
@@ -215,7 +215,7 @@ def test_a_body_that_was_passed_on_is_not_kept(rest: bytes, cut: int) -> None:
 
 
 def test_a_body_too_big_is_not_kept() -> None:
-    parser = Parser()
+    parser = BeanstalkParser()
     parser.feed(b"put 0 0 0 4000000000\r\n")
     for _ in range(1000):
         parser.feed(b"x" * 1000)
@@ -255,7 +255,7 @@ def test_long_lines(text: bytes, commands: list[Command]) -> None:
 
 
 def test_a_long_line_is_not_kept() -> None:
-    parser = Parser()
+    parser = BeanstalkParser()
     for _ in range(1000):
         parser.feed(b"x" * 1000)
         assert parser.next() is None

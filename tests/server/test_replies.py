@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kestrelpy.server import _replies as replies
+from kestrelpy.server.beanstalk import replies
 from kestrelpy.work import JobStats, TubeStats
 
 JOB = JobStats(

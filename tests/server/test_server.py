@@ -15,7 +15,7 @@ import pytest
 
 from kestrelpy.errors import QueueLocked
 from kestrelpy.server import BeanstalkServer, parse_address, serve_in_thread
-from kestrelpy.server._commands import KICK_SLICE
+from kestrelpy.server.beanstalk.commands import KICK_SLICE
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 from tests.server.beanstalk_harness import Client, Served, served
 
@@ -277,7 +277,7 @@ def test_clients_are_counted(it: Served) -> None:  # (F13)
     put(producer, b"a", 1)
     worker.send(b"reserve\r\n" * 2)
     it.wait_for_waiting()
-    it.until(lambda: len(it.server._connections) == 3)
+    it.until(lambda: len(it.server.connections) == 3)
     figures = watcher.figures(b"stats")
     assert figures["current-connections"] == "3"
     assert figures["total-connections"] == "4"
@@ -636,7 +636,7 @@ def test_a_sync_that_fails_is_an_error_to_all_and_the_end(durable: Served) -> No
     syncs.error = OSError(5, "Input/output error")
     client = durable.client()
     client.ask(b"put 0 0 1 1\r\na\r\nuse a\r\n", b"INTERNAL_ERROR\r\n" * 2)
-    failed = asyncio.run_coroutine_threadsafe(durable.server.failed(), durable.server.loop)
+    failed = asyncio.run_coroutine_threadsafe(durable.server.ended(), durable.server.loop)
     with pytest.raises(OSError, match="Input/output"):
         failed.result(10)
 

@@ -11,7 +11,7 @@ from kestrelpy._reading import detached_source
 from kestrelpy._writing import open_journal
 from kestrelpy.errors import KestrelError
 from kestrelpy.inbox import parts, publishing
-from kestrelpy.server._parser import Parser
+from kestrelpy.server.beanstalk.parser import BeanstalkParser
 from kestrelpy.work import core, intake, job, queue
 from kestrelpy.work import queue as work_queue
 from kestrelpy.work import session as work_session
@@ -267,7 +267,7 @@ def what_has_expired_is_there_until_somebody_comes() -> Iterator[None]:
     unreachable="it costs memory, and changes no answer",
 )
 def parsers_keep_what_is_done() -> Iterator[None]:
-    with patch.object(Parser, "trim", does_nothing):
+    with patch.object(BeanstalkParser, "trim", does_nothing):
         yield
 
 

@@ -1,4 +1,4 @@
-"""``Parser``: turns bytes into commands of the beanstalk protocol, as beanstalkd 1.12 does.
+"""``BeanstalkParser``: turns bytes into commands of the beanstalk protocol, as beanstalkd 1.12 does.
 
 1. No I/O: ``feed`` takes the bytes that arrived, ``next`` gives the next command or ``None``. How the bytes were cut
    into pieces does not matter. No input raises an error.
@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MAX_LINE_BYTES", "Command", "Parser"]
+__all__ = ["MAX_LINE_BYTES", "BeanstalkParser", "Command"]
 
 Command = tuple[Any, ...]
 
@@ -47,7 +47,7 @@ BAD_PAUSE: Command = ("bad-pause",)
 _NAME = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}").fullmatch
 
 
-class Parser:
+class BeanstalkParser:
     """The reading side of one connection. Not thread-safe.
 
     ``in_put`` is true when a put's line has been read and its body has not arrived: at this moment beanstalkd counts

@@ -1,0 +1,1 @@
+"""The beanstalkd protocol on a ``WorkQueue``: its parser, its commands and their replies, and the server."""

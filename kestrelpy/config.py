@@ -50,13 +50,14 @@ class Codec(Protocol):
 class ReaderConfig(Value, kw_only=True):
     """The limits and hooks of one reader.
 
-    ``max_items`` and ``max_bytes`` limit the items that are unread or open; at the limit, ``full_policy`` applies.
-    ``max_items`` is never exceeded. ``max_bytes`` may be exceeded by one item, or by a batch that is put into an empty
-    reader. An item expires at the earlier of its own expiry and ``added + max_age`` seconds. ``memory_bytes`` bounds
-    what the reader keeps in memory (data plus a fixed cost per item); the rest waits in the journal. A batch
-    (``put_many``) is read as one: a reader in the middle of a batch keeps all that is left of it, whatever the bound.
-    After ``max_idle`` seconds of emptiness, ``Reader.idle_expired`` is true. ``max_expire_sweep`` limits one
-    ``discard_expired()`` call.
+    ``max_items`` and ``max_bytes`` limit the items that are unread or open; at the limit, ``full_policy`` applies. With
+    ``counts_open=False`` they limit the unread ones alone: then an open read makes room, and one that is aborted may
+    exceed the limit. Otherwise ``max_items`` is never exceeded. ``max_bytes`` may be exceeded by one item, or by a
+    batch that is put into an empty reader. An item expires at the earlier of its own expiry and ``added + max_age``
+    seconds. ``memory_bytes`` bounds what the reader keeps in memory (data plus a fixed cost per item); the rest waits
+    in the journal. A batch (``put_many``) is read as one: a reader in the middle of a batch keeps all that is left of
+    it, whatever the bound. After ``max_idle`` seconds of emptiness, ``Reader.idle_expired`` is true.
+    ``max_expire_sweep`` limits one ``discard_expired()`` call.
 
     Hooks run outside every lock. An error in a hook is logged and counted (``ReaderStats.hook_errors``), and no item is
     lost. ``on_expired(item)`` gets an expired item before it is dropped. ``on_abort(item) -> bool`` returns true if it
@@ -81,6 +82,7 @@ class ReaderConfig(Value, kw_only=True):
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     on_delivery: Callable[[Any, float], object] | None = None
     on_timeout: Callable[[Any, float], object] | None = None
+    counts_open: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_items", "max_bytes", "max_expire_sweep", "memory_bytes"):

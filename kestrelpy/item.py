@@ -17,7 +17,7 @@ class ItemOwner(Protocol):
 
     def commit(self, item_or_id: Item | int) -> None: ...
 
-    def abort(self, item_or_id: Item | int) -> None: ...
+    def abort(self, item_or_id: Item | int, *, counts: bool = True) -> None: ...
 
     def decode(self, data: bytes) -> Any: ...
 
@@ -57,11 +57,12 @@ class Item:
         """Acknowledge the item. Raises as ``Reader.commit``: ``UnknownItem`` if it is not open. Thread-safe."""
         self._owner.commit(self)
 
-    def abort(self) -> None:
+    def abort(self, *, counts: bool = True) -> None:
         """Give the item back, ahead of unread items. Raises as ``Reader.abort``: ``UnknownItem`` if it is not open.
-        Thread-safe.
+
+        With ``counts=False`` as if it had not been got: for an item that no consumer has seen. Thread-safe.
         """
-        self._owner.abort(self)
+        self._owner.abort(self, counts=counts)
 
     if TYPE_CHECKING:
 

@@ -29,9 +29,9 @@ from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry, Start
 from kestrelpy._reading.window import last_of
-from kestrelpy._value import ReadOnlyDict
 from kestrelpy._writing.backpressure import Room
 from kestrelpy._writing.ending import Ending
+from kestrelpy._writing.figures import figures_of
 from kestrelpy._writing.maintenance import Maintenance
 from kestrelpy._writing.open_journal import OpenJournal
 from kestrelpy._writing.options import check_codec, check_configs, check_sizes, check_sync, memory_disk
@@ -161,6 +161,7 @@ class JournaledQueue:
             guard=registry.guard,
             save=registry.save,
             moved=self._moved,
+            configured=registry.configure,
             closed_reader=self._reader_closed,
         )
         self._lock = source.lock
@@ -169,6 +170,7 @@ class JournaledQueue:
         self._puts = PutPath(status, syncer, source, registry, room, codec, self.max_item_bytes)
         self._maintenance = Maintenance(status, syncer, source, registry, room, interval)
         journal.on_followed = self._maintenance.arm  # readers in other processes may be past the previous one
+        registry.began_to_limit = self._maintenance.watch_limits
         registry.dispose_stale(held.found.stale)
 
     def _open(self, disk: Disk | None, inbox_interval: float | None, *, quarantine: bool) -> None:
@@ -449,6 +451,13 @@ class JournaledQueue:
         """
         return await self.reader().aget(timeout)
 
+    def peek_future(self, timeout: float | None = None) -> Future[Item]:
+        """A future of the next item of the default reader, without an open read; never blocks.
+
+        It fails with ``QueueEmpty`` after ``timeout`` seconds of the queue's clock. Raises as ``get_future``.
+        """
+        return self.reader().peek_future(timeout)
+
     def peek(self, timeout: float | None = 0) -> Item:
         """The next item of the default reader. No read is opened: the item stays, and cannot be committed.
 
@@ -469,12 +478,13 @@ class JournaledQueue:
         """Commit all of these items of the default reader; none if one is not an open read (``UnknownItem``)."""
         self.reader().commit_many(items)
 
-    def abort(self, item_or_id: Item | int) -> None:
+    def abort(self, item_or_id: Item | int, *, counts: bool = True) -> None:
         """Give an item of the default reader back, ahead of unread items; its ``error_count`` grows by one.
 
-        Raises ``UnknownItem`` if the item is not an open read, ``NoDefaultReader``, ``QueueClosed``, and ``TypeError``.
+        With ``counts=False`` as if it had not been got: for an item that no consumer has seen. Raises ``UnknownItem``
+        if the item is not an open read, ``NoDefaultReader``, ``QueueClosed``, and ``TypeError``.
         """
-        self.reader().abort(item_or_id)
+        self.reader().abort(item_or_id, counts=counts)
 
     def seek(self, item_id: int | None = None, *, time_ms: int | None = None) -> None:
         """Move the default reader: its next item is ``item_id``, or the first one added at ``time_ms`` or later.
@@ -552,28 +562,8 @@ class JournaledQueue:
 
     def stats(self) -> QueueStats:
         """The figures of the queue and of the readers open here, at this moment. Cost: O(segments + open reads)."""
-        journal, readers = self._journal, self._registry.open
-        figures = {name: reader.stats() for name, reader in readers.items()}
-        tail_id, total_bytes = journal.tail_id, journal.total_bytes
-        left = list(self._registry.undisposed)  # retired, but the archive has no room for them, say
-        segments = [*left, *journal.segments]
-        return QueueStats(
-            items=sum(each.items for each in figures.values()),
-            bytes=sum(each.bytes for each in figures.values()),
-            journal_bytes=journal.journal_bytes + sum(each.size for each in left),
-            segments=len(segments),
-            archived_segments=journal.archived_count,
-            tail_id=tail_id,
-            durable_id=max(journal.durable_id, self._syncer.commit.durable_id),
-            put_count=tail_id - self._opened_at[0],
-            put_bytes=total_bytes - self._opened_at[1],
-            sync_count=self._syncer.commit.sync_count,
-            quarantined=journal.quarantined,
-            refused_batches=0 if self._inbox is None else self._inbox.refused,
-            readers=ReadOnlyDict(figures),
-            oldest_segment=segments[0].number if segments else 0,
-            newest_segment=segments[-1].number if segments else 0,
-        )
+        refused = 0 if self._inbox is None else self._inbox.refused
+        return figures_of(self._journal, self._registry, self._syncer, self._opened_at, refused)
 
     def as_blocking_queue(self) -> BlockingQueue[Any]:
         """The default reader behind the interface of ``queue.Queue``: a get commits at once, a put waits for room.

@@ -13,7 +13,7 @@ otherwise. No method takes the lock: the caller holds it. ``items``, ``bytes`` a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import repeat
 
@@ -345,6 +345,7 @@ class Backlog:
             and self.progress.next_id > self.special_through
             and config.max_age is None
             and config.on_delivery is None
+            and (config.counts_open or not has_limits(config))  # else a get makes room, and producers are notified
         )
 
     def move(self, progress: Progress, *, drop: bool = False) -> None:
@@ -452,16 +453,64 @@ class Backlog:
         expires_ms = None if found is None else self._expiry_ms(found[1])
         return None if expires_ms is None else max(0.0, (expires_ms * 1_000_000 - self._clock.time_ns()) / 1e9)
 
+    def counted(self) -> tuple[int, int]:
+        """The items and bytes that count against the limits. May be called without the lock."""
+        if self.config.counts_open:
+            return self.items, self.bytes
+        opened = list(self.opened.values())
+        return self.items - len(opened), self.bytes - sum(len(item.data) for item in opened)
+
     def is_over_limit(self) -> bool:
         """Whether the oldest item has to be dropped. The last unread item stays, however large it is: otherwise an item
         larger than ``max_bytes`` could never be delivered.
         """
         max_items, max_bytes = self.config.max_items, self.config.max_bytes
-        if max_items is not None and self.items > max_items:
+        items, size = self.counted()
+        if max_items is not None and items > max_items:
             return True
-        if max_bytes is None or self.bytes <= max_bytes:
+        if max_bytes is None or size <= max_bytes:
             return False
         return self.items - len(self.opened) - len(self.with_hook) > 1
+
+    def discard(self, ids: Iterable[int]) -> int:
+        """Mark these ids as done as far as they are unread or aborted; returns how many items were dropped."""
+        progress, source = self.progress, self._source
+        moved, requeued, ahead = progress.copy(), Requeued(), self.ahead.copy()
+        visible_id = source.visible_id
+        items = size = 0
+        for first_id, last_id in runs_of(item_id for item_id in ids if self._is_waiting(item_id, visible_id)):
+            items_before, bytes_before = source.before(first_id)
+            items_then, bytes_then = source.before(last_id + 1)
+            items, size = items + items_then - items_before, size + bytes_then - bytes_before
+            moved.pass_over(first_id, last_id)
+            for item_id in range(first_id, last_id + 1):
+                ahead.pop(item_id, None)
+        for item_id, entry in self.requeued.entries.items():
+            if not moved.is_done(item_id):
+                requeued.add(item_id, entry)
+        moved.absorb()
+        moved.released_items += items
+        moved.released_bytes += size
+        moved.error_counts = {key: count for key, count in moved.error_counts.items() if not moved.is_done(key)}
+        special_through = max(self.special_through, moved.special_through)
+        uses_ahead = self.take == self.ahead.pop
+        take: Take = ahead.pop if uses_ahead else self.take
+        # No call from here on: an interrupt strikes before or after all of these stores.
+        self.progress = moved
+        self.requeued = requeued
+        self.ahead = ahead
+        self.take = take
+        self.special_through = special_through
+        return items
+
+    def _is_waiting(self, item_id: int, visible_id: int) -> bool:
+        """Whether this id is unread or requeued, as far as anybody knows without reading it."""
+        return (
+            0 < item_id <= visible_id
+            and item_id not in self.opened
+            and item_id not in self.with_hook
+            and not self.progress.is_done(item_id)
+        )
 
     def check_usable(self) -> None:
         if self.broken is not None:
@@ -492,6 +541,23 @@ class Backlog:
             return 0
         size = self._source.visible_bytes - self.progress.released_bytes
         return size if self.special_through <= seen_id else max(0, size)
+
+
+def runs_of(ids: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The runs of consecutive ids, rising, in which these ids lie, each named once."""
+    first_id = last_id = 0
+    for item_id in sorted(set(ids)):
+        if first_id and item_id != last_id + 1:
+            yield first_id, last_id
+            first_id = 0
+        first_id, last_id = first_id or item_id, item_id
+    if first_id:
+        yield first_id, last_id
+
+
+def has_limits(config: ReaderConfig) -> bool:
+    """Whether a put has to look at the reader first."""
+    return config.max_items is not None or config.max_bytes is not None
 
 
 def done_before(source: Source, progress: Progress, item_id: int) -> tuple[int, int]:

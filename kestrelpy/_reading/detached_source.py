@@ -338,6 +338,9 @@ class DetachedSource:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
+    def configured(self, reader: Reader, config: ReaderConfig) -> None:
+        self._registry.configure(reader, config)
+
     def closed_reader(self, reader: Reader) -> None:
         """The reader has closed: close everything that was opened for it."""
         forget(self)

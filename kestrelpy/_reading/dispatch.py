@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from kestrelpy import _logging
 from kestrelpy._checks import check_timeout
@@ -27,10 +28,13 @@ from kestrelpy._reading.progress import Progress
 from kestrelpy._reading.source import Source
 from kestrelpy._reading.window import Requeued
 from kestrelpy._waiting.line import Line, Waiting, taken_now
-from kestrelpy._waiting.waiters import Waiter, is_deep
+from kestrelpy._waiting.waiters import FutureWaiter, Waiter, is_deep
 from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import KestrelError, QueueClosed, QueueEmpty, copy_of
 from kestrelpy.item import Item, ItemOwner, new_item
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Notify = Callable[[list[Waiter], Exception], object]
 """Fails these waiters with an error, now or later."""
@@ -72,12 +76,22 @@ class Dispatcher(Waiting[Item]):
 
     def rename(self, name: str, config: ReaderConfig) -> None:
         """Turn the default reader into the first named reader."""
+        with self.backlog.lock:
+            self.backlog.name = name
+            self._use_locked(config)
+
+    def configure(self, config: ReaderConfig) -> None:
+        """Use other limits and hooks from now on."""
+        with self.backlog.lock:
+            self.backlog.check_usable()
+            self._use_locked(config)
+
+    def _use_locked(self, config: ReaderConfig) -> None:
         backlog = self.backlog
-        with backlog.lock:
-            backlog.name, backlog.config = name, config
-            self._choose_notify()
-            backlog.may_skip_notify = False
-            backlog.update_fast_path()
+        backlog.config = config
+        self._choose_notify()
+        backlog.may_skip_notify = False
+        backlog.update_fast_path()
 
     @property
     def name(self) -> str:
@@ -103,6 +117,10 @@ class Dispatcher(Waiting[Item]):
     def bytes(self) -> int:
         """Bytes of the items not done."""
         return self.backlog.bytes
+
+    def counted(self) -> tuple[int, int]:
+        """The items and bytes that count against the limits."""
+        return self.backlog.counted()
 
     @property
     def broken(self) -> Exception | None:
@@ -176,6 +194,21 @@ class Dispatcher(Waiting[Item]):
     def peek(self, timeout: float | None) -> Item:
         """``Reader.peek``."""
         check_timeout(timeout)
+        try:
+            return self._peek_now()
+        except QueueEmpty:
+            if timeout == 0:
+                self.misses += 1
+                raise
+        return self._wait(timeout, peeks=True)
+
+    def peek_future(self, timeout: float | None) -> Future[Item]:
+        """``Reader.peek_future``."""
+        waiter = FutureWaiter()
+        waiter.peeks = True
+        return self._future_of(waiter, timeout)
+
+    def _peek_now(self) -> Item:
         backlog = self.backlog
         expired: list[Item] = []
         try:
@@ -189,12 +222,9 @@ class Dispatcher(Waiting[Item]):
         except BaseException as error:
             self.recover(error, (), expired)
             raise
-        if found is not None:
-            return backlog.make_item(*found)
-        if timeout == 0:
-            self.misses += 1
+        if found is None:
             raise QueueEmpty(f"reader {self.full_name}: no item to deliver")
-        return self._wait(timeout, peeks=True)
+        return backlog.make_item(*found)
 
     def _take_now(self) -> Item:
         backlog = self.backlog
@@ -482,6 +512,21 @@ class Dispatcher(Waiting[Item]):
                 self.recover(error, (), expired)
                 raise
         return count  # nobody is notified if nothing was dropped: two producers without room would wake each other
+
+    def discard(self, ids: Iterable[int]) -> int:
+        """``Reader.discard``."""
+        wanted = list(ids)
+        backlog = self.backlog
+        with backlog.lock:
+            backlog.check_usable()
+            if backlog.disturbed:
+                backlog.repair()
+            dropped = backlog.discard(wanted)
+            self.discarded += dropped
+            backlog.update_fast_path()
+        if dropped:
+            self.notify()
+        return dropped
 
     def keep_limits(self) -> None:
         """``_drop_oldest`` as housekeeping, for ``FullPolicy.DROP_OLDEST``. It raises nothing, as the put that called

@@ -30,6 +30,9 @@ class Limited(Protocol):
     @property
     def bytes(self) -> int: ...
 
+    def counted(self) -> tuple[int, int]:
+        """The items and bytes that count against the limits."""
+
 
 def progress_of(state: Checkpoint, source: Source) -> Progress:
     """A checkpoint's progress. If a power cut destroyed items that the reader had done, only the others are counted."""
@@ -67,9 +70,9 @@ class OfflineReader:
     def bytes(self) -> int:
         return self._source.visible_bytes - self._released[1]
 
-
-def has_limits(config: ReaderConfig) -> bool:
-    return config.max_items is not None or config.max_bytes is not None
+    def counted(self) -> tuple[int, int]:
+        """All of them: whatever was open comes again."""
+        return self.items, self.bytes
 
 
 def shown_limits(config: ReaderConfig) -> str:

@@ -24,7 +24,7 @@ from kestrelpy._reading.reader import Reader
 from kestrelpy._reading.source import Cursor, Served, Take
 from kestrelpy._reading.window import Window
 from kestrelpy.clock import Clock
-from kestrelpy.config import Codec
+from kestrelpy.config import Codec, ReaderConfig
 from kestrelpy.errors import CorruptJournal
 
 
@@ -57,6 +57,7 @@ class LocalSource:
         guard: Callable[[], AbstractContextManager[None]],
         save: Callable[[Reader, Checkpoint, bool], None],
         moved: Callable[[], None],
+        configured: Callable[[Reader, ReaderConfig], None],
         closed_reader: Callable[[Reader], None],
     ) -> None:
         self.name = name
@@ -80,6 +81,7 @@ class LocalSource:
         self.guard = guard
         self._save = save
         self._moved = moved
+        self._configured = configured
         self._closed_reader = closed_reader
 
     @property
@@ -135,6 +137,12 @@ class LocalSource:
         self._save(reader, state, durable)
 
     def moved(self) -> None:
+        self._moved()
+
+    def configured(self, reader: Reader, config: ReaderConfig) -> None:
+        with self.lock:
+            self._resize_locked()
+        self._configured(reader, config)
         self._moved()
 
     def closed_reader(self, reader: Reader) -> None:

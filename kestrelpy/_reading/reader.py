@@ -147,6 +147,17 @@ class Reader:
         """The next item, without an open read: it can't be committed, and stays where it is. Waits as ``get`` does."""
         return self._dispatcher.peek(timeout)
 
+    def peek_future(self, timeout: float | None = None) -> Future[Item]:
+        """A future of the next item, without an open read: as ``peek``, and waits as ``get_future`` does."""
+        return self._dispatcher.peek_future(timeout)
+
+    def discard(self, item_ids: Iterable[int]) -> int:
+        """Drop these items as far as they are unread or aborted; returns how many. Other ids are left alone.
+
+        They count as discarded. Cost: O(ids), and two searches of the journal for each run of consecutive ids.
+        """
+        return self._dispatcher.discard(item_ids)
+
     def discard_expired(self, limit: int | None = None) -> int:
         """Drop expired items from the front, at most ``limit`` (default: ``max_expire_sweep``); returns how many.
 
@@ -250,14 +261,23 @@ class Reader:
                 del opened[item_id]
         self._committed += len(chosen)
 
-    def abort(self, item_or_id: Item | int) -> None:
+    def abort(self, item_or_id: Item | int, *, counts: bool = True) -> None:
         """Give an item back, ahead of unread items (a negative acknowledgement). Its ``error_count`` grows by one.
         Aborted items keep the order of their ids.
 
-        If an ``on_abort`` hook returns true, the item is committed instead. Raises ``UnknownItem`` if it is not open.
+        If an ``on_abort`` hook returns true, the item is committed instead. With ``counts=False`` the item goes back as
+        if it had not been got: the count stays, and no hook is called. That is for an item that no consumer has seen.
+        Raises ``UnknownItem`` if it is not open.
         """
         backlog = self._backlog
         item_id = id_of(item_or_id)
+        if not counts:
+            with backlog.lock:
+                unseen = backlog.opened.get(item_id)
+                if unseen is None or (isinstance(item_or_id, Item) and item_or_id is not unseen):
+                    raise self._unknown(item_id)
+            self._dispatcher.unget(unseen)
+            return
         requeuing: list[Item] = []
         try:
             with backlog.lock:
@@ -283,6 +303,18 @@ class Reader:
             raise
         if not backlog.may_skip_notify:
             self._dispatcher.notify()
+
+    def configure(self, config: ReaderConfig) -> None:
+        """Change the limits and hooks of the reader.
+
+        They count at once, for queued items too: ``max_age`` makes old items expire, producers that wait for room look
+        again, ``DROP_OLDEST`` drops what is too much. They stay as long as the queue is open, also if the reader is
+        closed and opened again. Raises ``TypeError`` for anything but a ``ReaderConfig``. Thread-safe.
+        """
+        if not isinstance(config, ReaderConfig):
+            raise TypeError(f"config must be a ReaderConfig, not {config!r}")
+        self._dispatcher.configure(config)
+        self._source.configured(self, config)
 
     # -- moving ---------------------------------------------------------------------------------------------------
 

@@ -25,9 +25,10 @@ from kestrelpy._journal.format import Checkpoint
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import Segment
 from kestrelpy._logging import Trouble
+from kestrelpy._reading.backlog import has_limits
 from kestrelpy._reading.checkpointer import Checkpointer, guard_and_saving
 from kestrelpy._reading.dispatch import Dispatcher, Notify
-from kestrelpy._reading.limits import Limited, OfflineReader, has_limits, progress_of
+from kestrelpy._reading.limits import Limited, OfflineReader, progress_of
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.progress import Progress
 from kestrelpy._reading.reader import Reader, checkpointer_of
@@ -75,6 +76,7 @@ class ReaderRegistry:
         self.may_limit = any(map(has_limits, (default_config, *configs.values())))
         self.trouble = Trouble()
         self._stopped: Exception | None = None
+        self.began_to_limit: Callable[[], object] = bool  # called once, when a reader gets limits as the first one
         self.source: Source
         self.open: dict[str, Reader] = {}
         self.alone: Reader | None = None
@@ -87,6 +89,17 @@ class ReaderRegistry:
 
     def config_for(self, name: str) -> ReaderConfig:
         return self._configs.get(name, self._default_config)
+
+    def configure(self, reader: Reader, config: ReaderConfig) -> None:
+        """This reader has other limits and hooks from now on, as long as the queue is open."""
+        name = reader.name
+        self._configs = {**self._configs, name: config}
+        if has_limits(config) and not self.may_limit:
+            self.may_limit = True
+            self.began_to_limit()
+        self.refresh_limits()
+        if config.full_policy is FullPolicy.DROP_OLDEST:
+            checkpointer_of(reader).dispatcher.keep_limits()
 
     def tidy(self, names: set[str]) -> None:
         """When a queue is opened: remove a left-over checkpoint of the default reader that a named reader has taken

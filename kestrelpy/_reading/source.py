@@ -132,5 +132,8 @@ class Source(Protocol):
 
     def decode(self, data: bytes) -> Any: ...
 
+    def configured(self, reader: Any, config: ReaderConfig) -> None:
+        """This ``Reader`` has other limits now. Called without its lock."""
+
     def closed_reader(self, reader: Any) -> None:
         """This ``Reader`` has closed: release what was opened for it."""

@@ -133,6 +133,10 @@ class Waiting(Generic[T]):
     def _take_now(self) -> T:
         """Return an item at once, unless earlier consumers must be served first; else raise ``QueueEmpty``."""
 
+    def _peek_now(self) -> T:
+        """As ``_take_now``, and the item stays. For a subclass that has waiters that peek."""
+        raise NotImplementedError
+
     @abstractmethod
     def _enter(self, waiter: Waiter) -> None:
         """Put ``waiter`` at the end of the line, then look again; raises ``QueueClosed``."""
@@ -183,8 +187,10 @@ class Waiting(Generic[T]):
         line and loses no item. Raises ``ValueError`` for a negative timeout, and ``RuntimeError`` if a timeout needs
         the maintenance thread and that thread can't be started. Thread-safe.
         """
+        return self._future_of(FutureWaiter(), timeout)
+
+    def _future_of(self, waiter: FutureWaiter, timeout: float | None) -> Future[T]:
         check_timeout(timeout)
-        waiter = FutureWaiter()
         waiter.entered = self._clock.monotonic()
         future: Future[T] = waiter.future
         taken: list[T] = []
@@ -203,7 +209,7 @@ class Waiting(Generic[T]):
         """Complete a new future, or put it in line. ``taken`` gets the item that was taken for it."""
         future = waiter.future
         try:
-            taken += [self._take_now()]
+            taken += [self._peek_now() if waiter.peeks else self._take_now()]
         except QueueEmpty as error:
             if timeout == 0:
                 future.set_exception(error)

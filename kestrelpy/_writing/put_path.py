@@ -351,11 +351,12 @@ class PutPath:
         reader without items takes a batch of any size.
         """
         config, source = reader.config, self.source
-        if config.max_items is not None and reader.items + len(source.pending) + count > config.max_items:
+        items, size = reader.counted()
+        if config.max_items is not None and items + len(source.pending) + count > config.max_items:
             return False
         if config.max_bytes is None:
             return True
-        size = reader.bytes + self.journal.total_bytes - source.visible_bytes
+        size += self.journal.total_bytes - source.visible_bytes
         return size + before_last < config.max_bytes or size <= 0 < config.max_bytes
 
     def _append_locked(self, items: list[bytes], expires_in: float | None, expires_at_ms: int | None) -> range:

@@ -135,6 +135,7 @@ def test_defaults() -> None:
         "memory_bytes": 16 << 20,
         "on_delivery": None,
         "on_timeout": None,
+        "counts_open": True,
     }
     assert inspect.signature(ReaderConfig).parameters["memory_bytes"].default == 16 << 20
     assert vars(VerifyReport(queue="jobs"))["damage"] == ()

@@ -82,8 +82,10 @@ LAYERS = {
 """A folder, or a module at the top, and its layer. Two folders of one layer do not import each other."""
 PUBLIC_ONLY = 6
 """From this layer up, private modules of the library are not imported ..."""
-SHARED = {"_process", "_disk"}
-"""... and but for what every open object has to be in, the ends of processes, and the disk that is passed on."""
+SHARED = {"_process", "_disk", "_value"}
+"""... and but for what every open object has to be in, the ends of processes, the disk that is passed on, and the base
+of values.
+"""
 FOLDERS = {"_disk", "_journal", "_waiting", "_reading", "memory", "_writing", "inbox", "inspection", "work", "spark"}
 PUBLIC_MODULES = {"", "inbox", "work", "spark", "server"}
 PRIVATE_ALLOWED = {"testing", "spark"}
@@ -190,7 +192,7 @@ PUBLIC = {
         "JobTooBig TubeNotFound"
     ),
     "kestrelpy.server": (
-        "BeanstalkServer QueueServer QueueProtocol Parser Connection Wait FutureWait parse_address run run_in_thread "
+        "BeanstalkServer KestrelServer ConfigError QueueServer QueueProtocol Parser Connection Wait FutureWait parse_address run run_in_thread "
         "serve serve_in_thread"
     ),
     "kestrelpy.testing": "ManualClock MemoryDisk FailingDisk CrashingDisk check_blocking_queue",

@@ -421,3 +421,8 @@ def _mounted(number: int) -> tuple[str, str]:
             if about_it[0] == mount_id:
                 break
     return found
+
+
+def memory_of_the_machine() -> int:
+    """Bytes of memory that the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands"]
 
+DEFAULT_PORT = 11300
 LOCKED = 10
-"""The exit status if another process has the jobs open, as in beanstalkd."""
+"""The exit status if another process has the folder open, as in beanstalkd."""
 
 _MAX_JOB_BYTES = 1 << 30
 _ROOM_BESIDE_A_JOB = 64 * 1024
@@ -42,6 +43,18 @@ starts again. If systemd passes a socket, the server uses it instead of an addre
 
 exit status: 0 ended by a signal; 1 the server could not start, or a sync failed; 2 wrong use; 10 another process has
 the jobs open.
+"""
+
+
+_KESTREL_DESCRIPTION = """\
+A server for clients of kestrel. Queues are kept in --dir. Without --dir they are in memory, and gone when the server
+ends.
+
+SIGHUP makes the server read the queues' options in --config again. SIGTERM and Ctrl-C end it. Reads that were open then
+are unread when the server starts again. If systemd passes a socket, the server uses it for the memcache protocol.
+
+exit status: 0 ended by a signal or a client; 1 the server could not start, or a sync failed; 2 wrong use, or an error
+in --config; 10 another process has the queues open.
 """
 
 
@@ -110,6 +123,48 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("-c", action="store_true", help=argparse.SUPPRESS)  # beanstalkd accepts both, without effect
     parser.add_argument("-n", action="store_true", help=argparse.SUPPRESS)
 
+    add_kestrel(protocols)
+
+
+def add_kestrel(protocols: Any) -> None:
+    """Add ``serve kestrel`` to the parser."""
+    parser = protocols.add_parser(
+        "kestrel",
+        help="the protocols of kestrel: memcache, text and thrift",
+        description=_KESTREL_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=_serve_kestrel)
+    parser.add_argument("--dir", metavar="DIR", help="the folder of the queues; made if it is missing")
+    parser.add_argument("--config", metavar="FILE", help="a TOML file; the options here win over it")
+    durability = parser.add_mutually_exclusive_group()
+    durability.add_argument(
+        "--sync-ms",
+        metavar="MS",
+        type=_milliseconds,
+        default=100.0,
+        help="the least time between two syncs of a queue (default: 100); 0: reply when the change is on disk, with one "
+        "sync for all waiting clients (group commit)",
+    )
+    durability.add_argument("--no-sync", action="store_true", help="never sync; the system decides")
+    where = parser.add_argument_group("where the server listens: HOST:PORT or unix:PATH")
+    where.add_argument(
+        "--listen", metavar="ADDRESS", action="append", help="memcache (default: 127.0.0.1:22133); may be repeated"
+    )
+    where.add_argument("--text", metavar="ADDRESS", action="append", help="the text protocol, usually port 2222")
+    where.add_argument("--thrift", metavar="ADDRESS", action="append", help="thrift, usually port 2229")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-open-reads",
+        metavar="N",
+        type=common.positive,
+        help="reads that one client may have open on a queue (default: 1)",
+    )
+    limits.add_argument(
+        "--max-connections", metavar="N", type=common.positive, help="the default is what the system allows"
+    )
+    parser.add_argument("-u", "--user", metavar="USER", help="become this user when the addresses are bound")
+
 
 def _serve_beanstalk(args: argparse.Namespace) -> int:
     from kestrelpy.errors import QueueLocked, WrongKind
@@ -157,6 +212,62 @@ def _serve_beanstalk(args: argparse.Namespace) -> int:
     return 0
 
 
+def _serve_kestrel(args: argparse.Namespace) -> int:
+    from kestrelpy.errors import QueueLocked
+    from kestrelpy.server import ConfigError, KestrelServer, run
+
+    def said(server: KestrelServer) -> None:
+        _say("listening at " + ", ".join(_shown(address) for address in server.addresses))
+
+    if args.dir == "":
+        raise CommandError(
+            "--dir: the name of the folder is empty; remove --dir to keep the queues in memory", status=2
+        )
+    options = {
+        "listen": args.listen,
+        "text": args.text,
+        "thrift": args.thrift,
+        "max_open_transactions": args.max_open_reads,
+        "max_connections": args.max_connections,
+    }
+    try:
+        with contextlib.ExitStack() as opened:
+            server = KestrelServer(
+                args.dir,
+                config=_reader_of(args.config),
+                sync_journal="never" if args.no_sync else args.sync_ms / 1000,
+                sockets=_passed_sockets(opened),
+                **{name: value for name, value in options.items() if value is not None},
+            )
+            server.max_connections = server.max_connections or _room_for_connections()
+            server.bind(lambda place: _bound_at(place, server.default_port, opened))
+            if args.user is not None:
+                _become(args.user)
+            run(server, on_start=said)
+    except QueueLocked as error:
+        raise CommandError(str(error), status=LOCKED) from None
+    except ConfigError as error:
+        raise CommandError(f"{args.config or 'configuration'}: {error}", status=2) from None
+    return 0
+
+
+def _reader_of(path: str | None) -> Any:
+    """What reads the configuration, now and at each reload."""
+    if path is None:
+        return ""
+
+    from kestrelpy.server import ConfigError
+
+    def read() -> str:
+        try:
+            with open(path, encoding="utf-8") as file:
+                return file.read()
+        except UnicodeDecodeError:
+            raise ConfigError("not UTF-8") from None
+
+    return read
+
+
 def _say(what: str) -> None:
     with contextlib.suppress(OSError):  # standard error is closed: no reason to stop
         sys.stderr.write(f"kestrelpy serve: {what}\n")
@@ -181,26 +292,27 @@ def _addresses(args: argparse.Namespace) -> list[str]:
     host = "127.0.0.1" if args.l is None else args.l
     if host.startswith("unix:"):
         return [host]
-    port = 11300 if args.p is None else args.p
+    port = DEFAULT_PORT if args.p is None else args.p
     return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
 
 
 def _bound_sockets(args: argparse.Namespace, opened: contextlib.ExitStack) -> list[socket.socket]:
+    return [one for text in _addresses(args) for one in _bound_at(text, DEFAULT_PORT, opened)]
+
+
+def _bound_at(text: str, default_port: int, opened: contextlib.ExitStack) -> list[socket.socket]:
+    """Sockets that are bound to this address."""
     from kestrelpy.server import parse_address
 
-    bound: list[socket.socket] = []
-    for text in _addresses(args):
-        try:
-            address = parse_address(text)
-            if isinstance(address, str):
-                bound.append(_bound_to_path(address, opened))
-            else:
-                bound += _bound_to_host(*address, opened)
-        except ValueError as error:
-            raise CommandError(str(error), status=2) from None
-        except OSError as error:
-            raise CommandError(f"cannot listen at {text}: {error.strerror or error}") from None
-    return bound
+    try:
+        address = parse_address(text, default_port)
+        if isinstance(address, str):
+            return [_bound_to_path(address, opened)]
+        return _bound_to_host(*address, opened)
+    except ValueError as error:
+        raise CommandError(str(error), status=2) from None
+    except OSError as error:
+        raise CommandError(f"cannot listen at {text}: {error.strerror or error}") from None
 
 
 def _bound_to_host(host: str, port: int, opened: contextlib.ExitStack) -> list[socket.socket]:

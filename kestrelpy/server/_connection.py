@@ -107,6 +107,9 @@ class Wait(Protocol):
     def cancel(self) -> None:
         """The client is gone."""
 
+    def resume(self) -> None:
+        """The client reads its replies again, after a while in which it did not. May do nothing."""
+
 
 class ConnectionHost(Protocol):
     """The part of its server that a connection uses."""
@@ -200,6 +203,8 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_stuck = False
+        if self._waiting is not None:
+            self._waiting.resume()
         if self._is_open:
             self._rounds.again(self)
 

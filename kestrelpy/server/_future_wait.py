@@ -49,3 +49,6 @@ class FutureWait:
         future, self._future = self._future, None
         if future is not None:
             future.cancel()
+
+    def resume(self) -> None:
+        """Nothing: the future does not depend on whether the client reads."""

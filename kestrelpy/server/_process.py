@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy.server._server import QueueServer
 from kestrelpy.server.beanstalk.server import BeanstalkServer
+from kestrelpy.server.kestrel.server import KestrelServer
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -45,6 +46,8 @@ def serve(
 def _server_class(protocol: str) -> Callable[..., QueueServer]:
     if protocol == "beanstalk":
         return BeanstalkServer
+    if protocol == "kestrel":
+        return KestrelServer
     raise ValueError(f"protocol must be 'beanstalk' or 'kestrel', not {protocol!r}")
 
 

@@ -63,18 +63,19 @@ class Rounds:
     def send_later(self, client: RoundClient) -> None:
         """The client has replies: send them at the end of this turn."""
         self._speaking[client] = None
-        self._schedule_end()
+        self.schedule()
 
     def again(self, client: RoundClient) -> None:
         """The client has sent more commands: serve it again in the next turn."""
         self._busy[client] = None
-        self._schedule_end()
+        self.schedule()
 
     def forget(self, client: RoundClient) -> None:
         self._speaking.pop(client, None)
         self._busy.pop(client, None)
 
-    def _schedule_end(self) -> None:
+    def schedule(self) -> None:
+        """End this turn, though no client has replies: ``commit`` has something to do."""
         if not self._is_ending:
             self._is_ending = True
             self._loop.call_soon(self._end)

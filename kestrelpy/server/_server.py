@@ -67,6 +67,7 @@ class QueueServer:
     commit: Callable[[], None] | None = None
     monotonic: Callable[[], float] = staticmethod(SystemClock.monotonic)
     max_connections: int | None = None
+    default_port = 11300
 
     def __init__(self) -> None:
         self._places: list[tuple[str | socket.socket, QueueProtocol]] = []
@@ -95,6 +96,13 @@ class QueueServer:
         addresses = [listen] if isinstance(listen, str) else list(listen)
         self._places += [(place, protocol) for place in (list(sockets) or addresses)]
 
+    def bind(self, bound: Callable[[str], Sequence[socket.socket]]) -> None:
+        """Replace each address by the sockets that ``bound`` makes of it: for one that gives up its rights after it."""
+        places: list[tuple[str | socket.socket, QueueProtocol]] = []
+        for place, protocol in self._places:
+            places += [(each, protocol) for each in (bound(place) if isinstance(place, str) else [place])]
+        self._places = places
+
     def on_signals(self) -> Mapping[signal.Signals, Callable[[], object]]:
         """What a server that is a process of its own does at which signal, besides ending at SIGTERM and SIGINT."""
         return {}
@@ -122,7 +130,7 @@ class QueueServer:
             if place.family == socket.AF_UNIX:
                 return await self.loop.create_unix_server(connection, sock=place, backlog=BACKLOG)
             return await self.loop.create_server(connection, sock=place, backlog=BACKLOG)
-        address = parse_address(place)
+        address = parse_address(place, self.default_port)
         if isinstance(address, str):
             return await self.loop.create_unix_server(connection, address, backlog=BACKLOG)
         host, port = address

@@ -1,0 +1,224 @@
+"""``KestrelServer``: a kestrel on journaled queues, with its memcache, text and thrift protocols."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from kestrelpy import SystemClock
+from kestrelpy._disk.interface import Directory
+from kestrelpy._disk.real import RealDisk
+from kestrelpy.server._clock import LoopClock
+from kestrelpy.server._server import QueueServer
+from kestrelpy.server.kestrel.config import STATUSES, Config, ConfigError, parse_config
+from kestrelpy.server.kestrel.memcache import Memcache
+from kestrelpy.server.kestrel.operations import Operations
+from kestrelpy.server.kestrel.queues import Queues
+from kestrelpy.server.kestrel.status import ServerStatus
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from kestrelpy import Clock
+
+__all__ = ["KestrelServer"]
+
+DEFAULT_PORT = 22133
+STATUS_FILE = "kestrel.status"
+SHUTDOWN_SECONDS = 0.1
+"""A server that a client has told to shut down goes on for so long."""
+
+_logger = logging.getLogger("kestrelpy.server")
+
+
+class KestrelServer(QueueServer):
+    """A kestrel on journaled queues, in the running event loop.
+
+    ``directory`` holds the queues; ``None``: they are in memory only. ``config``: the text of a TOML configuration, or
+    a function that reads it, which is called at the start and at each reload. ``listen``, ``text`` and ``thrift``:
+    where the three protocols are served (addresses as for ``BeanstalkServer``; the default is that of the
+    configuration). ``sockets`` listen already, for the memcache protocol. ``sync_journal``: for queues of which the
+    configuration says nothing: seconds; 0: a reply means that the change is on disk, and all clients of a turn share
+    one sync; ``"never"``. ``options``: other server keys of the configuration, which win over it.
+
+    ``start`` opens the queues, and ``stop`` closes them. Raises ``ValueError`` for a bad configuration, and what
+    opening a queue raises. The server is not thread-safe.
+
+    >>> async def main():
+    ...     async with KestrelServer(listen="127.0.0.1:0") as server:
+    ...         reader, writer = await asyncio.open_connection(*server.addresses[0])
+    ...         writer.write(b"set jobs 0 0 5\\r\\nhello\\r\\nget jobs\\r\\n")
+    ...         print(await reader.readline(), await reader.readline())
+    ...         writer.close()
+    >>> asyncio.run(main())
+    b'STORED\\r\\n' b'VALUE jobs 0 5\\r\\n'
+    """
+
+    queues: Queues
+    status: ServerStatus
+
+    def __init__(
+        self,
+        directory: str | PathLike[str] | None = None,
+        *,
+        config: str | Callable[[], str] = "",
+        listen: str | Sequence[str] | None = None,
+        text: str | Sequence[str] | None = None,
+        thrift: str | Sequence[str] | None = None,
+        sockets: Sequence[socket.socket] = (),
+        sync_journal: float | Literal["never"] = 0.1,
+        clock: Clock | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._directory = None if directory is None else str(directory)
+        self._config_text = config
+        places = {"listen": listen, "text": text, "thrift": thrift}
+        self._overrides = {
+            **{key: (at,) if isinstance(at, str) else tuple(at) for key, at in places.items() if at is not None},
+            **options,
+        }
+        self._clock = clock
+        self._sync_journal = sync_journal
+        self.config = self._read_config()
+        server = self.config.server
+        self.max_connections = server.max_connections
+        operations = Operations(self)
+        self.commit = self._commit
+        self.default_port = DEFAULT_PORT
+        self.serve_at(Memcache(operations), server.listen, sockets)
+        self._is_closed = False
+
+    def _read_config(self) -> Config:
+        text = self._config_text if isinstance(self._config_text, str) else self._config_text()
+        return parse_config(text, overrides=self._overrides, sync_journal=self._sync_journal)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        self.clock = self._clock if self._clock is not None else LoopClock(self.loop)
+        self.monotonic = self.clock.monotonic
+        self.started_at = self.monotonic()
+        server = self.config.server
+        for warning in self.config.warnings:
+            _logger.warning("configuration: %s", warning)
+        self._folder: Directory | None = None
+        if self._directory is not None:
+            self._folder = RealDisk().directory(self._directory, create=True)
+        self.queues = Queues(
+            self._directory, self.config, self.loop, self.rounds, self.clock, self._clock or SystemClock()
+        )
+        self.queues.open()
+        self.status = ServerStatus(
+            self.clock, self._stored_status(), server.status_change_grace_period, self._store_status
+        )
+        if server.expiration_timer_frequency > 0:
+            self._every(server.expiration_timer_frequency, self.queues.sweep)
+        if server.client_timeout is not None:
+            self._every(min(1.0, server.client_timeout / 4), self._end_silent_clients)
+
+    def _every(self, seconds: float, call: Callable[[], object]) -> None:
+        def run() -> None:
+            if not self._is_closed:
+                call()
+                self.clock.call_later(seconds, run)
+
+        self.clock.call_later(seconds, run)
+
+    async def stop(self) -> None:
+        """Answer those that wait that there is nothing, close all connections, then all queues. May be repeated."""
+        self._stop_listening()
+        if not self._is_closed:
+            for queue in list(self.queues.by_name.values()):
+                queue.dismiss_all()
+            await asyncio.sleep(0)  # their replies are sent at the end of this turn
+            await asyncio.sleep(0)
+        await super().stop()
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.status.close()
+        self.queues.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    def _commit(self) -> None:
+        self.queues.commit()
+
+    def on_signals(self) -> Mapping[signal.Signals, Callable[[], object]]:
+        return {signal.SIGHUP: self.reload}
+
+    def _end_silent_clients(self) -> None:
+        timeout = self.config.server.client_timeout
+        now = self.monotonic()
+        for connection in list(self.connections):
+            if timeout is not None and not connection.is_waiting and now - connection.served_at > timeout:
+                connection.hang_up()
+
+    # -- what clients may ask of the whole server ----------------------------------------------------------------------
+
+    def reload(self) -> bool:
+        """Read the options of queues and the aliases again. False if the configuration is wrong: nothing changes."""
+        try:
+            config = self._read_config()
+        except (ConfigError, OSError) as error:
+            _logger.error("the configuration is not loaded: %s", error)
+            return False
+        config.server = self.config.server  # these need another start
+        self.config = config
+        for line in [*config.warnings, *self.queues.reload(config)]:
+            _logger.warning("configuration: %s", line)
+        return True
+
+    def set_status(self, word: bytes) -> bool:
+        """Change the status. False if there is no such status, or it cannot be set."""
+        return self.status.set(word.decode("latin-1").lower())
+
+    def shut_down_soon(self) -> bool:
+        """End the server shortly. False if clients may not do that."""
+        if not self.config.server.allow_shutdown:
+            return False
+        self.clock.call_later(SHUTDOWN_SECONDS, self.end)
+        return True
+
+    # -- the file of the status ----------------------------------------------------------------------------------------
+
+    def _stored_status(self) -> str:
+        default = self.config.server.default_status
+        if self._folder is None:
+            return default
+        try:
+            file = self._folder.open(STATUS_FILE)
+        except FileNotFoundError:
+            return default
+        try:
+            text = file.read(0, 100).decode("latin-1").strip()
+        finally:
+            file.close()
+        if text not in STATUSES:
+            _logger.warning("%s has no status, but %r: the status is %s", STATUS_FILE, text, default)
+            return default
+        return text
+
+    def _store_status(self, name: str) -> None:
+        folder = self._folder
+        if folder is None:
+            return
+        temporary = STATUS_FILE + ".tmp"
+        with contextlib.suppress(FileNotFoundError):
+            folder.unlink(temporary)
+        file = folder.create(temporary)
+        try:
+            file.write(0, name.encode("ascii") + b"\n")
+            file.sync()
+        finally:
+            file.close()
+        folder.rename(temporary, STATUS_FILE)
+        folder.sync()

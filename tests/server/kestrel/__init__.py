@@ -1,0 +1,1 @@
+"""The kestrel server: its parsers, its protocols, its queues and its command."""

@@ -192,8 +192,8 @@ PUBLIC = {
         "JobTooBig TubeNotFound"
     ),
     "kestrelpy.server": (
-        "BeanstalkServer KestrelServer ConfigError QueueServer QueueProtocol Parser Connection Wait FutureWait parse_address run run_in_thread "
-        "serve serve_in_thread"
+        "BeanstalkServer KestrelServer ConfigError QueueServer QueueProtocol Parser Connection Wait FutureWait "
+        "parse_address run run_in_thread serve serve_in_thread"
     ),
     "kestrelpy.testing": "ManualClock MemoryDisk FailingDisk CrashingDisk check_blocking_queue",
 }

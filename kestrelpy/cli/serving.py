@@ -143,8 +143,8 @@ def add_kestrel(protocols: Any) -> None:
         metavar="MS",
         type=_milliseconds,
         default=100.0,
-        help="the least time between two syncs of a queue (default: 100); 0: reply when the change is on disk, with one "
-        "sync for all waiting clients (group commit)",
+        help="the least time between two syncs of a queue (default: 100); 0: reply when the change is on disk, with "
+        "one sync for all waiting clients (group commit)",
     )
     durability.add_argument("--no-sync", action="store_true", help="never sync; the system decides")
     where = parser.add_argument_group("where the server listens: HOST:PORT or unix:PATH")

@@ -36,6 +36,10 @@ _WRITES = {"set", "delete", "flush", "flush_all", "flush_expired", "flush_all_ex
 class Forbidden(Exception):
     """The status, or the number of connections, forbids it."""
 
+    def __init__(self, operation: str) -> None:
+        super().__init__(operation)
+        self.operation = operation
+
 
 class TooManyReads(Exception):
     """The client has as many open reads of the queue as it may have, or must confirm one first."""
@@ -78,11 +82,11 @@ class Operations:
         """Raise ``Forbidden`` if the status or the number of connections forbids it."""
         server = self.server
         if not server.status.allows(operation):
-            raise Forbidden
+            raise Forbidden(operation)
         limits = server.config.server
         limit = limits.connection_limit_refuse_writes if operation in _WRITES else limits.connection_limit_refuse_reads
         if limit is not None and len(server.connections) > limit and operation not in ("confirm", "close", "abort"):
-            raise Forbidden
+            raise Forbidden(operation)
 
     def expires_at_ms(self, expiry: int) -> int | None:
         """When an item of memcache's ``expiry`` expires."""
@@ -122,7 +126,7 @@ class Operations:
             queues.misses += 1
             return nothing
         open_now = client.reads.count(queue)
-        if open_now and (not opens or open_now >= self.server.config.server.max_open_transactions):
+        if open_now >= self.server.config.server.max_open_transactions if opens else open_now:
             raise TooManyReads
         item = queues.next_item(queue)
         if item is not None:

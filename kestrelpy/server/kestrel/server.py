@@ -20,6 +20,7 @@ from kestrelpy.server.kestrel.memcache import Memcache
 from kestrelpy.server.kestrel.operations import Operations
 from kestrelpy.server.kestrel.queues import Queues
 from kestrelpy.server.kestrel.status import ServerStatus
+from kestrelpy.server.kestrel.text import Text
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -92,6 +93,7 @@ class KestrelServer(QueueServer):
         self.commit = self._commit
         self.default_port = DEFAULT_PORT
         self.serve_at(Memcache(operations), server.listen, sockets)
+        self.serve_at(Text(operations), server.text)
         self._is_closed = False
 
     def _read_config(self) -> Config:

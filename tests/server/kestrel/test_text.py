@@ -1,0 +1,229 @@
+"""The text protocol of the kestrel server, over a connection and without one.
+
+A docstring that begins with "Row:" names the rows of docs/kestrel-protocol.md that its test covers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kestrelpy.server.kestrel.text_parser import Command, TextParser
+from tests.server.harness import Client
+from tests.server.kestrel.kestrel_harness import Kestrel, kestrel
+
+ILLEGAL = b"-Queue name contains illegal characters (one of: ~ . /).\n"
+
+
+@pytest.fixture
+def it() -> Iterator[Kestrel]:
+    with kestrel(text="127.0.0.1:0", max_open_transactions=3) as running:
+        yield running
+
+
+def text(it: Kestrel) -> Client:
+    return it.client(1)
+
+
+def test_put_and_get(it: Kestrel) -> None:
+    """Row: put, get: an item a line; a get confirms all reads of the queue that are open here, then opens one."""
+    client = text(it)
+    client.ask(b"put q:\none\ntwo\xff\r\nthree\n\n", b"+3\n")
+    client.ask(b"GET q\n", b":one\n")
+    assert it.stats()["queue_q_open_transactions"] == "1"
+    client.ask(b"get q\n", b":two\xff\n")
+    assert it.stats()["queue_q_open_transactions"] == "1"
+    client.ask(b"get q 0\nget q\n", b":three\n*\n")
+    assert it.stats()["queue_q_open_transactions"] == "0"
+    client.ask(b"put q:\n\n", b"+0\n")
+
+
+def test_any_number_of_items(it: Kestrel) -> None:
+    """Row: put: any number, taken in pieces of 1024; refused ones are left out and the rest is tried."""
+    client = text(it)
+    client.ask(b"put q:\n" + b"".join(b"%d\n" % number for number in range(3000)) + b"\n", b"+3000\n")
+    assert it.stats()["queue_q_items"] == "3000"
+    with kestrel(text="127.0.0.1:0", config="[queues.q]\nmax_item_size = 3") as small:
+        other = text(small)
+        other.ask(b"put q:\nabc\ntoo long\nab\n\n", b"+2\n")
+        other.ask(b"get q\nget q\n", b":abc\n:ab\n")
+
+
+def test_expiry(it: Kestrel) -> None:
+    """Row: put q ms: milliseconds."""
+    client = text(it)
+    client.ask(b"put q 1500:\na\n\n", b"+1\n")
+    it.call(lambda: it.clock.jump(1.4))
+    client.ask(b"peek q\n", b":a\n")
+    it.call(lambda: it.clock.jump(0.1))
+    client.ask(b"peek q\n", b"*\n")
+    client.ask(b"put q soon:\na\n\nversion\n", b"-Error parsing expiration time.\n:2.4.7+kestrelpy\n")
+
+
+def test_peek_and_waiting(it: Kestrel) -> None:
+    """Row: peek, get q ms: peek confirms like get, opens nothing."""
+    client, other = text(it), text(it)
+    client.send(b"peek q 60000\n")
+    it.wait_for_waiting(b"q")
+    other.ask(b"put q:\na\nb\n\n", b"+2\n")
+    client.hear(b":a\n")
+    client.ask(b"get q 50\npeek q\n", b":a\n:b\n")
+    assert it.stats()["queue_q_open_transactions"] == "0"
+    client.ask(b"get q\nget q 0\n", b":b\n*\n")
+    client.send(b"get q 2000\n")
+    it.wait_for_waiting(b"q")
+    it.advance(2)
+    client.hear(b"*\n")
+
+
+def test_monitor_and_confirm(it: Kestrel) -> None:
+    """Row: monitor, confirm: at most max_open_transactions."""
+    client = text(it)
+    client.ask(b"put q:\na\nb\nc\nd\n\n", b"+4\n")
+    client.ask(b"monitor q 5000\n", b":a\n:b\n:c\n*\n")
+    client.ask(b"confirm q 4\nconfirm q 0\n", b"-Not that many transactions open.\n" * 2)
+    client.ask(b"confirm q 2\n", b"+2\n")
+    client.send(b"monitor q 5000\n")  # confirms the third
+    client.hear(b":d\n")
+    it.wait_for_waiting(b"q")
+    it.advance(5)
+    client.hear(b"*\n")
+    assert it.stats()["queue_q_open_transactions"] == "1"
+    client.hang_up()
+    it.until(lambda: not it.server.queues.find(b"q").reads)  # type: ignore[union-attr]
+    text(it).ask(b"get q\n", b":d\n")
+
+
+def test_whole_queues(it: Kestrel) -> None:
+    """Row: flush, delete, flush_all, flush_expired, flush_all_expired, reload, version, quit."""
+    client = text(it)
+    client.ask(b"put q:\na\n\nflush q\nget q\n", b"+1\n+0\n*\n")
+    client.ask(b"put q 1000:\na\nb\n\nput r 1000:\na\n\n", b"+2\n+1\n")
+    it.call(lambda: it.clock.jump(2))
+    client.ask(b"flush_expired q\nflush_all_expired\n", b"+2\n+1\n")
+    client.ask(b"put q:\na\n\nflush_all\nget q\n", b"+1\n+0\n*\n")
+    client.ask(b"delete q\ndelete unknown\nreload\nversion\n", b"+0\n+0\n+0\n:2.4.7+kestrelpy\n")
+    client.ask(b"quit\nversion\n", b"+0\n")
+    client.hear_the_end()
+
+
+def test_status(it: Kestrel) -> None:
+    """Row: status; what a status forbids; shutdown."""
+    client = text(it)
+    client.ask(b"status\nstatus readonly\nstatus\n", b":UP\n+0\n:READONLY\n")
+    for line, name in (
+        (b"put q:\na\n\n", b"setItem"),
+        (b"flush q\n", b"flush"),
+        (b"delete q\n", b"delete"),
+        (b"flush_all\n", b"flushAll"),
+        (b"flush_expired q\n", b"flushExpired"),
+        (b"flush_all_expired\n", b"flushExpired"),
+    ):
+        client.ask(line, b"-Server not available for operation %b\n" % name)
+    client.ask(b"status quiescent\n", b"+0\n")
+    for line, name in ((b"get q\n", b"getItem"), (b"peek q\n", b"getItem"), (b"monitor q 5\n", b"monitorUntil")):
+        client.ask(line, b"-Server not available for operation %b\n" % name)
+    client.ask(b"status asleep\nstatus down\nstatus up\n", b"-Unknown status.\n-Status forbidden.\n+0\n")
+    client.ask(b"shutdown\n", b"+0\n")
+    it.advance(0.1)
+    assert it.call(it.server._end.done)
+
+
+@pytest.mark.parametrize(
+    ("line", "reply"),
+    [
+        (b"get\n", b"-Queue name required.\n"),
+        (b"flush\n", b"-Queue name required.\n"),
+        (b"monitor q\n", b"-Queue name & timeout required.\n"),
+        (b"confirm q\n", b"-Queue name & count required.\n"),
+        (b"get q x\n", b"-Error parsing timeout.\n"),
+        (b"monitor q x\n", b"-Error parsing timeout.\n"),
+        (b"confirm q x\n", b"-Error parsing count.\n"),
+        (b"frob x\n", b"-Unknown command: frob\n"),
+        (b"\n", b"-Unknown command: \n"),
+        (b"get a.b\n", ILLEGAL),
+        (b"put a~b:\nitem\nget q\n\n", ILLEGAL),
+        (b"put :\nitem\n\n", b"-Queue name required.\n"),
+        (b"put\n", b"-Queue name required.\n"),
+        (b"x" * 9000 + b"\n", b"-Line too long.\n"),
+    ],
+)
+def test_errors(it: Kestrel, line: bytes, reply: bytes) -> None:
+    """Row: errors: no error ends the connection."""
+    client = text(it)
+    client.ask(line, reply)
+    client.ask(b"version\n", b":2.4.7+kestrelpy\n")
+
+
+def test_too_many_open_reads() -> None:
+    """Row: Too many open transactions; limit=N."""
+    with kestrel(text="127.0.0.1:0", max_open_transactions=0) as it:
+        client = text(it)
+        client.ask(b"put q:\na\n\nget q\n", b"+1\n-Too many open transactions; limit=0\n")
+
+
+# -- the parser --------------------------------------------------------------------------------------------------------
+
+
+def commands(parser: TextParser, *pieces: bytes) -> list[Command]:
+    found = []
+    for piece in pieces:
+        parser.feed(piece)
+        while (command := parser.next()) is not None:
+            found.append(command)
+            parser._check()
+        parser._check()
+    return found
+
+
+PIECES = [
+    b"put",
+    b"get",
+    b"monitor",
+    b"confirm",
+    b" ",
+    b"\n",
+    b"\r\n",
+    b"q",
+    b"q:",
+    b"5",
+    b"x~",
+    b"item",
+    b"status",
+    b"\n\n",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=40), st.randoms(use_true_random=False))
+def test_cuts_do_not_matter(pieces: list[bytes], rng: random.Random) -> None:
+    data = b"".join(pieces)
+    whole = commands(TextParser(100), data)
+    cut, at = [], 0
+    while at < len(data):
+        step = rng.randint(1, 5)
+        cut.append(data[at : at + step])
+        at += step
+    assert commands(TextParser(100), *cut) == whole
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=300), max_size=20))
+def test_no_bytes_raise(pieces: list[bytes]) -> None:
+    parser = TextParser(50, 100)
+    for piece in pieces:
+        commands(parser, piece)
+        assert parser.held <= 102
+
+
+def test_long_items_are_left_out_and_not_held() -> None:
+    parser = TextParser(10, 20)
+    assert commands(parser, b"put q:\n", *[b"x" * 10] * 50, b"\nshort\n" + b"y" * 15 + b"\n\n") == [
+        ("put", b"q", None, [b"short"], True)
+    ]
+    assert commands(parser, b"put q:\n" + b"z" * 10) == []
+    assert commands(parser, *[b"z" * 10] * 10, b"\r\n\r\nversion\n") == [("put", b"q", None, [], True), ("version",)]

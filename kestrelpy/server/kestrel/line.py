@@ -20,7 +20,7 @@ __all__ = ["Consumer", "Get", "Monitor"]
 class Consumer:
     """One client that waits for an item of one queue, for a time. A ``Wait`` of its connection.
 
-    ``found`` makes the reply for an item; ``nothing`` is the reply to one that waited in vain.
+    ``found`` makes the reply for an item; ``nothing`` is the reply when no more is waited for.
     """
 
     peeks = False
@@ -48,6 +48,15 @@ class Consumer:
         if timer is not None:
             timer.cancel()
 
+    @property
+    def is_in_line(self) -> bool:
+        """Whether it waits."""
+        return self in self.queue.line
+
+    def last_reply(self) -> bytes:
+        """What is said when no more is waited for."""
+        return self.nothing
+
     def is_ready(self) -> bool:
         """Whether an item may be given to it now."""
         return self.connection.is_open and not self.connection.is_finished
@@ -64,7 +73,7 @@ class Consumer:
     def dismiss(self) -> None:
         """Answer that there is no more: the time is over, the queue was deleted, the server ends."""
         self.leave()
-        self.connection.answer(self, self.nothing)
+        self.connection.answer(self, self.last_reply())
 
     def fail(self, reply: bytes) -> None:
         """The next item can't be read: answer this, and close the connection."""
@@ -76,7 +85,7 @@ class Consumer:
         """The client sends no more: it gets its ``nothing``."""
         self.queue.queues.count_miss()
         self.leave()
-        return self.nothing
+        return self.last_reply()
 
     def cancel(self) -> None:
         """The client is gone."""
@@ -140,4 +149,4 @@ class Monitor(Consumer):
 
     def hang_up(self) -> bytes | None:
         self.leave()
-        return self.nothing
+        return self.last_reply()

@@ -6,11 +6,12 @@ second queue on disk for that, its side queue; its items are both together, by t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from kestrelpy import FullPolicy, JournaledQueue, QueueEmpty, Reader, ReaderConfig
+from kestrelpy import FullPolicy, JournaledQueue, QueueClosed, QueueEmpty, Reader, ReaderConfig, UnknownItem
 
 if TYPE_CHECKING:
     from kestrelpy import Clock, Item, ReaderStats
@@ -326,6 +327,12 @@ class ServedQueue:
         self.canceled += 1
         read.item.abort()
         self.queues.wake(self)
+
+    def give_back(self, item: Item) -> None:
+        """An item that no client has seen comes back."""
+        with contextlib.suppress(QueueClosed, UnknownItem):  # the queue was deleted meanwhile
+            item.abort(counts=False)
+            self.queues.wake(self)
 
     def forget(self, read: OpenRead) -> None:
         """The read is over, in whatever way."""

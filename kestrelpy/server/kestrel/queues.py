@@ -89,6 +89,7 @@ class Queues:
         self._written: dict[JournaledQueue, None] = {}
         self.numbered: dict[int, OpenRead] = {}
         """The open reads of thrift's clients, by number."""
+        self.last_number = 0
         self._plain: list[tuple[Item, ServedQueue, Connection]] = []
         self._acks: AckLog | None = None
         self._noted: dict[tuple[str, str], list[int]] = {}
@@ -403,14 +404,11 @@ class Queues:
             self._write_acks()
 
     def _finish_plain(self, item: Item, queue: ServedQueue, connection: Connection) -> None:
-        try:
-            if connection.is_open:
+        if connection.is_open:
+            with contextlib.suppress(QueueClosed):  # the queue was deleted in this turn
                 queue.done(item)
-            else:
-                item.abort(counts=False)
-                self.wake(queue)
-        except QueueClosed:  # the queue was deleted in this turn
-            return
+        else:
+            queue.give_back(item)
 
     def _write_acks(self) -> None:
         noted, self._noted = self._noted, {}
@@ -457,11 +455,11 @@ class Queues:
 
     def delete(self, queue: ServedQueue) -> None:
         """Delete a queue. Those in its line get nothing, its open reads are forgotten."""
+        queue.dismiss_all()
         for read in list(queue.reads):
             queue.forget(read)
         self._plain = [each for each in self._plain if each[1] is not queue]
         self._dirty.pop(queue, None)
-        queue.dismiss_all()
         self.by_name.pop(queue.name, None)
         self.deletes += 1
         journal = self.journal_of(queue)

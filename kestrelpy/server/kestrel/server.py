@@ -21,6 +21,7 @@ from kestrelpy.server.kestrel.operations import Operations
 from kestrelpy.server.kestrel.queues import Queues
 from kestrelpy.server.kestrel.status import ServerStatus
 from kestrelpy.server.kestrel.text import Text
+from kestrelpy.server.kestrel.thrift import Thrift
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -94,6 +95,7 @@ class KestrelServer(QueueServer):
         self.default_port = DEFAULT_PORT
         self.serve_at(Memcache(operations), server.listen, sockets)
         self.serve_at(Text(operations), server.text)
+        self.serve_at(Thrift(operations), server.thrift)
         self._is_closed = False
 
     def _read_config(self) -> Config:

@@ -88,6 +88,25 @@ def test_a_config_file_and_its_reload(tmp_path: Path) -> None:
         client.hang_up()
 
 
+def test_where_it_listens(tmp_path: Path) -> None:
+    """Row: --listen, --text, --thrift; listen, text, thrift: may be repeated, and unix sockets; the options win."""
+    config = tmp_path / "kestrel.toml"
+    config.write_text('listen = "127.0.0.1:1"\ntext = "127.0.0.1:0"\nthrift = "127.0.0.1:0"\n')
+    path = tmp_path / "socket"
+    with Process("--config", str(config), "--listen", f"unix:{path}", *HERE, "--text", "127.0.0.1:0") as server:
+        assert server.said.count("127.0.0.1:") == 3
+        assert f"unix:{path}" in server.said
+        for address, line, reply in (
+            (str(path), b"version\r\n", b"VERSION 2.4.7+kestrelpy\r\n"),
+            (server.addresses[0], b"version\r\n", b"VERSION 2.4.7+kestrelpy\r\n"),
+            (server.addresses[1], b"version\n", b":2.4.7+kestrelpy\n"),
+            (server.addresses[2], b"\0\0\0\x18\x80\x01\0\x01\0\0\0\x0bget_version\0\0\0\x01\0", b"\0\0\0\x2e"),
+        ):
+            client = Client(address)
+            client.ask(line, reply)
+            client.hang_up()
+
+
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [
@@ -128,7 +147,7 @@ def test_a_second_server_ends_with_status_10(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sync", [("--sync-ms", "0"), ("--sync-ms", "100"), ("--no-sync",)])
 def test_a_kill_loses_nothing_that_was_answered(tmp_path: Path, sync: tuple[str, ...]) -> None:
-    """Row: crash: STORED is there after kill -9; what get, close or confirm answered does not come again."""
+    """Row: crash, --sync-ms, --max-open-reads: STORED is there after kill -9; what was answered does not come again."""
     options = ("--dir", str(tmp_path), "--max-open-reads", "5", *HERE, *sync)
     with Process(*options) as server:
         client = server.client()

@@ -341,7 +341,7 @@ def test_version_and_quit(it: Kestrel) -> None:
     ],
 )
 def test_errors_that_end(it: Kestrel, line: bytes) -> None:
-    """Row: errors that end: few words, sizes, unknown commands, empty lines, illegal names, long lines."""
+    """Row: errors that end: few words, sizes, unknown commands, empty lines, names, lines above max_line_bytes."""
     client = it.client()
     client.ask(line, b"CLIENT_ERROR\r\n")
     client.hear_the_end()

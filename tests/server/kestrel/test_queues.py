@@ -302,7 +302,9 @@ def test_max_age_and_a_change_of_it() -> None:
 
 
 def test_expire_to_queue(caplog: pytest.LogCaptureFixture) -> None:
-    """Row: expire_to_queue: added there, without an expiry, in order; no room there: dropped, expired_lost + 1."""
+    """Row: expire_to_queue, expiration_timer_frequency: added there, without an expiry, in order; no room there:
+    dropped, expired_lost + 1.
+    """
     config = "[queues.q]\nmax_age = 10\nexpire_to_queue = 'late'\n[queues.late]\nmax_items = 2\n"
     with kestrel(config=config) as it, caplog.at_level(logging.WARNING):
         client, waiter = it.clients(2)
@@ -408,6 +410,7 @@ def test_error_queues() -> None:
 
 @pytest.mark.parametrize("sync", [0, 0.1, "never"])
 def test_a_restart_keeps_everything(tmp_path: Path, sync: float) -> None:
+    """Row: sync_journal: whatever it is."""
     with kestrel(tmp_path, sync_journal=sync, max_open_transactions=5) as it:
         client = it.client()
         client.ask(b"get q+a\r\n", END)
@@ -481,7 +484,7 @@ def test_archives(tmp_path: Path) -> None:
 
 
 def test_status_forbids() -> None:
-    """Row: status: readonly, quiescent, and what always works."""
+    """Row: status: up, writeavoid, readonly, quiescent, and what always works."""
     with kestrel(max_open_transactions=5) as it:
         holder, operator = it.clients(2)
         put(holder, b"q", b"1", b"2", b"3", b"4")
@@ -515,6 +518,31 @@ def test_status_forbids() -> None:
         )
         operator.hear_the_end()
         assert it.stats()["queue_r_open_transactions"] == "0"  # it closed, and then refused
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"), [(None, b"READONLY"), ("quiescent\n", b"QUIESCENT"), ("asleep", b"READONLY")]
+)
+def test_the_status_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, stored: str | None, shown: bytes
+) -> None:
+    """Row: default_status: unless another is stored; unreadable: the default and a warning."""
+    if stored is not None:
+        (tmp_path / "kestrel.status").write_text(stored)
+    with caplog.at_level(logging.WARNING), kestrel(tmp_path, default_status="readonly") as it:
+        it.client().ask(b"status\r\n", shown + b"\r\n")
+    assert any("kestrel.status" in one for one in caplog.messages) == (stored == "asleep")
+
+
+def test_memory_is_limited(tmp_path: Path) -> None:
+    """Row: max_memory_size: kept in memory, the rest in the journal."""
+    with kestrel(tmp_path, config="[queues.q]\nmax_memory_size = '64k'") as it:
+        client = it.client()
+        bodies = [b"%d" % number + b"x" * 10_000 for number in range(40)]
+        put(client, b"q", *bodies)
+        client.ask(b"get q\r\n", value(b"q", bodies[0]))
+        assert int(it.stats()["queue_q_mem_bytes"]) <= 65_536
+        take(client, b"q", *bodies[1:])
 
 
 def test_a_stricter_status_counts_after_a_while() -> None:

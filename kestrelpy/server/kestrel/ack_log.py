@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from kestrelpy import Clock
+    from kestrelpy._disk.interface import Disk
 
 __all__ = ["AckLog", "Acks"]
 
@@ -68,7 +69,7 @@ def unpack(record: bytes, acks: Acks) -> None:
 class AckLog:
     """The log of one server, in its folder. Raises ``OSError`` and ``QueueDiskFull`` as a queue does."""
 
-    def __init__(self, directory: str | PathLike[str], clock: Clock) -> None:
+    def __init__(self, directory: str | PathLike[str], clock: Clock, disk: Disk | None = None) -> None:
         self._queue = JournaledQueue(
             directory,
             NAME,
@@ -77,6 +78,7 @@ class AckLog:
             inbox_interval=None,
             checkpoint_interval=60.0,
             clock=clock,
+            disk=disk,
         )
         self._reader = self._queue.reader()
 

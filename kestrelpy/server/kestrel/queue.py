@@ -346,6 +346,8 @@ class ServedQueue:
         self.flushes += 1
         for reader in self.readers():
             reader.flush()
+            if self.config.sync_journal == 0:
+                reader.checkpoint(durable=True)
 
     def flush_expired(self) -> int:
         """Drop expired items from the front, at most ``max_expire_sweep`` of them; returns how many."""

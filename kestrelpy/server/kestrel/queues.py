@@ -11,14 +11,12 @@ A turn ends in this order (``commit``), before the replies of the turn are sent:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kestrelpy import JournaledQueue, KestrelError, QueueClosed, queue_names
 from kestrelpy import inspect as inspect_queue
@@ -30,6 +28,7 @@ from kestrelpy.server.kestrel.queue import OpenRead, ServedQueue
 
 if TYPE_CHECKING:
     from kestrelpy import Clock, Item
+    from kestrelpy._disk.interface import Disk
     from kestrelpy.clock import Timer
     from kestrelpy.server._connection import Connection
     from kestrelpy.server._rounds import Rounds
@@ -43,6 +42,9 @@ SAVE_RECORDS = 100_000
 """... and after how many records at the latest."""
 SWEEP_SLICE = 200
 """How many queues one step of the expiration timer looks at, before clients are served."""
+
+OffLoop = Callable[[Callable[[], None], Callable[[BaseException | None], None]], None]
+"""Makes the first call on another thread, and then the second on the loop's, with the error of the first, if any."""
 
 _logger = logging.getLogger("kestrelpy.server")
 
@@ -71,17 +73,19 @@ class Queues:
         self,
         directory: str | None,
         config: Config,
-        loop: asyncio.AbstractEventLoop,
+        off_loop: OffLoop,
         rounds: Rounds,
         clock: Clock,
         disk_clock: Clock,
+        disk: Disk | None = None,
     ) -> None:
         self.directory = directory
         self.config = config
-        self.loop = loop
+        self._off_loop = off_loop
         self.rounds = rounds
         self.clock = clock
         self._disk_clock = disk_clock
+        self._disk = disk
         self.by_name: dict[bytes, ServedQueue] = {}
         self.aliases: dict[bytes, Alias] = {}
         self._journals: dict[bytes, SharedJournal] = {}
@@ -98,8 +102,7 @@ class Queues:
         self.synced_each_turn: set[JournaledQueue] = set()
         """The queues of the library whose changes are on disk before they are acknowledged."""
         self._unsaved: dict[JournaledQueue, None] = {}
-        self._saver = ThreadPoolExecutor(1, "kestrel-checkpoints")
-        self._saving: asyncio.Future[Any] | None = None
+        self._is_saving = False
         self._save_timer: Timer | None = None
         self._last_record = self._saved_record = 0
         self._is_closed = False
@@ -126,9 +129,9 @@ class Queues:
         self._set_aliases()
         if self.directory is None:
             return
-        self._acks = AckLog(self.directory, self._disk_clock)
+        self._acks = AckLog(self.directory, self._disk_clock, self._disk)
         try:
-            there = set(queue_names(self.directory)) - {ACKS_NAME}
+            there = set(queue_names(self.directory, disk=self._disk)) - {ACKS_NAME}
             sides = {}
             for library_name in sorted(there):
                 name = names.original_name(library_name)
@@ -148,7 +151,7 @@ class Queues:
 
     def _restore(self, library_name: str, name: bytes) -> None:
         assert self.directory is not None
-        readers = [reader.name for reader in inspect_queue(self.directory, library_name).readers]
+        readers = [reader.name for reader in inspect_queue(self.directory, library_name, disk=self._disk).readers]
         journal = self._journal(name)
         journal.restore(self.open_journal(library_name, name))
         if not readers:  # the server was killed between the journal and its first reader: it has no item either
@@ -204,6 +207,7 @@ class Queues:
             inbox_interval=None,
             journaled=is_on_disk,
             clock=self._disk_clock,
+            disk=self._disk,
         )
         if not is_on_disk:
             self._in_memory.add(journal)
@@ -218,7 +222,6 @@ class Queues:
         self._is_closed = True
         if self._save_timer is not None:
             self._save_timer.cancel()
-        self._saver.shutdown()
         for queue in self.by_name.values():
             for read in list(queue.reads):
                 read.stop_timer()
@@ -430,24 +433,23 @@ class Queues:
 
     def _save(self) -> None:
         """Save the checkpoints of readers that moved, on another thread, so that the log can forget their records."""
-        if self._saving is not None or self._acks is None:
+        if self._is_saving or self._acks is None:
             return
         if self._save_timer is not None:
             self._save_timer.cancel()
             self._save_timer = None
         unsaved, self._unsaved = self._unsaved, {}
         record = self._last_record
-        self._saving = self.loop.run_in_executor(self._saver, partial(_save_all, list(unsaved), self._acks, record))
-        self._saving.add_done_callback(partial(self._saved, unsaved, record))
+        self._is_saving = True
+        self._off_loop(partial(_save_all, list(unsaved), self._acks, record), partial(self._saved, unsaved, record))
 
-    def _saved(self, unsaved: dict[JournaledQueue, None], record: int, saving: asyncio.Future[Any]) -> None:
-        self._saving = None
-        error = None if saving.cancelled() else saving.exception()
-        if error is not None:
+    def _saved(self, unsaved: dict[JournaledQueue, None], record: int, error: BaseException | None) -> None:
+        self._is_saving = False
+        if error is None:
+            self._saved_record = record
+        else:
             _logger.warning("checkpoints could not be saved, and are saved later: %s", error)
             self._unsaved |= unsaved
-        elif not saving.cancelled():
-            self._saved_record = record
         if self._unsaved and self._save_timer is None and not self._is_closed:
             self._save_timer = self.clock.call_later(SAVE_SECONDS, self._save)
 
@@ -515,7 +517,7 @@ class Queues:
             except (KestrelError, OSError) as error:
                 self.trouble(queue, error)
         if some:
-            self.loop.call_soon(self._sweep_some, queues)
+            self.clock.call_later(0, partial(self._sweep_some, queues))
 
     def reload(self, config: Config) -> list[str]:
         """Use another configuration for all queues. Returns what changes only at the next start."""

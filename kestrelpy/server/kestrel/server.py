@@ -8,10 +8,11 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
 from kestrelpy import SystemClock
-from kestrelpy._disk.interface import Directory
+from kestrelpy._disk.interface import Directory, Disk
 from kestrelpy._disk.real import RealDisk
 from kestrelpy.server._clock import LoopClock
 from kestrelpy.server._server import QueueServer
@@ -46,7 +47,8 @@ class KestrelServer(QueueServer):
     where the three protocols are served (addresses as for ``BeanstalkServer``; the default is that of the
     configuration). ``sockets`` listen already, for the memcache protocol. ``sync_journal``: for queues of which the
     configuration says nothing: seconds; 0: a reply means that the change is on disk, and all clients of a turn share
-    one sync; ``"never"``. ``options``: other server keys of the configuration, which win over it.
+    one sync; ``"never"``. ``options``: other server keys of the configuration, which win over it. ``clock`` and
+    ``disk`` replace those of the system, for tests.
 
     ``start`` opens the queues, and ``stop`` closes them. Raises ``ValueError`` for a bad configuration, and what
     opening a queue raises. The server is not thread-safe.
@@ -75,6 +77,7 @@ class KestrelServer(QueueServer):
         sockets: Sequence[socket.socket] = (),
         sync_journal: float | Literal["never"] = 0.1,
         clock: Clock | None = None,
+        disk: Disk | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -86,6 +89,7 @@ class KestrelServer(QueueServer):
             **options,
         }
         self._clock = clock
+        self._disk = disk
         self._sync_journal = sync_journal
         self.config = self._read_config()
         server = self.config.server
@@ -112,10 +116,17 @@ class KestrelServer(QueueServer):
         for warning in self.config.warnings:
             _logger.warning("configuration: %s", warning)
         self._folder: Directory | None = None
+        self._saver = ThreadPoolExecutor(1, "kestrel-checkpoints")
         if self._directory is not None:
-            self._folder = RealDisk().directory(self._directory, create=True)
+            self._folder = (self._disk or RealDisk()).directory(self._directory, create=True)
         self.queues = Queues(
-            self._directory, self.config, self.loop, self.rounds, self.clock, self._clock or SystemClock()
+            self._directory,
+            self.config,
+            self._off_loop,
+            self.rounds,
+            self.clock,
+            self._clock or SystemClock(),
+            self._disk,
         )
         self.queues.open()
         self.status = ServerStatus(
@@ -125,6 +136,10 @@ class KestrelServer(QueueServer):
             self._every(server.expiration_timer_frequency, self.queues.sweep)
         if server.client_timeout is not None:
             self._every(min(1.0, server.client_timeout / 4), self._end_silent_clients)
+
+    def _off_loop(self, call: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        future = self.loop.run_in_executor(self._saver, call)
+        future.add_done_callback(lambda made: None if made.cancelled() else done(made.exception()))
 
     def _every(self, seconds: float, call: Callable[[], object]) -> None:
         def run() -> None:
@@ -149,6 +164,7 @@ class KestrelServer(QueueServer):
             return
         self._is_closed = True
         self.status.close()
+        self._saver.shutdown()
         self.queues.close()
         if self._folder is not None:
             self._folder.close()

@@ -439,7 +439,7 @@ def test_the_log_of_acknowledgements_is_applied_and_trimmed(tmp_path: Path) -> N
         assert acks is not None
         assert acks._reader.items == 20
         it.advance(6)
-        it.until(lambda: it.server.queues._saving is None and acks._reader.items == 0)
+        it.until(lambda: not it.server.queues._is_saving and acks._reader.items == 0)
         take_one = value(b"q", b"20")
         client.ask(b"get q\r\n", take_one)
         assert acks._reader.items == 1
@@ -476,7 +476,7 @@ def test_archives(tmp_path: Path) -> None:
             put(client, b"q", b"x" * 40_000)
         take(client, b"q", *[b"x" * 40_000] * 5)
         it.advance(6)
-        it.until(lambda: it.server.queues._saving is None)
+        it.until(lambda: not it.server.queues._is_saving)
     assert len([name for name in os.listdir(archive) if name.startswith("q.")]) >= 3
 
 

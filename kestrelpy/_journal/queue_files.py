@@ -324,12 +324,13 @@ class QueueFiles:
 
     def _remove_all(self) -> None:
         last = (".segment", file_names.work_name(self.queue), ".lock")
-        for name in sorted(
-            self._mine(), key=lambda name: (*(name.endswith(end) for end in reversed(last)), len(name), name)
-        ):
-            with contextlib.suppress(FileNotFoundError):
-                self.directory.unlink(name)
-        self.directory.sync()
+        mine = sorted(self._mine(), key=lambda name: (*(name.endswith(end) for end in reversed(last)), len(name), name))
+        first = [name for name in mine if not name.endswith(last)]
+        for names in (first, mine[len(first) :]):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    self.directory.unlink(name)
+            self.directory.sync()  # also in between: no power cut may leave a checkpoint without its segments
 
 
 def is_foreign(state: Checkpoint, queue_id: bytes) -> bool:

@@ -103,12 +103,12 @@ def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> 
     catalog = SegmentCatalog([folder], queue)  # before the listing: the segments listed go at least as far
     names = [name for name in folder.names() if (owner := file_names.parse_owner(name)) and owner[0] == queue]
     # Checkpoints before segments: the segments listed later reach at least as far as the checkpoints.
-    states = [
-        state
+    states = {
+        reader: state
         for name in names
-        if file_names.parse_checkpoint(name, queue) is not None
+        if (reader := file_names.parse_checkpoint(name, queue)) is not None
         and (state := load_checkpoint(folder, name)[0]) is not None
-    ]
+    }
     numbered = file_names.segments_among(names, queue)
     segments, is_gone = _segments(folder, catalog, numbered)
     last_id = segments[-1].last_id if segments else 0
@@ -153,20 +153,22 @@ def _segments(
     return segments[::-1], is_gone
 
 
-def _readers(states: list[Checkpoint], segments: list[Segment], put_items: int, put_bytes: int) -> list[SavedReader]:
+def _readers(
+    states: dict[str, Checkpoint], segments: list[Segment], put_items: int, put_bytes: int
+) -> list[SavedReader]:
     if not states and segments:  # there is no checkpoint yet: the default reader, at the beginning
         kept = sum(segment.items for segment in segments), sum(segment.data_bytes for segment in segments)
         return [SavedReader("", segments[0].first_id - 1, *kept, (), ())]
     return [
         SavedReader(
-            state.reader,
+            reader,  # the file's: after a takeover the state still has the default reader's, until the next save
             state.head,
             max(0, put_items - state.released_items),
             max(0, put_bytes - state.released_bytes),
             state.done,
             state.error_counts,
         )
-        for state in states
+        for reader, state in states.items()
     ]
 
 

@@ -14,6 +14,7 @@ from kestrelpy import (
     InvalidName,
     JournaledQueue,
     UnsupportedFormat,
+    inspect,
     queue_names,
     scan,
     verify,
@@ -21,7 +22,7 @@ from kestrelpy import (
 from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal.segment import open_segment
 from kestrelpy.inspection.verify import Verification, VerifyReport
-from kestrelpy.testing import CrashingDisk, ManualClock
+from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from tests.support.queues import drain, let_die, take_all
 
 Open = Callable[..., JournaledQueue]
@@ -402,3 +403,33 @@ def test_verify_beside_the_making_of_the_first_reader_finds_nothing(
     monkeypatch.setattr(Verification, "run", run)
     report = verify(folder, "jobs")
     assert (report.readers, report.damage) == (("a",), ())
+
+
+# -- after a crash ---------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_is_named_as_its_file(tmp_path: Path) -> None:
+    """A process that dies just after the default reader was taken over leaves the old name inside the file."""
+    queue = JournaledQueue(tmp_path, "q")
+    queue.put_many([b"a", b"b"])
+    queue.get().commit()
+    queue.reader("heir")
+    let_die(queue)
+    assert [(reader.name, reader.items) for reader in inspect(tmp_path, "q").readers] == [("heir", 2)]
+
+
+def test_an_erasure_that_a_power_cut_interrupts_may_be_opened() -> None:
+    """No state has a checkpoint without the segments that it names."""
+    disk = CrashingDisk()
+    queue = JournaledQueue("d", "q", disk=disk, sync="always", inbox_interval=None)
+    queue.put_many([b"a", b"b"])
+    queue.get().commit()
+    queue.checkpoint(durable=True)
+    states: list[CrashingDisk] = []
+    disk.before_operation = lambda: states.extend(disk.power_states(PowerModel.ANY, 20))
+    queue.erase()
+    disk.before_operation = None
+    assert len(states) > 50
+    for state in states:
+        with JournaledQueue("d", "q", disk=state, inbox_interval=None) as again:
+            assert {item.data for item in take_all(again)} <= {b"a", b"b"}

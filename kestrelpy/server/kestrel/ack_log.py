@@ -11,14 +11,15 @@ Rules:
 3. At the start the records are applied to the readers, before any item is put. Ids that a power cut took from the
    queue's journal are not there then, and are ignored. So no record can touch an item that is put later with such an
    id.
-4. Where ids begin again, because a queue is deleted, a record says so, and is on disk before the queue goes.
+4. Where ids begin again, because a queue or a reader is deleted, a record says so, and is on disk before it goes. So a
+   deletion that a crash has interrupted is finished at the start. Before it is made again, another record says that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kestrelpy import JournaledQueue
 
@@ -35,6 +36,9 @@ NAME = "x--acks"
 
 Acks = dict[tuple[str, str], set[int]]
 """Ids that are done, by the library's names of a queue and a reader."""
+Dropped = dict[tuple[str, str], None]
+"""What was deleted, and not made again: a queue and a reader, or a queue and ``ALL``."""
+ALL = "*"
 
 
 def pack(acks: dict[tuple[str, str], list[int]]) -> bytes:
@@ -52,18 +56,26 @@ def _spans(ids: list[int]) -> Iterator[str]:
         yield f"{first}-{last}" if last > first else str(first)
 
 
-def unpack(record: bytes, acks: Acks) -> None:
-    """Add what a record says to ``acks``, or take away what it says is gone."""
+def unpack(record: bytes, acks: Acks, dropped: Dropped) -> None:
+    """Add what a record says to ``acks`` and ``dropped``."""
     for line in record.decode("ascii").splitlines():
         queue, reader, *spans = line.split(" ")
-        if not spans:  # the reader is gone: what was said about its items is void
-            for key in [key for key in acks if key[0] == queue and reader in ("*", key[1] or "-")]:
-                del acks[key]
-            continue
-        done = acks.setdefault((queue, "" if reader == "-" else reader), set())
-        for span in spans:
-            first, _, last = span.partition("-")
-            done.update(range(int(first), int(last or first) + 1))
+        reader = "" if reader == "-" else reader
+        if spans == ["dropped"]:
+            _take_out(acks, queue, reader)
+            dropped[queue, reader] = None
+        elif spans == ["made"]:
+            _take_out(dropped, queue, reader)
+        else:
+            done = acks.setdefault((queue, reader), set())
+            for span in spans:
+                first, _, last = span.partition("-")
+                done.update(range(int(first), int(last or first) + 1))
+
+
+def _take_out(noted: dict[tuple[str, str], Any], queue: str, reader: str) -> None:
+    for key in [key for key in noted if key[0] == queue and reader in (ALL, key[1])]:
+        del noted[key]
 
 
 class AckLog:
@@ -80,16 +92,22 @@ class AckLog:
             clock=clock,
             disk=disk,
         )
-        self._reader = self._queue.reader()
+        try:
+            self._reader = self._queue.reader()
+        except BaseException:
+            self._queue.close()
+            raise
+        self._dropped: dict[tuple[str, str], int] = {}  # the number of the record that says so
 
-    def read(self) -> Acks:
+    def read(self) -> tuple[Acks, Dropped]:
         """What the records say. Called at the start, once."""
         acks: Acks = {}
+        dropped: Dropped = {}
         while self._reader.items:
             for item in self._reader.get_many(1000, timeout=0):
-                unpack(item.data, acks)
+                unpack(item.data, acks, dropped)
                 item.commit()
-        return acks
+        return acks, dropped
 
     @property
     def last(self) -> int:
@@ -100,18 +118,37 @@ class AckLog:
         """Write a record; returns its number."""
         return self._queue.put(pack(acks))
 
-    def note_drop(self, queue: str, reader: str | None) -> None:
-        """That reader (``None``: the whole queue) is about to be deleted. On disk when this returns."""
-        self._queue.put(f"{queue} {'*' if reader is None else reader or '-'}".encode("ascii"))
+    def note_drop(self, queue: str, reader: str) -> None:
+        """That reader (``ALL``: the whole queue) is about to be deleted. On disk when this returns."""
+        self._dropped[queue, reader] = self._note(queue, reader, "dropped")
+
+    def note_make(self, queue: str, reader: str) -> None:
+        """That reader, or queue, is about to be made. On disk when this returns, if it was deleted before."""
+        if (queue, reader) in self._dropped:
+            self._note(queue, reader, "made")
+            _take_out(self._dropped, queue, reader)
+
+    def _note(self, queue: str, reader: str, what: str) -> int:
+        record = self._queue.put(f"{queue} {reader or '-'} {what}".encode("ascii"))
         self._queue.sync()
+        return record
 
     def sync(self) -> None:
         self._queue.sync()
 
     def drop_through(self, record: int) -> None:
-        """The records up to this one are not needed any more."""
+        """The records up to this one are not needed any more. May be called on another thread."""
         self._reader.seek(record + 1)
         self._queue.checkpoint(durable=True)
+
+    def forget_drops(self, record: int) -> None:
+        """The deletions up to this record are finished, and ``drop_through`` has dropped it."""
+        for key in [key for key, number in self._dropped.items() if number <= record]:
+            del self._dropped[key]
+
+    @property
+    def closed(self) -> bool:
+        return self._queue.closed
 
     def close(self) -> None:
         self._queue.close()

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Protocol
 
 from kestrelpy import ItemTooLarge, JournaledQueue, QueueDiskFull, QueueFull, Reader, ReaderConfig
@@ -44,6 +45,9 @@ class JournalHost(Protocol):
 
     def erase(self, journal: JournaledQueue) -> None:
         """Delete a queue of the library."""
+
+    def note_reader(self, journal: JournaledQueue, reader: str) -> None:
+        """A reader of this queue of the library is about to be opened or made."""
 
     def drop_reader(self, journal: JournaledQueue, reader: str) -> None:
         """Delete a reader of a queue of the library."""
@@ -181,6 +185,7 @@ class SharedJournal:
         if queue is not self.own:
             own = self.own
             if own is not None and own.reader is not None and not own.reader.name:
+                self.queues.note_reader(journal, OWN_READER)
                 journal.reader(OWN_READER)  # renames the default reader, which is the same object
                 own.reader.configure(own.reader_config())
             name = self.queues.reader_name(queue.name)
@@ -189,6 +194,7 @@ class SharedJournal:
         queue.reader = self._reader(journal, name, queue.reader_config())
 
     def _reader(self, journal: JournaledQueue, name: str, config: ReaderConfig) -> Reader:
+        self.queues.note_reader(journal, name)
         reader = journal.reader(name, start="tail")
         reader.configure(config)
         return reader
@@ -218,24 +224,28 @@ class SharedJournal:
 
     def delete(self, queue: ServedQueue) -> None:
         """Delete a queue, its items, and its files. Its fan-outs stay."""
+        if queue.side is not None:
+            self.queues.erase(queue.side)
+            queue.set_side(None)
+        others = [each for each in self.members() if each is not queue and each.reader is not None]
+        if self.queue is not None and not others:  # without a reader, all items would come again
+            self.queues.erase(self.queue)
+            self.queue = None
+        elif self.queue is not None and queue.reader is not None:
+            self.queues.drop_reader(self.queue, queue.reader.name)
+        queue.reader = None
         self.waiting.pop(queue, None)
         if queue is self.own:
             self.own = None
         else:
             del self.children[queue.name]
         self.changed()
-        if queue.side is not None:
-            self.queues.erase(queue.side)
-        if self.queue is not None and not self.members():
-            journal, self.queue = self.queue, None
-            self.queues.erase(journal)
-        elif self.queue is not None and queue.reader is not None:
-            self.queues.drop_reader(self.queue, queue.reader.name)
 
     def close(self) -> None:
-        """The server ends."""
-        for child in self.children.values():
-            if child.side is not None:
-                child.side.close()
-        if self.queue is not None:
-            self.queue.close()
+        """The server ends. May be repeated."""
+        with contextlib.ExitStack() as rest:
+            for child in self.children.values():
+                if child.side is not None:
+                    rest.callback(child.side.close)
+            if self.queue is not None:
+                rest.callback(self.queue.close)

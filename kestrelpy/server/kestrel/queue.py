@@ -170,9 +170,10 @@ class ServedQueue:
         """The server begins: what readers have discarded so far is not this queue's."""
         self._discarded_before = sum(reader.stats().discarded for reader in self.readers())
 
-    def set_side(self, side: JournaledQueue) -> None:
+    def set_side(self, side: JournaledQueue | None) -> None:
+        """The side queue was opened, or is gone."""
         self.side = side
-        self._side_reader = side.reader()
+        self._side_reader = None if side is None else side.reader()
 
     def reader_config(self) -> ReaderConfig:
         """The limits and hooks of the queue's readers."""

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from kestrelpy import JournaledQueue, KestrelError, QueueClosed, queue_names
 from kestrelpy import inspect as inspect_queue
 from kestrelpy.server.kestrel import names
+from kestrelpy.server.kestrel.ack_log import ALL, AckLog, Acks, Dropped
 from kestrelpy.server.kestrel.ack_log import NAME as ACKS_NAME
-from kestrelpy.server.kestrel.ack_log import AckLog
 from kestrelpy.server.kestrel.journal import OWN_READER, SharedJournal
 from kestrelpy.server.kestrel.queue import OpenRead, ServedQueue
 
@@ -131,18 +131,17 @@ class Queues:
             return
         self._acks = AckLog(self.directory, self._disk_clock, self._disk)
         try:
+            done, dropped = self._acks.read()
+            self._finish_deletions(dropped)
             there = set(queue_names(self.directory, disk=self._disk)) - {ACKS_NAME}
-            sides = {}
             for library_name in sorted(there):
                 name = names.original_name(library_name)
-                if name is None or b"+" in name:
-                    sides[library_name] = name
-                    continue
-                self._restore(library_name, name)
+                if name is not None and b"+" not in name:  # else it is a side queue, of which its fan-out knows
+                    self._restore(library_name, name)
             for queue in list(self.by_name.values()):
                 if b"+" in queue.name and self.side_name(queue.name) in there:
                     self.journal_of(queue).open_side(queue)
-            self._apply_acks()
+            self._apply_acks(done)
             for queue in self.by_name.values():
                 queue.start_counting()
         except BaseException:
@@ -153,7 +152,9 @@ class Queues:
         assert self.directory is not None
         readers = [reader.name for reader in inspect_queue(self.directory, library_name, disk=self._disk).readers]
         journal = self._journal(name)
-        journal.restore(self.open_journal(library_name, name))
+        journal.restore(self.open_journal(library_name, name))  # from here on, closing the journal closes it
+        if OWN_READER in readers:  # killed while the default reader became this one, the server has left both
+            readers = [reader for reader in readers if reader]
         if not readers:  # the server was killed between the journal and its first reader: it has no item either
             readers = [""]
         for reader in readers:
@@ -170,10 +171,24 @@ class Queues:
                 journal.children[queue.name] = queue
             journal.restore_reader(queue, reader)
 
-    def _apply_acks(self) -> None:
+    def _finish_deletions(self, dropped: Dropped) -> None:
+        """Delete what was being deleted when the server died."""
+        assert self.directory is not None
+        there = queue_names(self.directory, disk=self._disk)
+        for library_name, reader in dropped:
+            if library_name in there:
+                journal = self.open_journal(library_name, names.original_name(library_name) or b"")
+                self._in_memory.discard(journal)
+                self.synced_each_turn.discard(journal)
+                with contextlib.closing(journal):
+                    if reader == ALL:
+                        journal.erase()
+                    else:
+                        journal.drop_reader(reader)
+
+    def _apply_acks(self, done: Acks) -> None:
         """Commit what the log says was acknowledged, and save that: rule 3 of ``ack_log``."""
         assert self._acks is not None
-        done = self._acks.read()
         opened = {queue.name: queue for queue in self._open_journals()}
         for (library_name, reader_name), ids in done.items():
             journal = opened.get(library_name)
@@ -197,6 +212,8 @@ class Queues:
         """Open, or make, a queue of the library, with the options of the queue ``name``."""
         config = self.config.for_queue(name)
         is_on_disk = self.directory is not None and config.keep_journal
+        if is_on_disk and self._acks is not None:
+            self._acks.note_make(library_name, ALL)
         journal = JournaledQueue(
             self.directory if self.directory is not None and is_on_disk else "memory",
             library_name,
@@ -216,27 +233,21 @@ class Queues:
         return journal
 
     def close(self) -> None:
-        """Close all queues. May be repeated. Raises the first error, when all are closed."""
-        if self._is_closed:
-            return
+        """Close all queues, whatever some of them raise; raises the last error. May be repeated, after an interrupt."""
         self._is_closed = True
         if self._save_timer is not None:
             self._save_timer.cancel()
         for queue in self.by_name.values():
             for read in list(queue.reads):
                 read.stop_timer()
-        raised: Exception | None = None
-        for journal in self._journals.values():
-            try:
-                journal.close()
-            except Exception as error:
-                raised = raised or error
-        if self._acks is not None:
-            with contextlib.closing(self._acks):
-                if raised is None and self._last_record > self._saved_record:
-                    self._acks.drop_through(self._last_record)  # all have saved their positions
-        if raised is not None:
-            raise raised
+        with contextlib.ExitStack() as rest:
+            if self._acks is not None:
+                rest.callback(self._acks.close)
+            with contextlib.ExitStack() as journals:
+                for journal in self._journals.values():
+                    journals.callback(journal.close)
+            if self._acks is not None and self._last_record > self._saved_record and not self._acks.closed:
+                self._acks.drop_through(self._last_record)  # all have saved their positions
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
@@ -447,6 +458,8 @@ class Queues:
         self._is_saving = False
         if error is None:
             self._saved_record = record
+            if self._acks is not None:
+                self._acks.forget_drops(record)
         else:
             _logger.warning("checkpoints could not be saved, and are saved later: %s", error)
             self._unsaved |= unsaved
@@ -462,32 +475,38 @@ class Queues:
             queue.forget(read)
         self._plain = [each for each in self._plain if each[1] is not queue]
         self._dirty.pop(queue, None)
-        self.by_name.pop(queue.name, None)
-        self.deletes += 1
         journal = self.journal_of(queue)
         journal.delete(queue)
+        self.by_name.pop(queue.name, None)
+        self.deletes += 1
         if not journal.members():
             self._journals.pop(journal.name, None)
 
     def erase(self, journal: JournaledQueue) -> None:
         """Delete a queue of the library."""
-        self._note_drop(journal, None)
+        self._note_drop(journal, ALL)
         self._written.pop(journal, None)
+        journal.erase()
         self._in_memory.discard(journal)
         self.synced_each_turn.discard(journal)
-        journal.erase()
+
+    def note_reader(self, journal: JournaledQueue, reader: str) -> None:
+        """A reader of this queue of the library is about to be opened or made."""
+        if self._acks is not None and journal not in self._in_memory:
+            self._acks.note_make(journal.name, reader)
 
     def drop_reader(self, journal: JournaledQueue, reader: str) -> None:
         """Delete a reader of a queue of the library."""
         self._note_drop(journal, reader)
         journal.drop_reader(reader)
 
-    def _note_drop(self, journal: JournaledQueue, reader: str | None) -> None:
+    def _note_drop(self, journal: JournaledQueue, reader: str) -> None:
         if self._acks is None or journal in self._in_memory:
             return
-        for key in [key for key in self._noted if key[0] == journal.name and reader in (None, key[1])]:
+        journal.checkpoint(durable=True)  # what the log says of its items is void from here on
+        for key in [key for key in self._noted if key[0] == journal.name and reader in (ALL, key[1])]:
             del self._noted[key]
-        if reader is None:
+        if reader == ALL:
             self._unsaved.pop(journal, None)
         try:
             self._acks.note_drop(journal.name, reader)

@@ -160,14 +160,13 @@ class KestrelServer(QueueServer):
         await super().stop()
 
     def close(self) -> None:
-        if self._is_closed:
-            return
         self._is_closed = True
-        self.status.close()
-        self._saver.shutdown()
-        self.queues.close()
-        if self._folder is not None:
-            self._folder.close()
+        with contextlib.ExitStack() as rest:
+            if self._folder is not None:
+                rest.callback(self._folder.close)
+            rest.callback(self.queues.close)
+            rest.callback(self._saver.shutdown)
+            self.status.close()
 
     def _commit(self) -> None:
         self.queues.commit()

@@ -13,7 +13,7 @@ from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from kestrelpy import KestrelError, QueueClosed, SystemClock
+from kestrelpy import ForkedQueue, KestrelError, QueueClosed, SystemClock
 from kestrelpy._process import forget, remember, warn_unclosed
 from kestrelpy.work import records
 from kestrelpy.work.compaction import Compactor
@@ -76,6 +76,9 @@ class WorkQueue:
     forked child, ``ValueError`` or ``TypeError`` for a bad argument. Calls that write raise ``QueueDiskFull`` if there
     is no room, and ``DurabilityUnknown`` or another ``OSError`` once the journal has failed.
     """
+
+    _is_ended = False
+    """Whether ``close`` has done everything."""
 
     def __init__(
         self,
@@ -537,30 +540,36 @@ class WorkQueue:
         raised that yet.
         """
         core = self._core
-        if core.state is not None:
+        if self._is_ended or isinstance(core.state, ForkedQueue):
             return
         try:
-            if core.journal is not None:
+            if core.state is None and core.journal is not None:
                 with core.unreported():
                     self._compactor.compact()
         except (OSError, KestrelError):
             pass  # the journal's ``close`` below raises it, unless a call has raised it before
         finally:
-            with core.lock:
-                core.state = closed = QueueClosed(f"work queue {self.name} is closed")
-                core.dismiss_locked(closed)
-                for session in core.sessions:
-                    session.closed = True
-                core.sessions.clear()
-                core.must_check = True
-            core.cancel_timer()
-            self._compactor.cancel_timer()
+            self._end()
+
+    def _end(self) -> None:
+        """May be repeated, after an interrupt, and does the rest then."""
+        core = self._core
+        with core.lock:
+            core.state = core.state or QueueClosed(f"work queue {self.name} is closed")
+            core.dismiss_locked(QueueClosed(f"work queue {self.name} is closed"))
+            for session in core.sessions:
+                session.closed = True
+            core.sessions.clear()
+            core.must_check = True
+        core.cancel_timer()
+        self._compactor.cancel_timer()
+        try:
+            if core.journal is not None:
+                core.journal.queue.close()
+        finally:
             forget(self)
-            try:
-                if core.journal is not None:
-                    core.journal.queue.close()
-            finally:
-                core.notify()  # last: it runs users' callbacks, which may raise anything
+            core.notify()  # last: it runs users' callbacks, which may raise anything
+        self._is_ended = True
 
     def _dismiss(self, error: QueueClosed) -> None:
         """The interpreter is ending: end all waiting (R29)."""

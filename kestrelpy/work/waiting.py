@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy.work.job import Job, leave, unreserve
@@ -49,50 +49,54 @@ class Blocked(JobWaiter):
 class Promised(JobWaiter):
     """A caller with a future."""
 
-    __slots__ = ("_is_notified", "future")
+    __slots__ = ("_is_giving_back", "future")
 
     def __init__(self, holder: SessionState, number: int) -> None:
         super().__init__(holder, number)
         self.future = Reservation(self)
-        self._is_notified = False
+        self._is_giving_back = False
 
     def notify(self, outcome: Any) -> None:
-        if self._is_notified:
-            return
-        self._is_notified = True
-        self.future._waiter = None  # leave no reference cycle to the collector
-        if not self.future.set_running_or_notify_cancel():
-            if not isinstance(outcome, Exception):
-                unreserve(outcome)
-        elif isinstance(outcome, Exception):
-            self.future.set_exception(outcome)
-        else:
-            self.future.set_result(outcome)
+        future = self.future
+        future._waiter = None  # leave no reference cycle to the collector
+        try:
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+        except InvalidStateError:  # it was notified already, or it was cancelled
+            if future.cancelled() and not self._is_giving_back:
+                self._is_giving_back = True  # what is called next notifies those who wait, this one among them
+                try:
+                    if not isinstance(outcome, Exception):
+                        unreserve(outcome)
+                    future.tell_cancelled()
+                finally:
+                    self._is_giving_back = False
 
 
 class Awaiting(JobWaiter):
     """A task of asyncio. Made in the task's loop."""
 
-    __slots__ = ("_is_notified", "_loop", "future")
+    __slots__ = ("_delivery", "_loop", "future")
 
     def __init__(self, holder: SessionState, number: int) -> None:
         from asyncio import get_running_loop  # imported here: callers who do not use asyncio must not pay for it
 
         super().__init__(holder, number)
         self._loop = get_running_loop()
+        self._delivery = Delivery()
         self.future: asyncio.Future[Delivery] = self._loop.create_future()
-        self._is_notified = False
 
     def notify(self, outcome: Any) -> None:
-        if self._is_notified:
-            return
-        self._is_notified = True
-        arrived = outcome if isinstance(outcome, Exception) else Delivery(outcome)
+        arrived = outcome
+        if not isinstance(outcome, Exception):
+            arrived = self._delivery
+            arrived.send(outcome)
         try:
             self._loop.call_soon_threadsafe(self._arrive, arrived)
         except RuntimeError:  # the loop is closed
-            if isinstance(arrived, Delivery):
-                unreserve(arrived.take())
+            self._delivery.give_back()
 
     def _arrive(self, outcome: Delivery | Exception) -> None:
         """Complete the future, in the loop's thread."""
@@ -101,31 +105,53 @@ class Awaiting(JobWaiter):
                 self.future.set_exception(outcome)
             else:
                 self.future.set_result(outcome)
-        elif isinstance(outcome, Delivery):  # the task was cancelled
-            unreserve(outcome.take())
+        elif self.future.cancelled():
+            self.give_back()
 
     def give_back(self) -> None:
         """Give back a job that arrived, if the task was cancelled before it could take it."""
-        if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
-            unreserve(self.future.result().take())
+        self._delivery.give_back()
 
 
 class Delivery:
-    """A job on its way to a task. If the task never takes the job, the job goes back."""
+    """A job on its way to a task, once one was sent. If the task never takes the job, the job goes back.
 
-    __slots__ = ("_job",)
+    Each step is one operation on a dictionary or a list: so each may be repeated, by another thread or after an
+    interrupt.
+    """
 
-    def __init__(self, job: Job) -> None:
-        self._job: Job | None = job
+    __slots__ = ("_is_giving_back", "_right", "_sent")
+
+    def __init__(self) -> None:
+        self._right = [None]  # whoever pops it has the job
+        self._is_giving_back = False
+        self._sent: dict[int, Job] = {}
+
+    def send(self, job: Job) -> None:
+        """This is the job. May be repeated."""
+        self._sent.setdefault(0, job)
 
     def take(self) -> Job:
-        job, self._job = self._job, None
-        assert job is not None
-        return job
+        """The job; called once, by the task."""
+        self._right.pop()
+        return self._sent[0]
+
+    def give_back(self) -> None:
+        """The job is not taken any more: it is ready again. No effect if it was taken, or none was sent."""
+        if self._sent and self._right and not self._is_giving_back:
+            self._is_giving_back = True  # what is called next notifies those who wait, this one among them
+            try:
+                unreserve(self._sent[0])
+                self._right.clear()
+            finally:
+                self._is_giving_back = False
 
     def __del__(self) -> None:
-        if self._job is not None:
-            leave(self._job)
+        try:
+            if self._sent and self._right:
+                leave(self._sent[0])
+        except AttributeError:  # an interrupt struck while it was made
+            return
 
 
 class Reservation(Future[Job]):
@@ -134,6 +160,13 @@ class Reservation(Future[Job]):
     def __init__(self, waiter: Promised) -> None:
         super().__init__()
         self._waiter: Promised | None = waiter
+        self._untold = [None]
+
+    def tell_cancelled(self) -> None:
+        """Tell threads in ``concurrent.futures.wait`` that it was cancelled. May be repeated."""
+        with contextlib.suppress(IndexError):
+            self._untold.pop()
+            self.set_running_or_notify_cancel()
 
     def cancel(self) -> bool:
         waiter, self._waiter = self._waiter, None

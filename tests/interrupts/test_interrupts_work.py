@@ -5,16 +5,19 @@ Each call is struck at one place; then the queue is used, checked, killed and op
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from kestrelpy import QueueEmpty
+from kestrelpy import QueueClosed, QueueEmpty
 from kestrelpy._process import forget
 from kestrelpy.testing import ManualClock, MemoryDisk
 from kestrelpy.work import Session, WorkQueue
+from kestrelpy.work.core import WorkCore
 from tests.interrupts.strikes import interrupter_at
 from tests.support.budget import SEED, share
 
@@ -130,3 +133,70 @@ def test_memory_and_journal_agree_afterwards(name: str) -> None:
         except BaseException as error:
             raise AssertionError(f"{name}, struck at place {at}, {striker.where}: {error!r}") from error
     assert struck > count // 2
+
+
+def test_a_close_that_was_struck_is_finished_by_the_next() -> None:
+    """Waiters hear of it, and the journal's lock is free, wherever Ctrl-C strikes."""
+    counting = interrupter_at(0)
+    counting.run(Scene().queue.close)
+    assert counting.places > 20, "the tracer sees nothing"
+    choose = random.Random(SEED)
+    count = min(counting.places, share(4 * PLACES))
+    for at in sorted(choose.sample(range(1, counting.places + 1), count)):
+        scene = Scene()
+        states = scene.states()
+        other = scene.queue.session()
+        other.watch("other")
+        other.ignore("default")
+        cancelled = other.reserve_future()
+        cancelled.cancel()
+        striker = interrupter_at(at)
+        striker.run(scene.queue.close)
+        try:
+            scene.queue.close()
+            with pytest.raises(QueueClosed):
+                scene.future.result(0)
+            assert cancelled.cancelled()
+            assert not scene.queue._core.lock.locked()
+            assert not scene.queue._core.scheduler.completions
+            scene.queue = scene.open()
+            assert scene.states() == states
+            scene.queue.close()
+        except BaseException as error:
+            raise AssertionError(f"struck at place {at}, {striker.where}: {error!r}") from error
+
+
+@pytest.mark.parametrize("kind", ["future", "task"])
+def test_a_completion_that_was_struck_is_made_again(kind: str) -> None:
+    """A future and a task get their job, wherever Ctrl-C strikes the call that notifies them."""
+    places = _strike_a_completion(kind, 0)
+    assert places > 3
+    for at in range(1, places + 1):
+        _strike_a_completion(kind, at)
+
+
+def _strike_a_completion(kind: str, at: int) -> int:
+    """The places of the call."""
+    queue = WorkQueue(None)
+    session = queue.session()
+    loop = asyncio.new_event_loop()
+    try:
+        future: Any = session.reserve_future() if kind == "future" else loop.create_task(session.areserve())
+        loop.run_until_complete(asyncio.sleep(0))
+        striker = interrupter_at(at)
+        with patch.object(WorkCore, "notify", lambda self: None):
+            job_id = queue.put(b"job")
+        striker.run(queue._core.notify)
+        queue.stats()  # the next call makes what is left
+        job = future.result(1) if kind == "future" else loop.run_until_complete(asyncio.wait_for(future, 1))
+        assert (job.id, job.body) == (job_id, b"job"), striker.where
+        assert queue.stats().reserved == 1
+        job.delete()
+        assert not queue._core.scheduler.completions
+        queue._check()
+    except BaseException as error:
+        raise AssertionError(f"{kind}, struck at place {at}: {error!r}") from error
+    finally:
+        queue.close()
+        loop.close()
+    return striker.places

@@ -180,8 +180,10 @@ def damage_stays() -> Iterator[None]:
 )
 def jobs_go_into_closed_loops() -> Iterator[None]:
     def notify(self: Awaiting, outcome: Any) -> None:
+        delivered = Delivered()
+        delivered.send(outcome)
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._arrive, Delivered(outcome))
+            self._loop.call_soon_threadsafe(self._arrive, delivered)
 
     with patch.object(Awaiting, "notify", notify):
         yield
@@ -191,7 +193,7 @@ class Delivered(Delivery):
     """One that does not come back."""
 
     def __del__(self) -> None:
-        self._job = None
+        """Nothing."""
 
 
 @defect(

@@ -69,6 +69,17 @@ def why_not_wait() -> QueueClosed | None:
     return QueueClosed("the interpreter is ending: nobody may wait any more") if _is_ending else None
 
 
+def hand_out_future() -> None:
+    """Called before a future is handed out: a pool's worker may wait for it, and no call of ours would notice.
+
+    So the pools' function is registered now, and ours after it.
+    """
+    if not _knows_pools:
+        import concurrent.futures.thread  # noqa: F401 - here: programs without futures must not pay for it
+
+        _register()
+
+
 def dismiss_all() -> None:
     """The main thread has ended: no waiter in a queue, present or future, may keep the interpreter from ending."""
     global _is_ending
@@ -78,7 +89,7 @@ def dismiss_all() -> None:
     for thing in _open_objects():
         try:
             thing._dismiss(error)
-        except Exception:
+        except BaseException:  # also a SystemExit of a callback: the others must hear of it
             _logging.exception("dismissing the waiters of %r at the end of the interpreter failed", thing)
     if _is_pool_child():
         close_all()
@@ -86,7 +97,8 @@ def dismiss_all() -> None:
 
 def close_all() -> None:
     """At the end of the interpreter: close what is still open, with a warning for each (R31). Raises nothing, as
-    no caller could get it: an error of a ``close`` is logged, and a warning that a filter has made an error is shown.
+    no caller could get it: an error of a ``close``, or of a callback that it calls, is logged, and a warning that a
+    filter has made an error is shown.
     """
     for thing in _open_objects():
         try:
@@ -97,7 +109,7 @@ def close_all() -> None:
                 warnings.showwarning(warning, ResourceWarning, __file__, 0)
             finally:
                 thing.close()
-        except Exception:
+        except BaseException:
             _logging.exception("closing %r at the end of the interpreter failed", thing)
 
 

@@ -9,6 +9,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kestrelpy._process import hand_out_future
+
 if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
@@ -170,6 +172,7 @@ class FutureWaiter(Waiter):
     def __init__(self) -> None:
         from concurrent.futures import Future  # here and not above: programs without futures must not pay for it
 
+        hand_out_future()
         self.future: Future[Any] = Future()
 
     def claim(self) -> bool:

@@ -15,6 +15,7 @@ import threading
 from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any
 
+from kestrelpy._process import hand_out_future
 from kestrelpy.work.job import Job, leave, unreserve
 from kestrelpy.work.stored import JobWaiter, SessionState
 
@@ -53,6 +54,7 @@ class Promised(JobWaiter):
 
     def __init__(self, holder: SessionState, number: int) -> None:
         super().__init__(holder, number)
+        hand_out_future()
         self.future = Reservation(self)
         self._is_giving_back = False
 

@@ -284,6 +284,68 @@ last_line.set()
     assert told == "told"
 
 
+@pytest.mark.parametrize("kind", ["items", "jobs"])
+def test_r29_a_pool_that_waits_for_a_future_does_not_keep_the_interpreter_from_ending(
+    kind: str, script: Any, folder: Path
+) -> None:
+    """The future was handed out before anything of pools was imported."""
+    told = script(
+        """
+        import sys
+        from kestrelpy import JournaledQueue, QueueClosed
+        from kestrelpy.work import WorkQueue
+        if sys.argv[2] == "items":
+            queue = JournaledQueue(sys.argv[1], "jobs")
+            future = queue.get_future()
+        else:
+            queue = WorkQueue(sys.argv[1])
+            session = queue.session()
+            future = session.reserve_future()
+        from concurrent.futures import ThreadPoolExecutor
+        def work():
+            try:
+                future.result()
+            except QueueClosed:
+                print("told", flush=True)
+        ThreadPoolExecutor(1).submit(work)
+        """,
+        folder,
+        kind,
+    )
+    assert told == "told"
+
+
+@pytest.mark.parametrize("error", ["SystemExit", "KeyboardInterrupt"])
+def test_a_callback_that_ends_the_program_keeps_no_other_queue_open(error: str, script: Any, folder: Path) -> None:
+    """Every queue is dismissed and closed: its commits are saved, and its threads end."""
+    told = script(
+        f"""
+        import logging, sys, threading, time
+        from kestrelpy import JournaledQueue, QueueClosed
+        logging.disable(logging.CRITICAL)
+        queues = [JournaledQueue(sys.argv[1], name) for name in "acdefb"]
+        def leave(_):
+            raise {error}
+        for queue in queues[:-1]:
+            queue.get_future().add_done_callback(leave)
+        queues[-1].put(b"done")
+        queues[-1].get().commit()
+        def work():
+            try:
+                queues[-1].get()
+            except QueueClosed:
+                print("told", flush=True)
+        threading.Thread(target=work).start()
+        while not queues[-1].reader().waiter_count:
+            time.sleep(0.001)
+        """,
+        folder,
+    )
+    assert told == "told"
+    with JournaledQueue(folder, "b") as queue:
+        assert drain(queue) == []
+
+
 @pytest.mark.parametrize(("imports", "how"), [(0, "pool"), (1, "pool"), (0, "thread")])
 def test_threads_at_work_go_on_until_they_have_ended(imports: int, how: str, script: Any, folder: Path) -> None:
     """C16: Python waits for them, and so do their queues."""

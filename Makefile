@@ -16,6 +16,7 @@
 #   make bench-against REV=x  the hot paths against those of another commit, as ratios
 #   make bench-spark          the benchmarks on Spark
 #   make bench-jobs           jobs and the server, beside beanstalkd (which must be installed), huey and persist-queue
+#   make bench-kestrel        the kestrel server beside the beanstalk server, beanstalkd and redis (if they are installed)
 #   make pipeline             a service, a Spark query on it, a lake and a report, with SIGKILLs and a proof; INPUT=path
 #   make micro                single calls, measured with pyperf; ARGS="--fast" and so on
 #   make clean                remove what these made
@@ -33,7 +34,7 @@ THEIR_TESTS = tests/unit/journal tests/unit/inbox tests/unit/test_codecs.py test
 	tests/regressions/test_found_by_crashes.py tests/regressions/test_found_by_fuzzing.py
 BIN := $(VENV)/bin
 
-.PHONY: help java demo test test-all test-spark soak coverage compare check api bench bench-against bench-spark bench-jobs pipeline plots micro clean
+.PHONY: help java demo test test-all test-spark soak coverage compare check api bench bench-against bench-spark bench-jobs bench-kestrel pipeline plots micro clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -106,6 +107,9 @@ bench-spark: $(VENV)/.installed-bench $(VENV)/.installed-spark java
 
 bench-jobs: $(VENV)/.installed-bench
 	@$(BIN)/python -m bench.beanstalk $(ARGS)
+
+bench-kestrel: $(VENV)/.installed-bench
+	@$(BIN)/python -m bench.kestrel $(ARGS)
 
 pipeline: $(VENV)/.installed-spark java
 	@$(BIN)/python -m kestrelpy.demo.pipeline $(if $(INPUT),--input '$(INPUT)') $(ARGS)

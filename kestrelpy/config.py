@@ -104,7 +104,8 @@ class ReaderStats(Value, kw_only=True):
     ones. ``open_items`` and ``open_bytes`` count the open ones alone. ``waiter_count``: consumers in line. ``age``:
     seconds since the next item was put, 0 if there is none. ``get_hits`` and ``get_misses``: gets that found an item,
     and that did not. ``opened``: reads. ``committed``: items that consumers committed; ``expired`` and ``discarded``
-    items are counted apart. ``flushes``: calls of ``flush``. ``memory_bytes``: what the reader keeps in memory.
+    items are counted apart. ``flushes``: calls of ``flush``. ``memory_items``, ``memory_bytes``: what the reader keeps
+    in memory.
     """
 
     name: str
@@ -125,17 +126,18 @@ class ReaderStats(Value, kw_only=True):
     flushes: int
     hook_errors: int
     memory_bytes: int
+    memory_items: int = 0
 
 
 class QueueStats(Value, kw_only=True):
     """A journaled queue's figures at one moment. ``items`` and ``bytes`` are sums over the readers open here.
 
     ``journal_bytes``: size of the segments that are kept. ``segments``, ``archived_segments``: their numbers.
-    ``put_count``, ``put_bytes``: items put, and their data. ``sync_count``: syncs of the journal. ``quarantined``:
-    bad ranges that were skipped. ``tail_id`` is the last id given out, ``durable_id`` the last one known to be on
-    disk. ``oldest_segment`` and
-    ``newest_segment`` are the numbers of the first and the last segment that is kept. Counters count since the queue
-    was opened, except ``refused_batches``: published batches that were kept aside as ``.refused``, then or before.
+    ``put_count``, ``put_bytes``: items put, and their data. ``sync_count``: syncs of the journal. ``quarantined``: bad
+    ranges that were skipped. ``rotations``: how many segments were closed. ``tail_id`` is the last id given out,
+    ``durable_id`` the last one known to be on disk. ``oldest_segment`` and ``newest_segment`` are the numbers of the
+    first and the last segment that is kept. Counters count since the queue was opened, except ``refused_batches``:
+    published batches that were kept aside as ``.refused``, then or before.
     """
 
     items: int
@@ -153,6 +155,7 @@ class QueueStats(Value, kw_only=True):
     oldest_segment: int = 0
     newest_segment: int = 0
     refused_batches: int = 0
+    rotations: int = 0
 
 
 def check_config(what: str, config: ReaderConfig) -> ReaderConfig:

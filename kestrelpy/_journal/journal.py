@@ -83,6 +83,7 @@ class Journal(JournalView):
         self.durable_id = last.last_id if last else 0  # not the tail: items that a crash has lost are not on disk
         self.quarantined, self._counted = found.quarantined, found.counted
         self.archived_count = 0
+        self.rotation_count = 0
         self.on_followed: Callable[[], None] | None = None
         """Called when a segment was begun after another one, which may be retired some day. If this raises, the put
         fails.
@@ -377,6 +378,7 @@ class Journal(JournalView):
                 self.abandon()
                 raise failure from error
             self.durable_id = tail_id
+            self.rotation_count += 1
             self.abandon()
 
     # -- durability --------------------------------------------------------------------------------------------------

@@ -474,17 +474,22 @@ class Reader:
     @property
     def memory_bytes(self) -> int:
         """Bytes that this reader alone keeps in memory: data and a fixed cost per item. Cost: O(items kept)."""
+        return self._in_memory()[1]
+
+    def _in_memory(self) -> tuple[int, int]:
+        """The items that this reader alone keeps in memory, and their bytes with a fixed cost for each."""
         backlog = self._backlog
         with backlog.lock:
             kept = [entry[0] for entry in (*backlog.ahead.values(), *backlog.requeued.entries.values())]
             if backlog.batch is not None:
                 first_id, items, _ = backlog.batch
                 kept += items[backlog.progress.next_id + len(backlog.ahead) - first_id :]
-        return sum(map(len, kept)) + ITEM_COST * len(kept)
+        return len(kept), sum(map(len, kept)) + ITEM_COST * len(kept)
 
     def stats(self) -> ReaderStats:
         """The reader's figures at this moment."""
         backlog = self._backlog
+        memory_items, memory_bytes = self._in_memory()
         return ReaderStats(
             name=self.name,
             head=self.head,
@@ -503,7 +508,8 @@ class Reader:
             discarded=self._dispatcher.discarded,
             flushes=self._flushes,
             hook_errors=self._dispatcher.hooks.errors,
-            memory_bytes=self.memory_bytes,
+            memory_bytes=memory_bytes,
+            memory_items=memory_items,
         )
 
     def __repr__(self) -> str:

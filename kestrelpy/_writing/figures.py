@@ -34,6 +34,7 @@ def figures_of(
         sync_count=syncer.commit.sync_count,
         quarantined=journal.quarantined,
         refused_batches=refused_batches,
+        rotations=journal.rotation_count,
         readers=ReadOnlyDict(figures),
         oldest_segment=segments[0].number if segments else 0,
         newest_segment=segments[-1].number if segments else 0,

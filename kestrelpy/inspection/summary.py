@@ -101,7 +101,8 @@ def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None 
 def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> QueueInspection | None:
     """Look once. ``None`` if the writer has retired the newest listed segment: then the list says nothing of it now."""
     catalog = SegmentCatalog([folder], queue)  # before the listing: the segments listed go at least as far
-    names = [name for name in folder.names() if (owner := file_names.parse_owner(name)) and owner[0] == queue]
+    mine = file_names.of_queue(folder.names(), queue)
+    names = [name for name in mine if (owner := file_names.parse_owner(name)) and owner[0] == queue]
     # Checkpoints before segments: the segments listed later reach at least as far as the checkpoints.
     states = {
         reader: state

@@ -64,15 +64,14 @@ def of_queue(queue: ServedQueue, journal: SharedJournal) -> list[tuple[str, obje
     files = journal.queue.stats() if journal.queue is not None else None
     side = queue.side.stats() if queue.side is not None else None
     items = sum(reader.items - reader.open_items for reader in readers)
-    in_memory = sum(reader.memory_bytes for reader in readers)
     figures: list[tuple[str, object]] = [
         ("items", items),
         ("bytes", sum(reader.bytes - reader.open_bytes for reader in readers)),
         ("total_items", queue.total_items),
         ("logsize", sum(each.journal_bytes for each in (files, side) if each is not None)),
         ("expired_items", sum(reader.expired for reader in readers)),
-        ("mem_items", items if in_memory else 0),
-        ("mem_bytes", in_memory),
+        ("mem_items", sum(reader.memory_items for reader in readers)),
+        ("mem_bytes", sum(reader.memory_bytes for reader in readers)),
         ("age", queue.age_ms),
         ("discarded", queue.discarded),
         ("waiters", len(queue.line)),
@@ -81,7 +80,7 @@ def of_queue(queue: ServedQueue, journal: SharedJournal) -> list[tuple[str, obje
         ("canceled_transactions", queue.canceled),
         ("total_flushes", queue.flushes),
         ("journal_rewrites", 0),
-        ("journal_rotations", max(0, files.newest_segment - files.oldest_segment) if files is not None else 0),
+        ("journal_rotations", sum(each.rotations for each in (files, side) if each is not None)),
         ("expired_lost", queue.expired_lost),
         ("hook_errors", sum(reader.hook_errors for reader in readers)),
         ("create_time", queue.made_ms // 1000),

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING
 
 from kestrelpy import JournaledQueue, KestrelError, QueueClosed, queue_names
 from kestrelpy import inspect as inspect_queue
+from kestrelpy._disk.real import RealDisk
 from kestrelpy.server.kestrel import names
 from kestrelpy.server.kestrel.ack_log import ALL, AckLog, Acks, Dropped
 from kestrelpy.server.kestrel.ack_log import NAME as ACKS_NAME
 from kestrelpy.server.kestrel.journal import OWN_READER, SharedJournal
+from kestrelpy.server.kestrel.listing import ListedDisk
 from kestrelpy.server.kestrel.queue import OpenRead, ServedQueue
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ class Queues:
         self.rounds = rounds
         self.clock = clock
         self._disk_clock = disk_clock
-        self._disk = disk
+        self._disk = ListedDisk(disk if disk is not None else RealDisk())
         self.by_name: dict[bytes, ServedQueue] = {}
         self.aliases: dict[bytes, Alias] = {}
         self._journals: dict[bytes, SharedJournal] = {}
@@ -147,6 +149,8 @@ class Queues:
         except BaseException:
             self.close()
             raise
+        finally:
+            self._disk.stop()
 
     def _restore(self, library_name: str, name: bytes) -> None:
         assert self.directory is not None

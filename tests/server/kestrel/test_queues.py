@@ -474,6 +474,7 @@ def test_archives(tmp_path: Path) -> None:
         client = it.client()
         for _ in range(5):
             put(client, b"q", b"x" * 40_000)
+        assert it.stats()["queue_q_journal_rotations"] == "4"
         take(client, b"q", *[b"x" * 40_000] * 5)
         it.advance(6)
         it.until(lambda: not it.server.queues._is_saving)
@@ -541,7 +542,9 @@ def test_memory_is_limited(tmp_path: Path) -> None:
         bodies = [b"%d" % number + b"x" * 10_000 for number in range(40)]
         put(client, b"q", *bodies)
         client.ask(b"get q\r\n", value(b"q", bodies[0]))
-        assert int(it.stats()["queue_q_mem_bytes"]) <= 65_536
+        stats = it.stats()
+        assert int(stats["queue_q_mem_bytes"]) <= 65_536
+        assert int(stats["queue_q_mem_items"]) <= 6
         take(client, b"q", *bodies[1:])
 
 

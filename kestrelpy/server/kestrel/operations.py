@@ -27,6 +27,8 @@ __all__ = ["Forbidden", "Operations", "TooManyReads"]
 
 NEVER_BEFORE = 1_000_000
 """An expiry below this is a number of seconds from now, as in memcache; else it is seconds since 1970."""
+LAST_MS = 1 << 50
+"""The last time at which an item can expire: in the year 37,648."""
 QUEUES_A_SLICE = 100
 """How many queues a long command does before other clients are served."""
 
@@ -92,9 +94,13 @@ class Operations:
         """When an item of memcache's ``expiry`` expires."""
         if expiry == 0:
             return None
-        if expiry < NEVER_BEFORE:
-            return max(0, self.queues.clock.time_ns() // 1_000_000 + expiry * 1000)
-        return expiry * 1000
+        if expiry >= NEVER_BEFORE:
+            return min(expiry * 1000, LAST_MS)
+        return self.in_ms(expiry * 1000)
+
+    def in_ms(self, milliseconds: int) -> int:
+        """The time so long from now, or some time in the past, in milliseconds since 1970."""
+        return min(max(0, self.queues.clock.time_ns() // 1_000_000 + milliseconds), LAST_MS)
 
     def put(self, name: bytes, data: bytes, expires_at_ms: int | None) -> bool:
         """Put an item. False if it was refused. Raises ``Forbidden``, ``TooManyQueues``, ``OSError``."""

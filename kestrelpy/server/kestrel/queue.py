@@ -58,6 +58,7 @@ class QueueHost(Protocol):
     """The part of ``Queues`` that a queue uses."""
 
     clock: Clock
+    is_ending: bool
     numbered: dict[int, OpenRead]
 
     def move(self, name: bytes, data: bytes) -> bool:
@@ -322,7 +323,7 @@ class ServedQueue:
 
     def take_back(self, read: OpenRead) -> None:
         """The item comes back, ahead of the unread ones: it was aborted, or its client is gone, or its time is over."""
-        if read not in self.reads:
+        if read not in self.reads or self.queues.is_ending:
             return
         self.forget(read)
         self.canceled += 1

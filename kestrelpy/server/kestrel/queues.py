@@ -107,6 +107,8 @@ class Queues:
         self._is_saving = False
         self._save_timer: Timer | None = None
         self._last_record = self._saved_record = 0
+        self.is_ending = False
+        """The server ends: open reads are unread at its next start, and count as no aborts."""
         self._is_closed = False
         # figures
         self.creates = self.deletes = self.expires = 0
@@ -242,8 +244,9 @@ class Queues:
         if self._save_timer is not None:
             self._save_timer.cancel()
         for queue in self.by_name.values():
-            for read in list(queue.reads):
+            for read in queue.reads:
                 read.stop_timer()
+            queue.reads.clear()
         with contextlib.ExitStack() as rest:
             if self._acks is not None:
                 rest.callback(self._acks.close)
@@ -441,6 +444,7 @@ class Queues:
             _logger.warning("acknowledgements are saved by checkpoints: %s", error)
             for journal in self._unsaved:
                 journal.checkpoint(durable=True)
+            self._unsaved.clear()
         if self._save_timer is None:
             self._save_timer = self.clock.call_later(SAVE_SECONDS, self._save)
         elif self._last_record - self._saved_record > SAVE_RECORDS:

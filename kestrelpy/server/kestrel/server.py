@@ -153,6 +153,7 @@ class KestrelServer(QueueServer):
         """Answer those that wait that there is nothing, close all connections, then all queues. May be repeated."""
         self._stop_listening()
         if not self._is_closed:
+            self.queues.is_ending = True
             for queue in list(self.queues.by_name.values()):
                 queue.dismiss_all()
             await asyncio.sleep(0)  # their replies are sent at the end of this turn

@@ -120,9 +120,7 @@ class Text(QueueProtocol):
     def _put(
         self, client: TextClient, name: bytes, expiry_ms: int | None, items: list[bytes], is_last: bool
     ) -> bytes | None:
-        expires_at_ms = None
-        if expiry_ms:
-            expires_at_ms = max(0, self._operations.queues.clock.time_ns() // 1_000_000 + expiry_ms)
+        expires_at_ms = self._operations.in_ms(expiry_ms) if expiry_ms else None
         for item in items:
             client.taken += self._operations.put(name, item, expires_at_ms)
         if not is_last:

@@ -155,9 +155,7 @@ class Thrift(QueueProtocol):
     def _put(self, _client: Client, number: int, name: bytes, items: list[bytes], expiration_ms: int) -> bytes:
         _check_name(name)
         operations = self._operations
-        expires_at_ms = None
-        if expiration_ms:
-            expires_at_ms = max(0, operations.queues.clock.time_ns() // 1_000_000 + expiration_ms)
+        expires_at_ms = operations.in_ms(expiration_ms) if expiration_ms else None
         taken = 0
         for item in items:
             if not operations.put(name, item, expires_at_ms):
@@ -259,6 +257,7 @@ class Thrift(QueueProtocol):
         return codec.void_reply(b"flush_queue", number)
 
     def _flush_all_queues(self, client: Client, number: int) -> None:
+        self._operations.check_allowed("flush_all")  # now: a refusal needs the number
         reply = codec.void_reply(b"flush_all_queues", number)
         client.connection.long_command = self._operations.flush_all(reply)
 

@@ -52,7 +52,15 @@ def test_gets_has_the_id(it: Kestrel) -> None:
 
 @pytest.mark.parametrize(
     ("expiry", "lives"),
-    [(b"0", 10**7), (b"5", 5), (b"999999", 999_999), (b"%d" % (START_S + 60), 60), (b"-1", 0)],
+    [
+        (b"0", 10**7),
+        (b"5", 5),
+        (b"999999", 999_999),
+        (b"%d" % (START_S + 60), 60),
+        (b"-1", 0),
+        (b"-99999999999999999999", 0),
+        (b"99999999999999999999", 10**7),
+    ],
 )
 def test_expiry(it: Kestrel, expiry: bytes, lives: int) -> None:
     """Row: set: 0 never, small numbers from now, negative over already, others in unix seconds."""

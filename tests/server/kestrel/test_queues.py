@@ -17,6 +17,7 @@ from kestrelpy.server import serve_in_thread
 from tests.server.harness import Client
 from tests.server.kestrel.kestrel_harness import kestrel
 from tests.server.kestrel.test_memcache import put, value
+from tests.support.small_disk import SmallDisk
 
 NOT_STORED, END = b"NOT_STORED\r\n", b"END\r\n"
 
@@ -443,6 +444,46 @@ def test_the_log_of_acknowledgements_is_applied_and_trimmed(tmp_path: Path) -> N
         take_one = value(b"q", b"20")
         client.ask(b"get q\r\n", take_one)
         assert acks._reader.items == 1
+
+
+def test_reads_that_are_open_at_the_end_are_no_aborts(tmp_path: Path) -> None:
+    """They are unread at the next start, and do not go to an error queue."""
+    config = "[queues.q]\nerror_to_queue = 'bad'"
+    with kestrel(tmp_path, config=config, max_open_transactions=5) as it:
+        holder = it.client()
+        put(holder, b"q", b"1", b"2")
+        holder.ask(b"get q/open\r\n", value(b"q", b"1"))
+        it.call(lambda: it.server.loop.create_task(it.server.stop()))
+        holder.hear_the_end()
+    with kestrel(tmp_path, config=config) as it:
+        client = it.client()
+        take(client, b"bad")
+        take(client, b"q", b"1", b"2")
+
+
+def test_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:
+    """Row: disk full: NOT_STORED; gets and confirms go on, and hold."""
+    disk = SmallDisk(120)
+    config = "[default]\ndefault_journal_size = '64k'"
+    with kestrel("queues", config=config, disk=disk, max_open_transactions=9, sync_journal=0) as it:
+        client = it.client()
+        stored = 0
+        while True:
+            client.send(b"set q 0 0 3000\r\n" + b"%04d" % stored + b"x" * 2996 + b"\r\n")
+            if client.line() == NOT_STORED:
+                break
+            stored += 1
+        assert 5 < stored < 200
+        it.call(disk.fill)
+        bodies = [b"%04d" % number + b"x" * 2996 for number in range(stored)]
+        client.ask(b"get q\r\n", value(b"q", bodies[0]))
+        client.ask(b"get q/open\r\n", value(b"q", bodies[1]))
+        client.ask(b"confirm q 1\r\n", END)
+        client.ask(b"get q/open\r\nget q/abort\r\n", value(b"q", bodies[2]) + END)
+        refuse(client, b"q", b"x" * 3000)
+        client.ask(b"version\r\n", b"VERSION 2.4.7+kestrelpy\r\n")
+    with kestrel("queues", config=config, disk=disk) as it:
+        take(it.client(), b"q", *bodies[2:])
 
 
 def test_one_server_in_a_folder(tmp_path: Path) -> None:

@@ -59,19 +59,19 @@ class Line:
 
     def head(self) -> Waiter | None:
         """The waiter that came first; it stays in line."""
-        return next(iter(self.waiters), None)
+        return _first_of(self.waiters)
 
     def wanting(self) -> Waiter | None:
         """The first waiter that still wants an item; it stays in line. The waiters before it leave."""
         while True:
-            waiter = next(iter(self.waiters), None)
+            waiter = _first_of(self.waiters)
             if waiter is None or not waiter.may_refuse or waiter.claim():
                 return waiter
             self.remove(waiter)
 
     def first(self) -> Waiter | None:
         """Take out the first waiter that still wants an item."""
-        while (waiter := next(iter(self.waiters), None)) is not None:
+        while (waiter := _first_of(self.waiters)) is not None:
             wanted = not waiter.may_refuse or waiter.claim()
             try:
                 del self.waiters[waiter]
@@ -98,6 +98,15 @@ class Line:
                 self.waiters.move_to_end(waiter, last=False)
             raise
         return gone
+
+
+def _first_of(waiters: OrderedDict[Waiter, None]) -> Waiter | None:
+    """The waiter that came first. A signal handler that puts or gets may change the line between the two calls here."""
+    while True:
+        try:
+            return next(iter(waiters), None)
+        except RuntimeError:
+            continue
 
 
 def fail_all(waiters: list[Waiter], make_error: Callable[[], BaseException]) -> None:

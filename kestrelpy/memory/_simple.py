@@ -179,7 +179,10 @@ class SimpleBlockingQueue(Waiting[T]):
 
     def _make_room_locked(self, gone: deque[T]) -> None:
         while not self._has_room():
-            gone.append(self._take_locked())
+            try:
+                gone.append(self._take_locked())
+            except QueueEmpty:  # a signal handler, on this thread, has taken it
+                continue
             self._dropped += 1
 
     # -- taking ------------------------------------------------------------------------------------------------------

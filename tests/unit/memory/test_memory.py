@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -1326,3 +1327,22 @@ def test_a_put_in_a_finaliser(make: Make) -> None:
     gc.collect()
     q.put(2)
     assert [future.result(0) for future in waiting] == [1, "finaliser", 2]
+
+
+@pytest.mark.parametrize("kind", [SimpleBlockingQueue, ConcurrentBlockingQueue])
+def test_a_handler_that_gets_while_room_is_made(kind: type[SimpleBlockingQueue[str]]) -> None:
+    """DROP_OLDEST: a signal handler's get has made the room already, and the put stores its item."""
+    queue = kind(1, full_policy=FullPolicy.DROP_OLDEST)
+    queue.put("old")
+    real = kind._take_locked
+
+    def interrupted(self: SimpleBlockingQueue[str]) -> str:
+        patched.stop()
+        assert real(self) == "old"  # what the handler gets
+        return real(self)
+
+    patched = patch.object(kind, "_take_locked", interrupted)
+    patched.start()
+    queue.put("new")
+    assert queue.get_nowait() == "new"
+    assert queue.dropped_count == 0

@@ -7,7 +7,7 @@ import concurrent.futures
 import gc
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -621,3 +621,23 @@ def test_what_is_left_waits_where_no_thread_can_be_had() -> None:
     assert not done
     deferred.leave(lambda: done.append(2))
     until(lambda: done == [1, 2])
+
+
+def test_a_handler_that_changes_the_line_does_not_disturb_who_looks_at_it() -> None:
+    """A signal handler's put or get comes between the making of an iterator and its first step."""
+
+    class Disturbed(OrderedDict[Any, None]):
+        left = 1
+
+        def __iter__(self) -> Iterator[Any]:
+            iterator = super().__iter__()
+            if self.left:
+                self.left -= 1
+                self[ThreadWaiter()] = None
+            return iterator
+
+    for look in (Line.head, Line.wanting, Line.first):
+        line, waiter = Line(), ThreadWaiter()
+        line.waiters = Disturbed({waiter: None})
+        assert look(line) is waiter
+        assert len(line) == (1 if look is Line.first else 2)

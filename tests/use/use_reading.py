@@ -156,6 +156,29 @@ def peek(w: World, rng: random.Random, process: Process) -> None:
         reader.queue.see(result.value.id, result.value.data)
 
 
+@operation("peek_future", 1)
+def peek_future(w: World, rng: random.Random, process: Process) -> None:
+    """Of what is there: a future that waits is asked for its result when it has one."""
+    reader = choose_reader(w, rng, process)
+    if reader is None or reader.handle is None:
+        return
+    nested = w.nested
+    result = w.call(process, reader.handle.peek_future, 0)
+    if result.error is not None:
+        w.note_fault(reader.queue, result)
+        check_error(w, reader.queue, result, process, reader)
+        return
+    future: Future[Item] = result.value
+    error = future.exception(0)
+    if error is not None:
+        result.error = error
+        check_empty(w, process, reader, result, nested)
+    elif is_exact(w, reader, nested):
+        w.deliver(reader, future.result(0), exact=True, opens=False)
+    else:
+        reader.queue.see(future.result(0).id, future.result(0).data)
+
+
 # -- settling ------------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +259,7 @@ def abort(w: World, rng: random.Random, process: Process) -> None:
     assert handle is not None
     w.may_drop_meanwhile(reader)
     del reader.open[put]  # before: it may be handed on at once
-    result = w.call(process, handle.abort, item if rng.random() < 0.5 else item.id)
+    result = w.call(process, handle.abort, item if rng.random() < 0.5 else item.id, counts=rng.random() < 0.7)
     if not check_settled(w, process, reader, [put], moves, result) and handle.is_open(item):
         reader.open.setdefault(put, item)
 
@@ -334,6 +357,33 @@ def flush(w: World, rng: random.Random, process: Process) -> None:
     reader.optional |= reader.queue.unsettled()
     reader.saved_optional.update(reader.optional)
     reader.moves += 1
+
+
+@operation("discard", 0.5)
+def discard(w: World, rng: random.Random, process: Process) -> None:
+    """Drop some by their ids: unread ones, open ones, done ones and ids of nobody."""
+    reader = choose_reader(w, rng, process)
+    if reader is None or reader.handle is None:
+        return
+    nested, moves = w.nested, reader.moves
+    known = [put for put in reader.queue.stored if put.id]
+    chosen = rng.sample(known, min(len(known), rng.choice((0, 1, 3, 20))))
+    sure = [put for put in chosen if put in set(reader.surely_left(w.now_ms))]
+    w.may_drop_meanwhile(reader)
+    result = w.call(process, reader.handle.discard, [*(put.id for put in chosen), 10**9, 0])
+    w.note_fault(reader.queue, result)
+    waiting = [put for put in chosen if put not in reader.open and put not in reader.settling]
+    if result.ok and is_exact(w, reader, nested) and moves == reader.moves:
+        most = len([put for put in waiting if put not in reader.done])
+        what = f"discard() says {result.value}; there were {len(sure)} to {most}"
+        w.require(len(sure) <= result.value <= most, what)
+    elif not result.ok:
+        check_error(w, reader.queue, result, process, reader)
+    for put in waiting:
+        if put in sure and result.ok and moves == reader.moves and nested == w.nested:
+            reader.finish(put)
+        elif put not in reader.done:
+            reader.doubt([put])
 
 
 @operation("seek", 1)

@@ -38,8 +38,8 @@ def repair(scheduler: Scheduler, holders: Iterable[SessionState], now: float) ->
         if holder.closed:  # it was interrupted: below, no tube counts it any more
             holder.watched, holder.left, holder.using = {}, {}, None
             scheduler.leaving.append(holder)
-    _repair_tubes(scheduler, holders)
     _repair_line(scheduler, [waiter for holder in holders for waiter in holder.waiters], now)
+    _repair_tubes(scheduler, holders)  # last: a tube may be there for the line alone
     scheduler.next_due = now
 
 
@@ -114,6 +114,7 @@ def check(scheduler: Scheduler, holders: Iterable[SessionState]) -> None:
     jobs = scheduler.jobs
     for tube in scheduler.tubes.values():
         tube._check(jobs)
+        assert tube.is_needed or tube.name == "default" or scheduler.leaving
         assert list(tube.waiting) == sorted(tube.waiting, key=lambda waiter: waiter.number)
     assert all(scheduler.tubes[job.tube.name] is job.tube for job in jobs.values())
     assert list(scheduler.delayed) == sorted(job.sort_key for job in jobs.values() if job.state == DELAYED)

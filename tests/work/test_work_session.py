@@ -361,3 +361,19 @@ def test_asyncio(queue: WorkQueue) -> None:
             await session.areserve(0)
 
     asyncio.run(scene())
+
+
+def test_a_repair_leaves_no_tube_that_only_the_line_needed() -> None:
+    with WorkQueue(None) as queue:
+        session = queue.session()
+        session.watch("gone")
+        future = session.reserve_future()
+        core = queue._core
+        with core.lock:  # as an interrupt in the middle of close() leaves it
+            session.closed = True
+            core._disturbed = core.must_check = True
+        queue.stats()
+        assert isinstance(future.exception(1), QueueClosed)
+        queue.stats()
+        assert queue.tubes() == ["default"]
+        queue._check()

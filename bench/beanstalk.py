@@ -23,13 +23,11 @@ sync is free would not show it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -37,10 +35,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench import jobs_at_scale, measure, report
-from bench.goals import Figure, Goal, figures_of
+from bench import jobs_at_scale, measure, program
+from bench.goals import Figure, Goal
 from bench.measure import Contender, Figures, LeftOut, Workload
-from bench.report import short
 
 OURS, THEIRS = "kestrelpy", "beanstalkd"
 SYNCS = {"never": ["-F"], "50ms": ["-f", "50"], "0ms": ["-f", "0"]}
@@ -263,51 +260,9 @@ GOALS = (
 )
 
 
-def goals(facts: dict[str, Any]) -> str:
-    """What of the goals was measured, and whether it is reached."""
-    figures = figures_of(facts)
-    lines = ["goals: quotients of medians of this run"]
-    for goal in GOALS:
-        value = goal.measured(figures)
-        if value is not None:
-            verdict = "reached" if goal.reached(value) else "SHORT"
-            lines.append(f"  {goal.text}: {short(value)}, wanted {goal.wanted}: {verdict}")
-    if facts["settings"]["scale"] != 1:
-        lines.append("  not at full scale: this says that it runs, not how fast")
-    return "\n".join(lines) + "\n"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what ``argv`` asks for; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.beanstalk", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = [workload.name for workload in WORKLOADS]
-    parser.add_argument("--only", metavar="NAMES", help=f"of {', '.join(names)}, with commas in between")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there too")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds that count (5)")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of jobs (1.0); for a quick look")
-    parser.add_argument("--dir", metavar="DIR", help="put the queues there (default: where temporary files go)")
-    args = parser.parse_args(argv)
-    wanted = args.only.split(",") if args.only else names
-    if unknown := set(wanted) - set(names):
-        parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    if args.repeats < 1 or args.scale <= 0:
-        parser.error("--repeats and --scale must be above zero")
-    results: list[measure.Result] = []
-    facts: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="kestrelpy-bench-", dir=args.dir) as folder:
-        scratch = Path(folder)
-        for workload in WORKLOADS:
-            if workload.name not in wanted:
-                continue
-            results.append(measure.run(workload, repeats=args.repeats, scale=args.scale, scratch=scratch))
-            print(report.table(results[-1]), flush=True)
-            facts = report.as_json(results, repeats=args.repeats, scale=args.scale, scratch=scratch)
-            if args.json:  # after each one: a long run that breaks off has not been for nothing
-                args.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    print(goals(facts), end="")
-    return 0
+    return program.run("beanstalk", __doc__, WORKLOADS, GOALS, argv)
 
 
 if __name__ == "__main__":

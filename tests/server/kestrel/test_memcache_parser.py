@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kestrelpy.server.kestrel import names
 from kestrelpy.server.kestrel.memcache_parser import Command, MemcacheParser
+from tests.server.parsing import commands, cut
 
 WORDS = [
     b"set",
@@ -30,17 +31,6 @@ WORDS = [
     b"Get",
 ]
 PIECES = [*WORDS, b" ", b"\r\n", b"\n", b"q", b"q+a", b"q/open", b"/t=5", b"0", b"3", b"-1", b"noreply", b"abc", b"~"]
-
-
-def commands(parser: MemcacheParser, *pieces: bytes) -> list[Command]:
-    found = []
-    for piece in pieces:
-        parser.feed(piece)
-        parser._check()
-        while (command := parser.next()) is not None:
-            found.append(command)
-            parser._check()
-    return found
 
 
 def new(max_line_bytes: int = 8192) -> MemcacheParser:
@@ -97,12 +87,7 @@ def test_nothing_comes_after_the_end() -> None:
 def test_cuts_do_not_matter(pieces: list[bytes], rng: random.Random) -> None:
     data = b"".join(pieces)
     whole = commands(new(), data)
-    cut, at = [], 0
-    while at < len(data):
-        step = rng.randint(1, 5)
-        cut.append(data[at : at + step])
-        at += step
-    assert commands(new(), *cut) == whole
+    assert commands(new(), *cut(data, rng)) == whole
 
 
 @settings(max_examples=300, deadline=None)

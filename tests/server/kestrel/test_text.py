@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kestrelpy.server.kestrel.text_parser import Command, TextParser
+from kestrelpy.server.kestrel.text_parser import TextParser
 from tests.server.harness import Client
 from tests.server.kestrel.kestrel_harness import Kestrel, kestrel
+from tests.server.parsing import commands, cut
 
 ILLEGAL = b"-Queue name contains illegal characters (one of: ~ . /).\n"
 
@@ -169,17 +170,6 @@ def test_too_many_open_reads() -> None:
 # -- the parser --------------------------------------------------------------------------------------------------------
 
 
-def commands(parser: TextParser, *pieces: bytes) -> list[Command]:
-    found = []
-    for piece in pieces:
-        parser.feed(piece)
-        while (command := parser.next()) is not None:
-            found.append(command)
-            parser._check()
-        parser._check()
-    return found
-
-
 PIECES = [
     b"put",
     b"get",
@@ -203,12 +193,7 @@ PIECES = [
 def test_cuts_do_not_matter(pieces: list[bytes], rng: random.Random) -> None:
     data = b"".join(pieces)
     whole = commands(TextParser(100), data)
-    cut, at = [], 0
-    while at < len(data):
-        step = rng.randint(1, 5)
-        cut.append(data[at : at + step])
-        at += step
-    assert commands(TextParser(100), *cut) == whole
+    assert commands(TextParser(100), *cut(data, rng)) == whole
 
 
 @settings(max_examples=300, deadline=None)

@@ -19,19 +19,10 @@ from thriftpy2.thrift import TApplicationException
 from thriftpy2.transport import TMemoryBuffer as Buffer
 
 from kestrelpy.server.kestrel import thrift_codec as codec
-from kestrelpy.server.kestrel.thrift_codec import Command, QueueInfo, ThriftParser
+from kestrelpy.server.kestrel.thrift_codec import QueueInfo, ThriftParser
+from tests.server.parsing import commands
 
 IDL: Any = thriftpy2.load(str(Path(__file__).parent / "kestrel.thrift"), module_name="kestrel_codec_thrift")
-
-
-def commands(parser: ThriftParser, *pieces: bytes) -> list[Command]:
-    found = []
-    for piece in pieces:
-        parser.feed(piece)
-        while (command := parser.next()) is not None:
-            found.append(command)
-            parser._check()
-    return found
 
 
 def framed(body: bytes) -> bytes:

@@ -82,8 +82,7 @@ class Journal(JournalView):
         """
         self.durable_id = last.last_id if last else 0  # not the tail: items that a crash has lost are not on disk
         self.quarantined, self._counted = found.quarantined, found.counted
-        self.archived_count = 0
-        self.rotation_count = 0
+        self._tally = (0, 0)  # segments archived, and closed: one attribute, as the journal has as many as it may
         self.on_followed: Callable[[], None] | None = None
         """Called when a segment was begun after another one, which may be retired some day. If this raises, the put
         fails.
@@ -346,6 +345,16 @@ class Journal(JournalView):
         if before is not None and self.on_followed is not None:
             self.on_followed()
 
+    @property
+    def archived_count(self) -> int:
+        """How many segments were moved to the archive."""
+        return self._tally[0]
+
+    @property
+    def rotation_count(self) -> int:
+        """How many segments were closed."""
+        return self._tally[1]
+
     def rotate(self) -> None:
         """Close the active segment: it is synced and has its footer when this returns. The next append begins another.
 
@@ -378,7 +387,7 @@ class Journal(JournalView):
                 self.abandon()
                 raise failure from error
             self.durable_id = tail_id
-            self.rotation_count += 1
+            self._tally = (self._tally[0], self._tally[1] + 1)
             self.abandon()
 
     # -- durability --------------------------------------------------------------------------------------------------
@@ -455,4 +464,4 @@ class Journal(JournalView):
             with contextlib.suppress(FileNotFoundError):
                 self._directory.unlink(segment.name)
         elif archive_segment(self._directory, segment.name, self._archive, self._queue, segment.header):
-            self.archived_count += 1
+            self._tally = (self._tally[0] + 1, self._tally[1])

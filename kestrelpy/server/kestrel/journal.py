@@ -10,9 +10,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from kestrelpy import ItemTooLarge, JournaledQueue, QueueDiskFull, QueueFull, Reader, ReaderConfig
+from kestrelpy._disk.interface import NO_ROOM
 
 if TYPE_CHECKING:
     from kestrelpy.server.kestrel.queue import ServedQueue
@@ -51,6 +54,17 @@ class JournalHost(Protocol):
 
     def drop_reader(self, journal: JournaledQueue, reader: str) -> None:
         """Delete a reader of a queue of the library."""
+
+
+def _has_made_room(make: Callable[[], None]) -> bool:
+    """Make files. False if there is no room for them."""
+    try:
+        make()
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        return False
+    return True
 
 
 class SharedJournal:
@@ -98,8 +112,8 @@ class SharedJournal:
 
     def add(self, data: bytes, expires_at_ms: int | None) -> bool:
         """Put an item for the queue and all its fan-outs. False if one of them has no room, or the disk is full."""
-        if not self._is_ready:
-            self._make_ready()
+        if not self._is_ready and not _has_made_room(self._make_ready):
+            return False
         queue = self.queue
         if queue is None:  # fanout_only, and there are no fan-outs
             return True
@@ -126,8 +140,8 @@ class SharedJournal:
         limit = child.config.max_item_size
         if not child.has_room() or (limit is not None and len(data) > limit):
             return False
-        if child.side is None:
-            self.open_side(child)
+        if child.side is None and not _has_made_room(partial(self.open_side, child)):
+            return False
         side = child.side
         assert side is not None
         try:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from kestrelpy import JournaledQueue, KestrelError, QueueClosed, queue_names
 from kestrelpy import inspect as inspect_queue
+from kestrelpy._disk.interface import NO_ROOM
 from kestrelpy._disk.real import RealDisk
 from kestrelpy.server.kestrel import names
 from kestrelpy.server.kestrel.ack_log import ALL, AckLog, Acks, Dropped
@@ -156,7 +157,8 @@ class Queues:
 
     def _restore(self, library_name: str, name: bytes) -> None:
         assert self.directory is not None
-        readers = [reader.name for reader in inspect_queue(self.directory, library_name, disk=self._disk).readers]
+        inspected = inspect_queue(self.directory, library_name, disk=self._disk)
+        readers = [reader.name for reader in inspected.readers]
         journal = self._journal(name)
         journal.restore(self.open_journal(library_name, name))  # from here on, closing the journal closes it
         if OWN_READER in readers:  # killed while the default reader became this one, the server has left both
@@ -175,7 +177,14 @@ class Queues:
                     continue
                 queue = self._new(name + b"+" + part, journal)
                 journal.children[queue.name] = queue
-            journal.restore_reader(queue, reader)
+            try:
+                journal.restore_reader(queue, reader)
+            except OSError as error:  # only a reader without a checkpoint takes room
+                if error.errno not in NO_ROOM:
+                    raise
+                _logger.warning("queue %r is opened when there is room on the disk", queue.name)
+                if not inspected.put_items:  # its first put found no room for all of its files
+                    self.delete(queue)
 
     def _finish_deletions(self, dropped: Dropped) -> None:
         """Delete what was being deleted when the server died."""
@@ -200,7 +209,9 @@ class Queues:
             journal = opened.get(library_name)
             if journal is None:
                 continue
-            reader = journal.readers.get(reader_name) or journal.readers.get(OWN_READER if not reader_name else "")
+            reader = journal.readers.get(reader_name)
+            if reader is None and not reader_name:  # it was renamed since
+                reader = journal.readers.get(OWN_READER)
             if reader is not None:
                 reader.discard(sorted(ids))
         for journal in opened.values():

@@ -481,6 +481,7 @@ def test_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:
         client.ask(b"confirm q 1\r\n", END)
         client.ask(b"get q/open\r\nget q/abort\r\n", value(b"q", bodies[2]) + END)
         refuse(client, b"q", b"x" * 3000)
+        refuse(client, b"another", b"x")  # which has no file yet
         client.ask(b"version\r\n", b"VERSION 2.4.7+kestrelpy\r\n")
     with kestrel("queues", config=config, disk=disk) as it:
         take(it.client(), b"q", *bodies[2:])

@@ -32,7 +32,20 @@ __all__ = ["Thrift"]
 STATUSES = ("", "quiescent", "readonly", "up")
 """By the numbers of the enum Status; ``writeavoid`` has none, and is shown as 0."""
 
+PUTS_A_SLICE = 500
+"""How many items of one call are put before other clients are served."""
+MOST_ITEMS = 10_000
+"""The reply to one ``get`` has at most so many items ..."""
+MOST_BYTES = 16 << 20
+"""... and ends with the item that brings it to so many bytes."""
+
 _logger = logging.getLogger("kestrelpy.server")
+
+
+class ThriftClient(Client):
+    """A client of the thrift service. ``long_call``: the method and the number of the long command under way."""
+
+    long_call: codec.Command = ("", 0)
 
 
 class Refused(Exception):
@@ -47,9 +60,11 @@ class ThriftGet(Consumer):
         self._reply = reply
         self._most = most
         self._held: list[Item] = []
+        self._held_bytes = 0
 
     def take(self, item: Item) -> None:
         self._held.append(item)
+        self._held_bytes += len(item.data)
         self.queue.queues.count_hit()
         if self.is_full and self.is_in_line:
             self.dismiss()
@@ -60,7 +75,7 @@ class ThriftGet(Consumer):
 
     @property
     def is_full(self) -> bool:
-        return len(self._held) >= self._most
+        return len(self._held) >= self._most or self._held_bytes >= MOST_BYTES
 
     def run_out(self) -> None:
         if self._held:
@@ -111,8 +126,8 @@ class Thrift(QueueProtocol):
     def parser(self) -> codec.ThriftParser:
         return codec.ThriftParser()
 
-    def client(self, connection: Connection, parser: codec.ThriftParser) -> Client:
-        return Client(connection, parser)
+    def client(self, connection: Connection, parser: codec.ThriftParser) -> ThriftClient:
+        return ThriftClient(connection, parser)
 
     def leave(self, _client: Client) -> None:
         """Its open reads stay open until their time is over."""
@@ -126,11 +141,15 @@ class Thrift(QueueProtocol):
         except Exception as error:
             return self._refusal(command, error)
 
-    def proceed(self, _client: Client, long_command: Iterator[bytes | None]) -> bytes | None:
+    def proceed(self, client: ThriftClient, long_command: Iterator[bytes | None]) -> bytes | None:
         try:
             return next(long_command)
         except Exception as error:
-            return self._refusal(("flush_all_queues", 0), error)
+            return self._refusal(client.long_call, error)
+
+    def _begin(self, client: ThriftClient, method: str, number: int, long_command: Iterator[bytes | None]) -> None:
+        client.long_call = (method, number)
+        client.connection.long_command = long_command
 
     def _refusal(self, command: codec.Command, error: Exception) -> bytes:
         if isinstance(error, Forbidden):
@@ -152,16 +171,20 @@ class Thrift(QueueProtocol):
 
     # -- items ---------------------------------------------------------------------------------------------------------
 
-    def _put(self, _client: Client, number: int, name: bytes, items: list[bytes], expiration_ms: int) -> bytes:
+    def _put(self, client: ThriftClient, number: int, name: bytes, items: list[bytes], expiration_ms: int) -> None:
         _check_name(name)
+        self._begin(client, "put", number, self._put_all(number, name, items, expiration_ms))
+
+    def _put_all(self, number: int, name: bytes, items: list[bytes], expiration_ms: int) -> Iterator[bytes | None]:
         operations = self._operations
         expires_at_ms = operations.in_ms(expiration_ms) if expiration_ms else None
-        taken = 0
-        for item in items:
+        for taken, item in enumerate(items):
+            if taken and not taken % PUTS_A_SLICE:
+                yield None
             if not operations.put(name, item, expires_at_ms):
-                break
-            taken += 1
-        return codec.i32_reply(b"put", number, taken)
+                yield codec.i32_reply(b"put", number, taken)
+                return
+        yield codec.i32_reply(b"put", number, len(items))
 
     def _get(
         self, client: Client, number: int, name: bytes, max_items: int, timeout_ms: int, auto_abort_ms: int
@@ -172,7 +195,7 @@ class Thrift(QueueProtocol):
         queues = operations.queues
         queues.gets += 1
         queue = queues.get(name)
-        most = max_items
+        most = min(max_items, MOST_ITEMS)
         if auto_abort_ms and queue is not None:
             most = min(most, operations.server.config.server.max_open_transactions - client.reads.count(queue))
         if queue is None or most <= 0:
@@ -184,6 +207,8 @@ class Thrift(QueueProtocol):
             if item is None:
                 break
             wait.take(item)
+            if wait.is_full:
+                break
         if wait.is_full or timeout_ms <= 0 or client.connection.is_half_closed:
             if not wait.has_items:
                 queues.misses += 1
@@ -256,10 +281,9 @@ class Thrift(QueueProtocol):
         self._operations.flush(name)
         return codec.void_reply(b"flush_queue", number)
 
-    def _flush_all_queues(self, client: Client, number: int) -> None:
-        self._operations.check_allowed("flush_all")  # now: a refusal needs the number
+    def _flush_all_queues(self, client: ThriftClient, number: int) -> None:
         reply = codec.void_reply(b"flush_all_queues", number)
-        client.connection.long_command = self._operations.flush_all(reply)
+        self._begin(client, "flush_all_queues", number, self._operations.flush_all(reply))
 
     def _delete_queue(self, _client: Client, number: int, name: bytes) -> bytes:
         _check_name(name)

@@ -30,6 +30,8 @@ __all__ = [
 Command = tuple[Any, ...]
 
 MAX_FRAME_BYTES = (16 << 20) + (64 << 10)
+MAX_MEMBERS = 1 << 16
+"""A list or a set has at most so many members: reading them takes some ten milliseconds, in which nobody is served."""
 MAX_DEPTH = 16
 """How deep an unknown field may be nested."""
 
@@ -100,7 +102,7 @@ class FrameReader:
     def members(self, wanted: int) -> list[Any] | None:
         """The members of a list or a set; ``None`` if they have another type: they are skipped then."""
         kind, count = self.unpack(_LIST)
-        if count < 0:
+        if not 0 <= count <= MAX_MEMBERS:
             raise Malformed
         if kind != wanted and count:
             self.skip_members(kind, count, 1)
@@ -115,6 +117,8 @@ class FrameReader:
         size = _FIXED.get(kind)
         if size is not None:
             self.bytes(size * count)
+        elif count > MAX_MEMBERS:
+            raise Malformed
         else:
             for _ in range(count):
                 self.skip(kind, depth)
@@ -134,7 +138,7 @@ class FrameReader:
                 self.skip(field, depth + 1)
         elif kind == MAP:
             key, value, count = self.unpack(_MAP)
-            if count < 0:
+            if not 0 <= count <= MAX_MEMBERS:
                 raise Malformed
             for _ in range(count):
                 self.skip(key, depth + 1)

@@ -77,6 +77,19 @@ def test_put_and_get(it: Kestrel) -> None:
         assert c.get("q", 5, 0, 0) == []
 
 
+def test_large_calls_are_bounded(it: Kestrel) -> None:
+    """A reply has at most 10,000 items or 16 MiB, whatever is asked for; many puts let others in."""
+    with client(it) as c, client(it) as other:
+        assert c.put("q", [b""] * 12_000, 0) == 12_000
+        assert other.put("r", [], 0) == 0
+        assert len(c.get("q", 2_000_000_000, 0, 0)) == 10_000
+        assert len(c.get("q", 2_000_000_000, 0, 0)) == 2000
+        for _ in range(20):
+            c.put("q", [b"x" * 1_000_000], 0)
+        assert len(c.get("q", 100, 0, 0)) == 17
+        assert len(c.get("q", 100, 0, 0)) == 3
+
+
 def test_put_stops_at_the_first_refusal() -> None:
     """Row: put: stops at the first refusal; the number taken."""
     with kestrel(thrift="127.0.0.1:0", config="[queues.q]\nmax_item_size = 3") as it, client(it) as c:

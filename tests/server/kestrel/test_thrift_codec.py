@@ -164,6 +164,8 @@ HOSTILE = {
     "a negative map": framed(head(b"put") + struct.pack("!bhbbi", 13, 9, 2, 2, -1)),
     "an unknown type": framed(head(b"put") + struct.pack("!bh", 77, 9)),
     "too deep": framed(head(b"put") + struct.pack("!bh", 12, 1) * 5000),
+    "many empty items": framed(head(b"put") + struct.pack("!bhbi", 15, 2, 11, 100_000) + b"\0" * 400_000),
+    "many empty structs": framed(head(b"put") + struct.pack("!bhbi", 15, 9, 12, 100_000) + b"\0" * 100_001),
     "lists in lists": framed(head(b"put") + struct.pack("!bh", 15, 9) + struct.pack("!bi", 15, 1) * 5000),
     "empty structs, billions of them": framed(head(b"put") + struct.pack("!bhbi", 15, 9, 12, (1 << 31) - 1)),
 }

@@ -41,7 +41,6 @@ HUNTS: dict[str, Hunt] = {
     "C3": Hunt(
         ("open_reader", "seek", "churn", "storm", "meanwhile", "large batches"),
         "Corrupt|FileNotFound|passed|needed",
-        first_seed=275,
     ),
     "C4": Hunt(("drop oldest", "limits", "EMFILE", "EIO", "fault", "small memory", "seek"), "has raised|retur|Error"),
     "C14": Hunt(("publish", "take_in"), "has become item|a batch has become"),
@@ -90,7 +89,9 @@ HUNTS: dict[str, Hunt] = {
     "E1": Hunt(
         ("open_reader", "erase", "open", "scan", "meanwhile", "storm"), "Corrupt|scan|begins at|verify|FileNotFound"
     ),
-    "E2": Hunt(("jobs", "sync", "fault", "job_close", "kill"), "after an opening", first_seed=195),
+    "E2": Hunt(
+        ("jobs", "sync", "fault", "job_close", "job_settle", "kill", "advance"), "after an opening", first_seed=150
+    ),
     "E3": Hunt(("EIO", "fault", "get_future", "small memory", "expiry"), "wait in"),
     "U9 lock": Hunt(("visit", "queue_names"), "queue_names"),
 }

@@ -576,9 +576,11 @@ def change(w: World, rng: random.Random, process: Process) -> None:
             work.paused[tube] = work.may_be_paused[tube] = work.now() + float(pause)
         elif not isinstance(result.error, LookupError):  # a shorter one may be in its place
             work.paused.pop(tube, None)
+    elif what == "clear" and rng.random() < 0.2:
+        result = w.call(process, queue.clear, tube)
+        touched = [each for each in there if each.tube == tube and each.holder is None]
     elif what == "clear":
-        result = w.call(process, queue.clear, tube) if rng.random() < 0.2 else w.call(process, queue.stats)
-        touched = [each for each in there if each.tube == tube and each.holder is None and result.value is not None]
+        result, touched = w.call(process, queue.stats), []
     elif what == "sync":
         result, touched = w.call(process, rng.choice((queue.sync, queue.checkpoint))), []
     else:

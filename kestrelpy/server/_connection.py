@@ -18,7 +18,7 @@ import select
 import threading
 from collections.abc import Iterator
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,11 +164,10 @@ class Connection(asyncio.Protocol):
     # -- calls from asyncio --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not derived from it
         if not self._server.admit(self):
-            transport.write(self.protocol.no_room)
-            transport.close()
+            self._transport.write(self.protocol.no_room)
+            self._transport.close()
             return
         self.served_at = self._server.monotonic()
         self.client = self.protocol.client(self, self._parser)
@@ -299,8 +298,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the client may still read what it is sent."""
-        return self._is_open
+        """Whether the client may still read what it is sent. A loop may tell later that a connection was lost."""
+        return self._is_open and not self._transport.is_closing()
 
     @property
     def is_stuck(self) -> bool:

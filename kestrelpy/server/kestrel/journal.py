@@ -157,6 +157,8 @@ class SharedJournal:
 
     def max_item_bytes(self) -> int:
         """The largest item that all who read here take."""
+        if self._is_ready:
+            return self._max_item_bytes
         limits = [queue.config.max_item_size for queue in self._readers() if queue.config.max_item_size is not None]
         if self.queue is not None:
             limits.append(self.queue.max_item_bytes)

@@ -450,6 +450,46 @@ def seek(_: Interrupter) -> Prepared:
     return Prepared(scene, call, afterwards, always=True)
 
 
+@operation
+def discard(_: Interrupter) -> Prepared:
+    scene = attached()
+    scene.dropped = True
+    scene.fill(6)
+    scene.take(3)
+    scene.user.abort(scene.reader, 2)
+    return Prepared(scene, lambda: scene.reader.discard([2, 3, 5, 6, 99]))
+
+
+@operation
+def peek_future(_: Interrupter) -> Prepared:
+    scene = attached()
+    futures: list[Future[Item]] = []
+
+    def call() -> None:
+        futures.append(scene.reader.peek_future())
+        scene.do_put(b"new")
+
+    def afterwards() -> None:
+        scene.do_put(b"another")
+        demand(all(future.done() for future in futures), "(7) a peek is left in line though there are items")
+
+    return Prepared(scene, call, afterwards)
+
+
+@operation
+def configure(_: Interrupter) -> Prepared:
+    scene = attached()
+    scene.dropped = True
+    scene.fill(5)
+    scene.take(2)
+    config = ReaderConfig(max_items=3, full_policy=FullPolicy.DROP_OLDEST, counts_open=False)
+
+    def afterwards() -> None:
+        scene.reader.configure(ReaderConfig())
+
+    return Prepared(scene, lambda: scene.reader.configure(config), afterwards, always=True)
+
+
 @central
 def checkpoint_appending(_: Interrupter) -> Prepared:
     scene = attached()

@@ -17,6 +17,7 @@ Rules:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from kestrelpy import Clock
     from kestrelpy._disk.interface import Disk
 
-__all__ = ["AckLog", "Acks"]
+__all__ = ["ALL", "NAME", "AckLog", "Acks", "Dropped"]
 
 NAME = "x--acks"
 """The name of the log's queue: no queue of a client is called so, because ``acks`` is not hexadecimal."""
@@ -98,6 +99,8 @@ class AckLog:
             self._queue.close()
             raise
         self._dropped: dict[tuple[str, str], int] = {}  # the number of the record that says so
+        self._dropping = threading.Lock()
+        self._dropped_through = 0
 
     def read(self) -> tuple[Acks, Dropped]:
         """What the records say. Called at the start, once."""
@@ -137,9 +140,12 @@ class AckLog:
         self._queue.sync()
 
     def drop_through(self, record: int) -> None:
-        """The records up to this one are not needed any more. May be called on another thread."""
-        self._reader.seek(record + 1)
-        self._queue.checkpoint(durable=True)
+        """The records up to this one are not needed any more. Thread-safe."""
+        with self._dropping:
+            if record > self._dropped_through:  # never back: what is gone is not known any more
+                self._reader.seek(record + 1)
+                self._queue.checkpoint(durable=True)
+                self._dropped_through = record
 
     def forget_drops(self, record: int) -> None:
         """The deletions up to this record are finished, and ``drop_through`` has dropped it."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from kestrelpy import ItemTooLarge, JournaledQueue, QueueDiskFull, QueueFull, Reader, ReaderConfig
+from kestrelpy import ItemTooLarge, JournaledQueue, KestrelError, QueueDiskFull, QueueFull, Reader, ReaderConfig
 from kestrelpy._disk.interface import NO_ROOM
 
 if TYPE_CHECKING:
@@ -256,6 +256,14 @@ class SharedJournal:
         else:
             del self.children[queue.name]
         self.changed()
+
+    def discard(self) -> None:
+        """What could not be made is not kept: its files are erased as far as the disk allows it."""
+        journal, self.queue = self.queue, None
+        if journal is not None:
+            with contextlib.suppress(OSError, KestrelError):
+                self.queues.erase(journal)
+            journal.close()
 
     def close(self) -> None:
         """The server ends. May be repeated."""

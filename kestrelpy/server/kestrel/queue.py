@@ -176,8 +176,8 @@ class ServedQueue:
         self.side = side
         self._side_reader = None if side is None else side.reader()
 
-    def reader_config(self) -> ReaderConfig:
-        """The limits and hooks of the queue's readers."""
+    def reader_config(self, *, is_side: bool = False) -> ReaderConfig:
+        """The limits and hooks of the queue's reader, or of its side queue's."""
         config = self.config
         error_queue = config.error_to_queue or config.many_errors_to_queue
         is_limited = self.side is None  # with a side queue, both together are limited: see has_room
@@ -187,8 +187,8 @@ class ServedQueue:
             counts_open=False,
             max_age=config.max_age,
             full_policy=FullPolicy.DROP_OLDEST if config.discard_old_when_full else FullPolicy.REFUSE,
-            on_expired=self._move_expired if config.expire_to_queue else None,
-            on_abort=self._move_aborted if error_queue else None,
+            on_expired=partial(self._move_expired, is_side) if config.expire_to_queue else None,
+            on_abort=partial(self._move_aborted, is_side) if error_queue else None,
             memory_bytes=config.max_memory_size,
         )
 
@@ -196,15 +196,16 @@ class ServedQueue:
         """The configuration has changed."""
         old, self.config = self.config, config
         for reader in self.readers():
-            reader.configure(self.reader_config())
+            reader.configure(self.reader_config(is_side=reader is self._side_reader))
         if old.open_transaction_timeout != config.open_transaction_timeout:
             for read in self.reads:
                 if not read.number:
                     self._start_timer(read, config.open_transaction_timeout)
 
-    def _move_expired(self, item: Item) -> None:
+    def _move_expired(self, is_side: bool, item: Item) -> None:
         target = self.config.expire_to_queue
         if target is not None and self.queues.move(target, item.data):
+            self._note_ack(item, is_side=is_side)
             return
         self.expired_lost += 1
         now = self.queues.clock.monotonic()
@@ -214,12 +215,15 @@ class ServedQueue:
                 "%r has no room: expired items of %r are dropped (%d)", target, self.name, self.expired_lost
             )
 
-    def _move_aborted(self, item: Item) -> bool:
+    def _move_aborted(self, is_side: bool, item: Item) -> bool:
         config = self.config
         target = config.error_to_queue
         if config.many_errors_to_queue is not None and item.error_count >= config.many_errors_count:
             target = config.many_errors_to_queue
-        return target is not None and self.queues.move(target, item.data)
+        if target is None or not self.queues.move(target, item.data):
+            return False
+        self._note_ack(item, is_side=is_side)
+        return True
 
     # -- room, for a queue with a side queue ---------------------------------------------------------------------------
 
@@ -311,15 +315,22 @@ class ServedQueue:
     def confirm(self, read: OpenRead) -> None:
         """The client is done with the item."""
         self.forget(read)
-        self.done(read.item)
+        is_side = self._is_of_side(read.item)
+        read.item.commit()
+        self._note_ack(read.item, is_side=is_side)
 
-    def done(self, item: Item) -> None:
-        """The item's work is done: commit it, and note it for the log of acknowledgements."""
-        is_side = self._side_reader is not None and self._side_reader.is_open(item)
-        item.commit()
-        queue, reader = (self.side, self._side_reader) if is_side else (self.journal.queue, self.reader)
-        if queue is not None and reader is not None:
-            self.queues.note_ack(queue, reader.name, item.id)
+    def note_done(self, item: Item) -> None:
+        """Note for the log of acknowledgements that the item's work is done. It is still open, and committed next."""
+        self._note_ack(item, is_side=self._is_of_side(item))
+
+    def _is_of_side(self, item: Item) -> bool:
+        side = self._side_reader
+        return side is not None and side.is_open(item)
+
+    def _note_ack(self, item: Item, *, is_side: bool) -> None:
+        journal, reader = (self.side, self._side_reader) if is_side else (self.journal.queue, self.reader)
+        if journal is not None and reader is not None:
+            self.queues.note_ack(journal, reader.name, item.id)
 
     def take_back(self, read: OpenRead) -> None:
         """The item comes back, ahead of the unread ones: it was aborted, or its client is gone, or its time is over."""

@@ -1,19 +1,19 @@
 """``Queues``: all queues of a server by name, what clients do with them, and the end of a turn.
 
-Everything here runs on the thread of the loop, but the saving of checkpoints (``_save``), on a thread of its own.
-
-A turn ends in this order (``commit``), before the replies of the turn are sent:
-1. Items go to those who wait in line for them.
-2. What plain gets have taken is committed, unless the client is gone: then it comes back, and goes to the next one.
-3. Journals whose ``sync_journal`` is 0 are synced, each once.
-4. The turn's commits are noted in the log of acknowledgements; it is synced if a queue with ``sync_journal`` 0 has one.
+Everything here runs on the thread of the loop. A turn ends in this order (``commit``), before its replies are sent:
+1. Items go to those who wait in line for them. What plain gets have taken for clients that are gone meanwhile comes
+   back, and goes to the next one.
+2. Journals whose ``sync_journal`` is 0 are synced, each once.
+3. What is done is written to the log of acknowledgements, which is synced if a queue with ``sync_journal`` 0 is among
+   it.
+4. What plain gets have taken is committed. If 2 or 3 has failed, it comes back instead.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from kestrelpy._disk.real import RealDisk
 from kestrelpy.server.kestrel import names
 from kestrelpy.server.kestrel.ack_log import ALL, AckLog, Acks, Dropped
 from kestrelpy.server.kestrel.ack_log import NAME as ACKS_NAME
+from kestrelpy.server.kestrel.acknowledgements import Acknowledgements, OffLoop
 from kestrelpy.server.kestrel.journal import OWN_READER, SharedJournal
 from kestrelpy.server.kestrel.listing import ListedDisk
 from kestrelpy.server.kestrel.queue import OpenRead, ServedQueue
@@ -32,22 +33,14 @@ from kestrelpy.server.kestrel.queue import OpenRead, ServedQueue
 if TYPE_CHECKING:
     from kestrelpy import Clock, Item
     from kestrelpy._disk.interface import Disk
-    from kestrelpy.clock import Timer
     from kestrelpy.server._connection import Connection
     from kestrelpy.server._rounds import Rounds
     from kestrelpy.server.kestrel.config import Config, QueueConfig
 
 __all__ = ["Queues", "TooManyQueues"]
 
-SAVE_SECONDS = 5.0
-"""How often the readers' checkpoints are saved, so that the log of acknowledgements stays short."""
-SAVE_RECORDS = 100_000
-"""... and after how many records at the latest."""
 SWEEP_SLICE = 200
 """How many queues one step of the expiration timer looks at, before clients are served."""
-
-OffLoop = Callable[[Callable[[], None], Callable[[BaseException | None], None]], None]
-"""Makes the first call on another thread, and then the second on the loop's, with the error of the first, if any."""
 
 _logger = logging.getLogger("kestrelpy.server")
 
@@ -98,16 +91,10 @@ class Queues:
         """The open reads of thrift's clients, by number."""
         self.last_number = 0
         self._plain: list[tuple[Item, ServedQueue, Connection]] = []
-        self._acks: AckLog | None = None
-        self._noted: dict[tuple[str, str], list[int]] = {}
-        self._noted_must_be_durable = False
+        self._acks: Acknowledgements | None = None
         self._in_memory: set[JournaledQueue] = set()
         self.synced_each_turn: set[JournaledQueue] = set()
         """The queues of the library whose changes are on disk before they are acknowledged."""
-        self._unsaved: dict[JournaledQueue, None] = {}
-        self._is_saving = False
-        self._save_timer: Timer | None = None
-        self._last_record = self._saved_record = 0
         self.is_ending = False
         """The server ends: open reads are unread at its next start, and count as no aborts."""
         self._is_closed = False
@@ -134,9 +121,10 @@ class Queues:
         self._set_aliases()
         if self.directory is None:
             return
-        self._acks = AckLog(self.directory, self._disk_clock, self._disk)
+        log = AckLog(self.directory, self._disk_clock, self._disk)
+        self._acks = Acknowledgements(log, self.clock, self._off_loop)
         try:
-            done, dropped = self._acks.read()
+            done, dropped = log.read()
             self._finish_deletions(dropped)
             there = set(queue_names(self.directory, disk=self._disk)) - {ACKS_NAME}
             for library_name in sorted(there):
@@ -146,7 +134,8 @@ class Queues:
             for queue in list(self.by_name.values()):
                 if b"+" in queue.name and self.side_name(queue.name) in there:
                     self.journal_of(queue).open_side(queue)
-            self._apply_acks(done)
+            self._apply_acks(done, there)
+            log.drop_through(log.last)
             for queue in self.by_name.values():
                 queue.start_counting()
         except BaseException:
@@ -192,33 +181,29 @@ class Queues:
         there = queue_names(self.directory, disk=self._disk)
         for library_name, reader in dropped:
             if library_name in there:
-                journal = self.open_journal(library_name, names.original_name(library_name) or b"")
-                self._in_memory.discard(journal)
-                self.synced_each_turn.discard(journal)
-                with contextlib.closing(journal):
+                with contextlib.closing(self._open_unserved(library_name)) as journal:
                     if reader == ALL:
                         journal.erase()
                     else:
                         journal.drop_reader(reader)
 
-    def _apply_acks(self, done: Acks) -> None:
+    def _apply_acks(self, done: Acks, there: set[str]) -> None:
         """Commit what the log says was acknowledged, and save that: rule 3 of ``ack_log``."""
-        assert self._acks is not None
-        opened = {queue.name: queue for queue in self._open_journals()}
-        for (library_name, reader_name), ids in done.items():
+        assert self.directory is not None
+        opened = {queue.name: queue for queue in self._open_journals() if queue not in self._in_memory}
+        by_queue: dict[str, dict[str, set[int]]] = {}
+        for (library_name, reader), ids in done.items():
+            by_queue.setdefault(library_name, {})[reader] = ids
+        for library_name, readers in by_queue.items():
             journal = opened.get(library_name)
-            if journal is None:
-                continue
-            reader = journal.readers.get(reader_name)
-            if reader is None and not reader_name:  # it was renamed since
-                reader = journal.readers.get(OWN_READER)
-            if reader is not None:
-                reader.discard(sorted(ids))
-        for journal in opened.values():
-            if any(key[0] == journal.name for key in done):
-                journal.checkpoint(durable=True)
-        self._saved_record = self._last_record = self._acks.last
-        self._acks.drop_through(self._last_record)
+            if journal is not None:
+                _discard(journal, readers)
+            elif library_name in there:  # it is not served: keep_journal is false now, or it belonged to a fan-out
+                inspected = inspect_queue(self.directory, library_name, disk=self._disk)
+                with contextlib.closing(self._open_unserved(library_name)) as journal:
+                    for saved in inspected.readers:
+                        journal.reader(saved.name)
+                    _discard(journal, readers)
 
     def _open_journals(self) -> list[JournaledQueue]:
         shared = [journal.queue for journal in self._journals.values()]
@@ -228,11 +213,26 @@ class Queues:
     def open_journal(self, library_name: str, name: bytes) -> JournaledQueue:
         """Open, or make, a queue of the library, with the options of the queue ``name``."""
         config = self.config.for_queue(name)
-        is_on_disk = self.directory is not None and config.keep_journal
-        if is_on_disk and self._acks is not None:
+        if self.directory is None or not config.keep_journal:
+            journal = self._open("memory", library_name, config)
+            self._in_memory.add(journal)
+            return journal
+        if self._acks is not None:
             self._acks.note_make(library_name, ALL)
-        journal = JournaledQueue(
-            self.directory if self.directory is not None and is_on_disk else "memory",
+        journal = self._open(self.directory, library_name, config)
+        if config.sync_journal == 0:
+            self.synced_each_turn.add(journal)
+        return journal
+
+    def _open_unserved(self, library_name: str) -> JournaledQueue:
+        """A queue on disk that no client is served from."""
+        assert self.directory is not None
+        return self._open(self.directory, library_name, self.config.for_queue(names.original_name(library_name) or b""))
+
+    def _open(self, directory: str, library_name: str, config: QueueConfig) -> JournaledQueue:
+        is_on_disk = directory == self.directory
+        return JournaledQueue(
+            directory,
             library_name,
             sync="never" if config.sync_journal == 0 else config.sync_journal,
             segment_bytes=config.default_journal_size,
@@ -243,17 +243,12 @@ class Queues:
             clock=self._disk_clock,
             disk=self._disk,
         )
-        if not is_on_disk:
-            self._in_memory.add(journal)
-        elif config.sync_journal == 0:
-            self.synced_each_turn.add(journal)
-        return journal
 
     def close(self) -> None:
         """Close all queues, whatever some of them raise; raises the last error. May be repeated, after an interrupt."""
         self._is_closed = True
-        if self._save_timer is not None:
-            self._save_timer.cancel()
+        if self._acks is not None:
+            self._acks.stop()
         for queue in self.by_name.values():
             for read in queue.reads:
                 read.stop_timer()
@@ -264,8 +259,8 @@ class Queues:
             with contextlib.ExitStack() as journals:
                 for journal in self._journals.values():
                     journals.callback(journal.close)
-            if self._acks is not None and self._last_record > self._saved_record and not self._acks.closed:
-                self._acks.drop_through(self._last_record)  # all have saved their positions
+            if self._acks is not None:
+                self._acks.forget()
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
@@ -304,7 +299,11 @@ class Queues:
                 journal.make_child(queue)
         except BaseException:
             self.by_name.pop(name, None)
+            self.creates -= 1
             journal.children.pop(name, None)
+            if not journal.members():  # nor was there anything before
+                self._journals.pop(parent, None)
+                journal.discard()
             raise
         return queue
 
@@ -357,14 +356,30 @@ class Queues:
         return took_all
 
     def move(self, name: bytes, data: bytes) -> bool:
-        """Put an item that another queue gave up: it is no client's, and does not count. Raises nothing."""
+        """Put an item that another queue gave up: it is no client's, and does not count. Raises nothing.
+
+        It is on disk before it is noted that the other queue is done with it.
+        """
         total = self.total_items
         try:
-            return self.add(name, data, None)
+            taken = self.add(name, data, None)
         except (KestrelError, OSError, TooManyQueues):
             return False
         finally:
             self.total_items = total
+        if taken:
+            self._sync_this_turn(name)
+        return taken
+
+    def _sync_this_turn(self, name: bytes) -> None:
+        alias = self.aliases.get(name)
+        for target in () if alias is None else alias.targets:
+            self._sync_this_turn(target)
+        queue = self.find(name)
+        if queue is not None:
+            for journal in (self.journal_of(queue).queue, queue.side):
+                if journal is not None and journal not in self._in_memory:
+                    self.note_written(journal)
 
     def wants(self, name: bytes, size: int) -> bool:
         """Whether a body of that size can be taken, as far as is known before it arrives."""
@@ -408,94 +423,71 @@ class Queues:
     def count_miss(self) -> None:
         self.misses += 1
 
-    def note_ack(self, queue: JournaledQueue, reader: str, item_id: int) -> None:
+    def note_ack(self, journal: JournaledQueue, reader: str, item_id: int) -> None:
         """An item of that reader is done: it must not come again after a kill, once this turn's replies are sent."""
-        if queue in self._in_memory:
-            return
-        self._noted.setdefault((queue.name, reader), []).append(item_id)
-        self._unsaved[queue] = None
-        if queue in self.synced_each_turn:
-            self._noted_must_be_durable = True
+        if self._acks is not None and journal not in self._in_memory:
+            self._acks.note(journal, reader, item_id, durable=journal in self.synced_each_turn)
+            self.rounds.schedule()
 
     # -- the end of a turn ---------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
         """The end of a turn. Raises ``DurabilityUnknown`` if a sync failed."""
-        while self._dirty or self._plain:
+        self._serve_lines()
+        try:
+            self._sync_written()
+            for item, queue, _ in self._plain:
+                queue.note_done(item)
+            has_saved = self._acks is None or self._acks.write()
+        except BaseException:
+            for item, queue, _ in self._take_plain():
+                queue.give_back(item)
+            raise
+        for item, _, connection in self._take_plain():
+            try:
+                item.commit()
+            except QueueClosed:  # the queue was deleted in this turn
+                continue
+            except KestrelError as error:  # it is in trouble: a sync of its own has failed
+                _logger.error("a client gets an error: %s", error)
+                connection.take_back_replies()
+        if self._acks is not None:
+            if not has_saved:
+                self._acks.save_now()
+            self._acks.save_in_time()
+
+    def _serve_lines(self) -> None:
+        while True:
             while self._dirty:
                 self._dirty.popitem()[0].serve()
-            plain, self._plain = self._plain, []
-            for item, queue, connection in plain:
-                self._finish_plain(item, queue, connection)
-        if self._written:
-            written, self._written = self._written, {}
-            for journal in written:
-                if not journal.closed:
-                    journal.sync()
-        if self._noted:
-            self._write_acks()
+            gone = [each for each in self._plain if not each[2].is_open]
+            if not gone:
+                return
+            self._plain = [each for each in self._plain if each not in gone]
+            for item, queue, _ in gone:
+                queue.give_back(item)
 
-    def _finish_plain(self, item: Item, queue: ServedQueue, connection: Connection) -> None:
-        if connection.is_open:
-            with contextlib.suppress(QueueClosed):  # the queue was deleted in this turn
-                queue.done(item)
-        else:
-            queue.give_back(item)
+    def _sync_written(self) -> None:
+        written, self._written = self._written, {}
+        for journal in written:
+            if not journal.closed:
+                journal.sync()
 
-    def _write_acks(self) -> None:
-        noted, self._noted = self._noted, {}
-        must_be_durable, self._noted_must_be_durable = self._noted_must_be_durable, False
-        if self._acks is None:
-            return
-        try:
-            self._last_record = self._acks.append(noted)
-            if must_be_durable:
-                self._acks.sync()
-        except OSError as error:  # the disk is full, say: the readers' own checkpoints take no room
-            _logger.warning("acknowledgements are saved by checkpoints: %s", error)
-            for journal in self._unsaved:
-                journal.checkpoint(durable=True)
-            self._unsaved.clear()
-        if self._save_timer is None:
-            self._save_timer = self.clock.call_later(SAVE_SECONDS, self._save)
-        elif self._last_record - self._saved_record > SAVE_RECORDS:
-            self._save()
-
-    def _save(self) -> None:
-        """Save the checkpoints of readers that moved, on another thread, so that the log can forget their records."""
-        if self._is_saving or self._acks is None:
-            return
-        if self._save_timer is not None:
-            self._save_timer.cancel()
-            self._save_timer = None
-        unsaved, self._unsaved = self._unsaved, {}
-        record = self._last_record
-        self._is_saving = True
-        self._off_loop(partial(_save_all, list(unsaved), self._acks, record), partial(self._saved, unsaved, record))
-
-    def _saved(self, unsaved: dict[JournaledQueue, None], record: int, error: BaseException | None) -> None:
-        self._is_saving = False
-        if error is None:
-            self._saved_record = record
-            if self._acks is not None:
-                self._acks.forget_drops(record)
-        else:
-            _logger.warning("checkpoints could not be saved, and are saved later: %s", error)
-            self._unsaved |= unsaved
-        if self._unsaved and self._save_timer is None and not self._is_closed:
-            self._save_timer = self.clock.call_later(SAVE_SECONDS, self._save)
+    def _take_plain(self) -> list[tuple[Item, ServedQueue, Connection]]:
+        plain, self._plain = self._plain, []
+        return plain
 
     # -- deleting ------------------------------------------------------------------------------------------------------
 
     def delete(self, queue: ServedQueue) -> None:
         """Delete a queue. Those in its line get nothing, its open reads are forgotten."""
+        journal = self.journal_of(queue)
+        journal.delete(queue)  # this may raise: then the queue stays as it is
         queue.dismiss_all()
         for read in list(queue.reads):
             queue.forget(read)
         self._plain = [each for each in self._plain if each[1] is not queue]
         self._dirty.pop(queue, None)
-        journal = self.journal_of(queue)
-        journal.delete(queue)
         self.by_name.pop(queue.name, None)
         self.deletes += 1
         if not journal.members():
@@ -520,17 +512,8 @@ class Queues:
         journal.drop_reader(reader)
 
     def _note_drop(self, journal: JournaledQueue, reader: str) -> None:
-        if self._acks is None or journal in self._in_memory:
-            return
-        journal.checkpoint(durable=True)  # what the log says of its items is void from here on
-        for key in [key for key in self._noted if key[0] == journal.name and reader in (ALL, key[1])]:
-            del self._noted[key]
-        if reader == ALL:
-            self._unsaved.pop(journal, None)
-        try:
-            self._acks.note_drop(journal.name, reader)
-        except OSError:  # the disk is full, say: without records, there is nothing to say about them
-            _save_all(list(self._unsaved), self._acks, self._last_record)
+        if self._acks is not None and journal not in self._in_memory:
+            self._acks.note_drop(journal, reader)
 
     # -- time and configuration ----------------------------------------------------------------------------------------
 
@@ -576,13 +559,15 @@ class Queues:
         return b"SERVER_ERROR\r\n"
 
 
-def _save_all(journals: list[JournaledQueue], acks: AckLog, record: int) -> None:
-    for journal in journals:
-        try:
-            journal.checkpoint(durable=True)
-        except QueueClosed:
-            continue
-    acks.drop_through(record)
+def _discard(journal: JournaledQueue, done: dict[str, set[int]]) -> None:
+    """Commit these ids of these readers, and save that."""
+    for name, ids in done.items():
+        reader = journal.readers.get(name)
+        if reader is None and not name:  # it was renamed since
+            reader = journal.readers.get(OWN_READER)
+        if reader is not None:
+            reader.discard(sorted(ids))
+    journal.checkpoint(durable=True)
 
 
 def _later(name: bytes, old: QueueConfig, new: QueueConfig) -> list[str]:

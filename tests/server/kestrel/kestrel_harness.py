@@ -44,6 +44,9 @@ class Kestrel(Running):
     def check(self) -> None:
         """The invariants of the queues, of the connections and of the status."""
         self.call(self.server.queues._check)
+        acks = self.server.queues._acks
+        if acks is not None:
+            self.call(acks._check)
         self.call(self.server.status._check)
         for connection in self.call(lambda: list(self.server.connections)):
             self.call(connection._check)

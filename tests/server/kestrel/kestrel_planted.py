@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from kestrelpy import JournaledQueue
 from kestrelpy._reading.checkpointer import Checkpointer
 from kestrelpy.server.kestrel import ack_log, queues
 from kestrelpy.server.kestrel.ack_log import AckLog
+from kestrelpy.server.kestrel.acknowledgements import Acknowledgements
 from kestrelpy.server.kestrel.journal import SharedJournal
 from kestrelpy.server.kestrel.queue import ServedQueue
 from kestrelpy.server.kestrel.queues import Queues
@@ -60,7 +60,7 @@ def journals_are_not_synced() -> Iterator[None]:
 @fault("(b)")
 def plain_gets_are_not_noted() -> Iterator[None]:
     """They are committed, and that is all."""
-    with patch.object(Queues, "_finish_plain", lambda self, item, queue, connection: item.commit()):
+    with patch.object(ServedQueue, "note_done", lambda self, item: None):
         yield
 
 
@@ -119,10 +119,7 @@ def deletions_are_not_finished() -> Iterator[None]:
 
 @fault("(b)", steps={"save": 8.0})
 def the_log_is_cut_before_the_checkpoints() -> Iterator[None]:
-    def save_all(journals: list[JournaledQueue], acks: AckLog, record: int) -> None:
-        acks.drop_through(record)
-
-    with patch.object(queues, "_save_all", save_all):
+    with patch.object(Acknowledgements, "_save_all", lambda self, queues, record: self._log.drop_through(record)):
         yield
 
 

@@ -438,12 +438,12 @@ def test_the_log_of_acknowledgements_is_applied_and_trimmed(tmp_path: Path) -> N
             client.ask(b"get q\r\n", value(b"q", b"%d" % number))
         acks = it.server.queues._acks
         assert acks is not None
-        assert acks._reader.items == 20
+        assert acks._log._reader.items == 20
         it.advance(6)
-        it.until(lambda: not it.server.queues._is_saving and acks._reader.items == 0)
+        it.until(lambda: not acks._is_saving and acks._log._reader.items == 0)
         take_one = value(b"q", b"20")
         client.ask(b"get q\r\n", take_one)
-        assert acks._reader.items == 1
+        assert acks._log._reader.items == 1
 
 
 def test_reads_that_are_open_at_the_end_are_no_aborts(tmp_path: Path) -> None:
@@ -519,7 +519,8 @@ def test_archives(tmp_path: Path) -> None:
         assert it.stats()["queue_q_journal_rotations"] == "4"
         take(client, b"q", *[b"x" * 40_000] * 5)
         it.advance(6)
-        it.until(lambda: not it.server.queues._is_saving)
+        acks = it.server.queues._acks
+        it.until(lambda: acks is not None and not acks._is_saving)
     assert len([name for name in os.listdir(archive) if name.startswith("q.")]) >= 3
 
 

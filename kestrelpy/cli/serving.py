@@ -239,7 +239,8 @@ def _serve_kestrel(args: argparse.Namespace) -> int:
                 sockets=_passed_sockets(opened),
                 **{name: value for name, value in options.items() if value is not None},
             )
-            server.max_connections = server.max_connections or _room_for_connections()
+            room = _room_for_connections()  # it also lets the queues have as many files as the system allows
+            server.max_connections = server.max_connections or room
             server.bind(lambda place: _bound_at(place, server.default_port, opened))
             if args.user is not None:
                 _become(args.user)
@@ -382,7 +383,7 @@ def _become(user: str) -> None:
 
 
 def _room_for_connections() -> int:
-    """The number of files that may be open, minus the files that the queue needs."""
+    """Raise the limit of open files as far as that goes. Returns it, without the files that the server needs itself."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -84,7 +84,9 @@ class QueueServer:
         """Open the queues. ``loop`` is set by now. Called by ``start``."""
 
     def close(self) -> None:
-        """Close the queues. Called by ``stop``, when no client is left; may be called again."""
+        """Close the queues. Called by ``stop``, when no client is left; may be called again, and after an ``open`` that
+        has raised.
+        """
 
     def serve_at(
         self, protocol: QueueProtocol, listen: str | Sequence[str], sockets: Sequence[socket.socket] = ()
@@ -114,8 +116,8 @@ class QueueServer:
         self.loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self.loop.create_future()
         self.rounds = Rounds(self.loop, self.commit, self.fail)
-        self.open()
         try:
+            self.open()
             for place, protocol in self._places:
                 self._listeners.append(await self._listen(place, protocol))
         except BaseException:

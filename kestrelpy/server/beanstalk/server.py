@@ -86,7 +86,9 @@ class BeanstalkServer(QueueServer):
         self._identity = f"{getpid() & 0xFFFFFFFF:08x}{clock.time_ns() >> 10 & 0xFFFFFFFF:08x}"
 
     def close(self) -> None:
-        self.queue.close()
+        queue = getattr(self, "queue", None)  # the start may have failed before it was there
+        if queue is not None:
+            queue.close()
 
     def drain(self) -> None:
         """Refuse puts from now on; all other commands work as before."""

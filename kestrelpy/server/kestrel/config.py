@@ -19,6 +19,8 @@ from kestrelpy.server.kestrel.names import is_legal, split
 
 __all__ = ["Config", "ConfigError", "QueueConfig", "ServerConfig", "changes_at_next_start", "parse_config"]
 
+MAX_JOURNAL_BYTES = 1 << 30
+"""The largest ``default_journal_size``. Larger segments gain nothing."""
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 STATUSES = ("up", "writeavoid", "readonly", "quiescent")
 
@@ -198,6 +200,7 @@ _REFUSED = {
     "white_list_client_id_for_enqueue": "client ids need Twitter's thrift header, which is not supported",
     "white_list_client_id_for_dequeue": "client ids need Twitter's thrift header, which is not supported",
 }
+_TARGETS = ("expire_to_queue", "error_to_queue", "many_errors_to_queue")
 _FIXED_WHILE_OPEN = ("keep_journal", "default_journal_size", "archive_dir", "sync_journal")
 
 
@@ -257,7 +260,20 @@ class Config:
         said = {**self._built_in, **self._default, **self._queues.get(parent, NOTHING)}
         if child is not None:
             said |= self._queues.get(name, NOTHING)
+        said |= {key: None for key in _TARGETS if self._feeds(said.get(key), name)}  # said in [default], for others
         return QueueConfig(**said)
+
+    def _feeds(self, target: bytes | None, name: bytes) -> bool:
+        """Whether what is put into ``target`` comes into this queue: it is this one, its parent, or an alias of one."""
+        if target is None:
+            return False
+        return target in (name, split(name)[0]) or any(self._feeds(each, name) for each in self.aliases.get(target, ()))
+
+    def check_targets(self, where: str, name: bytes, said: Mapping[str, Any]) -> None:
+        """Raise ``ConfigError`` if what this queue gives up would come back into it."""
+        for key in _TARGETS:
+            if self._feeds(said.get(key), name):
+                raise ConfigError(f"{where} {key}: leads back to this queue")
 
 
 def parse_config(
@@ -289,7 +305,8 @@ def parse_config(
     aliases = _read_aliases(tables["aliases"])
     config = Config(server, {"sync_journal": sync_journal}, default, queues, aliases)
     _check_limits("[default]", QueueConfig(**default))
-    for name in queues:
+    for name, options in queues.items():
+        config.check_targets(f"[queues.{name.decode()}]", name, options)
         _check_limits(f"[queues.{name.decode()}]", config.for_queue(name))
     warnings += [f"the alias {name.decode()} hides the queue of that name" for name in aliases if name in queues]
     config.warnings = warnings
@@ -318,8 +335,8 @@ def _read(
 def _check_limits(where: str, config: QueueConfig) -> None:
     if config.discard_old_when_full and config.max_items == 0:
         raise ConfigError(f"{where} max_items: with discard_old_when_full, it must be at least 1")
-    if config.default_journal_size < 1 << 16:
-        raise ConfigError(f"{where} default_journal_size: must be at least 64k")
+    if not 1 << 16 <= config.default_journal_size <= MAX_JOURNAL_BYTES:
+        raise ConfigError(f"{where} default_journal_size: must be from 64k to 1G")
 
 
 def _read_aliases(table: Mapping[str, Any]) -> dict[bytes, tuple[bytes, ...]]:

@@ -90,6 +90,7 @@ class KestrelServer(QueueServer):
         }
         self._clock = clock
         self._disk = disk
+        self._closers: list[Callable[[], None]] = []
         self._sync_journal = sync_journal
         self.config = self._read_config()
         server = self.config.server
@@ -116,9 +117,9 @@ class KestrelServer(QueueServer):
         for warning in self.config.warnings:
             _logger.warning("configuration: %s", warning)
         self._folder: Directory | None = None
-        self._saver = ThreadPoolExecutor(1, "kestrel-checkpoints")
         if self._directory is not None:
             self._folder = (self._disk or RealDisk()).directory(self._directory, create=True)
+            self._closers.append(self._folder.close)
         self.queues = Queues(
             self._directory,
             self.config,
@@ -128,10 +129,14 @@ class KestrelServer(QueueServer):
             self._clock or SystemClock(),
             self._disk,
         )
+        self._closers.append(self.queues.close)
+        self._saver = ThreadPoolExecutor(1, "kestrel-checkpoints")
+        self._closers.append(self._saver.shutdown)
         self.queues.open()
         self.status = ServerStatus(
             self.clock, self._stored_status(), server.status_change_grace_period, self._store_status
         )
+        self._closers.append(self.status.close)
         if server.expiration_timer_frequency > 0:
             self._every(server.expiration_timer_frequency, self.queues.sweep)
         if server.client_timeout is not None:
@@ -143,8 +148,13 @@ class KestrelServer(QueueServer):
 
     def _every(self, seconds: float, call: Callable[[], object]) -> None:
         def run() -> None:
-            if not self._is_closed:
+            if self._is_closed:
+                return
+            try:
                 call()
+            except Exception:
+                _logger.exception("what is done every %s s has failed, and is done again", seconds)
+            finally:
                 self.clock.call_later(seconds, run)
 
         self.clock.call_later(seconds, run)
@@ -152,9 +162,10 @@ class KestrelServer(QueueServer):
     async def stop(self) -> None:
         """Answer those that wait that there is nothing, close all connections, then all queues. May be repeated."""
         self._stop_listening()
-        if not self._is_closed:
-            self.queues.is_ending = True
-            for queue in list(self.queues.by_name.values()):
+        queues = getattr(self, "queues", None)  # the start may have failed before they were there
+        if not self._is_closed and queues is not None:
+            queues.is_ending = True
+            for queue in list(queues.by_name.values()):
                 queue.dismiss_all()
             await asyncio.sleep(0)  # their replies are sent at the end of this turn
             await asyncio.sleep(0)
@@ -163,11 +174,8 @@ class KestrelServer(QueueServer):
     def close(self) -> None:
         self._is_closed = True
         with contextlib.ExitStack() as rest:
-            if self._folder is not None:
-                rest.callback(self._folder.close)
-            rest.callback(self.queues.close)
-            rest.callback(self._saver.shutdown)
-            self.status.close()
+            for close in self._closers:  # the last one first
+                rest.callback(close)
 
     def _commit(self) -> None:
         self.queues.commit()
@@ -215,13 +223,13 @@ class KestrelServer(QueueServer):
         if self._folder is None:
             return default
         try:
-            file = self._folder.open(STATUS_FILE)
+            with contextlib.closing(self._folder.open(STATUS_FILE)) as file:
+                text = file.read(0, 100).decode("latin-1").strip()
         except FileNotFoundError:
             return default
-        try:
-            text = file.read(0, 100).decode("latin-1").strip()
-        finally:
-            file.close()
+        except OSError as error:
+            _logger.warning("%s can't be read, and the status is %s: %s", STATUS_FILE, default, error)
+            return default
         if text not in STATUSES:
             _logger.warning("%s has no status, but %r: the status is %s", STATUS_FILE, text, default)
             return default

@@ -49,12 +49,12 @@ class ServerStatus:
     def set(self, name: str) -> bool:
         """Change the status. False for a name that is no status. Raises what ``store`` raises: nothing is changed then.
 
-        A still stricter status during a grace period has no effect.
+        During a grace period, the same status and a still stricter one have no effect.
         """
         if name not in ORDER:
             return False
         stricter = ORDER.index(name) > ORDER.index(self.shown)
-        if stricter and self._timer is not None:
+        if self._timer is not None and (stricter or name == self.shown):
             return True
         self._store(name)
         if self._timer is not None:

@@ -96,7 +96,7 @@ def test_server_keys(line: str, value: object) -> None:
             r"\[default\] max_items: with discard_old_when_full",
         ),
         ("[default]\nmax_items = 0\n[queues.q]\ndiscard_old_when_full = true", r"\[queues.q\] max_items: with"),
-        ("[default]\ndefault_journal_size = 10", "default_journal_size: must be at least 64k"),
+        ("[default]\ndefault_journal_size = 10", "default_journal_size: must be from 64k to 1G"),
         ("[queues.q]\nmany_errors_count = 0", "many_errors_count: must be at least 1"),
         ('zookeeper = "x"', "zookeeper: server sets in ZooKeeper are not supported"),
         ("[queues.q]\nwhite_list_client_id_for_enqueue = []", "client ids need Twitter's thrift header"),

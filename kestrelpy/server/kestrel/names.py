@@ -8,7 +8,7 @@ bytes, if it does not fit.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from collections.abc import Callable
 from hashlib import sha256
 
 __all__ = ["is_legal", "library_name", "original_name", "side_name", "split"]
@@ -20,18 +20,31 @@ MAX_HEX_BYTES = 48
 OWN_READER = b"_"
 """The reader of a queue with fan-outs has this name: a fan-out of this name is called otherwise on disk."""
 
+MAX_NAME_BYTES = 100 + 1 + 100
+"""The longest name is that of a fan-out whose two parts fit."""
+KNOWN_NAMES = 4096
+
 _ILLEGAL = re.compile(rb"[ \r\n\0./~]")
 _FITS = re.compile(rb"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
 
 
-@lru_cache(maxsize=4096)
-def is_legal(name: bytes) -> bool:
-    """Whether a client may use this name for a queue: ``orders``, or ``orders+audit`` for a fan-out."""
-    if _ILLEGAL.search(name) is not None:
-        return False
-    parent, child = split(name)
-    return _is_part(parent) and (child is None or _is_part(child))
+class _Known(dict[bytes, bool]):
+    """Whether names are legal, of those that were asked for last. A name too long for any queue is not kept."""
+
+    def __missing__(self, name: bytes) -> bool:
+        if len(name) > MAX_NAME_BYTES:
+            return False
+        parent, child = split(name)
+        legal = _ILLEGAL.search(name) is None and _is_part(parent) and (child is None or _is_part(child))
+        if len(self) >= KNOWN_NAMES:
+            self.clear()
+        self[name] = legal
+        return legal
+
+
+is_legal: Callable[[bytes], bool] = _Known().__getitem__
+"""Whether a client may use this name for a queue: ``orders``, or ``orders+audit`` for a fan-out."""
 
 
 def _is_part(part: bytes) -> bool:

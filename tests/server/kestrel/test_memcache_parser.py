@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -150,6 +151,21 @@ def test_legal_names(name: bytes) -> None:
 def test_illegal_names(name: bytes) -> None:
     """Row: names: an empty part is illegal; what does not fit has at most 48 bytes."""
     assert not names.is_legal(name)
+
+
+def test_hostile_names_take_no_memory() -> None:
+    """A name in thrift may have 16 MiB: what is remembered of names is short, and has an end."""
+    tracemalloc.start()
+    try:
+        for number in range(2000):
+            assert not names.is_legal(b"%d" % number + b"x" * 8000)
+            assert not names.is_legal(b"%d" % number + b"~" * 8000)
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+        for number in range(30_000):
+            assert names.is_legal(b"%d+" % number + b"x" * 100)
+        assert tracemalloc.get_traced_memory()[0] < 2 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_names_on_disk() -> None:

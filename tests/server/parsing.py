@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from typing import Any, Protocol
 
 
@@ -37,3 +38,16 @@ def cut(data: bytes, rng: random.Random) -> list[bytes]:
         pieces.append(data[at : at + step])
         at += step
     return pieces
+
+
+def memory_of(parser: CheckedParser, data: bytes, step: int = 2) -> int:
+    """How many bytes of memory these bytes take that are no command yet, if they arrive in small pieces."""
+    tracemalloc.start()
+    try:
+        for at in range(0, len(data), step):
+            parser.feed(data[at : at + step])
+            assert parser.next() is None
+        parser._check()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()

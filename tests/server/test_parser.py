@@ -22,6 +22,7 @@ from kestrelpy.server.beanstalk.parser import (
     BeanstalkParser,
     Command,
 )
+from tests.server.parsing import memory_of
 from tests.support.budget import share
 
 U32 = 0xFFFFFFFF
@@ -211,7 +212,7 @@ def test_a_body_that_was_passed_on_is_not_kept(rest: bytes, cut: int) -> None:
             found.append(command)
         parser._check()
     assert found == [("put", 0, 0, 60, b"x" * 100_000)]
-    assert len(parser._data) + sum(map(len, parser._parts)) <= len(rest)
+    assert len(parser._data) + len(parser._body) <= len(rest)
 
 
 def test_a_body_too_big_is_not_kept() -> None:
@@ -223,6 +224,10 @@ def test_a_body_too_big_is_not_kept() -> None:
         assert parser.held == 0
     assert not parser.in_put
     assert parser.in_big_put
+
+
+def test_a_body_in_tiny_pieces_takes_its_own_size() -> None:
+    assert memory_of(BeanstalkParser(100_000), b"put 0 0 0 100000\r\n" + b"x" * 99_999) < 130_000
 
 
 # -- lines that are too long -----------------------------------------------------------------------------------------

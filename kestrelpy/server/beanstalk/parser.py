@@ -54,15 +54,15 @@ class BeanstalkParser:
     the put, and gives the job its id. ``in_big_put``: the same for a put whose body is discarded.
     """
 
-    __slots__ = ("_at", "_data", "_discarding", "_is_too_big", "_max_job_bytes", "_missing", "_parts", "_put", "_skip")
+    __slots__ = ("_at", "_body", "_data", "_discarding", "_is_too_big", "_max_job_bytes", "_missing", "_put", "_skip")
 
     def __init__(self, max_job_bytes: int = 65535) -> None:
         self._max_job_bytes = max_job_bytes
         self._data = b""
         self._at = 0  # all bytes of _data before this index are done
         self._put: tuple[int, int, int, int] | None = None  # priority, delay, ttr, size; the body comes next
-        self._parts: list[bytes] = []  # pieces of an incomplete body; then _data is empty
-        self._missing = 0  # how many bytes of that body are missing
+        self._body = bytearray()  # what has arrived of a body that comes in pieces, with its CRLF
+        self._missing = 0  # how many bytes of that body are missing; while there are any, _data is empty
         self._is_too_big = False  # a body is being discarded; the reply comes after all of it
         self._skip = 0  # how many bytes of that body are still to come
         self._discarding = False  # the beginning of a line that is too long is gone; its end is searched for
@@ -83,13 +83,10 @@ class BeanstalkParser:
     def feed(self, data: bytes) -> None:
         """Take the bytes that arrived. The cost grows with the bytes that are held, and with nothing else."""
         if self._missing:
-            self._parts.append(data)
-            self._missing -= len(data)
-            if self._missing > 0:
-                return
-            self._missing = 0
-            data = b"".join(self._parts)
-            self._parts.clear()
+            here = data[: self._missing]
+            self._body += here
+            self._missing -= len(here)
+            data = data[len(here) :]
         elif self._skip:
             skipped = min(self._skip, len(data))
             self._skip -= skipped
@@ -102,9 +99,7 @@ class BeanstalkParser:
         if self._missing or self._skip:
             return None
         if self._put is not None:
-            command = self._read_body(*self._put)
-            self.trim()
-            return command
+            return self._end_put(*self._put)
         if self._is_too_big:
             self._is_too_big = False
             return TOO_BIG
@@ -140,8 +135,8 @@ class BeanstalkParser:
         assert self._missing >= 0
         assert self._skip >= 0
         assert not (self._put is not None and self._is_too_big)
-        assert self._put is not None or not self._parts
-        assert self._put is None or sum(map(len, self._parts)) + self._missing in (0, self._put[3] + 2)
+        assert self._put is not None or not self._body
+        assert self._put is None or len(self._body) + self._missing == self._put[3] + 2
         assert self._is_too_big or not self._skip
         assert not (self._missing or self._skip) or not self.held
 
@@ -163,15 +158,23 @@ class BeanstalkParser:
         stop = at + size
         if len(data) < stop + 2:
             self._put = (priority, delay, ttr, size)
-            self._parts.append(data[at:])
+            self._body += data[at:]
             self._missing = stop + 2 - len(data)
             self._data, self._at = b"", 0
             return None
-        self._put = None
         self._at = stop + 2
         if data[stop : stop + 2] != b"\r\n":
             return EXPECTED_CRLF
         return ("put", priority, delay, ttr, data[at:stop])
+
+    def _end_put(self, priority: int, delay: int, ttr: int, _size: int) -> Command:
+        """The body has arrived in pieces."""
+        self._put = None
+        came, self._body = self._body, bytearray()
+        if not came.endswith(b"\r\n"):
+            return EXPECTED_CRLF
+        del came[-2:]
+        return ("put", priority, delay, ttr, bytes(came))
 
     # -- lines that are too long ---------------------------------------------------------------------------------------
 

@@ -56,8 +56,8 @@ class MemcacheParser:
         self._data = b""
         self._at = 0  # all bytes of _data before this index are done
         self._set: tuple[bytes, int, int, bool] | None = None  # name, expiry, size, noreply; the body comes next
-        self._parts: list[bytes] = []  # pieces of an incomplete body; then _data is empty
-        self._missing = 0  # how many bytes of that body, with its CRLF, are missing
+        self._body = bytearray()  # what has arrived of a body that comes in pieces, with its CRLF
+        self._missing = 0  # how many bytes of that body are missing; while there are any, _data is empty
         self._swallowed: Command | None = None  # a body is swallowed; this command comes after it
         self._skip = 0  # how many bytes of that body are still to come, with its CRLF
         self._tail = b""  # the last two bytes of what was swallowed
@@ -66,6 +66,8 @@ class MemcacheParser:
     def _check(self) -> None:
         assert 0 <= self._at <= len(self._data)
         assert self._missing >= 0
+        assert self._set is not None or not self._body
+        assert self._set is None or len(self._body) + self._missing in (0, self._set[2] + 2)
         assert self._skip >= 0
         assert not (self._missing or self._skip) or not self.held
 
@@ -83,13 +85,10 @@ class MemcacheParser:
         if self._has_ended:
             return
         if self._missing:
-            self._parts.append(data)
-            self._missing -= len(data)
-            if self._missing > 0:
-                return
-            self._missing = 0
-            data = b"".join(self._parts)
-            self._parts.clear()
+            here = data[: self._missing]
+            self._body += here
+            self._missing -= len(here)
+            data = data[len(here) :]
         elif self._skip:
             data = self._swallow(data)
         self._data = self._data[self._at :] + data if len(self._data) > self._at else data
@@ -244,7 +243,7 @@ class MemcacheParser:
         self._set = (name, expiry, size, noreply)
         missing = size + 2 - self.held
         if missing > 0:
-            self._parts = [self._data[self._at :]] if self.held else []
+            self._body += self._data[self._at :]
             self._missing = missing
             self._data, self._at = b"", 0
         return None
@@ -259,6 +258,12 @@ class MemcacheParser:
 
     def _read_body(self, name: bytes, expiry: int, size: int, noreply: bool) -> Command:
         self._set = None
+        if self._body:
+            came, self._body = self._body, bytearray()
+            if not came.endswith(b"\r\n"):
+                return _ENDS
+            del came[-2:]
+            return ("set", name, expiry, bytes(came), noreply)
         end = self._at + size
         if self._data[end : end + 2] != b"\r\n":
             return _ENDS

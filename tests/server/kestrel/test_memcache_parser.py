@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kestrelpy.server.kestrel import names
 from kestrelpy.server.kestrel.memcache_parser import Command, MemcacheParser
-from tests.server.parsing import commands, cut
+from tests.server.parsing import commands, cut, memory_of
 
 WORDS = [
     b"set",
@@ -106,7 +106,7 @@ def test_memory_is_bounded() -> None:
     for _ in range(100):
         assert commands(parser, b"x" * 100_000) == []
         assert parser.held == 0
-    assert sum(map(len, parser._parts)) == 0
+    assert not parser._body
     endless = new()
     assert commands(endless, b"get ", *[b"a" * 1000] * 9) == [("client-error", True)]
 
@@ -118,6 +118,10 @@ def test_a_body_arrives_in_pieces() -> None:
     found = commands(parser, b"set q 0 0 %d\r\n" % len(body), *pieces, b"\r", b"\nget q\r\n")
     assert found[0] == ("set", b"q", 0, body, False)
     assert found[1][0] == "get"
+
+
+def test_a_body_in_tiny_pieces_takes_its_own_size() -> None:
+    assert memory_of(MemcacheParser(lambda _name, _size: True), b"set q 0 0 100000\r\n" + b"x" * 99_999) < 130_000
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

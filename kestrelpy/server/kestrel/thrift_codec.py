@@ -195,63 +195,72 @@ class ThriftParser:
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
-        self._parts: list[bytes] = []
-        self._held = 0
-        self._size = -1  # of the frame that is arriving; -1: not known yet
+        self._data = b""
+        self._at = 0  # all bytes of _data before this index are done
+        self._frame = bytearray()  # what has arrived of a frame that comes in pieces
+        self._missing = 0  # how many bytes of that frame are missing; while there are any, _data is empty
         self._has_ended = False
 
     def _check(self) -> None:
-        assert self._held == sum(map(len, self._parts))
-        assert not (self._has_ended and self._parts)
+        assert 0 <= self._at <= len(self._data)
+        assert self._missing >= 0
+        assert not self._missing or not self.held
+        assert not self._has_ended or not (self._data or self._frame)
 
     @property
     def held(self) -> int:
         """How many bytes were fed and belong to no command yet, without an incomplete frame."""
-        return 0 if self._size > self._held else self._held
+        return len(self._data) - self._at
 
     def trim(self) -> None:
-        """Nothing: what is done is not kept."""
+        """Drop the bytes that are done: a client that waits for hours must not keep its last call in memory."""
+        self._data, self._at = self._data[self._at :], 0
 
     def feed(self, data: bytes) -> None:
         """Take the bytes that arrived."""
-        if not self._has_ended:
-            self._parts.append(data)
-            self._held += len(data)
+        if self._has_ended:
+            return
+        if self._missing:
+            here = data[: self._missing]
+            self._frame += here
+            self._missing -= len(here)
+            data = data[len(here) :]
+        self._data = self._data[self._at :] + data if len(self._data) > self._at else data
+        self._at = 0
 
     def next(self) -> Command | None:
         """The next command, or ``None``: more bytes are needed."""
-        if self._has_ended:
+        if self._missing or self._has_ended:
             return None
-        if self._size < 0:
-            head = self._take(4)
-            if head is None:
+        if self._frame:
+            frame = bytes(self._frame)
+            self._frame = bytearray()
+        else:
+            data, begin = self._data, self._at + 4
+            if len(data) < begin:
                 return None
-            (size,) = _I32.unpack(head)
+            (size,) = _I32.unpack_from(data, self._at)
             if not 0 <= size <= self._max_frame_bytes:
                 return self._end()
-            self._size = size
-        frame = self._take(self._size)
-        if frame is None:
-            return None
-        self._size = -1
+            end = begin + size
+            if len(data) < end:
+                self._frame += data[begin:]
+                self._missing = end - len(data)
+                self._data, self._at = b"", 0
+                return None
+            frame = data[begin:end]
+            if len(data) == end:
+                self._data, self._at = b"", 0
+            else:
+                self._at = end
         try:
             return read_call(frame)
         except Malformed:
             return self._end()
 
-    def _take(self, size: int) -> bytes | None:
-        if self._held < size:
-            return None
-        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        rest = data[size:]
-        self._parts = [rest] if rest else []
-        self._held = len(rest)
-        return data[:size]
-
     def _end(self) -> Command:
         self._has_ended = True
-        self._parts.clear()
-        self._held = 0
+        self._data, self._at = b"", 0
         return ("malformed",)
 
 

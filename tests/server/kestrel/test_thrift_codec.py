@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import tracemalloc
 from pathlib import Path
@@ -20,7 +21,7 @@ from thriftpy2.transport import TMemoryBuffer as Buffer
 
 from kestrelpy.server.kestrel import thrift_codec as codec
 from kestrelpy.server.kestrel.thrift_codec import QueueInfo, ThriftParser
-from tests.server.parsing import commands
+from tests.server.parsing import commands, cut, memory_of
 
 IDL: Any = thriftpy2.load(str(Path(__file__).parent / "kestrel.thrift"), module_name="kestrel_codec_thrift")
 
@@ -185,6 +186,10 @@ def test_hostile_frames(name: str) -> None:
     assert parser.held == 0
 
 
+def test_a_frame_in_tiny_pieces_takes_its_own_size() -> None:
+    assert memory_of(ThriftParser(), struct.pack("!i", 100_000) + b"x" * 99_999) < 130_000
+
+
 def test_lists_without_bytes_cost_nothing() -> None:
     """A list of a billion members that have no bytes would take a billion steps: there is no such type."""
     for kind in (0, 1, 5, 7, 9, 77):
@@ -219,3 +224,11 @@ def test_no_bytes_raise(pieces: list[bytes]) -> None:
     parser = ThriftParser(1000)
     commands(parser, *pieces)
     commands(parser, *map(framed, pieces))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(CALLS), max_size=8), st.binary(max_size=20), st.randoms(use_true_random=False))
+def test_cuts_do_not_matter(calls: list[tuple[str, dict[str, Any]]], spoilt: bytes, rng: random.Random) -> None:
+    data = b"".join(call(method, **arguments) for method, arguments in calls) + spoilt
+    whole = commands(ThriftParser(), data)
+    assert commands(ThriftParser(), *cut(data, rng)) == whole

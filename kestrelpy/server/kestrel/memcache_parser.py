@@ -37,8 +37,6 @@ _ALONE: dict[bytes, Command] = {
     b"stats": ("stats",),
     b"version": ("version",),
     b"reload": ("reload",),
-    b"quit": ("quit",),
-    b"shutdown": ("shutdown",),
     b"flush_all_expired": ("flush_all_expired",),
 }
 
@@ -119,7 +117,7 @@ class MemcacheParser:
                 command = self._read_words(line)
             if command is not None:
                 break
-        if command is _ENDS:
+        if command is _ENDS or self._has_ended:
             self._has_ended = True
             self._data, self._at = b"", 0
         elif self._at == len(self._data):
@@ -220,6 +218,11 @@ class MemcacheParser:
     def _status(self, words: list[bytes]) -> Command:
         return ("status", words[1]) if len(words) > 1 else ("status",)
 
+    def _last(self, words: list[bytes]) -> Command:
+        """``quit`` or ``shutdown``: the client leaves."""
+        self._has_ended = True
+        return (words[0].lower().decode("ascii"),)
+
     # -- bodies --------------------------------------------------------------------------------------------------------
 
     def _start_body(self, words: list[bytes]) -> Command | None:
@@ -285,4 +288,6 @@ _READ: dict[bytes, Callable[[MemcacheParser, list[bytes]], Command | None]] = {
     b"dump_stats": MemcacheParser._dump,
     b"dump_config": MemcacheParser._dump,
     b"status": MemcacheParser._status,
+    b"quit": MemcacheParser._last,
+    b"shutdown": MemcacheParser._last,
 }

@@ -28,6 +28,7 @@ WORDS = [
     b"status",
     b"version",
     b"cas",
+    b"quit",
     b"SET",
     b"Get",
 ]
@@ -80,6 +81,14 @@ def test_commands(line: bytes, command: Command) -> None:
 def test_nothing_comes_after_the_end() -> None:
     parser = new()
     assert commands(parser, b"bogus\r\nget q\r\n", b"get q\r\n") == [("client-error", True)]
+    assert parser.held == 0
+
+
+@pytest.mark.parametrize("word", ["quit", "shutdown"])
+def test_nothing_comes_after_quit(word: str) -> None:
+    line = word.upper().encode() + b" now\r\n"
+    parser = new()
+    assert commands(parser, line + b"get q\r\nset q 0 0 5\r\nab", b"get q\r\n") == [(word,)]
     assert parser.held == 0
 
 

@@ -24,6 +24,7 @@ Command = tuple[Any, ...]
 
 ITEMS_A_PIECE = 1024
 BYTES_A_PIECE = 1 << 20
+CR = 13
 ILLEGAL_NAME = b"Queue name contains illegal characters (one of: ~ . /)."
 
 _NUMBER = re.compile(rb"[+-]?[0-9]{1,20}")
@@ -42,99 +43,116 @@ class TextParser:
     def __init__(self, max_item_bytes: int, max_line_bytes: int = 8192) -> None:
         self._max_item_bytes = max_item_bytes
         self._max_line_bytes = max_line_bytes
-        self._parts: list[bytes] = []  # a line whose end has not arrived
-        self._held = 0  # their bytes
-        self._lines: list[bytes | None] = []  # whole lines, the next one last; None: a line that was too long
-        self._line_bytes = 0
+        self._data = b""
+        self._at = 0  # all bytes of _data before this index are done
+        self._later = bytearray()  # bytes after those of _data; if there are none, a line whose end has not arrived
         self._is_too_long = False  # the beginning of a line that is too long is gone
         self._put: Command | None = None  # the ``put`` whose items are read; a refusal: its items are swallowed
         self._items: list[bytes] = []
         self._item_bytes = 0
 
     def _check(self) -> None:
-        assert self._held == sum(map(len, self._parts))
-        assert self._line_bytes == sum(len(line) for line in self._lines if line is not None)
+        assert 0 <= self._at <= len(self._data)
+        assert self._data or (b"\n" not in self._later and len(self._later) <= self._most)
         assert self._item_bytes == sum(map(len, self._items))
         assert self._put is not None or not self._items
 
     @property
     def held(self) -> int:
-        """How many bytes were fed and belong to no command yet, without the items of a ``put`` that is being read."""
-        return self._held + self._line_bytes
+        """How many bytes were fed and belong to no command yet, without the items of a ``put`` that is being read.
+
+        A line whose end has not arrived counts if another line is before it.
+        """
+        return len(self._data) - self._at + len(self._later) if self._data else 0
 
     def trim(self) -> None:
-        """Nothing: what is done is not kept."""
+        """Drop the bytes that are done: a client that waits for hours must not keep its last items in memory."""
+        if self._data:
+            rest = b"".join((self._data[self._at :], self._later))
+            self._data, self._at = b"", 0
+            self._later = bytearray()
+            self.feed(rest)
 
     def feed(self, data: bytes) -> None:
         """Take the bytes that arrived."""
-        *lines, rest = data.split(b"\n")
-        if lines:
-            first = b"".join([*self._parts, lines[0]])
-            whole: list[bytes | None] = [None if self._is_too_long else first, *lines[1:]]
-            self._parts.clear()
-            self._held = 0
-            self._is_too_long = False
-            self._line_bytes += sum(len(line) for line in whole if line is not None)
-            self._lines[:0] = reversed(whole)
-        if rest and not self._is_too_long:
-            self._parts.append(rest)
-            self._held += len(rest)
-        if self._held > self._most:
-            self._parts.clear()
-            self._held = 0
-            self._is_too_long = True
+        if self._data:
+            self._later += data
+        elif b"\n" in data:
+            if self._later:
+                self._later += data
+                data = bytes(self._later)
+                self._later = bytearray()
+            self._data = data
+        elif not self._is_too_long:
+            self._later += data
+            if len(self._later) > self._most:
+                self._later = bytearray()
+                self._is_too_long = True
 
     @property
     def _most(self) -> int:
-        """The longest line that can have a meaning now."""
-        return max(self._max_item_bytes, self._max_line_bytes) + 1
+        """The longest line that can have a meaning now, with its CR."""
+        if self._put is None:
+            return self._max_line_bytes + 1
+        return self._max_item_bytes + 1 if self._put[0] == "put" else 1
 
     def next(self) -> Command | None:
         """The next command, or ``None``: more bytes are needed."""
-        while self._lines:
-            line = self._lines.pop()
-            if line is not None:
-                self._line_bytes -= len(line)
-                if line.endswith(b"\r"):
-                    line = line[:-1]
+        while self._data:
             if self._put is not None:
-                if not line and line is not None:
-                    return self._end_put()
-                self._take_item(line)
-                if len(self._items) >= ITEMS_A_PIECE or self._item_bytes >= BYTES_A_PIECE:
-                    return self._piece(is_last=False)
-                continue
-            command = self._read_line(line)
-            if command[0] == "put":
-                self._put = command
-            elif self._put is None:  # else a put that is refused: its reply comes after its items
+                command = self._read_items(self._put)
+            else:
+                data, at = self._data, self._at
+                end = data.find(b"\n", at)
+                if end < 0:
+                    self.trim()
+                    continue
+                line: bytes | None = data[at : end - 1 if data[end - 1] == CR and end > at else end]
+                self._at = end + 1
+                if self._is_too_long:
+                    self._is_too_long = False
+                    line = None
+                command = self._read_line(line)
+            if command is not None:
                 return command
         return None
 
     # -- items ---------------------------------------------------------------------------------------------------------
 
-    def _take_item(self, line: bytes | None) -> None:
-        assert self._put is not None
-        if self._put[0] == "put" and line is not None and len(line) <= self._max_item_bytes:
-            self._items.append(line)
-            self._item_bytes += len(line)
+    def _read_items(self, put: Command) -> Command | None:
+        """Read items up to the empty line, or so many that they make a piece. ``None``: there are no more lines."""
+        data, at, items, size = self._data, self._at, self._items, self._item_bytes
+        most = self._max_item_bytes if put[0] == "put" else 0
+        while (end := data.find(b"\n", at)) >= 0:
+            item = data[at : end - 1 if data[end - 1] == CR and end > at else end]
+            at = end + 1
+            if self._is_too_long:
+                self._is_too_long = False
+            elif not item:
+                self._at = at
+                return self._end_put(put)
+            elif len(item) <= most:
+                items.append(item)
+                size += len(item)
+                if len(items) >= ITEMS_A_PIECE or size >= BYTES_A_PIECE:
+                    self._at = at
+                    return self._piece(put, is_last=False)
+        self._at, self._item_bytes = at, size
+        self.trim()
+        return None
 
-    def _piece(self, *, is_last: bool) -> Command:
-        assert self._put is not None
+    def _piece(self, put: Command, *, is_last: bool) -> Command:
         items, self._items, self._item_bytes = self._items, [], 0
-        return (*self._put, items, is_last)
+        return (*put, items, is_last)
 
-    def _end_put(self) -> Command:
-        command = self._put
-        assert command is not None
-        if command[0] == "put":
-            command = self._piece(is_last=True)
+    def _end_put(self, put: Command) -> Command:
         self._put = None
-        return command
+        return self._piece(put, is_last=True) if put[0] == "put" else put
 
     # -- lines ---------------------------------------------------------------------------------------------------------
 
-    def _read_line(self, line: bytes | None) -> Command:
+    def _read_line(self, line: bytes | None) -> Command | None:
+        """The command of a line; ``None`` if it is a ``put``, whose items come next."""
         if line is None or len(line) > self._max_line_bytes:
             return _refused(b"Line too long.")
         words = line.split()
@@ -156,7 +174,7 @@ class TextParser:
             return ("status", words[1]) if len(words) > 1 else ("status",)
         return _refused(b"Unknown command: " + words[0])
 
-    def _read_put(self, words: list[bytes], line: bytes) -> Command:
+    def _read_put(self, words: list[bytes], line: bytes) -> Command | None:
         """``put q:`` or ``put q ms:``. Without the colon, no items follow."""
         if not line.rstrip().endswith(b":"):
             return _refused(b"Queue name required." if len(words) < 2 else b"Missing colon.")
@@ -168,10 +186,8 @@ class TextParser:
                 refused = _refused(b"Error parsing expiration time.")
             else:
                 expiry_ms = int(words[2])
-        if refused is not None:
-            self._put = refused
-            return refused
-        return ("put", words[1], expiry_ms)
+        self._put = refused or ("put", words[1], expiry_ms)
+        return None
 
     def _read_timed(self, word: bytes, words: list[bytes]) -> Command:
         needs_time = word == b"monitor"

@@ -6,6 +6,7 @@ A docstring that begins with "Row:" names the rows of docs/kestrel-protocol.md t
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from kestrelpy.server.kestrel.text_parser import TextParser
 from tests.server.harness import Client
 from tests.server.kestrel.kestrel_harness import Kestrel, kestrel
-from tests.server.parsing import commands, cut
+from tests.server.parsing import commands, cut, memory_of
 
 ILLEGAL = b"-Queue name contains illegal characters (one of: ~ . /).\n"
 
@@ -52,6 +53,25 @@ def test_any_number_of_items(it: Kestrel) -> None:
         other = text(small)
         other.ask(b"put q:\nabc\ntoo long\nab\n\n", b"+2\n")
         other.ask(b"get q\nget q\n", b":abc\n:ab\n")
+
+
+def test_a_large_item(it: Kestrel) -> None:
+    """Row: put: an item of more than a client may send ahead, and of more than one read."""
+    client, item = text(it), b"x" * 1_000_000
+    client.ask(b"put q:\n" + item + b"\n\n", b"+1\n")
+    client.ask(b"get q\n", b":" + item + b"\n")
+
+
+def test_a_client_that_waits_is_not_read_from_for_ever(it: Kestrel) -> None:
+    """Row: get: what it sends meanwhile is kept, and is too much at some time, though each line is empty."""
+    client, lines = text(it), 70_000
+    client.send(b"get q 60000\n")
+    it.wait_for_waiting(b"q")
+    client.send(b"\n" * lines)
+    it.until(lambda: any(connection._is_unread for connection in it.server.connections))
+    text(it).ask(b"put q:\na\n\n", b"+1\n")
+    client.hear(b":a\n" + b"-Unknown command: \n" * lines)
+    client.ask(b"version\n", b":2.4.7+kestrelpy\n")
 
 
 def test_expiry(it: Kestrel) -> None:
@@ -202,7 +222,8 @@ def test_no_bytes_raise(pieces: list[bytes]) -> None:
     parser = TextParser(50, 100)
     for piece in pieces:
         commands(parser, piece)
-        assert parser.held <= 102
+        assert parser.held == 0
+        assert len(parser._later) <= 102
 
 
 def test_long_items_are_left_out_and_not_held() -> None:
@@ -212,3 +233,41 @@ def test_long_items_are_left_out_and_not_held() -> None:
     ]
     assert commands(parser, b"put q:\n" + b"z" * 10) == []
     assert commands(parser, *[b"z" * 10] * 10, b"\r\n\r\nversion\n") == [("put", b"q", None, [], True), ("version",)]
+
+
+@pytest.mark.parametrize("line", [b"", b"a", b"ab", b"get q"])
+def test_lines_that_wait_are_held_in_their_own_size(line: bytes) -> None:
+    """A client that waits sends them: nothing asks for the next command."""
+    data = (line + b"\n") * (100_000 // (len(line) + 1))
+    parser = TextParser(1 << 20)
+    tracemalloc.start()
+    try:
+        for at in range(0, len(data), 1000):
+            parser.feed(data[at : at + 1000])
+        assert parser.held == len(data)
+        assert tracemalloc.get_traced_memory()[0] < 1.3 * len(data)
+    finally:
+        tracemalloc.stop()
+    assert len(commands(parser, b"")) == data.count(b"\n")
+    assert parser.held == 0
+
+
+def test_an_incomplete_line_is_not_held_and_takes_its_own_size() -> None:
+    parser = TextParser(1 << 20)
+    assert memory_of(parser, b"put q:\n" + b"x" * 100_000) < 130_000
+    assert parser.held == 0
+    assert commands(parser, b"\n\n") == [("put", b"q", None, [b"x" * 100_000], True)]
+
+
+@pytest.mark.parametrize(
+    ("begin", "most"), [(b"", 8193), (b"put q:\n", (1 << 20) + 1), (b"put a.b:\n", 1), (b"version\n", 8193)]
+)
+def test_a_line_without_an_end_is_kept_as_long_as_it_may_mean_something(begin: bytes, most: int) -> None:
+    """A command, an item, or an item of a put that is refused: of this no more than what an empty line has."""
+    parser = TextParser(1 << 20)
+    commands(parser, begin)
+    for _ in range(2000):
+        parser.feed(b"x" * 1000)
+        assert parser.next() is None
+        assert len(parser._later) <= most
+        assert parser.held == 0

@@ -155,12 +155,12 @@ class TextParser:
         """The command of a line; ``None`` if it is a ``put``, whose items come next."""
         if line is None or len(line) > self._max_line_bytes:
             return _refused(b"Line too long.")
-        words = line.split()
-        if not words:
-            return _refused(b"Unknown command: ")
+        words = line.split(b" ")  # and at no other blanks: these may be in names
+        if b"" in words:
+            words = [word for word in words if word] or [b""]
         word = words[0].lower()
         if word == b"put":
-            return self._read_put(words, line)
+            return self._read_put(words)
         if word in _TIMED or word == b"monitor":
             return self._read_timed(word, words)
         if word == b"confirm":
@@ -174,11 +174,11 @@ class TextParser:
             return ("status", words[1]) if len(words) > 1 else ("status",)
         return _refused(b"Unknown command: " + words[0])
 
-    def _read_put(self, words: list[bytes], line: bytes) -> Command | None:
+    def _read_put(self, words: list[bytes]) -> Command | None:
         """``put q:`` or ``put q ms:``. Without the colon, no items follow."""
-        if not line.rstrip().endswith(b":"):
+        if not words[-1].endswith(b":"):
             return _refused(b"Queue name required." if len(words) < 2 else b"Missing colon.")
-        words = line.rstrip()[:-1].split()
+        words[-1:] = [words[-1][:-1]] if words[-1] != b":" else []
         refused = _why_not(words)
         expiry_ms = None
         if refused is None and len(words) > 2:

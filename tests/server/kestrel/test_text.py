@@ -187,6 +187,16 @@ def test_too_many_open_reads() -> None:
         client.ask(b"put q:\na\n\nget q\n", b"+1\n-Too many open transactions; limit=0\n")
 
 
+@pytest.mark.parametrize("name", [b"a\tb", b"\ta", b"a\x0b", b"\x0c", b"a\x1cb", b"a\xa0"])
+def test_blanks_that_are_no_spaces_belong_to_words(it: Kestrel, name: bytes) -> None:
+    """Row: names have any bytes but a few: words end at spaces."""
+    client = text(it)
+    client.ask(b"put " + name + b":\na\n\nput  %b  5000 : \nb\n\n" % name, b"+1\n+1\n")
+    client.ask(b"get %b\n  get   %b  0 \n" % (name, name), b":a\n:b\n")
+    client.ask(b"get\tq\n", b"-Unknown command: get\tq\n")
+    assert name in it.call(lambda: list(it.server.queues.by_name))
+
+
 # -- the parser --------------------------------------------------------------------------------------------------------
 
 

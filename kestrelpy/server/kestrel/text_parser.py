@@ -152,7 +152,7 @@ class TextParser:
     # -- lines ---------------------------------------------------------------------------------------------------------
 
     def _read_line(self, line: bytes | None) -> Command | None:
-        """The command of a line; ``None`` if it is a ``put``, whose items come next."""
+        """The command of a line; ``None`` if it is a ``put`` whose items come next."""
         if line is None or len(line) > self._max_line_bytes:
             return _refused(b"Line too long.")
         words = line.split(b" ")  # and at no other blanks: these may be in names
@@ -175,10 +175,10 @@ class TextParser:
         return _refused(b"Unknown command: " + words[0])
 
     def _read_put(self, words: list[bytes]) -> Command | None:
-        """``put q:`` or ``put q ms:``. Without the colon, no items follow."""
-        if not words[-1].endswith(b":"):
-            return _refused(b"Queue name required." if len(words) < 2 else b"Missing colon.")
-        words[-1:] = [words[-1][:-1]] if words[-1] != b":" else []
+        """``put q:`` or ``put q ms:``. Without the colon, no items follow: it is a ``put`` of none."""
+        has_items = words[-1].endswith(b":")
+        if has_items:
+            words[-1:] = [words[-1][:-1]] if words[-1] != b":" else []
         refused = _why_not(words)
         expiry_ms = None
         if refused is None and len(words) > 2:
@@ -186,8 +186,11 @@ class TextParser:
                 refused = _refused(b"Error parsing expiration time.")
             else:
                 expiry_ms = int(words[2])
-        self._put = refused or ("put", words[1], expiry_ms)
-        return None
+        put = refused or ("put", words[1], expiry_ms)
+        if has_items:
+            self._put = put
+            return None
+        return refused or (*put, [], True)
 
     def _read_timed(self, word: bytes, words: list[bytes]) -> Command:
         needs_time = word == b"monitor"

@@ -55,6 +55,13 @@ def test_any_number_of_items(it: Kestrel) -> None:
         other.ask(b"get q\nget q\n", b":abc\n:ab\n")
 
 
+def test_a_put_without_a_colon(it: Kestrel) -> None:
+    """Row: put: without the colon it has no items, as in the original."""
+    client = text(it)
+    client.ask(b"put q\nput q 500\nversion\n", b"+0\n+0\n:2.4.7+kestrelpy\n")
+    client.ask(b"put q:\na\n\nput q\nget q\n", b"+1\n+0\n:a\n")
+
+
 def test_a_large_item(it: Kestrel) -> None:
     """Row: put: an item of more than a client may send ahead, and of more than one read."""
     client, item = text(it), b"x" * 1_000_000
@@ -170,6 +177,8 @@ def test_status(it: Kestrel) -> None:
         (b"put a~b:\nitem\nget q\n\n", ILLEGAL),
         (b"put :\nitem\n\n", b"-Queue name required.\n"),
         (b"put\n", b"-Queue name required.\n"),
+        (b"put q soon\n", b"-Error parsing expiration time.\n"),
+        (b"put a.b\n", ILLEGAL),
         (b"x" * 9000 + b"\n", b"-Line too long.\n"),
     ],
 )

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from kestrelpy._value import Value
+from kestrelpy.server._connection import MAX_HELD_BYTES
 from kestrelpy.server.kestrel.names import is_legal, split
 
 __all__ = ["Config", "ConfigError", "QueueConfig", "ServerConfig", "changes_at_next_start", "parse_config"]
@@ -66,6 +67,13 @@ def _count(value: object) -> int:
 def _at_least_one(value: object) -> int:
     if _count(value) == 0:
         raise ConfigError("must be at least 1")
+    return _count(value)
+
+
+def _line_bytes(value: object) -> int:
+    """A line that were longer than what a client may send ahead would never be read to its end."""
+    if _at_least_one(value) > MAX_HELD_BYTES:
+        raise ConfigError(f"must be at most {MAX_HELD_BYTES}: a client may send no more ahead")
     return _count(value)
 
 
@@ -186,7 +194,7 @@ _SERVER_OPTIONS: dict[str, Callable[[object], Any]] = {
     "connection_limit_refuse_reads": _count,
     "max_connections": _at_least_one,
     "max_queues": _at_least_one,
-    "max_line_bytes": _at_least_one,
+    "max_line_bytes": _line_bytes,
     "allow_shutdown": _flag,
 }
 _WITHOUT_EFFECT = {

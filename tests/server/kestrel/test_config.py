@@ -103,6 +103,8 @@ def test_server_keys(line: str, value: object) -> None:
         ('default_status = "down"', "default_status: must be one of up, writeavoid"),
         ("listen = 5", "listen: must be an address"),
         ("max_connections = 0", "max_connections: must be at least 1"),
+        ("max_line_bytes = 0", "max_line_bytes: must be at least 1"),
+        ("max_line_bytes = 65537", "max_line_bytes: must be at most 65536: a client may send no more ahead"),
         ('[aliases]\na = ["b"]\nb = ["c"]\nc = ["a"]', "leads back to itself"),
         ('[aliases]\na = ["a"]', r"\[aliases\] a: leads back to itself"),
         ("[aliases]\na = []", r"\[aliases\] a: must be a list of queues"),

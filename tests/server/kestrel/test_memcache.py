@@ -395,6 +395,17 @@ def test_errors_that_go_on(it: Kestrel, line: bytes) -> None:
     client.ask(b"version\r\n", b"VERSION 2.4.7+kestrelpy\r\n")
 
 
+def test_the_longest_line_of_all() -> None:
+    """Row: max_line_bytes: a line that arrives in pieces, and one byte more, at the most that may be set."""
+    with kestrel(config="max_line_bytes = 65536") as it:
+        for more in (0, 1):
+            client, read = it.client(), it.server.bytes_read
+            client.send(b"version " + b"x" * 60_000)
+            it.until(lambda: it.server.bytes_read == read + 60_008)  # noqa: B023 - called at once
+            client.send(b"x" * (5527 + more) + b"\r\n")
+            client.hear([b"VERSION 2.4.7+kestrelpy\r\n", b"CLIENT_ERROR\r\n"][more])
+
+
 def test_a_body_without_its_end(it: Kestrel) -> None:
     """Row: a body not followed by CRLF: CLIENT_ERROR, ends, and nothing is stored."""
     client = it.client()

@@ -45,9 +45,12 @@ def _found(item: Item) -> bytes:
 
 
 class TextClient(Client):
-    """A client of the text protocol. ``taken``: of the ``put`` that is being read, how many items were taken."""
+    """A client of the text protocol. Of the ``put`` that is being read: how many items were ``taken``, and ``refusal``,
+    its reply if it is refused; then the rest of its items are dropped.
+    """
 
     taken = 0
+    refusal: bytes | None = None
 
 
 class Text(QueueProtocol):
@@ -120,13 +123,18 @@ class Text(QueueProtocol):
     def _put(
         self, client: TextClient, name: bytes, expiry_ms: int | None, items: list[bytes], is_last: bool
     ) -> bytes | None:
-        expires_at_ms = self._operations.in_ms(expiry_ms) if expiry_ms else None
-        for item in items:
-            client.taken += self._operations.put(name, item, expires_at_ms)
+        if client.refusal is None:
+            try:
+                expires_at_ms = self._operations.in_ms(expiry_ms) if expiry_ms else None
+                for item in items:
+                    client.taken += self._operations.put(name, item, expires_at_ms)
+            except Exception as error:
+                client.refusal = self._refusal(error)
         if not is_last:
             return None
-        taken, client.taken = client.taken, 0
-        return b"+%d\n" % taken
+        reply = client.refusal or b"+%d\n" % client.taken
+        client.taken, client.refusal = 0, None
+        return reply
 
     def _get(self, client: TextClient, name: bytes, timeout_ms: int) -> bytes | None:
         self._operations.confirm_all(client, name)

@@ -55,6 +55,20 @@ def test_any_number_of_items(it: Kestrel) -> None:
         other.ask(b"get q\nget q\n", b":abc\n:ab\n")
 
 
+def test_a_put_in_pieces_is_refused_once(it: Kestrel) -> None:
+    """Row: put: of more than 1024 items; one command has one reply, and what was taken before is not counted later."""
+    client, items = text(it), b"a\n" * 3000
+    refused = b"-Server not available for operation setItem\n"
+    client.ask(b"status readonly\nput q:\n" + items + b"\nversion\n", b"+0\n" + refused + b":2.4.7+kestrelpy\n")
+    client.ask(b"status up\nput q:\n" + b"a\n" * 1024, b"+0\n")
+    it.until(lambda: it.server.queues.find(b"q"))
+    other = text(it)
+    other.ask(b"status readonly\n", b"+0\n")
+    client.ask(items + b"\n", refused)
+    other.ask(b"status up\n", b"+0\n")
+    client.ask(b"put q:\na\n\n", b"+1\n")
+
+
 def test_a_put_without_a_colon(it: Kestrel) -> None:
     """Row: put: without the colon it has no items, as in the original."""
     client = text(it)

@@ -31,7 +31,9 @@ Command = tuple[Any, ...]
 
 MAX_FRAME_BYTES = (16 << 20) + (64 << 10)
 MAX_MEMBERS = 1 << 16
-"""A list or a set has at most so many members: reading them takes some ten milliseconds, in which nobody is served."""
+"""The lists, sets and maps of a call have at most so many members together: reading them takes some ten milliseconds,
+in which nobody is served."""
+MAX_FIELDS = 100
 MAX_DEPTH = 16
 """How deep an unknown field may be nested."""
 
@@ -78,6 +80,7 @@ class FrameReader:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
+        self._left = MAX_MEMBERS + MAX_FIELDS  # how many more values may be read
 
     def unpack(self, form: Struct) -> tuple[Any, ...]:
         try:
@@ -107,11 +110,17 @@ class FrameReader:
         if kind != wanted and count:
             self.skip_members(kind, count, 1)
             return None
+        self._count(count)
         read = self.string if wanted == STRING else self._i64
         return [read() for _ in range(count)]
 
     def _i64(self) -> int:
         return int(self.unpack(_I64)[0])
+
+    def _count(self, values: int) -> None:
+        self._left -= values
+        if self._left < 0:
+            raise Malformed
 
     def skip_members(self, kind: int, count: int, depth: int) -> None:
         size = _FIXED.get(kind)
@@ -127,6 +136,7 @@ class FrameReader:
         """Skip a value."""
         if depth > MAX_DEPTH:
             raise Malformed
+        self._count(1)
         size = _FIXED.get(kind)
         if size is not None:
             self.bytes(size)
@@ -154,13 +164,15 @@ class FrameReader:
     def arguments(self, fields: tuple[tuple[int, int | None, Any], ...]) -> list[Any]:
         """The fields of the struct that holds the arguments."""
         values = [default for _, _, default in fields]
-        while (kind := self.bytes(1)[0]) != STOP:
+        for _ in range(MAX_FIELDS):
+            if (kind := self.bytes(1)[0]) == STOP:
+                return values
             number = int.from_bytes(self.bytes(2), "big", signed=True)
             if not 1 <= number <= len(fields) or fields[number - 1][0] != kind:
                 self.skip(kind)
                 continue
             values[number - 1] = self._value(kind, fields[number - 1])
-        return values
+        raise Malformed
 
     def _value(self, kind: int, field: tuple[int, int | None, Any]) -> Any:
         if kind == STRING:

@@ -168,6 +168,23 @@ HOSTILE = {
     "many empty items": framed(head(b"put") + struct.pack("!bhbi", 15, 2, 11, 100_000) + b"\0" * 400_000),
     "many empty structs": framed(head(b"put") + struct.pack("!bhbi", 15, 9, 12, 100_000) + b"\0" * 100_001),
     "lists in lists": framed(head(b"put") + struct.pack("!bh", 15, 9) + struct.pack("!bi", 15, 1) * 5000),
+    "many fields": framed(head(b"put") + struct.pack("!bhb", 2, 9, 0) * 101 + b"\0"),
+    "many fields in a struct": framed(
+        head(b"put") + struct.pack("!bh", 12, 9) + struct.pack("!bhb", 2, 9, 0) * 70_000 + b"\0\0"
+    ),
+    "many lists of items": framed(
+        head(b"put") + (struct.pack("!bhbi", 15, 2, 11, 40_000) + b"\0" * 160_000) * 2 + b"\0"
+    ),
+    "many lists of structs": framed(
+        head(b"put") + (struct.pack("!bhbi", 15, 9, 12, 40_000) + b"\0" * 40_000) * 2 + b"\0"
+    ),
+    "many maps": framed(head(b"put") + (struct.pack("!bhbbi", 13, 9, 2, 2, 20_000) + b"\0" * 40_000) * 2 + b"\0"),
+    "many lists in a list": framed(
+        head(b"put")
+        + struct.pack("!bhbi", 15, 9, 15, 9)
+        + (struct.pack("!bi", 11, 10_000) + b"\0" * 40_000) * 9
+        + b"\0"
+    ),
     "empty structs, billions of them": framed(head(b"put") + struct.pack("!bhbi", 15, 9, 12, (1 << 31) - 1)),
 }
 
@@ -195,6 +212,12 @@ def test_lists_without_bytes_cost_nothing() -> None:
     for kind in (0, 1, 5, 7, 9, 77):
         data = framed(head(b"put") + struct.pack("!bhbi", 15, 9, kind, (1 << 31) - 1) + b"\0" * 100)
         assert commands(ThriftParser(), data) == [("malformed",)]
+
+
+def test_as_many_items_as_may_be() -> None:
+    items = [b""] * (1 << 16)
+    (command,) = commands(ThriftParser(), call("put", queue_name="q", items=items, expiration_msec=5))
+    assert command == ("put", 7, b"q", items, 5)
 
 
 def test_missing_and_odd_arguments() -> None:

@@ -39,6 +39,9 @@ MOST_ITEMS = 10_000
 MOST_BYTES = 16 << 20
 """... and ends with the item that brings it to so many bytes."""
 
+MOST_SHOWN = 200
+"""Of the name of an unknown method, the message has so many bytes: the name may have 16 MiB."""
+
 _logger = logging.getLogger("kestrelpy.server")
 
 
@@ -165,9 +168,8 @@ class Thrift(QueueProtocol):
         return codec.exception_reply(command[0].encode("ascii"), command[1], codec.INTERNAL_ERROR, message)
 
     def _unknown_method(self, _client: Client, number: int, name: bytes) -> bytes:
-        return codec.exception_reply(
-            name, number, codec.UNKNOWN_METHOD, f"Invalid method name: {name.decode(errors='replace')}"
-        )
+        shown = name[:MOST_SHOWN].decode(errors="replace")
+        return codec.exception_reply(name, number, codec.UNKNOWN_METHOD, f"Invalid method name: {shown}")
 
     # -- items ---------------------------------------------------------------------------------------------------------
 

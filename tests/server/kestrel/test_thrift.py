@@ -275,3 +275,14 @@ def test_a_deleted_queue_answers_those_who_wait(it: Kestrel) -> None:
         assert len(call.result) <= 1
         assert c.confirm("q", {1}) == 0
         assert c.peek("q").items == 0
+
+
+def test_a_long_name_of_a_method_is_not_multiplied(it: Kestrel) -> None:
+    """Row: errors: its name comes back; the message has the beginning of it only."""
+    name = b"\xff" * 1_000_000
+    body = struct.pack("!Ii", 0x80010001, len(name)) + name + struct.pack("!i", 7)
+    raw = it.client(1)
+    raw.send(struct.pack("!i", len(body)) + body)
+    (size,) = struct.unpack("!i", raw.exactly(4))
+    assert len(body) < size < len(body) + 1000
+    assert raw.exactly(size).startswith(struct.pack("!Ii", 0x80010003, len(name)) + name + struct.pack("!i", 7))

@@ -65,7 +65,9 @@ class Memcache(QueueProtocol):
         }
 
     def parser(self) -> MemcacheParser:
-        return MemcacheParser(self._operations.queues.wants, self._operations.server.config.server.max_line_bytes)
+        return MemcacheParser(
+            self._operations.queues.largest_item, self._operations.server.config.server.max_line_bytes
+        )
 
     def client(self, connection: Connection, parser: MemcacheParser) -> Client:
         return Client(connection, parser)

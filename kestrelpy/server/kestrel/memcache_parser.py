@@ -46,10 +46,10 @@ def _number(word: bytes) -> int | None:
 
 
 class MemcacheParser:
-    """The parser of one connection. ``wants`` says whether a body of that size for that queue is to be kept."""
+    """The parser of one connection. ``largest_item`` says how large a body for a queue may be to be kept."""
 
-    def __init__(self, wants: Callable[[bytes, int], bool], max_line_bytes: int = 8192) -> None:
-        self._wants = wants
+    def __init__(self, largest_item: Callable[[bytes], int], max_line_bytes: int = 8192) -> None:
+        self._largest_item = largest_item
         self._max_line_bytes = max_line_bytes
         self._data = b""
         self._at = 0  # all bytes of _data before this index are done
@@ -238,7 +238,7 @@ class MemcacheParser:
             instead = _ENDS
         elif flags is None or expiry is None:
             instead = _GOES_ON
-        elif not self._wants(name, size):
+        elif size > self._largest_item(name):
             instead = ("unwanted", name, noreply)
         if instead is not None or expiry is None:
             self._start_swallowing(size, instead or _GOES_ON)

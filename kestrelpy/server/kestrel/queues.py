@@ -381,17 +381,17 @@ class Queues:
                 if journal is not None and journal not in self._in_memory:
                     self.note_written(journal)
 
-    def wants(self, name: bytes, size: int) -> bool:
-        """Whether a body of that size can be taken, as far as is known before it arrives."""
+    def largest_item(self, name: bytes) -> int:
+        """The largest item that can be taken, in bytes, as far as is known before it arrives."""
         alias = self.aliases.get(name)
         if alias is not None:
-            return any(self.wants(target, size) for target in alias.targets)
+            return max(self.largest_item(target) for target in alias.targets)
         config = self.config.for_queue(name)
-        limit = config.max_item_size
-        if size > config.default_journal_size or (limit is not None and size > limit):
-            return False
+        largest = config.default_journal_size
+        if config.max_item_size is not None and config.max_item_size < largest:
+            largest = config.max_item_size
         queue = self.by_name.get(name)
-        return queue is None or size <= self.journal_of(queue).max_item_bytes()
+        return largest if queue is None else min(largest, self.journal_of(queue).max_item_bytes())
 
     # -- getting -------------------------------------------------------------------------------------------------------
 

@@ -82,8 +82,7 @@ class Text(QueueProtocol):
         }
 
     def parser(self) -> TextParser:
-        config = self._operations.server.config
-        return TextParser(config.for_queue(b"").default_journal_size, config.server.max_line_bytes)
+        return TextParser(self._operations.queues.largest_item, self._operations.server.config.server.max_line_bytes)
 
     def client(self, connection: Connection, parser: TextParser) -> TextClient:
         return TextClient(connection, parser)

@@ -14,6 +14,7 @@ name)``, ``("flush_expired", name)``, ``("flush_all",)``, ``("flush_all_expired"
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from kestrelpy.server.kestrel.names import is_legal
@@ -38,10 +39,13 @@ def _refused(message: bytes) -> Command:
 
 
 class TextParser:
-    """The parser of one connection. Items of more than ``max_item_bytes`` are left out, and not held."""
+    """The parser of one connection. ``largest_item`` says how large an item for a queue may be: what is larger is left
+    out, and not held.
+    """
 
-    def __init__(self, max_item_bytes: int, max_line_bytes: int = 8192) -> None:
-        self._max_item_bytes = max_item_bytes
+    def __init__(self, largest_item: Callable[[bytes], int], max_line_bytes: int = 8192) -> None:
+        self._largest_item = largest_item
+        self._max_item_bytes = 0  # of the ``put`` whose items are read; none is wanted if it is refused
         self._max_line_bytes = max_line_bytes
         self._data = b""
         self._at = 0  # all bytes of _data before this index are done
@@ -94,7 +98,7 @@ class TextParser:
         """The longest line that can have a meaning now, with its CR."""
         if self._put is None:
             return self._max_line_bytes + 1
-        return self._max_item_bytes + 1 if self._put[0] == "put" else 1
+        return self._max_item_bytes + 1
 
     def next(self) -> Command | None:
         """The next command, or ``None``: more bytes are needed."""
@@ -122,7 +126,7 @@ class TextParser:
     def _read_items(self, put: Command) -> Command | None:
         """Read items up to the empty line, or so many that they make a piece. ``None``: there are no more lines."""
         data, at, items, size = self._data, self._at, self._items, self._item_bytes
-        most = self._max_item_bytes if put[0] == "put" else 0
+        most = self._max_item_bytes
         while (end := data.find(b"\n", at)) >= 0:
             item = data[at : end - 1 if data[end - 1] == CR and end > at else end]
             at = end + 1
@@ -189,6 +193,7 @@ class TextParser:
         put = refused or ("put", words[1], expiry_ms)
         if has_items:
             self._put = put
+            self._max_item_bytes = 0 if refused is not None else self._largest_item(words[1])
             return None
         return refused or (*put, [], True)
 

@@ -83,6 +83,31 @@ def test_a_large_item(it: Kestrel) -> None:
     client.ask(b"get q\n", b":" + item + b"\n")
 
 
+def test_what_a_queue_takes_is_read() -> None:
+    """Row: default_journal_size, max_item_size: of the queue, or of an alias's; what it does not take is not held."""
+    config = """
+        default_status = "up"
+        [queues.big]
+        default_journal_size = "32M"
+        [queues.small]
+        max_item_size = 100_000
+        [aliases]
+        both = ["small", "big"]
+        """
+    with kestrel(text="127.0.0.1:0", config=config) as it:
+        client, item = text(it), b"x" * (20 << 20)
+        client.ask(b"put big:\n" + item + b"\n\n", b"+1\n")
+        client.ask(b"put q:\n" + item + b"\n\n", b"+0\n")
+        client.ask(b"put both:\n" + item + b"\n\n", b"+0\n")  # one of them has it: NOT_STORED
+        assert it.stats()["queue_big_items"] == "2"
+        before = it.server.bytes_read
+        client.send(b"put small:\n" + b"x" * 200_000)
+        it.until(lambda: it.server.bytes_read == before + 200_011)
+        (parser,) = [each.client.parser for each in it.server.connections if each.client.parser.__class__ is TextParser]
+        assert not parser._later
+        client.ask(b"\nshort\n\n", b"+1\n")
+
+
 def test_a_client_that_waits_is_not_read_from_for_ever(it: Kestrel) -> None:
     """Row: get: what it sends meanwhile is kept, and is too much at some time, though each line is empty."""
     client, lines = text(it), 70_000
@@ -245,14 +270,14 @@ PIECES = [
 @given(st.lists(st.sampled_from(PIECES), max_size=40), st.randoms(use_true_random=False))
 def test_cuts_do_not_matter(pieces: list[bytes], rng: random.Random) -> None:
     data = b"".join(pieces)
-    whole = commands(TextParser(100), data)
-    assert commands(TextParser(100), *cut(data, rng)) == whole
+    whole = commands(TextParser(lambda _name: 100), data)
+    assert commands(TextParser(lambda _name: 100), *cut(data, rng)) == whole
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=20))
 def test_no_bytes_raise(pieces: list[bytes]) -> None:
-    parser = TextParser(50, 100)
+    parser = TextParser(lambda _name: 50, 100)
     for piece in pieces:
         commands(parser, piece)
         assert parser.held == 0
@@ -260,7 +285,7 @@ def test_no_bytes_raise(pieces: list[bytes]) -> None:
 
 
 def test_long_items_are_left_out_and_not_held() -> None:
-    parser = TextParser(10, 20)
+    parser = TextParser(lambda _name: 10, 20)
     assert commands(parser, b"put q:\n", *[b"x" * 10] * 50, b"\nshort\n" + b"y" * 15 + b"\n\n") == [
         ("put", b"q", None, [b"short"], True)
     ]
@@ -272,7 +297,7 @@ def test_long_items_are_left_out_and_not_held() -> None:
 def test_lines_that_wait_are_held_in_their_own_size(line: bytes) -> None:
     """A client that waits sends them: nothing asks for the next command."""
     data = (line + b"\n") * (100_000 // (len(line) + 1))
-    parser = TextParser(1 << 20)
+    parser = TextParser(lambda _name: 1 << 20)
     tracemalloc.start()
     try:
         for at in range(0, len(data), 1000):
@@ -286,7 +311,7 @@ def test_lines_that_wait_are_held_in_their_own_size(line: bytes) -> None:
 
 
 def test_an_incomplete_line_is_not_held_and_takes_its_own_size() -> None:
-    parser = TextParser(1 << 20)
+    parser = TextParser(lambda _name: 1 << 20)
     assert memory_of(parser, b"put q:\n" + b"x" * 100_000) < 130_000
     assert parser.held == 0
     assert commands(parser, b"\n\n") == [("put", b"q", None, [b"x" * 100_000], True)]
@@ -297,7 +322,7 @@ def test_an_incomplete_line_is_not_held_and_takes_its_own_size() -> None:
 )
 def test_a_line_without_an_end_is_kept_as_long_as_it_may_mean_something(begin: bytes, most: int) -> None:
     """A command, an item, or an item of a put that is refused: of this no more than what an empty line has."""
-    parser = TextParser(1 << 20)
+    parser = TextParser(lambda _name: 1 << 20)
     commands(parser, begin)
     for _ in range(2000):
         parser.feed(b"x" * 1000)

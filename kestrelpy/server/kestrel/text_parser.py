@@ -133,8 +133,8 @@ class TextParser:
             if self._is_too_long:
                 self._is_too_long = False
             elif not item:
-                self._at = at
-                return self._end_put(put)
+                self._at, self._put = at, None
+                return self._piece(put, is_last=True) if put[0] == "put" else put
             elif len(item) <= most:
                 items.append(item)
                 size += len(item)
@@ -147,11 +147,7 @@ class TextParser:
 
     def _piece(self, put: Command, *, is_last: bool) -> Command:
         items, self._items, self._item_bytes = self._items, [], 0
-        return (*put, items, is_last)
-
-    def _end_put(self, put: Command) -> Command:
-        self._put = None
-        return self._piece(put, is_last=True) if put[0] == "put" else put
+        return ("put", put[1], put[2], items, is_last)
 
     # -- lines ---------------------------------------------------------------------------------------------------------
 

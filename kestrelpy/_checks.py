@@ -6,9 +6,9 @@ import math
 from operator import index
 
 
-def check_whole(name: str, value: object, least: int = 0) -> int:
+def check_whole(name: str, value: object, least: int | None = 0) -> int:
     """``value`` as an ``int``. Raises ``TypeError`` for anything but a whole number (a ``bool`` is none), and
-    ``ValueError`` for a number below ``least``.
+    ``ValueError`` for a number below ``least``, if there is one.
     """
     try:
         if isinstance(value, bool):
@@ -16,7 +16,7 @@ def check_whole(name: str, value: object, least: int = 0) -> int:
         number = index(value)  # type: ignore[arg-type]  # that is what it says
     except TypeError:
         raise TypeError(f"{name} must be a whole number, not {value!r}") from None
-    if number < least:
+    if least is not None and number < least:
         least_words = "not be negative" if least == 0 else f"be at least {least:,}"
         raise ValueError(f"{name} must {least_words}, not {value!r}")
     return number

@@ -12,7 +12,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from kestrelpy._checks import check_timeout
+from kestrelpy._checks import check_timeout, check_whole
 from kestrelpy._waiting.deferred import leave
 from kestrelpy._waiting.line import Line, Waiting, fail_all
 from kestrelpy._waiting.waiters import TaskWaiter, ThreadWaiter, Waiter
@@ -53,8 +53,8 @@ class SimpleBlockingQueue(Waiting[T]):
     First in, first out, for any number of threads and asyncio loops. The items are any objects, ``None`` included.
     ``maxsize`` is a hard limit on the number of queued items, and 0 or less means none; ``full_policy`` says what a
     put does at the limit. Only ``put_head``, and an item that a cancelled ``aget`` gives back, go past it. ``clock`` is
-    for the deadlines of ``get_future``, ``aget`` and ``aput``. Raises ``TypeError`` if ``full_policy`` is not a
-    ``FullPolicy``.
+    for the deadlines of ``get_future``, ``aget`` and ``aput``. Raises ``TypeError`` if ``maxsize`` is not a whole
+    number, or ``full_policy`` not a ``FullPolicy``.
 
     Every call is thread-safe. Calls that do not wait may also be made in a finaliser or a signal handler, even one that
     interrupts another call on the same queue (a put may then pass the limit by one).
@@ -70,7 +70,7 @@ class SimpleBlockingQueue(Waiting[T]):
             raise TypeError(f"full_policy must be a FullPolicy, not {full_policy!r}")
         self._clock = SystemClock() if clock is None else clock
         self._lock = threading.RLock()
-        self._maxsize = maxsize  # guarded by self._lock
+        self._maxsize = check_whole("maxsize", maxsize, None)  # guarded by self._lock
         self._closed = False  # guarded by self._lock
         self._discards = False  # guarded by self._lock: nothing comes back, after shutdown(immediate=True)
         self._items: deque[T] = deque()  # guarded by self._lock (here; see ConcurrentBlockingQueue)
@@ -333,14 +333,18 @@ class SimpleBlockingQueue(Waiting[T]):
 
     @property
     def maxsize(self) -> int:
-        """The limit; 0 or less means none. It may be changed while nobody else uses the queue; queued items stay."""
+        """The limit; 0 or less means none. It may be changed while nobody else uses the queue; queued items stay.
+
+        Raises ``TypeError`` for anything but a whole number.
+        """
         return self._maxsize
 
     @maxsize.setter
     @then_match
     def maxsize(self, maxsize: int) -> None:
+        limit = check_whole("maxsize", maxsize, None)
         with self._lock:
-            self._maxsize = maxsize
+            self._maxsize = limit
             self._changed_locked()
 
     def qsize(self) -> int:

@@ -158,6 +158,18 @@ def test_the_policy_is_checked(make: Make) -> None:
         make(1, FullPolicy.BLOCK)  # by keyword only
 
 
+@pytest.mark.parametrize("maxsize", ["3", 2.5, 3.0, None, True, [3]])
+def test_a_limit_that_is_no_whole_number_is_refused_where_it_is_given(make: Make, maxsize: Any) -> None:
+    with pytest.raises(TypeError, match="maxsize must be a whole number, not"):
+        make(maxsize)
+    q = make(1)
+    with pytest.raises(TypeError, match="maxsize must be a whole number, not"):
+        q.maxsize = maxsize
+    assert q.maxsize == 1
+    q.put(1)
+    assert q.full()
+
+
 def test_peek(make: Make) -> None:
     q = make()
     fill(q, 1, 2)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy._checks import check_timeout
 from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy._waiting.line import Line, Waiting
 from kestrelpy._waiting.waiters import Waiter
-from kestrelpy.errors import QueueClosed, QueueEmpty
+from kestrelpy.errors import QueueClosed, QueueEmpty, UnknownItem
 from kestrelpy.item import Item
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class JournaledBlockingQueue:
     A get commits at once. So an item that was got is not delivered again, even if nobody has worked on it; only after a
     crash, items committed since the last checkpoint come again. Values go through the queue's codec. An item that the
     codec cannot decode is aborted: the item stays, and the next get has it again, unless an ``on_abort`` hook takes it.
-    Thread-safe.
+    A get beside a ``seek`` returns its item, as if the get came first. Thread-safe.
     """
 
     def __init__(self, reader: Reader, puts: PutPath, close: Callable[[], object]) -> None:
@@ -40,9 +41,13 @@ class JournaledBlockingQueue:
         try:
             value = item.value
         except Exception:
-            item.abort()
+            with suppress(UnknownItem):  # as below
+                item.abort()
             raise
-        item.commit()
+        try:
+            item.commit()
+        except UnknownItem:  # a seek has ended the open read, and has moved the reader: the get came first
+            return value
         return value
 
     # -- putting -----------------------------------------------------------------------------------------------------

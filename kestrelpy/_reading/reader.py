@@ -124,8 +124,8 @@ class Reader:
     def get_many(self, max_items: int, *, max_bytes: int | None = None, timeout: float | None = None) -> list[Item]:
         """Open reads of up to ``max_items`` items: waits for the first as ``get`` does, then takes what is there.
 
-        Stops before the item that would bring the data above ``max_bytes``, but takes at least one. Raises
-        ``QueueEmpty`` if no item came in time.
+        Stops before the item that would bring the data above ``max_bytes``, or where a ``seek`` comes in between, but
+        takes at least one. Raises ``QueueEmpty`` if no item came in time.
         """
         backlog = self._backlog
         if max_items < 1:
@@ -136,7 +136,8 @@ class Reader:
         try:
             items.append(first)
             with backlog.lock:
-                backlog.take_more(items, expired, max_items, max_bytes)
+                if backlog.opened.get(first.id) is first:  # else a seek came in between: what is next is after it
+                    backlog.take_more(items, expired, max_items, max_bytes)
             self._dispatcher.after_taking(items[1:], expired)
         except BaseException as error:
             self._dispatcher.recover(error, [first.id, *(item.id for item in items)], expired)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 
-from kestrelpy import JournaledQueue, QueueClosed, QueueEmpty, QueueFull, ReaderConfig
+from kestrelpy import BlockingQueue, JournaledQueue, QueueClosed, QueueEmpty, QueueFull, ReaderConfig
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy.blocking import JournaledBlockingQueue
 from kestrelpy.codecs import JSON
@@ -53,6 +53,53 @@ def test_values_go_through_the_codec(open_queue: Open) -> None:
     assert face.peek() == {"a": 1}
     assert face.get() == {"a": 1}
     assert face.get_future().result(0) == [2]
+
+
+GETS: dict[str, Callable[[BlockingQueue[Any]], Any]] = {
+    "get": lambda face: face.get(),
+    "get_future": lambda face: face.get_future().result(0),
+    "aget": lambda face: asyncio.run(face.aget()),
+}
+
+
+class Seeking:
+    """A codec that moves the reader while it decodes the first item: between a get and its commit."""
+
+    def __init__(self, seek: Callable[[], object], *, fails: bool = False) -> None:
+        self._left = [seek]
+        self._fails = fails
+
+    def encode(self, value: Any) -> bytes:
+        return bytes(value)
+
+    def decode(self, data: bytes) -> bytes:
+        while self._left:
+            self._left.pop()()
+            if self._fails:
+                raise ValueError(data)
+        return data
+
+
+@pytest.mark.parametrize("get", GETS)
+@pytest.mark.parametrize(("item_id", "left"), [(1, [b"1", b"2", b"3"]), (2, [b"2", b"3"]), (3, [b"3"])])
+def test_a_get_beside_a_seek_returns_its_item(open_queue: Open, get: str, item_id: int, left: list[bytes]) -> None:
+    journaled = open_queue(codec=Seeking(lambda: journaled.seek(item_id)))
+    journaled.put_many([b"1", b"2", b"3"])
+    face = journaled.as_blocking_queue()
+    assert GETS[get](face) == b"1"
+    assert [face.get_nowait() for _ in left] == left
+    assert (face.qsize(), journaled.reader().open_items) == (0, 0)
+    journaled._check()
+
+
+@pytest.mark.parametrize("get", GETS)
+def test_a_get_beside_a_seek_raises_what_its_codec_raises(open_queue: Open, get: str) -> None:
+    journaled = open_queue(codec=Seeking(lambda: journaled.seek(1), fails=True))
+    journaled.put_many([b"1", b"2"])
+    face = journaled.as_blocking_queue()
+    with pytest.raises(ValueError, match="1"):
+        GETS[get](face)
+    assert [face.get_nowait(), face.get_nowait()] == [b"1", b"2"]
 
 
 def test_qsize_counts_unread_items(open_queue: Open) -> None:

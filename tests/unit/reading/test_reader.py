@@ -922,6 +922,18 @@ def test_seek_wakes_a_waiter_and_lasts_over_a_kill(open_queue: Open) -> None:
         assert ids(take_all(again)) == [2, 3]
 
 
+@pytest.mark.parametrize("item_id", [1, 3, 5])
+def test_what_get_many_took_before_a_seek_is_what_it_returns(open_queue: Open, item_id: int) -> None:
+    def seek(*_: object) -> None:
+        queue.reader().configure(ReaderConfig())
+        queue.seek(item_id)
+
+    queue = open_queue(default_reader=ReaderConfig(on_delivery=seek))
+    queue.put_many([b"1", b"2", b"3", b"4"])
+    assert ids(queue.get_many(4)) == [1]
+    assert ids(take_all(queue.reader())) == list(range(item_id, 5))
+
+
 def test_seek_back_ends_at_the_earliest_kept(open_queue: Open) -> None:
     queue = open_queue(segment_bytes=4096)
     reader = queue.reader()

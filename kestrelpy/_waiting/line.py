@@ -3,7 +3,8 @@
 Rules:
 1. Register, then look again: a consumer first enters the line, and then looks for an item (``Waiting._enter``).
 2. Claim by removal: waiters leave the line under its owner's lock. The thread that removed a waiter must complete it,
-   and no other thread may.
+   and no other thread may. A thread with the owner's lock does not wait for the lock of a future (``claim_now``) where
+   a handler of signals may wait for the owner's lock: in the memory queues.
 3. Waiters are completed with no lock held, because completing a future runs its callbacks.
 4. An item that a waiter was given and can't use goes back to its old position (``Waiting._give_back``).
 5. A waiter may end in a finaliser: a task that is thrown away, a future that is cancelled there. A finaliser waits for
@@ -19,7 +20,7 @@ import weakref
 from abc import abstractmethod
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from kestrelpy._checks import check_timeout
 from kestrelpy._waiting.deferred import leave
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
+    from kestrelpy._waiting.queue_future import QueueFuture
     from kestrelpy.clock import Clock
 
 T = TypeVar("T")
@@ -70,9 +72,11 @@ class Line:
             self.remove(waiter)
 
     def first(self) -> Waiter | None:
-        """Take out the first waiter that still wants an item."""
+        """Take out the first waiter that still wants an item. Raises ``FutureLocked``."""
         while (waiter := _first_of(self.waiters)) is not None:
-            wanted = not waiter.may_refuse or waiter.claim()
+            wanted = not waiter.may_refuse or waiter.claim_now()
+            if wanted is None:
+                raise FutureLocked(waiter)
             try:
                 del self.waiters[waiter]
             except KeyError:  # it left while it was asked: a finaliser may run at any time
@@ -82,22 +86,30 @@ class Line:
         return None
 
     def drain(self) -> list[Waiter]:
-        """Take out all waiters that still want an item."""
+        """Take out all waiters that still want an item, or may still want one: to complete them finds out."""
         gone: list[Waiter] = []
         try:
             while True:  # and no condition: docs/interrupts.md, rule 3
-                waiter = self.wanting()
+                waiter = _first_of(self.waiters)
                 if waiter is None:
                     break
+                wanted = not waiter.may_refuse or waiter.claim_now() is not False
                 gone.append(waiter)  # before the waiter leaves: the append may fail
-                if not self.remove(waiter):
-                    gone.pop()  # it left while it was asked
+                if not self.remove(waiter) or not wanted:
+                    gone.pop()  # it left while it was asked, or wants nothing
         except BaseException:
             for waiter in reversed(gone):
                 self.waiters[waiter] = None
                 self.waiters.move_to_end(waiter, last=False)
             raise
         return gone
+
+
+class FutureLocked(Exception):
+    """Another thread has the lock of this waiter's future. To be waited for when the line owner's lock is released."""
+
+    def __init__(self, waiter: Waiter) -> None:
+        self.waiter = waiter
 
 
 def _first_of(waiters: OrderedDict[Waiter, None]) -> Waiter | None:
@@ -227,7 +239,7 @@ class Waiting(Generic[T]):
             future.set_result(taken[0])
             return
         reference = weakref.ref(waiter)  # the line holds it; if the future did too, that would be a cycle
-        future.add_done_callback(lambda done: self._cancelled(reference()) if done.cancelled() else None)
+        future.add_done_callback(lambda done: self._cancelled(done, reference()) if done.cancelled() else None)
         self._enter_until(waiter, timeout)
 
     async def aget(self, timeout: float | None = None) -> T:
@@ -296,20 +308,15 @@ class Waiting(Generic[T]):
         if left is None or waiter.is_given:
             leave(partial(self._quit, waiter))
 
-    def _cancelled(self, waiter: FutureWaiter | None) -> None:
-        """The waiter's future was cancelled, perhaps in a finaliser (rule 5)."""
-        if waiter is None:
-            return
-        waiter.stop_timer()
-        left = self._leave_now(waiter)
-        if left is None:
-            leave(partial(self._leave_cancelled, waiter))
-        elif left:
-            waiter.claim()  # this wakes threads that wait with concurrent.futures.wait
-
-    def _leave_cancelled(self, waiter: FutureWaiter) -> None:
-        if self._leave(waiter):
-            waiter.claim()
+    def _cancelled(self, future: Future[T], waiter: FutureWaiter | None) -> None:
+        """The waiter's future was cancelled, perhaps in a finaliser (rule 5). ``None`` if the waiter has left the line,
+        and is gone.
+        """
+        if waiter is not None:
+            waiter.stop_timer()
+            if self._leave_now(waiter) is None:
+                leave(partial(self._leave, waiter))
+        cast("QueueFuture[T]", future).claim()  # this wakes threads that wait with concurrent.futures.wait
 
 
 def taken_now(acquire: Callable[[bool], bool]) -> Iterator[bool]:

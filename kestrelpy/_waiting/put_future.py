@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
 from kestrelpy._process import reset_after_fork
-from kestrelpy._waiting.waiters import claim
+from kestrelpy._waiting.queue_future import QueueFuture
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ _PENDING, _FINISHED = "PENDING", "FINISHED"
 _making = threading.RLock()
 
 
-class PutFuture(Future[T]):
+class PutFuture(QueueFuture[T]):
     """A future that is completed like a ``Waiter``: by ``give`` or ``fail``, each of which may be repeated."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class PutFuture(Future[T]):
 
     def claim(self) -> bool:
         """Whether the future may be completed: not if it is completed already, or its holder has cancelled it."""
-        return self._state == _PENDING if self._has_no_condition else claim(self)
+        return self._state == _PENDING if self._has_no_condition else super().claim()
 
     def give(self, result: T) -> None:
         with _making:
@@ -67,11 +67,11 @@ class PutFuture(Future[T]):
                     self._result = result
                     self._state = _FINISHED
                 return
-        if claim(self):
+        if super().claim():
             self.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        if claim(self):
+        if super().claim():
             self.set_exception(error)
 
 

@@ -13,8 +13,8 @@ from kestrelpy._process import hand_out_future
 
 if TYPE_CHECKING:
     import asyncio
-    from concurrent.futures import Future
 
+    from kestrelpy._waiting.queue_future import QueueFuture
     from kestrelpy.clock import Timer
 
 
@@ -55,6 +55,15 @@ class Waiter:
     def claim(self) -> bool:
         """Called when it is removed from the line: does it still want an item? True unless ``may_refuse``."""
         return True
+
+    def claim_now(self) -> bool | None:
+        """``claim`` with the line owner's lock held. ``None`` if another thread has the lock of the waiter's future:
+        nobody may wait for that with the owner's lock held (``wait_for_lock``).
+        """
+        return self.claim()
+
+    def wait_for_lock(self) -> None:
+        """Return when no other thread has the lock of the waiter's future, if there is one."""
 
     def give(self, item: Any) -> None:
         raise NotImplementedError
@@ -154,29 +163,26 @@ class ThreadWaiter(Sleeper):
             return
 
 
-def claim(future: Future[Any]) -> bool:
-    """Whether ``future`` may be completed; if so, it can't be cancelled any more. May be repeated until it is done."""
-    try:
-        if future.done() and not future.cancelled():
-            return False  # this is a repetition, or its holder has completed it, against the rules
-        return future.running() or future.set_running_or_notify_cancel()
-    except RuntimeError:  # its holder has completed it in this moment
-        return False
-
-
 class FutureWaiter(Waiter):
     """A ``concurrent.futures.Future`` that somebody holds."""
 
     may_refuse = True
 
     def __init__(self) -> None:
-        from concurrent.futures import Future  # here and not above: programs without futures must not pay for it
+        # here and not above: programs without futures must not pay for it
+        from kestrelpy._waiting.queue_future import QueueFuture
 
         hand_out_future()
-        self.future: Future[Any] = Future()
+        self.future: QueueFuture[Any] = QueueFuture()
 
     def claim(self) -> bool:
-        return claim(self.future)
+        return self.future.claim()
+
+    def claim_now(self) -> bool | None:
+        return self.future.claim_now()
+
+    def wait_for_lock(self) -> None:
+        self.future.wait_for_lock()
 
     def give(self, item: Any) -> None:
         self.stop_timer()
@@ -185,7 +191,7 @@ class FutureWaiter(Waiter):
 
     def fail(self, error: BaseException) -> None:
         self.stop_timer()
-        if not self.future.done():
+        if self.claim():
             self.future.set_exception(error)
 
 

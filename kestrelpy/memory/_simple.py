@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from kestrelpy._checks import check_timeout, check_whole
 from kestrelpy._waiting.deferred import leave
-from kestrelpy._waiting.line import Line, Waiting, fail_all
+from kestrelpy._waiting.line import FutureLocked, Line, Waiting, fail_all
 from kestrelpy._waiting.waiters import TaskWaiter, ThreadWaiter, Waiter
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.config import FullPolicy
@@ -475,6 +475,7 @@ class SimpleBlockingQueue(Waiting[T]):
         """
         consumers, producers = self._line.waiters, self._producers.waiters
         waiter: Waiter | None = None
+        locked: Waiter | None
         entry: Any = _NOTHING
         try:
             while True:  # and no condition: docs/interrupts.md, rule 3
@@ -483,7 +484,7 @@ class SimpleBlockingQueue(Waiting[T]):
                 ):
                     break
                 held = serving = False
-                waiter, entry = None, _NOTHING
+                waiter, entry, locked = None, _NOTHING, None
                 try:
                     for held in self._attempts:  # noqa: B007 - rule 2
                         break
@@ -507,6 +508,8 @@ class SimpleBlockingQueue(Waiting[T]):
                             self._last_order = waiter.order = self._last_order + 1
                 except IndexError:  # a get that was under way took the item
                     continue
+                except FutureLocked as error:
+                    locked = error.waiter
                 finally:
                     if serving:
                         self._matching = False
@@ -518,6 +521,8 @@ class SimpleBlockingQueue(Waiting[T]):
                             self._lock.release()
                 if waiter is not None:
                     waiter.give(entry)
+                elif locked is not None:
+                    locked.wait_for_lock()
         except BaseException:  # an interrupt, or a callback's: others may rely on this thread to continue
             if waiter is not None:
                 waiter.give(entry)  # a second time, that does nothing

@@ -57,13 +57,18 @@ def watchdog(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 class Interrupter:
-    """Raises at the n-th place; ``places`` says how many it came to."""
+    """Raises at the n-th place, or calls another ``handler`` there; ``places`` says how many it came to."""
 
     def __init__(self, at: int) -> None:
         self.at = at
         self.places = 0
         self.where = ""
+        self.handler: Callable[[], object] = _interrupt
 
     def run(self, call: Callable[[], object]) -> bool:
         """True if ``call`` was interrupted. Nothing is collected meanwhile: that would be other code's places."""
@@ -91,7 +96,7 @@ class Interrupter:
         self.places += 1
         if self.places == self.at:
             self.where = f"{what} in {code.co_qualname}, line {line}"
-            raise KeyboardInterrupt
+            self.handler()
 
     def _start(self) -> None:
         raise NotImplementedError

@@ -6,6 +6,7 @@ What an interrupted get had in its hands is the caller's loss, as with any funct
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import itertools
@@ -20,6 +21,7 @@ from kestrelpy._waiting.waiters import TaskWaiter, ThreadWaiter
 from kestrelpy.errors import QueueClosed, QueueEmpty
 from kestrelpy.memory import ConcurrentBlockingQueue, SimpleBlockingQueue
 from kestrelpy.memory._simple import Supplier, SupplierLine
+from tests.interrupts import strikes
 from tests.interrupts.strikes import Interrupter, interrupter_at
 
 Q = SimpleBlockingQueue[Any]
@@ -178,6 +180,30 @@ def test_evicting_and_closing(kind: type[Q]) -> None:
                 assert future.done(), interrupter.where
                 assert isinstance(future.exception(0), QueueEmpty | QueueClosed)
             q._check()
+
+
+@pytest.mark.parametrize("call", ["put", "evict_waiters", "close"])
+@pytest.mark.parametrize("handler", ["cancel", "put", "evict_waiters"])
+def test_a_handler_in_the_middle_of_a_claim(
+    kind: type[Q], call: str, handler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also in the middle of a call of ``Future``. It says nothing of a state that it did not expect."""
+    monkeypatch.setattr(strikes, "HELPERS", (*strikes.HELPERS, "/concurrent/futures/_base.py", "/threading.py"))
+    for interrupter in every_place(5):
+        q = kind()
+        futures = [q.get_future() for _ in range(3)]
+
+        def handle(q: Q = q, future: Any = futures[0]) -> None:
+            with contextlib.suppress(QueueClosed):
+                future.cancel() if handler == "cancel" else q.put("b") if handler == "put" else q.evict_waiters()
+
+        interrupter.handler = handle
+        interrupter.run(functools.partial(getattr(q, call), *(("a",) if call == "put" else ())))
+        assert not caplog.records, interrupter.where
+        assert is_free(q)
+        q._check()
+        q.close()
+        assert all(future.done() for future in futures), interrupter.where
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers here")

@@ -868,16 +868,16 @@ def test_a_put_within_a_hand_over_waits_its_turn(make: Make) -> None:
         first, second = q.get_future(), q.get_future()
         waiter = q._line.head()
         assert waiter is not None
-        claim = waiter.claim
+        claim = waiter.claim_now
 
         def claim_and_put(
-            q: SimpleBlockingQueue[Any] = q, waiter: Any = waiter, claim: Callable[[], bool] = claim
-        ) -> bool:
-            waiter.claim = claim
+            q: SimpleBlockingQueue[Any] = q, waiter: Any = waiter, claim: Callable[[], bool | None] = claim
+        ) -> bool | None:
+            waiter.claim_now = claim
             q.put_nowait(2)
             return claim()
 
-        waiter.claim = claim_and_put  # type: ignore[method-assign]
+        waiter.claim_now = claim_and_put  # type: ignore[method-assign]
         q.put(1)
         assert (first.result(0), second.result(0)) == (1, 2)
 
@@ -1221,6 +1221,66 @@ def test_a_put_under_way_at_the_shutdown_is_refused() -> None:
 
 
 # -- finalisers and signal handlers ----------------------------------------------------------------------------------
+
+
+class Signalled(threading.Condition):
+    """The condition of a future. ``handler`` runs in the middle of ``cancel()``, with the lock held, as a handler of
+    signals may. ``asked`` is set when another thread asks for the lock.
+    """
+
+    def __init__(self, handler: Callable[[], object]) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+        self._handler = handler
+        self._really: Callable[..., bool] = self.acquire
+        self.acquire: Any = self._acquire
+        self._holder = 0
+
+    def _acquire(self, *options: Any) -> bool:
+        if self._holder not in (0, threading.get_ident()):
+            self.asked.set()
+        return self._really(*options)
+
+    def __enter__(self) -> bool:
+        return self._acquire()
+
+    def notify_all(self) -> None:
+        self._holder = threading.get_ident()
+        try:
+            self._handler()
+        finally:
+            self._holder = 0
+        super().notify_all()
+
+
+@pytest.mark.parametrize("maxsize", [0, 5])
+@pytest.mark.parametrize("serve", ["put", "put_head", "evict_waiters", "close"])
+def test_a_signal_handler_that_interrupts_a_cancel_may_wait_for_the_queue(make: Make, maxsize: int, serve: str) -> None:
+    """Another thread serves the line meanwhile. It must not wait for the future with the lock of the queue held."""
+    q = make(maxsize)
+    calls: list[Call] = []
+    found: list[Any] = []
+
+    def handler() -> None:
+        calls.append(Call(getattr(q, serve), *(("item",) if "put" in serve else ())))
+        assert condition.asked.wait(PATIENCE)
+        with suppress(QueueClosed):
+            found.append(q.get_future())
+            q.put("from the handler")
+
+    first, second = q.get_future(), q.get_future()
+    first._condition = condition = Signalled(handler)
+    waiting = Call(concurrent.futures.wait, [first], PATIENCE)
+    until(lambda: first._waiters)
+    cancelled = Call(first.cancel)
+    assert cancelled.result()
+    calls[0].result()
+    assert waiting.result().done == {first}
+    if "put" in serve:
+        assert (second.result(PATIENCE), found[0].result(PATIENCE)) == ("item", "from the handler")
+    else:
+        assert isinstance(second.exception(PATIENCE), QueueEmpty | QueueClosed)
+    assert q.waiter_count == 0
 
 
 class Nested:

@@ -126,7 +126,7 @@ def test_one_that_leaves_while_it_is_claimed() -> None:
     line, next_in_line = Line(), ThreadWaiter()
 
     class Leaving(FutureWaiter):
-        def claim(self) -> bool:
+        def claim_now(self) -> bool | None:
             assert line.remove(self)
             return True
 
@@ -139,8 +139,8 @@ def test_an_interrupt_in_a_claim_leaves_the_waiter_in_line() -> None:
     line = Line()
 
     class Interrupted(FutureWaiter):
-        def claim(self) -> bool:
-            super().claim()
+        def claim_now(self) -> bool | None:
+            super().claim_now()
             raise KeyboardInterrupt
 
     waiter = Interrupted()
@@ -148,7 +148,7 @@ def test_an_interrupt_in_a_claim_leaves_the_waiter_in_line() -> None:
     with pytest.raises(KeyboardInterrupt):
         line.first()
     assert line.head() is waiter
-    Interrupted.claim = FutureWaiter.claim  # type: ignore[method-assign]
+    Interrupted.claim_now = FutureWaiter.claim_now  # type: ignore[method-assign]
     assert line.first() is waiter
 
 

@@ -370,18 +370,24 @@ class MemoryDirectory:
 
     def lock(self, name: str, *, wait: bool = False) -> MemoryLock:
         self._check_open()
-        with _guard:
-            while True:
-                node = self._folder.names.get(name) or self._add(name)
-                holder = None if node.holder is None else node.holder()
-                if holder is None or not holder.life.alive:
-                    lock = MemoryLock(node, self._folder, name, self._life)
-                    node.holder = weakref.ref(lock)
-                    return lock
-                if not wait:
-                    raise QueueLocked(self._join(name), os.getpid())
-                self._disk._wait()
-                self._check_open()
+        lock: MemoryLock | None = None
+        try:
+            with _guard:
+                while True:
+                    node = self._folder.names.get(name) or self._add(name)
+                    holder = None if node.holder is None else node.holder()
+                    if holder is None or not holder.life.alive:
+                        lock = MemoryLock(node, self._folder, name, self._life)
+                        node.holder = weakref.ref(lock)
+                        return lock
+                    if not wait:
+                        raise QueueLocked(self._join(name), os.getpid())
+                    self._disk._wait()
+                    self._check_open()
+        except BaseException:  # perhaps an interrupt: its traceback would keep the lock
+            if lock is not None:
+                lock.release()
+            raise
 
     def close(self) -> None:
         self._life = _CLOSED

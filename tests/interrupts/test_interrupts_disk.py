@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from kestrelpy import JournaledQueue
+from kestrelpy._disk.interface import Disk, Lock
+from kestrelpy._disk.real import RealDisk
+from kestrelpy.testing import MemoryDisk
 from tests.interrupts.strikes import interrupter_at, watchdog
 from tests.support.budget import ALL, LONG, SEED
 
@@ -81,3 +84,27 @@ def test_everything_is_given_back(
             break
         struck, at = struck + 1, at + step
     assert struck > 1
+
+
+@pytest.mark.parametrize("disk", [MemoryDisk(), RealDisk()], ids=["memory", "real"])
+def test_a_lock_whose_taking_was_interrupted_is_free(disk: Disk, tmp_path: Path) -> None:
+    """At once: also while the exception is kept, whose traceback has what was made."""
+    directory = disk.directory(str(tmp_path), create=True)
+    held: list[Lock] = []
+    kept: list[BaseException] = []
+
+    def lock() -> None:
+        try:
+            held.append(directory.lock("a.lock"))
+        except BaseException as error:
+            kept.append(error)
+            raise
+
+    for at in range(1, 1000):
+        if not interrupter_at(at).run(lock):
+            break
+        directory.lock("a.lock").release()
+    assert at > 5, "the tracer sees nothing"
+    assert len(kept) == at - 1
+    held[0].release()
+    directory.close()

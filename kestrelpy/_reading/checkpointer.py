@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kestrelpy._reading.dispatch import Dispatcher, Notify, fail_all
 from kestrelpy._waiting.line import taken_now
-from kestrelpy.errors import ForkedQueue, QueueClosed
+from kestrelpy.errors import ForkedQueue, KestrelError, QueueClosed
 
 if TYPE_CHECKING:
     from kestrelpy._journal.format import Checkpoint
@@ -56,6 +56,7 @@ class Checkpointer:
         self._is_durable = True  # whether the state that was saved last had to be on disk
         self.is_ending = False  # a thread is closing the reader
         self._is_unfinished = False  # closing has begun, and is not finished
+        self.is_last_due = False  # ``save_last`` has begun, and the last checkpoint is not saved
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
@@ -67,14 +68,16 @@ class Checkpointer:
     def save_last(self, durable: bool, end: Exception, notify: Notify = fail_all) -> None:
         """Make every later call raise ``end``, then save the last checkpoint, then notify the waiters. The reader
         breaks before the save, so that the checkpoint has every commit that was accepted. The waiters are notified
-        last, because callbacks of users may raise anything.
+        last, because callbacks of users may raise anything. May be repeated after an interrupt.
         """
         gone: list[Waiter] = []
+        self.is_last_due = True
         try:
             try:
                 self.dispatcher.fail_waiting(end, lambda waiters, _: gone.extend(waiters))
                 with self.lock:
                     self.save_alone(durable, ending=True)
+                    self.is_last_due = False
             finally:
                 notify(gone, end)
         except BaseException:  # perhaps an interrupt while the waiters were being notified
@@ -189,26 +192,33 @@ class Checkpointer:
         closed = QueueClosed(f"reader {backlog.full_name} is closed")
         mine = False
         try:
-            with backlog.lock:
-                if self.is_ending or (isinstance(backlog.broken, QueueClosed) and not self._is_unfinished):
-                    return
-                mine = self.is_ending = self._is_unfinished = True
-            if backlog.broken is None:
-                with suppress(QueueClosed):  # from the queue, which ends at the same time and saves the checkpoint
-                    self.save_last(False, closed)
+            try:
+                with backlog.lock:
+                    if self.is_ending or (isinstance(backlog.broken, QueueClosed) and not self._is_unfinished):
+                        return
+                    mine = self.is_ending = self._is_unfinished = True
+                self._save_at_end(closed)
+            except (KestrelError, OSError):
+                raise
+            except BaseException:  # an interrupt: what was committed must not come again
+                if mine:
+                    self._save_at_end(closed)
+                raise
         finally:
             if mine:
                 try:
                     self.dispatcher.fail_waiting(closed)
                 finally:
-                    self._part()
+                    try:
+                        self._source.closed_reader(backlog.owner)
+                        self._is_unfinished = False
+                    finally:  # written out: an interrupt at the start of a function would leave it true
+                        self.is_ending = False
 
-    def _part(self) -> None:
-        try:
-            self._source.closed_reader(self.backlog.owner)
-            self._is_unfinished = False
-        finally:
-            self.is_ending = False
+    def _save_at_end(self, closed: QueueClosed) -> None:
+        if self.backlog.broken is None or self.is_last_due:
+            with suppress(QueueClosed):  # from the queue, which ends at the same time and saves the checkpoint
+                self.save_last(False, closed)
 
     def orphan(self, error: QueueClosed) -> None:
         """Another process erased the queue: make every later call raise ``error``. ``close`` releases the rest."""

@@ -3,6 +3,7 @@
 Rules:
 1. A queue is closed once. A close() that comes while another thread is closing returns at once. A second close()
    finishes what an interrupted first one left undone (R13).
+   What was committed is saved by the first close(), even if it is interrupted.
 2. All waiters are notified and all resources are released, whatever raises on the way.
 
 NOTE ON LOCKING: ``source.lock`` is Q in docs/locking.md. Nobody is notified while a lock is held.
@@ -24,7 +25,15 @@ from kestrelpy._writing.backpressure import Room
 from kestrelpy._writing.open_journal import OpenJournal
 from kestrelpy._writing.status import QueueStatus
 from kestrelpy._writing.syncer import Syncer
-from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed, QueueDiskFull, QueueLocked, copy_of
+from kestrelpy.errors import (
+    DurabilityUnknown,
+    ForkedQueue,
+    KestrelError,
+    QueueClosed,
+    QueueDiskFull,
+    QueueLocked,
+    copy_of,
+)
 
 
 class Inbox(Protocol):
@@ -61,6 +70,7 @@ class Ending:
         self._inbox = inbox
         self._forget = forget
         self._is_ending = False  # guarded by source.lock: a thread is closing the queue
+        self._is_unsaved = False  # the checkpoints are to be saved, and are not all saved
         self._is_gone = False  # everything is released
         self.saves_nothing = False
         """True if closing must save nothing: the journal turned out to be of another kind."""
@@ -88,29 +98,37 @@ class Ending:
         if self._inbox is not None and not isinstance(self._status.error, ForkedQueue):
             self._inbox.stop()
         try:
-            with self._source.lock:
-                state = self._status.error
-                is_open = not isinstance(state, QueueClosed)
-                if erase and not is_open and not self._erases:
-                    raise QueueClosed(f"queue {self._source.name!r} is closed: open it again to erase it")
-                if erase and isinstance(state, ForkedQueue):
+            try:
+                with self._source.lock:
+                    state = self._status.error
+                    is_open = not isinstance(state, QueueClosed)
+                    if erase and not is_open and not self._erases:
+                        raise QueueClosed(f"queue {self._source.name!r} is closed: open it again to erase it")
+                    if erase and isinstance(state, ForkedQueue):
+                        raise copy_of(state)
+                    if self._is_gone or self._is_ending or isinstance(state, ForkedQueue):
+                        return
+                    # In this order: the first store may raise MemoryError. And no call until the queue is closed.
+                    self._is_ending = mine = True
+                    if is_open:
+                        self._is_unsaved = state is None and not erase and not self.saves_nothing
+                        self._erases = erase
+                        self._status.error, self._status.fast = closed, False
+                        self._journal.refuse(closed)
+                self._dismiss_producers()
+                self._forget()
+                if erase and is_open:
+                    self._erase_files(closed, notify)
+                elif self._is_unsaved:
+                    self._close_cleanly(closed, notify)
+                elif isinstance(state, DurabilityUnknown) and not self._status.is_reported:
                     raise copy_of(state)
-                if self._is_gone or self._is_ending or isinstance(state, ForkedQueue):
-                    return
-                # In this order: the first store may raise MemoryError. And no call until the queue is closed.
-                self._is_ending = mine = True
-                if is_open:
-                    self._erases = erase
-                    self._status.error, self._status.fast = closed, False
-                    self._journal.refuse(closed)
-            self._dismiss_producers()
-            self._forget()
-            if erase and is_open:
-                self._erase_files(closed, notify)
-            elif state is None and not self.saves_nothing:
-                self._close_cleanly(closed, notify)
-            elif isinstance(state, DurabilityUnknown) and not self._status.is_reported:
-                raise copy_of(state)
+            except (KestrelError, OSError):
+                raise
+            except BaseException:  # an interrupt: what was committed must not come again
+                if mine and self._is_unsaved:
+                    self._close_cleanly(closed, notify)
+                raise
         finally:
             if mine:
                 try:
@@ -140,6 +158,7 @@ class Ending:
         self._room.ring_all()
 
     def _close_cleanly(self, closed: QueueClosed, notify: Notify) -> None:
+        """Close the journal, and save all checkpoints. May be repeated after an interrupt."""
         with self._source.lock:
             with contextlib.suppress(QueueDiskFull):  # the items are on disk; the next opening finds the end
                 self._journal.rotate()
@@ -147,6 +166,7 @@ class Ending:
             self._source.show_durable_locked(tail_id, self._journal.total_bytes)
         try:
             self._save_checkpoints(closed, notify)
+            self._is_unsaved = False
             with contextlib.suppress(QueueLocked):  # the next owner retires them, when its readers move
                 self._registry.retire(self._source, wait=False)
             self._held.save_mark(tail_id)
@@ -161,7 +181,7 @@ class Ending:
         with contextlib.ExitStack() as rest:
             for reader in self._registry.open.values():
                 saver = checkpointer_of(reader)
-                if saver.backlog.broken is None or saver.is_ending:
+                if saver.backlog.broken is None or saver.is_ending or saver.is_last_due:
                     rest.callback(saver.save_last, True, closed, notify)
 
     def _release_all(self, closed: QueueClosed) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from kestrelpy import JournaledQueue, QueueDiskFull
+from kestrelpy import JournaledQueue, QueueDiskFull, open_reader
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.journal import Journal
 from kestrelpy._reading.backlog import Backlog
@@ -28,6 +29,7 @@ from tests.interrupts import interrupting, strikes
 from tests.interrupts.operations import CENTRAL, OPERATIONS
 from tests.interrupts.scenes import Broken, Scene
 from tests.support.budget import ALL, LONG, SEED
+from tests.support.queues import take_all
 
 pytestmark = pytest.mark.usefixtures("small_batches")
 
@@ -68,6 +70,34 @@ def test_no_loop_hides_an_interrupt_from_its_handler() -> None:
         for code in _codes(compile(path.read_text(), str(path), "exec")):
             found += [f"{path.name}, line {line}" for line in strikes.Layout(code).unhandled_jumps()]
     assert not found
+
+
+@pytest.mark.parametrize("what", ["queue", "reader", "reader in another process"])
+def test_what_was_committed_before_an_interrupted_close_does_not_come_again(what: str) -> None:
+    def reader_of(queue: JournaledQueue) -> Reader:
+        if what != "reader in another process":
+            return queue.reader("one", start="earliest")
+        return open_reader("/data", "jobs", "one", start="earliest", clock=clock, disk=disk)
+
+    for at in itertools.count(1):
+        striker, clock, disk = strikes.interrupter_at(at), ManualClock(), CrashingDisk()
+        queue = JournaledQueue("/data", "jobs", clock=clock, disk=disk)
+        queue.put_many([b"1", b"2", b"3"])
+        reader = reader_of(queue)
+        future, items = reader.get_future(), reader.get_many(2)
+        reader.commit(future.result(0))
+        reader.commit(items[1])
+        closing = queue if what == "queue" else reader
+        struck = striker.run(closing.close)
+        closing.close()
+        queue.close()
+        again = JournaledQueue("/data", "jobs", clock=clock, disk=disk)
+        found = [item.id for item in take_all(again.reader("one"))]
+        again.close()
+        assert found == [2], striker.where
+        if not struck:
+            break
+    assert at > 50, "the tracer sees nothing"
 
 
 def test_the_segment_of_an_interrupted_beginning_goes_before_the_next(clock: ManualClock) -> None:

@@ -491,7 +491,7 @@ class Backlog:
         moved.absorb()
         moved.released_items += items
         moved.released_bytes += size
-        moved.error_counts = {key: count for key, count in moved.error_counts.items() if not moved.is_done(key)}
+        moved.forget_errors()
         special_through = max(self.special_through, moved.special_through)
         uses_ahead = self.take == self.ahead.pop
         take: Take = ahead.pop if uses_ahead else self.take

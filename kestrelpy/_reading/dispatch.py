@@ -477,15 +477,18 @@ class Dispatcher(Waiting[Item]):
         gone: list[Waiter] = []
         try:
             with self.backlog.lock:
-                for waiter in waiting:
-                    gone.append(waiter)  # before the waiter leaves: the append may fail
-                    if not self._line.remove(waiter) or not waiter.claim():
-                        gone.pop()
+                self._take_out_locked(waiting, gone)
                 self._after_line_locked()
             fail_all(gone, error)
         except BaseException:
             fail_all(gone, error)
             raise
+
+    def _take_out_locked(self, waiting: list[Waiter], gone: list[Waiter]) -> None:
+        for waiter in waiting:
+            gone.append(waiter)  # before the waiter leaves: the append may fail
+            if not self._line.remove(waiter) or not waiter.claim():
+                gone.pop()
 
     # -- expiry and limits -----------------------------------------------------------------------------------------
 

@@ -69,6 +69,10 @@ class Progress:
                 self.error_counts.pop(item_id, None)
         self.absorb()
 
+    def forget_errors(self) -> None:
+        """Forget the error counts of ids that are done. A function of its own: docs/interrupts.md, rule 3."""
+        self.error_counts = {key: count for key, count in self.error_counts.items() if not self.is_done(key)}
+
     def is_done(self, item_id: int) -> bool:
         """Whether ``item_id`` is done, or was passed over."""
         return item_id <= self.head or item_id in self.done or self._span_end(item_id) >= item_id

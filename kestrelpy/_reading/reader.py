@@ -338,7 +338,7 @@ class Reader:
             for item_id in backlog.requeued.entries:
                 moved.pass_over(item_id, item_id)
             moved.skip_to(visible_id + 1)
-            moved.error_counts = {key: count for key, count in moved.error_counts.items() if not moved.is_done(key)}
+            moved.forget_errors()
             moved.released_items += dropped
             moved.released_bytes += size
             backlog.move(moved)

@@ -239,12 +239,17 @@ class ReaderRegistry:
     def _reopen(self) -> None:
         """Making a reader was interrupted: list the readers that exist as open."""
         with self._listing:
-            made = [reader for reader in self.owned() if not checkpointer_of(reader).is_closed]
-            self._set_open({reader.name: reader for reader in made})
+            self._set_open(self._made())
+
+    def _made(self) -> dict[str, Reader]:
+        return {reader.name: reader for reader in self.owned() if not checkpointer_of(reader).is_closed}
 
     def _shut(self, reader: Reader) -> None:
         with self._listing:
-            self._set_open({name: each for name, each in self.open.items() if each is not reader})
+            self._set_open(self._all_but(reader))
+
+    def _all_but(self, reader: Reader) -> dict[str, Reader]:
+        return {name: each for name, each in self.open.items() if each is not reader}
 
     def _make(self, name: str, start: Start) -> Reader:
         files = self.files

@@ -178,11 +178,11 @@ class Ending:
 
         This includes a reader that its own ``close`` is about to save.
         """
+        savers = [checkpointer_of(reader) for reader in self._registry.open.values()]
+        unsaved = [each for each in savers if each.backlog.broken is None or each.is_ending or each.is_last_due]
         with contextlib.ExitStack() as rest:
-            for reader in self._registry.open.values():
-                saver = checkpointer_of(reader)
-                if saver.backlog.broken is None or saver.is_ending or saver.is_last_due:
-                    rest.callback(saver.save_last, True, closed, notify)
+            for saver in unsaved:
+                rest.callback(saver.save_last, True, closed, notify)
 
     def _release_all(self, closed: QueueClosed) -> None:
         """Wake all waiters and release everything, whatever raises on the way. May be repeated."""

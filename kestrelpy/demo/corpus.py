@@ -96,7 +96,10 @@ def _walk(folder: str, skipped: tuple[str, ...] = ()) -> Iterator[str]:
 def _lines(name: str, size: int) -> Iterator[list[bytes]]:
     pending = b""
     with open(name, "rb") as file:
-        while size > 0 and (block := file.read(min(size, _BLOCK_BYTES))):
+        while True:  # and no condition: docs/interrupts.md, rule 3
+            block = file.read(min(size, _BLOCK_BYTES))
+            if not block:
+                break
             size -= len(block)
             lines = (pending + block).split(b"\n")
             pending = lines.pop()

@@ -86,16 +86,19 @@ def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None 
     disk = disk or RealDisk(allow_network=True)
     folder = disk.directory(os.fspath(directory))
     try:
-        refused = refused_batches(os.fspath(directory), queue, disk)
-        for _ in range(_TRIES - 1):
-            found = _look(folder, queue, refused, is_last_try=False)
-            if found is not None:
-                return found
-        found = _look(folder, queue, refused, is_last_try=True)
-        assert found is not None
-        return found
+        return _look_again(folder, queue, refused_batches(os.fspath(directory), queue, disk))
     finally:
         folder.close()
+
+
+def _look_again(folder: Directory, queue: str, refused: int) -> QueueInspection:
+    for _ in range(_TRIES - 1):
+        found = _look(folder, queue, refused, is_last_try=False)
+        if found is not None:
+            return found
+    found = _look(folder, queue, refused, is_last_try=True)
+    assert found is not None
+    return found
 
 
 def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> QueueInspection | None:

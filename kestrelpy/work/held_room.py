@@ -116,10 +116,13 @@ class HeldRoom:
     def void(self, job_id: int) -> None:
         """Clear the slot of a job that lives: the delete that wrote it was interrupted."""
         with self._opened() as file:
-            for at in range(_BEGIN, min(_BEGIN + (self.used + 1) * _SLOT.size, file.size()), _SLOT.size):
-                gone = self._decode(file.read(at, _SLOT.size))
-                if gone is not None and gone.job_id == job_id:
-                    file.write(at, bytes(_SLOT.size))
+            self._clear_slots_of(job_id, file)
+
+    def _clear_slots_of(self, job_id: int, file: File) -> None:
+        for at in range(_BEGIN, min(_BEGIN + (self.used + 1) * _SLOT.size, file.size()), _SLOT.size):
+            gone = self._decode(file.read(at, _SLOT.size))
+            if gone is not None and gone.job_id == job_id:
+                file.write(at, bytes(_SLOT.size))
 
     def clear(self, jobs: int) -> None:
         """Clear all slots: the journal has what they say. A large file is cut to room for twice as many ``jobs``."""

@@ -64,7 +64,10 @@ class Ledger:
 def entries(path: Path) -> Iterator[tuple[int, float, bytes]]:
     """Yield all whole entries of a ledger."""
     with open(path, "rb") as file:
-        while block := file.read(ENTRY.size * _BLOCK_ENTRIES):
+        while True:  # and no condition: docs/interrupts.md, rule 3
+            block = file.read(ENTRY.size * _BLOCK_ENTRIES)
+            if not block:
+                break
             yield from ENTRY.iter_unpack(block[: len(block) // ENTRY.size * ENTRY.size])
 
 

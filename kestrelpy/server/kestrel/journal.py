@@ -267,9 +267,9 @@ class SharedJournal:
 
     def close(self) -> None:
         """The server ends. May be repeated."""
+        sides = [child.side for child in self.children.values() if child.side is not None]
         with contextlib.ExitStack() as rest:
-            for child in self.children.values():
-                if child.side is not None:
-                    rest.callback(child.side.close)
+            for side in sides:
+                rest.callback(side.close)
             if self.queue is not None:
                 rest.callback(self.queue.close)

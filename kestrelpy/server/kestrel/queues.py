@@ -127,13 +127,7 @@ class Queues:
             done, dropped = log.read()
             self._finish_deletions(dropped)
             there = set(queue_names(self.directory, disk=self._disk)) - {ACKS_NAME}
-            for library_name in sorted(there):
-                name = names.original_name(library_name)
-                if name is not None and b"+" not in name:  # else it is a side queue, of which its fan-out knows
-                    self._restore(library_name, name)
-            for queue in list(self.by_name.values()):
-                if b"+" in queue.name and self.side_name(queue.name) in there:
-                    self.journal_of(queue).open_side(queue)
+            self._restore_all(there)
             self._apply_acks(done, there)
             log.drop_through(log.last)
             for queue in self.by_name.values():
@@ -143,6 +137,15 @@ class Queues:
             raise
         finally:
             self._disk.stop()
+
+    def _restore_all(self, there: set[str]) -> None:
+        for library_name in sorted(there):
+            name = names.original_name(library_name)
+            if name is not None and b"+" not in name:  # else it is a side queue, of which its fan-out knows
+                self._restore(library_name, name)
+        for queue in list(self.by_name.values()):
+            if b"+" in queue.name and self.side_name(queue.name) in there:
+                self.journal_of(queue).open_side(queue)
 
     def _restore(self, library_name: str, name: bytes) -> None:
         assert self.directory is not None

@@ -355,9 +355,7 @@ def open_at(directory: str, queue: str, name: str, start: Start) -> OpenedReader
         return open_source(directory, queue, name, start)
     try:
         begin_id = _place_of(start, source.first_id, source.visible_id)
-        files = source.files
-        others = [other for other in files.reader_names() if other and files.is_there(other, source.queue_id)]
-        if others or begin_id > default.head + 1:
+        if any(filter(None, source.files.readers(source.queue_id))) or begin_id > default.head + 1:
             return open_source(directory, queue, name, start)
     finally:
         default.close()

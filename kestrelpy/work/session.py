@@ -414,6 +414,8 @@ class Session:
         except KestrelError:  # the queue is closed, and so are all of its sessions
             pass
         self.closed = True
+        if core.scheduler.completions:  # a close() before this one was interrupted
+            core.notify()
 
     def _close_some_locked(self, now: float) -> None:
         """Do a slice of ``close``. Whatever interrupts ``close``, the queue's timer and its next calls do the rest."""

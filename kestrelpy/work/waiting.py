@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy._process import hand_out_future
@@ -21,6 +22,9 @@ from kestrelpy.work.stored import JobWaiter, SessionState
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
+
+_PENDING, _RUNNING, _FINISHED = "PENDING", "RUNNING", "FINISHED"
 
 
 class Blocked(JobWaiter):
@@ -61,20 +65,14 @@ class Promised(JobWaiter):
     def notify(self, outcome: Any) -> None:
         future = self.future
         future._waiter = None  # leave no reference cycle to the collector
-        try:
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-        except InvalidStateError:  # it was notified already, or it was cancelled
-            if future.cancelled() and not self._is_giving_back:
-                self._is_giving_back = True  # what is called next notifies those who wait, this one among them
-                try:
-                    if not isinstance(outcome, Exception):
-                        unreserve(outcome)
-                    future.tell_cancelled()
-                finally:
-                    self._is_giving_back = False
+        if not future.complete(outcome) and not self._is_giving_back:
+            self._is_giving_back = True  # what is called next notifies those who wait, this one among them
+            try:
+                if not isinstance(outcome, Exception):
+                    unreserve(outcome)
+                future.tell_cancelled()
+            finally:
+                self._is_giving_back = False
 
 
 class Awaiting(JobWaiter):
@@ -157,12 +155,59 @@ class Delivery:
 
 
 class Reservation(Future[Job]):
-    """The future of ``reserve_future``. ``cancel()`` leaves the line; a job that was on its way is ready again."""
+    """The future of ``reserve_future``. ``cancel()`` leaves the line; a job that was on its way is ready again.
+
+    ``complete`` relies on the attributes of ``Future`` that ``asyncio`` and ``concurrent.futures`` share, which have
+    been the same since Python 3.2.
+    """
+
+    _done_callbacks: list[Callable[[Future[Job]], object]]
 
     def __init__(self, waiter: Promised) -> None:
         super().__init__()
         self._waiter: Promised | None = waiter
         self._untold = [None]
+        self._is_told = False
+
+    def complete(self, outcome: Job | Exception) -> bool:
+        """Complete the future, notify those who wait for it, and run its callbacks. False if it was cancelled.
+
+        ``set_result`` can't be repeated: after an interrupt the lock could stay held, or those who wait would not be
+        notified. This may be repeated; the second time does the rest (docs/interrupts.md, rule 7).
+        """
+        condition, held = self._condition, False
+        job, error = (None, outcome) if isinstance(outcome, Exception) else (outcome, None)
+        try:
+            for held in map(condition.acquire, (True,)):  # noqa: B007 - one step: docs/interrupts.md, rule 4
+                break
+            if self._state in (_PENDING, _RUNNING):
+                self._result, self._exception, self._state = job, error, _FINISHED
+            if self._state != _FINISHED:
+                return False
+            if not self._is_told:
+                self._tell()
+        finally:
+            if held:
+                condition.release()
+        self._call_back()
+        return True
+
+    def _tell(self) -> None:
+        for waiter in self._waiters:
+            waiter.add_result(self) if self._exception is None else waiter.add_exception(self)
+        self._condition.notify_all()
+        self._is_told = True
+
+    def _call_back(self) -> None:
+        """Run the callbacks, each once: a callback leaves the list before it runs, in one step with that."""
+        with contextlib.suppress(IndexError):  # there is no other callback
+            for callback in map(list.pop, repeat(self._done_callbacks), repeat(0)):
+                try:
+                    callback(self)
+                except Exception:  # as Future does
+                    from logging import getLogger  # imported here: mostly there is nothing to log
+
+                    getLogger("concurrent.futures").exception("exception calling callback for %r", self)
 
     def tell_cancelled(self) -> None:
         """Tell threads in ``concurrent.futures.wait`` that it was cancelled. May be repeated."""

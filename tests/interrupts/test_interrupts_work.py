@@ -6,7 +6,9 @@ Each call is struck at one place; then the queue is used, checked, killed and op
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +20,10 @@ from kestrelpy._process import forget
 from kestrelpy.testing import ManualClock, MemoryDisk
 from kestrelpy.work import Session, WorkQueue
 from kestrelpy.work.core import WorkCore
+from tests.interrupts import strikes
 from tests.interrupts.strikes import interrupter_at
 from tests.support.budget import SEED, share
+from tests.support.patience import PATIENCE, until
 
 Call = Callable[[], object]
 PLACES = 60
@@ -164,6 +168,47 @@ def test_a_close_that_was_struck_is_finished_by_the_next() -> None:
             scene.queue.close()
         except BaseException as error:
             raise AssertionError(f"struck at place {at}, {striker.where}: {error!r}") from error
+
+
+class Waiting:
+    """A thread that waits for a future."""
+
+    def __init__(self, future: Any) -> None:
+        self._outcomes: list[object] = []
+        self._thread = threading.Thread(target=lambda: self._outcomes.append(future.exception()), daemon=True)
+        self._thread.start()
+        until(lambda: future._condition._waiters)
+
+    def outcome(self) -> object:
+        self._thread.join(PATIENCE)
+        return self._outcomes[0] if self._outcomes else "it still waits"
+
+
+def test_a_session_whose_close_was_struck_is_closed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits hears of it, wherever Ctrl-C strikes: also in a call of ``Future``, and in another thread."""
+    monkeypatch.setattr(strikes, "HELPERS", (*strikes.HELPERS, "/concurrent/futures/_base.py", "/threading.py"))
+    for at in itertools.count(1):
+        queue = WorkQueue(None)
+        session = queue.session()
+        futures = [session.reserve_future() for _ in range(2)]
+        called: list[object] = []
+        futures[0].add_done_callback(called.append)
+        waiting = [Waiting(future) for future in futures]
+        striker = interrupter_at(at)
+        struck = striker.run(session.close)
+        session.close()
+        try:
+            assert [type(each.outcome()) for each in waiting] == [QueueClosed] * 2
+            assert called == futures[:1]
+            assert queue.stats().sessions == 0
+            queue._check()
+        except BaseException as error:
+            raise AssertionError(f"struck at place {at}, {striker.where}: {error!r}") from error
+        finally:
+            queue.close()
+        if not struck:
+            break
+    assert at > 20, "the tracer sees nothing"
 
 
 @pytest.mark.parametrize("kind", ["future", "task"])

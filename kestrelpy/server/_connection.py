@@ -280,9 +280,14 @@ class Connection(asyncio.Protocol):
             self._rounds.send_later(self)
 
     def hang_up(self) -> None:
-        """Close the connection: the server stops, or serving this client has failed."""
+        """Close the connection once its replies are sent: the server stops, or serving this client has failed."""
         self._leave()
         self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once: the client does not read what it is sent."""
+        self._leave()
+        self._transport.abort()
 
     def _leave(self) -> None:
         if self.is_finished:
@@ -306,6 +311,11 @@ class Connection(asyncio.Protocol):
         """Whether the client does not read its replies."""
         return self._is_stuck
 
+    @property
+    def is_full(self) -> bool:
+        """Whether this turn has as many bytes of replies for the client as a turn may have."""
+        return self._reply_bytes > MAX_REPLY_BYTES
+
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     @property
@@ -326,6 +336,7 @@ class Connection(asyncio.Protocol):
         """The client has what it waited for: send it the reply, and serve it again. No effect if it waits no more."""
         if self._waiting is wait:
             self._waiting = None
+            self.served_at = self._server.monotonic()
             self.say(reply)
             self._rounds.again(self)
 

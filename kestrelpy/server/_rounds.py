@@ -70,6 +70,10 @@ class Rounds:
         self._busy[client] = None
         self.schedule()
 
+    def next_turn(self, call: Callable[[], None]) -> None:
+        """Make this call when this turn is over."""
+        self._loop.call_soon(call)
+
     def forget(self, client: RoundClient) -> None:
         self._speaking.pop(client, None)
         self._busy.pop(client, None)

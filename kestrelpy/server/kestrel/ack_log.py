@@ -103,13 +103,15 @@ class AckLog:
         self._dropped_through = 0
 
     def read(self) -> tuple[Acks, Dropped]:
-        """What the records say. Called at the start, once."""
+        """What the records say. Called at the start, once.
+
+        The records stay until ``drop_through``: if the start fails after this, the next one reads them again.
+        """
         acks: Acks = {}
         dropped: Dropped = {}
-        while self._reader.items:
+        while self._reader.items > self._reader.open_items:
             for item in self._reader.get_many(1000, timeout=0):
                 unpack(item.data, acks, dropped)
-                item.commit()
         return acks, dropped
 
     @property

@@ -81,11 +81,11 @@ class Acknowledgements:
         """Save the checkpoints of all readers that moved, in place of records. Raises what that raises."""
         for queue in [*self._unsaved, *self._being_saved]:
             _save(queue)
-        self._unsaved.clear()
+            self._unsaved.pop(queue, None)
 
     def save_in_time(self) -> None:
         """The end of a turn: begin to save checkpoints, if it is time."""
-        if not self._unsaved:
+        if self._last_record == self._saved_record:
             return
         if self._last_record - self._saved_record > SAVE_RECORDS:
             self._save()
@@ -125,6 +125,7 @@ class Acknowledgements:
     def note_make(self, queue: str, reader: str) -> None:
         """That reader (``ALL``: the whole queue) is about to be opened or made."""
         self._log.note_make(queue, reader)
+        self._last_record = self._log.last
 
     def note_drop(self, queue: JournaledQueue, reader: str) -> None:
         """That reader (``ALL``: the whole queue) is about to be deleted."""
@@ -136,6 +137,7 @@ class Acknowledgements:
             self._being_saved.pop(queue, None)
         try:
             self._log.note_drop(queue.name, reader)
+            self._last_record = self._log.last
         except OSError:  # the disk is full, say: without records, there is nothing to say about them
             self.save_now()
             self._log.drop_through(self._last_record)

@@ -1,12 +1,12 @@
 """The consumers that wait in a queue's line: a get, a peek, a monitor, of whatever protocol.
 
-The line is a dictionary in order of arrival, in ``ServedQueue.line``. ``Queues.serve`` gives items to it.
+The line is a dictionary in order of arrival, in ``ServedQueue.line``. ``ServedQueue.serve`` gives items to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     from kestrelpy import Item
@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from kestrelpy.server.kestrel.queue import ServedQueue
 
 __all__ = ["Consumer", "Get", "Monitor"]
+
+
+class Refuser(Protocol):
+    """The part of the client's ``KestrelProtocol`` that a consumer uses."""
+
+    def refusal(self, client: Any, error: Exception) -> bytes:
+        """The reply to a command that has raised this."""
+
+    def ends(self, error: Exception) -> bool:
+        """Whether the connection is closed after ``refusal``."""
 
 
 class Consumer:
@@ -70,16 +80,23 @@ class Consumer:
         self.queue.queues.count_miss()
         self.dismiss()
 
+    def end(self) -> None:
+        """There will be no more: the queue is deleted, or the server ends."""
+        self.run_out()
+
     def dismiss(self) -> None:
-        """Answer that there is no more: the time is over, the queue was deleted, the server ends."""
+        """Answer that no more is waited for."""
         self.leave()
         self.connection.answer(self, self.last_reply())
 
-    def fail(self, reply: bytes) -> None:
-        """The next item can't be read: answer this, and close the connection."""
+    def fail(self, error: Exception) -> None:
+        """The next item can't be read."""
         self.leave()
-        self.connection.answer(self, reply)
-        self.connection.finish()
+        connection = self.connection
+        protocol = cast("Refuser", connection.protocol)
+        connection.answer(self, protocol.refusal(connection.client, error))
+        if protocol.ends(error):
+            connection.finish()
 
     def hang_up(self) -> bytes | None:
         """The client sends no more: it gets its ``nothing``."""
@@ -135,7 +152,15 @@ class Monitor(Consumer):
         self._may_go_on = may_go_on
 
     def is_ready(self) -> bool:
-        return super().is_ready() and not self.connection.is_stuck
+        if not super().is_ready() or self.connection.is_stuck:
+            return False
+        if self.connection.is_full:  # the rest comes in another turn, if the client reads
+            self.queue.queues.wake_later(self.queue)
+            return False
+        return True
+
+    def end(self) -> None:
+        self.dismiss()
 
     def take(self, item: Item) -> None:
         self.queue.queues.count_hit()

@@ -5,16 +5,15 @@ Section by section as in docs/kestrel-protocol.md. An error ends in a word of th
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from kestrelpy import KestrelError
-from kestrelpy.server._connection import Connection, QueueProtocol
+from kestrelpy.server._connection import Connection
 from kestrelpy.server.kestrel.client import Client
 from kestrelpy.server.kestrel.figures import VERSION
 from kestrelpy.server.kestrel.memcache_parser import MemcacheParser
-from kestrelpy.server.kestrel.operations import Forbidden, Operations, TooManyReads
+from kestrelpy.server.kestrel.operations import Forbidden, TooManyReads
+from kestrelpy.server.kestrel.protocol import KestrelProtocol, log_error
 from kestrelpy.server.kestrel.queues import TooManyQueues
 
 if TYPE_CHECKING:
@@ -30,19 +29,16 @@ ERROR = b"ERROR\r\n"
 CLIENT_ERROR = b"CLIENT_ERROR\r\n"
 SERVER_ERROR = b"SERVER_ERROR\r\n"
 
-_logger = logging.getLogger("kestrelpy.server")
 
-
-class Memcache(QueueProtocol):
+class Memcache(KestrelProtocol):
     """The commands of the memcache protocol on the queues of one server."""
 
     no_room = SERVER_ERROR
     failure = SERVER_ERROR
     ends_at_failure = True
 
-    def __init__(self, operations: Operations) -> None:
-        self._operations = operations
-        self._do: dict[str, Callable[..., bytes | None]] = {
+    def methods(self) -> dict[str, Callable[..., bytes | None]]:
+        return {
             "set": self._set,
             "get": self._get,
             "unwanted": self._unwanted,
@@ -72,31 +68,15 @@ class Memcache(QueueProtocol):
     def client(self, connection: Connection, parser: MemcacheParser) -> Client:
         return Client(connection, parser)
 
-    def leave(self, client: Client) -> None:
-        client.give_back()
-
-    def perform(self, client: Client, command: tuple[Any, ...]) -> bytes | None:
-        try:
-            return self._do[command[0]](client, *command[1:])
-        except Exception as error:
-            return self._refusal(client, error)
-
-    def proceed(self, client: Client, long_command: Iterator[bytes | None]) -> bytes | None:
-        try:
-            return next(long_command)
-        except Exception as error:
-            return self._refusal(client, error)
-
-    def _refusal(self, client: Client, error: Exception) -> bytes:
-        if isinstance(error, TooManyQueues):
-            return SERVER_ERROR
-        client.connection.finish()
+    def refusal(self, _client: Client, error: Exception) -> bytes:
         if isinstance(error, TooManyReads):
             return ERROR
-        if not isinstance(error, Forbidden):
-            is_known = isinstance(error, OSError | KestrelError)
-            _logger.error("a client gets SERVER_ERROR: %s", error, exc_info=None if is_known else error)
+        if not isinstance(error, Forbidden | TooManyQueues):
+            log_error(error)
         return SERVER_ERROR
+
+    def ends(self, error: Exception) -> bool:
+        return not isinstance(error, TooManyQueues)
 
     def _client_error(self, client: Client, ends: bool) -> bytes:
         if ends:
@@ -107,7 +87,11 @@ class Memcache(QueueProtocol):
 
     def _set(self, _client: Client, name: bytes, expiry: int, body: bytes, noreply: bool) -> bytes | None:
         operations = self._operations
-        taken = operations.put(name, body, operations.expires_at_ms(expiry) if expiry else None)
+        try:
+            taken = operations.put(name, body, operations.expires_at_ms(expiry) if expiry else None)
+        except TooManyQueues:  # the connection goes on, so one who wants no reply must get none
+            if not noreply:
+                raise
         if noreply:
             return None
         return STORED if taken else NOT_STORED
@@ -115,7 +99,11 @@ class Memcache(QueueProtocol):
     def _unwanted(self, _client: Client, name: bytes, noreply: bool) -> bytes | None:
         self._operations.check_allowed("set")
         self._operations.queues.sets += 1
-        self._operations.queues.get(name)  # it is mentioned all the same
+        try:
+            self._operations.queues.get(name)  # it is mentioned all the same
+        except TooManyQueues:  # as above
+            if not noreply:
+                raise
         return None if noreply else NOT_STORED
 
     def _get(
@@ -163,8 +151,8 @@ class Memcache(QueueProtocol):
     def _flush_all(self, client: Client, noreply: bool) -> None:
         client.connection.long_command = self._operations.flush_all(b"" if noreply else b"Flushed all queues.\r\n")
 
-    def _flush_expired(self, _client: Client, name: bytes) -> bytes:
-        return b"%d\r\n" % self._operations.flush_expired(name)
+    def _flush_expired(self, client: Client, name: bytes) -> None:
+        client.connection.long_command = self._operations.flush_expired(name, lambda count: b"%d\r\n" % count)
 
     def _flush_all_expired(self, client: Client) -> None:
         client.connection.long_command = self._operations.flush_all_expired(lambda count: b"%d\r\n" % count)

@@ -32,15 +32,28 @@ LAST_MS = 1 << 50
 QUEUES_A_SLICE = 100
 """How many queues a long command does before other clients are served."""
 
+_ORIGINAL_NAMES = {
+    "set": "setItem",
+    "get": "getItem",
+    "peek": "getItem",
+    "monitor": "monitorUntil",
+    "flush": "flush",
+    "delete": "delete",
+    "flush_all": "flushAll",
+    "flush_expired": "flushExpired",
+    "flush_all_expired": "flushExpired",
+}
+"""What the original calls the operations that a status forbids."""
+
 _WRITES = {"set", "delete", "flush", "flush_all", "flush_expired", "flush_all_expired"}
 
 
 class Forbidden(Exception):
-    """The status, or the number of connections, forbids it."""
+    """The status, or the number of connections, forbids it. ``original_name``: what kestrel calls the operation."""
 
     def __init__(self, operation: str) -> None:
         super().__init__(operation)
-        self.operation = operation
+        self.original_name = _ORIGINAL_NAMES[operation]
 
 
 class TooManyReads(Exception):
@@ -87,7 +100,7 @@ class Operations:
             raise Forbidden(operation)
         limits = server.config.server
         limit = limits.connection_limit_refuse_writes if operation in _WRITES else limits.connection_limit_refuse_reads
-        if limit is not None and len(server.connections) > limit and operation not in ("confirm", "close", "abort"):
+        if limit is not None and len(server.connections) > limit:
             raise Forbidden(operation)
 
     def expires_at_ms(self, expiry: int) -> int | None:
@@ -204,7 +217,7 @@ class Operations:
 
     def confirm_oldest(self, client: Client, name: bytes, count: int) -> bool:
         """Confirm the oldest open reads of this client. False, and nothing is done, if it has fewer."""
-        queue = self.queues.find(name)
+        queue = self.queues.by_name.get(name)  # also one that an alias hides by now
         if queue is None or count < 1 or client.reads.count(queue) < count:
             return False
         for read in client.reads.oldest(queue, count):
@@ -214,13 +227,13 @@ class Operations:
 
     def confirm_all(self, client: Client, name: bytes) -> None:
         """Confirm all open reads that this client has of the queue."""
-        queue = self.queues.find(name)
+        queue = self.queues.by_name.get(name)
         if queue is not None and client.reads:
             self.confirm_oldest(client, name, client.reads.count(queue))
 
     def abort_oldest(self, client: Client, name: bytes) -> None:
         """The oldest open read of this client comes back; no effect if it has none."""
-        queue = self.queues.find(name)
+        queue = self.queues.by_name.get(name)
         if queue is not None:
             for read in client.reads.oldest(queue):
                 queue.take_back(read)
@@ -233,11 +246,15 @@ class Operations:
         if queue is not None:
             queue.flush()
 
-    def flush_expired(self, name: bytes) -> int:
-        """Returns how many expired items were dropped."""
+    def flush_expired(self, name: bytes, reply: Callable[[int], bytes]) -> Iterator[bytes | None]:
+        """A long command: drop expired items of a queue, then the reply with their number."""
         self.check_allowed("flush_expired")
         queue = self.queues.find(name)
-        return 0 if queue is None else queue.flush_expired()
+        count = 0
+        for dropped in () if queue is None else queue.flush_expired():
+            count += dropped
+            yield None
+        yield reply(count)
 
     def delete(self, name: bytes) -> None:
         self.check_allowed("delete")
@@ -251,6 +268,8 @@ class Operations:
         for some in self._slices():
             for queue in some:
                 queue.flush()
+                if queue.config.sync_journal == 0:  # it has synced
+                    yield None
             yield None
         yield reply
 
@@ -259,7 +278,11 @@ class Operations:
         self.check_allowed("flush_all_expired")
         count = 0
         for some in self._slices():
-            count += sum(queue.flush_expired() for queue in some)
+            for queue in some:
+                for dropped in queue.flush_expired():
+                    count += dropped
+                    if dropped:
+                        yield None
             yield None
         yield reply(count)
 

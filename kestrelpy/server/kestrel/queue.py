@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +23,9 @@ __all__ = ["InLine", "OpenRead", "Reads", "ServedQueue"]
 
 LOST_SECONDS = 60.0
 """How often the log may say that expired items of a queue are dropped, for want of room in ``expire_to_queue``."""
+
+EXPIRED_A_SLICE = 500
+"""How many expired items are dropped before clients are served."""
 
 _logger = logging.getLogger("kestrelpy.server")
 
@@ -39,11 +43,11 @@ class InLine(Protocol):
     def take(self, item: Item) -> None:
         """This item is for this consumer: it leaves the line, or goes to the end of it."""
 
-    def dismiss(self) -> None:
-        """Answer that there is no more."""
+    def end(self) -> None:
+        """There will be no more: the queue is deleted, or the server ends."""
 
-    def fail(self, reply: bytes) -> None:
-        """The next item can't be read: answer this."""
+    def fail(self, error: Exception) -> None:
+        """The next item can't be read."""
 
 
 class QueueJournal(Protocol):
@@ -70,8 +74,8 @@ class QueueHost(Protocol):
     def note_ack(self, queue: JournaledQueue, reader: str, item_id: int) -> None:
         """An item of that reader is done."""
 
-    def trouble(self, queue: ServedQueue, error: BaseException) -> bytes:
-        """Log that a queue could not do what was asked."""
+    def wake_later(self, queue: ServedQueue) -> None:
+        """As ``wake``, in the next turn."""
 
     def count_hit(self) -> None:
         """A get has found an item."""
@@ -259,6 +263,7 @@ class ServedQueue:
             if reader is None or first is None:
                 break
             reader.discard([first.id])
+            self._note_ack(first, is_side=reader is self._side_reader)
 
     # -- items ---------------------------------------------------------------------------------------------------------
 
@@ -362,14 +367,25 @@ class ServedQueue:
             if self.config.sync_journal == 0:
                 reader.checkpoint(durable=True)
 
-    def flush_expired(self) -> int:
-        """Drop expired items from the front, at most ``max_expire_sweep`` of them; returns how many."""
-        left = self.config.max_expire_sweep
-        count = 0
+    def flush_expired(self) -> Iterator[int]:
+        """Drop expired items from the front, at most ``max_expire_sweep`` of them, and none that comes meanwhile.
+
+        Yields how many, in slices that take no longer than a client's turn.
+        """
+        most = self.config.max_expire_sweep
         for reader in self.readers():
-            if reader.items > reader.open_items and (left is None or left > count):
-                count += reader.discard_expired(None if left is None else left - count)
-        return count
+            left = reader.items - reader.open_items
+            if most is not None:
+                left = min(left, most)
+            while left > 0 and reader in self.readers():
+                wanted = min(left, EXPIRED_A_SLICE)
+                dropped = reader.discard_expired(wanted)
+                left -= wanted
+                if most is not None:
+                    most -= dropped
+                yield dropped
+                if dropped < wanted:
+                    break
 
     # -- the line ------------------------------------------------------------------------------------------------------
 
@@ -390,7 +406,7 @@ class ServedQueue:
             try:
                 item = self.peek() if consumer.peeks else self.take()
             except Exception as error:
-                consumer.fail(self.queues.trouble(self, error))
+                consumer.fail(error)
                 continue
             if item is None:
                 return
@@ -399,7 +415,7 @@ class ServedQueue:
     def dismiss_all(self) -> None:
         """All in line get nothing: the queue is deleted, or the server ends."""
         for consumer in list(self.line):
-            consumer.dismiss()
+            consumer.end()
 
     # -- figures -------------------------------------------------------------------------------------------------------
 

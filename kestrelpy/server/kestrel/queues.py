@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
-from functools import partial
-from itertools import islice
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kestrelpy import JournaledQueue, KestrelError, QueueClosed, queue_names
@@ -39,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Queues", "TooManyQueues"]
 
+DESCRIPTORS_OF_A_JOURNAL = 4
+"""How many files a queue of the library has open, besides one for each of its readers."""
 SWEEP_SLICE = 200
 """How many queues one step of the expiration timer looks at, before clients are served."""
 
@@ -46,7 +46,7 @@ _logger = logging.getLogger("kestrelpy.server")
 
 
 class TooManyQueues(Exception):
-    """There are ``max_queues`` already."""
+    """There are ``max_queues`` already, or as many files are open as may be."""
 
 
 class Alias:
@@ -86,18 +86,27 @@ class Queues:
         self.aliases: dict[bytes, Alias] = {}
         self._journals: dict[bytes, SharedJournal] = {}
         self._dirty: dict[ServedQueue, None] = {}
+        self._woken_later: dict[ServedQueue, None] = {}
         self._written: dict[JournaledQueue, None] = {}
         self.numbered: dict[int, OpenRead] = {}
         """The open reads of thrift's clients, by number."""
-        self.last_number = 0
+        self.last_number = clock.time_ns() // 1_000_000 << 20
+        """Not from 1: a client that confirms a read of an earlier life of the server must not hit another's."""
         self._plain: list[tuple[Item, ServedQueue, Connection]] = []
         self._acks: Acknowledgements | None = None
         self._in_memory: set[JournaledQueue] = set()
+        self._on_disk: set[JournaledQueue] = set()
+        self.has_descriptors: Callable[[int], bool] = lambda _wanted: True
+        """Whether so many more files may be open. Asked once the start is over."""
         self.synced_each_turn: set[JournaledQueue] = set()
         """The queues of the library whose changes are on disk before they are acknowledged."""
         self.is_ending = False
         """The server ends: open reads are unread at its next start, and count as no aborts."""
         self._is_closed = False
+        self._sides: set[str] = set()
+        """The side queues that were on disk at the start, and that no fan-out has."""
+        self._sweep: Iterator[None] | None = None
+        """The round of the expiration timer that is under way."""
         # figures
         self.creates = self.deletes = self.expires = 0
         self.total_items = 0
@@ -143,9 +152,15 @@ class Queues:
             name = names.original_name(library_name)
             if name is not None and b"+" not in name:  # else it is a side queue, of which its fan-out knows
                 self._restore(library_name, name)
+        self._sides = {name for name in there if b"+" in (names.original_name(name) or b"")}
         for queue in list(self.by_name.values()):
-            if b"+" in queue.name and self.side_name(queue.name) in there:
-                self.journal_of(queue).open_side(queue)
+            self._find_side(queue)
+
+    def _find_side(self, queue: ServedQueue) -> None:
+        """Open the side queue of a fan-out, if it was on disk when the server began."""
+        if self._sides and b"+" in queue.name and self.side_name(queue.name) in self._sides:
+            self._sides.discard(self.side_name(queue.name))
+            self.journal_of(queue).open_side(queue)
 
     def _restore(self, library_name: str, name: bytes) -> None:
         assert self.directory is not None
@@ -220,9 +235,12 @@ class Queues:
             journal = self._open("memory", library_name, config)
             self._in_memory.add(journal)
             return journal
+        if not self.has_descriptors(DESCRIPTORS_OF_A_JOURNAL):
+            raise TooManyQueues
         if self._acks is not None:
             self._acks.note_make(library_name, ALL)
         journal = self._open(self.directory, library_name, config)
+        self._on_disk.add(journal)
         if config.sync_journal == 0:
             self.synced_each_turn.add(journal)
         return journal
@@ -300,6 +318,7 @@ class Queues:
                 journal.changed()
             else:
                 journal.make_child(queue)
+                self._find_side(queue)
         except BaseException:
             self.by_name.pop(name, None)
             self.creates -= 1
@@ -309,6 +328,11 @@ class Queues:
                 journal.discard()
             raise
         return queue
+
+    @property
+    def descriptors(self) -> int:
+        """How many files the queues have open, or will have."""
+        return DESCRIPTORS_OF_A_JOURNAL * len(self._on_disk) + len(self.by_name)
 
     def _journal(self, parent: bytes) -> SharedJournal:
         journal = self._journals.get(parent)
@@ -415,6 +439,17 @@ class Queues:
             self._dirty[queue] = None
             self.rounds.schedule()
 
+    def wake_later(self, queue: ServedQueue) -> None:
+        """As ``wake``, in the next turn."""
+        if not self._woken_later:
+            self.rounds.next_turn(self._wake_now)
+        self._woken_later[queue] = None
+
+    def _wake_now(self) -> None:
+        later, self._woken_later = self._woken_later, {}
+        for queue in later:
+            self.wake(queue)
+
     def note_written(self, journal: JournaledQueue) -> None:
         """This queue of the library is to be synced before the turn's replies."""
         self._written[journal] = None
@@ -502,6 +537,7 @@ class Queues:
         self._written.pop(journal, None)
         journal.erase()
         self._in_memory.discard(journal)
+        self._on_disk.discard(journal)
         self.synced_each_turn.discard(journal)
 
     def note_reader(self, journal: JournaledQueue, reader: str) -> None:
@@ -522,26 +558,37 @@ class Queues:
 
     def sweep(self) -> None:
         """A round of the expiration timer: drop expired items, delete queues older than ``max_queue_age``."""
-        self._sweep_some(iter(list(self.by_name.values())))
+        if self._sweep is None:
+            self._sweep = self._sweep_all(list(self.by_name.values()))
+            self._sweep_on()
 
-    def _sweep_some(self, queues: Iterator[ServedQueue]) -> None:
-        if self._is_closed:
+    def _sweep_on(self) -> None:
+        """A slice of the round; the next one when clients were served."""
+        if self._sweep is None or self._is_closed:
             return
-        some = list(islice(queues, SWEEP_SLICE))
-        now = self.clock.monotonic()
-        for queue in some:
-            if self.by_name.get(queue.name) is not queue:
-                continue
+        try:
+            next(self._sweep)
+        except StopIteration:
+            self._sweep = None
+        else:
+            self.clock.call_later(0, self._sweep_on)
+
+    def _sweep_all(self, queues: list[ServedQueue]) -> Iterator[None]:
+        for number, queue in enumerate(queues, start=1):
             try:
-                queue.flush_expired()
+                for dropped in queue.flush_expired():
+                    if dropped:
+                        yield
                 age = queue.config.max_queue_age
-                if age is not None and now - queue.made_at > age and not (queue.items or queue.reads or queue.line):
+                is_old = age is not None and self.clock.monotonic() - queue.made_at > age
+                if is_old and not (queue.items or queue.reads or queue.line) and self.by_name.get(queue.name) is queue:
                     self.delete(queue)
                     self.expires += 1
+                    yield
             except (KestrelError, OSError) as error:
-                self.trouble(queue, error)
-        if some:
-            self.clock.call_later(0, partial(self._sweep_some, queues))
+                _logger.error("queue %r: %s", queue.name, error)
+            if not number % SWEEP_SLICE:
+                yield
 
     def reload(self, config: Config) -> list[str]:
         """Use another configuration for all queues. Returns what changes only at the next start."""
@@ -555,11 +602,6 @@ class Queues:
         for journal in self._journals.values():
             journal.changed()
         return later
-
-    def trouble(self, queue: ServedQueue, error: BaseException) -> bytes:
-        """Log that a queue could not do what was asked. Returns ``SERVER_ERROR``."""
-        _logger.error("queue %r: %s", queue.name, error, exc_info=not isinstance(error, OSError | KestrelError))
-        return b"SERVER_ERROR\r\n"
 
 
 def _discard(journal: JournaledQueue, done: dict[str, set[int]]) -> None:

@@ -15,6 +15,7 @@ from kestrelpy import SystemClock
 from kestrelpy._disk.interface import Directory, Disk
 from kestrelpy._disk.real import RealDisk
 from kestrelpy.server._clock import LoopClock
+from kestrelpy.server._connection import Connection
 from kestrelpy.server._server import QueueServer
 from kestrelpy.server.kestrel.config import STATUSES, Config, ConfigError, parse_config
 from kestrelpy.server.kestrel.memcache import Memcache
@@ -33,6 +34,8 @@ __all__ = ["KestrelServer"]
 
 DEFAULT_PORT = 22133
 STATUS_FILE = "kestrel.status"
+DESCRIPTORS_OF_ITS_OWN = 48
+"""How many files the server needs besides those of its queues and its clients."""
 SHUTDOWN_SECONDS = 0.1
 """A server that a client has told to shut down goes on for so long."""
 
@@ -133,6 +136,8 @@ class KestrelServer(QueueServer):
         self._saver = ThreadPoolExecutor(1, "kestrel-checkpoints")
         self._closers.append(self._saver.shutdown)
         self.queues.open()
+        self._most_descriptors = _most_descriptors()
+        self.queues.has_descriptors = self._has_descriptors
         self.status = ServerStatus(
             self.clock, self._stored_status(), server.status_change_grace_period, self._store_status
         )
@@ -188,7 +193,17 @@ class KestrelServer(QueueServer):
         now = self.monotonic()
         for connection in list(self.connections):
             if timeout is not None and not connection.is_waiting and now - connection.served_at > timeout:
-                connection.hang_up()
+                if connection.is_stuck:
+                    connection.abort()
+                else:
+                    connection.hang_up()
+
+    def admit(self, connection: Connection) -> bool:
+        return self._has_descriptors(1) and super().admit(connection)
+
+    def _has_descriptors(self, wanted: int) -> bool:
+        used = DESCRIPTORS_OF_ITS_OWN + len(self.connections) + self.queues.descriptors
+        return used + wanted <= self._most_descriptors
 
     # -- what clients may ask of the whole server ----------------------------------------------------------------------
 
@@ -250,3 +265,13 @@ class KestrelServer(QueueServer):
             file.close()
         folder.rename(temporary, STATUS_FILE)
         folder.sync()
+
+
+def _most_descriptors() -> int:
+    """How many files this process may have open."""
+    try:
+        import resource
+    except ImportError:  # no Unix
+        return 1 << 20
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else soft

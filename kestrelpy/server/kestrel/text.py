@@ -5,39 +5,24 @@ Replies are lines: ``+number``, ``-message``, ``:item``, ``*`` for no item. No e
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from kestrelpy import KestrelError
-from kestrelpy.server._connection import Connection, QueueProtocol
+from kestrelpy.server._connection import Connection
 from kestrelpy.server.kestrel.client import Client
 from kestrelpy.server.kestrel.figures import VERSION
-from kestrelpy.server.kestrel.operations import Forbidden, Operations, TooManyReads
+from kestrelpy.server.kestrel.operations import Forbidden, TooManyReads
+from kestrelpy.server.kestrel.protocol import KestrelProtocol, log_error
 from kestrelpy.server.kestrel.queues import TooManyQueues
 from kestrelpy.server.kestrel.text_parser import TextParser
 
 if TYPE_CHECKING:
     from kestrelpy import Item
 
-__all__ = ["FORBIDDEN_NAMES", "Text"]
+__all__ = ["Text"]
 
 NOTHING = b"*\n"
 DONE = b"+0\n"
-FORBIDDEN_NAMES = {
-    "set": "setItem",
-    "get": "getItem",
-    "peek": "getItem",
-    "monitor": "monitorUntil",
-    "flush": "flush",
-    "delete": "delete",
-    "flush_all": "flushAll",
-    "flush_expired": "flushExpired",
-    "flush_all_expired": "flushExpired",
-}
-"""What the original calls the operations that a status forbids."""
-
-_logger = logging.getLogger("kestrelpy.server")
 
 
 def _found(item: Item) -> bytes:
@@ -53,16 +38,15 @@ class TextClient(Client):
     refusal: bytes | None = None
 
 
-class Text(QueueProtocol):
+class Text(KestrelProtocol):
     """The commands of the text protocol on the queues of one server."""
 
     no_room = b"-Too many connections.\n"
     failure = b"-Internal error.\n"
     ends_at_failure = True
 
-    def __init__(self, operations: Operations) -> None:
-        self._operations = operations
-        self._do: dict[str, Callable[..., bytes | None]] = {
+    def methods(self) -> dict[str, Callable[..., bytes | None]]:
+        return {
             "put": self._put,
             "get": self._get,
             "peek": self._peek,
@@ -87,31 +71,15 @@ class Text(QueueProtocol):
     def client(self, connection: Connection, parser: TextParser) -> TextClient:
         return TextClient(connection, parser)
 
-    def leave(self, client: TextClient) -> None:
-        client.give_back()
-
-    def perform(self, client: TextClient, command: tuple[Any, ...]) -> bytes | None:
-        try:
-            return self._do[command[0]](client, *command[1:])
-        except Exception as error:
-            return self._refusal(error)
-
-    def proceed(self, _client: TextClient, long_command: Iterator[bytes | None]) -> bytes | None:
-        try:
-            return next(long_command)
-        except Exception as error:
-            return self._refusal(error)
-
-    def _refusal(self, error: Exception) -> bytes:
+    def refusal(self, _client: TextClient, error: Exception) -> bytes:
         if isinstance(error, Forbidden):
-            return f"-Server not available for operation {FORBIDDEN_NAMES[error.operation]}\n".encode("ascii")
+            return f"-Server not available for operation {error.original_name}\n".encode("ascii")
         if isinstance(error, TooManyReads):
             limit = self._operations.server.config.server.max_open_transactions
             return b"-Too many open transactions; limit=%d\n" % limit
         if isinstance(error, TooManyQueues):
             return b"-Too many queues.\n"
-        is_known = isinstance(error, OSError | KestrelError)
-        _logger.error("a client gets an error: %s", error, exc_info=None if is_known else error)
+        log_error(error)
         return self.failure
 
     def _refused(self, _client: TextClient, message: bytes) -> bytes:
@@ -128,7 +96,7 @@ class Text(QueueProtocol):
                 for item in items:
                     client.taken += self._operations.put(name, item, expires_at_ms)
             except Exception as error:
-                client.refusal = self._refusal(error)
+                client.refusal = self.refusal(client, error)
         if not is_last:
             return None
         reply = client.refusal or b"+%d\n" % client.taken
@@ -162,8 +130,8 @@ class Text(QueueProtocol):
         self._operations.delete(name)
         return DONE
 
-    def _flush_expired(self, _client: TextClient, name: bytes) -> bytes:
-        return b"+%d\n" % self._operations.flush_expired(name)
+    def _flush_expired(self, client: TextClient, name: bytes) -> None:
+        client.connection.long_command = self._operations.flush_expired(name, lambda count: b"+%d\n" % count)
 
     def _flush_all(self, client: TextClient) -> None:
         client.connection.long_command = self._operations.flush_all(DONE)

@@ -6,21 +6,19 @@ after their time.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kestrelpy import KestrelError
-from kestrelpy.server._connection import Connection, QueueProtocol
+from kestrelpy.server._connection import Connection
 from kestrelpy.server.kestrel import thrift_codec as codec
 from kestrelpy.server.kestrel.client import Client
 from kestrelpy.server.kestrel.figures import VERSION
 from kestrelpy.server.kestrel.line import Consumer
 from kestrelpy.server.kestrel.names import is_legal
-from kestrelpy.server.kestrel.operations import Forbidden, Operations
+from kestrelpy.server.kestrel.operations import Forbidden
+from kestrelpy.server.kestrel.protocol import KestrelProtocol, log_error
 from kestrelpy.server.kestrel.queues import TooManyQueues
-from kestrelpy.server.kestrel.text import FORBIDDEN_NAMES
 from kestrelpy.server.kestrel.text_parser import ILLEGAL_NAME
 
 if TYPE_CHECKING:
@@ -42,13 +40,11 @@ MOST_BYTES = 16 << 20
 MOST_SHOWN = 200
 """Of the name of an unknown method, the message has so many bytes: the name may have 16 MiB."""
 
-_logger = logging.getLogger("kestrelpy.server")
-
 
 class ThriftClient(Client):
-    """A client of the thrift service. ``long_call``: the method and the number of the long command under way."""
+    """A client of the thrift service. ``call``: the method and the number of the call that is done, or waits."""
 
-    long_call: codec.Command = ("", 0)
+    call: codec.Command = ("", 0)
 
 
 class Refused(Exception):
@@ -68,7 +64,6 @@ class ThriftGet(Consumer):
     def take(self, item: Item) -> None:
         self._held.append(item)
         self._held_bytes += len(item.data)
-        self.queue.queues.count_hit()
         if self.is_full and self.is_in_line:
             self.dismiss()
 
@@ -88,7 +83,13 @@ class ThriftGet(Consumer):
 
     def last_reply(self) -> bytes:
         held, self._held = self._held, []
+        for _ in held:
+            self.queue.queues.count_hit()
         return self._reply(held)
+
+    def fail(self, error: Exception) -> None:
+        self._give_back()
+        super().fail(error)
 
     def hang_up(self) -> bytes | None:
         """The client sends no more, and is probably gone: it takes nothing with it."""
@@ -106,12 +107,13 @@ class ThriftGet(Consumer):
             self.queue.give_back(item)
 
 
-class Thrift(QueueProtocol):
+class Thrift(KestrelProtocol):
     """The methods of the thrift service on the queues of one server."""
 
-    def __init__(self, operations: Operations) -> None:
-        self._operations = operations
-        self._do: dict[str, Callable[..., bytes | None]] = {
+    ends_at_failure = True
+
+    def methods(self) -> dict[str, Callable[..., bytes | None]]:
+        return {
             "put": self._put,
             "get": self._get,
             "confirm": self._confirm,
@@ -124,6 +126,7 @@ class Thrift(QueueProtocol):
             "set_status": self._set_status,
             "get_version": self._get_version,
             "unknown-method": self._unknown_method,
+            "malformed": self._malformed,
         }
 
     def parser(self) -> codec.ThriftParser:
@@ -135,37 +138,25 @@ class Thrift(QueueProtocol):
     def leave(self, _client: Client) -> None:
         """Its open reads stay open until their time is over."""
 
-    def perform(self, client: Client, command: codec.Command) -> bytes | None:
-        if command[0] == "malformed":
-            client.connection.finish()
-            return None
-        try:
-            return self._do[command[0]](client, *command[1:])
-        except Exception as error:
-            return self._refusal(command, error)
+    def perform(self, client: ThriftClient, command: codec.Command) -> bytes | None:
+        client.call = command[:2]
+        return super().perform(client, command)
 
-    def proceed(self, client: ThriftClient, long_command: Iterator[bytes | None]) -> bytes | None:
-        try:
-            return next(long_command)
-        except Exception as error:
-            return self._refusal(client.long_call, error)
-
-    def _begin(self, client: ThriftClient, method: str, number: int, long_command: Iterator[bytes | None]) -> None:
-        client.long_call = (method, number)
-        client.connection.long_command = long_command
-
-    def _refusal(self, command: codec.Command, error: Exception) -> bytes:
+    def refusal(self, client: ThriftClient, error: Exception) -> bytes:
+        method, number = client.call
         if isinstance(error, Forbidden):
-            message = f"Server not available for operation {FORBIDDEN_NAMES[error.operation]}"
+            message = f"Server not available for operation {error.original_name}"
         elif isinstance(error, Refused):
             message = str(error)
         elif isinstance(error, TooManyQueues):
             message = "Too many queues."
         else:
-            is_known = isinstance(error, OSError | KestrelError)
-            _logger.error("a client gets an error: %s", error, exc_info=None if is_known else error)
+            log_error(error)
             message = "Internal error."
-        return codec.exception_reply(command[0].encode("ascii"), command[1], codec.INTERNAL_ERROR, message)
+        return codec.exception_reply(method.encode("ascii"), number, codec.INTERNAL_ERROR, message)
+
+    def _malformed(self, client: ThriftClient) -> None:
+        client.connection.finish()
 
     def _unknown_method(self, _client: Client, number: int, name: bytes) -> bytes:
         shown = name[:MOST_SHOWN].decode(errors="replace")
@@ -175,7 +166,7 @@ class Thrift(QueueProtocol):
 
     def _put(self, client: ThriftClient, number: int, name: bytes, items: list[bytes], expiration_ms: int) -> None:
         _check_name(name)
-        self._begin(client, "put", number, self._put_all(number, name, items, expiration_ms))
+        client.connection.long_command = self._put_all(number, name, items, expiration_ms)
 
     def _put_all(self, number: int, name: bytes, items: list[bytes], expiration_ms: int) -> Iterator[bytes | None]:
         operations = self._operations
@@ -285,7 +276,7 @@ class Thrift(QueueProtocol):
 
     def _flush_all_queues(self, client: ThriftClient, number: int) -> None:
         reply = codec.void_reply(b"flush_all_queues", number)
-        self._begin(client, "flush_all_queues", number, self._operations.flush_all(reply))
+        client.connection.long_command = self._operations.flush_all(reply)
 
     def _delete_queue(self, _client: Client, number: int, name: bytes) -> bytes:
         _check_name(name)

@@ -56,7 +56,7 @@ class Kestrel(Running):
 
 
 @contextlib.contextmanager
-def kestrel(directory: Any = None, config: str = "", **options: Any) -> Iterator[Kestrel]:
+def kestrel(directory: Any = None, config: Any = "", **options: Any) -> Iterator[Kestrel]:
     """A kestrel server on a manual clock."""
     clock = options.pop("clock", None) or ManualClock(START_S * 1000)
     with serve_in_thread(directory, protocol="kestrel", config=config, clock=clock, **options) as server:

@@ -97,6 +97,10 @@ def test_server_keys(line: str, value: object) -> None:
         ),
         ("[default]\nmax_items = 0\n[queues.q]\ndiscard_old_when_full = true", r"\[queues.q\] max_items: with"),
         ("[default]\ndefault_journal_size = 10", "default_journal_size: must be from 64k to 1G"),
+        ("[default]\ndefault_journal_size = '64G'", "default_journal_size: must be from 64k to 1G"),
+        ("[queues.q]\nexpire_to_queue = 'q'", r"\[queues.q\] expire_to_queue: leads back to this queue"),
+        ("[queues.'q+a']\nerror_to_queue = 'q'", "error_to_queue: leads back to this queue"),
+        ("[queues.q]\nexpire_to_queue = 'x'\n[aliases]\nx = ['y']\ny = ['z', 'q']", "expire_to_queue: leads back"),
         ("[queues.q]\nmany_errors_count = 0", "many_errors_count: must be at least 1"),
         ('zookeeper = "x"', "zookeeper: server sets in ZooKeeper are not supported"),
         ("[queues.q]\nwhite_list_client_id_for_enqueue = []", "client ids need Twitter's thrift header"),
@@ -171,3 +175,11 @@ def test_many_names_do_not_grow_it() -> None:
     for number in range(1000):
         config.for_queue(b"%d" % number)
     assert len(config._known) <= 21
+
+
+def test_a_target_of_all_queues_gives_nothing_to_itself() -> None:
+    """Row: expire_to_queue: what is said in [default] counts for the others."""
+    config = parse_config("[default]\nexpire_to_queue = 'late'\nmax_age = 0")
+    assert config.for_queue(b"q").expire_to_queue == b"late"
+    assert config.for_queue(b"late").expire_to_queue is None
+    assert config.for_queue(b"late+a").expire_to_queue is None

@@ -650,7 +650,7 @@ def test_reload(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
         ["[queues.q]\nmax_items = 1", "[queues.q]\nmax_items = 2\nkeep_journal = false", "[queues.q]\nmax_itemz = 3"]
     )
     text = [next(texts)]
-    with kestrel(tmp_path, config=lambda: text[0]) as it:  # type: ignore[arg-type]  # a function that reads it
+    with kestrel(tmp_path, config=lambda: text[0]) as it:  # a function that reads it
         client = it.client()
         put(client, b"q", b"1")
         refuse(client, b"q")

@@ -19,7 +19,7 @@ from thriftpy2.rpc import make_client
 from thriftpy2.thrift import TApplicationException
 from thriftpy2.transport import TFramedTransportFactory
 
-from tests.server.kestrel.kestrel_harness import Kestrel, kestrel
+from tests.server.kestrel.kestrel_harness import START_S, Kestrel, kestrel
 
 IDL: Any = thriftpy2.load(str(Path(__file__).parent / "kestrel.thrift"), module_name="kestrel_thrift")
 
@@ -47,8 +47,17 @@ def client(it: Kestrel) -> Iterator[Any]:
         made.close()
 
 
+FIRST = START_S * 1000 << 20
+"""What the ids of open reads begin after, by the clock of the tests."""
+
+
 def pairs(items: list[Any]) -> list[tuple[bytes, int]]:
-    return [(item.data, item.id) for item in items]
+    """Data and ids, counted from 1; 0 for no open read."""
+    return [(item.data, max(0, item.id - FIRST)) for item in items]
+
+
+def ids(*numbers: int) -> set[int]:
+    return {FIRST + number for number in numbers}
 
 
 class Call(threading.Thread):
@@ -142,8 +151,8 @@ def test_open_reads(it: Kestrel) -> None:
         assert got == [(b"1", 1), (b"2", 2), (b"3", 3)]
         assert c.get("q", 9, 0, 10_000) == []
         assert pairs(other.get("q", 1, 0, 10_000)) == [(b"4", 4)]
-        assert other.confirm("whatever", {1, 99}) == 1
-        assert other.abort("q", {2, 1}) == 1
+        assert other.confirm("whatever", ids(1, 99)) == 1
+        assert other.abort("q", ids(2, 1)) == 1
         assert pairs(c.get("q", 9, 0, 10_000)) == [(b"2", 5)]  # the confirm gave room to the one that opened
         assert it.stats()["queue_q_open_transactions"] == "3"
 
@@ -156,12 +165,12 @@ def test_open_reads_end_by_time_and_outlive_their_connection(it: Kestrel) -> Non
     it.until(lambda: not it.server.connections)
     with client(it) as c:
         assert c.get("q", 2, 0, 0) == []
-        assert c.confirm("q", {1}) == 1
+        assert c.confirm("q", ids(1)) == 1
         it.advance(9.9)
         assert c.get("q", 2, 0, 0) == []
         it.advance(0.1)
         assert pairs(c.get("q", 2, 0, 0)) == [(b"2", 0)]
-        assert c.abort("q", {2}) == 0
+        assert c.abort("q", ids(2)) == 0
 
 
 def test_the_sooner_time_counts() -> None:
@@ -273,7 +282,7 @@ def test_a_deleted_queue_answers_those_who_wait(it: Kestrel) -> None:
         c.delete_queue("q")
         call.join()
         assert len(call.result) <= 1
-        assert c.confirm("q", {1}) == 0
+        assert c.confirm("q", ids(1)) == 0
         assert c.peek("q").items == 0
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import errno
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from kestrelpy import DurabilityUnknown
+import pytest
+
+from kestrelpy import CorruptJournal, DurabilityUnknown
+from kestrelpy.server import KestrelServer
 from kestrelpy.server.kestrel.journal import SharedJournal
+from kestrelpy.server.kestrel.queue import ServedQueue
+from kestrelpy.server.kestrel.queues import Queues
 from tests.server.kestrel.kestrel_harness import Kestrel, kestrel
 from tests.server.kestrel.test_memcache import put, value
 from tests.server.kestrel.test_queues import END, take
@@ -39,6 +45,11 @@ def after_kill(folder: Path) -> Path:
     shutil.rmtree(copied, ignore_errors=True)
     shutil.copytree(folder, copied)
     return copied
+
+
+def thrift_call(method: bytes, fields: bytes) -> bytes:
+    call = struct.pack("!II", 0x80010001, len(method)) + method + struct.pack("!i", 1) + fields + b"\0"
+    return struct.pack("!i", len(call)) + call
 
 
 def test_a_plain_get_beside_a_sync_that_fails_takes_nothing(tmp_path: Path) -> None:
@@ -162,3 +173,217 @@ def test_a_connection_that_the_server_hangs_up_takes_no_plain_get_with_it(tmp_pa
         it.call(get_and_hang_up)
         one.hear_the_end()
         take(client, b"q", *[b"%d" % number for number in range(10)])
+
+
+def test_a_start_that_fails_loses_no_acknowledgements(tmp_path: Path) -> None:
+    """What was answered does not come again at the start after it; and all that it had opened is closed."""
+    with kestrel(tmp_path / "queues") as it:
+        client = it.client()
+        put(client, b"q", b"1", b"2", b"3")
+        client.ask(b"get q\r\n", value(b"q", b"1"))
+        copied = after_kill(tmp_path / "queues")
+    with (
+        patch.object(Queues, "_restore_all", side_effect=OSError(errno.EMFILE, "no")),
+        pytest.raises(OSError, match="no"),
+        kestrel(copied),
+    ):
+        pass
+    with kestrel(copied) as it:
+        take(it.client(), b"q", b"2", b"3")
+
+
+@pytest.mark.parametrize("later", ["status", "listening"])
+def test_a_start_that_fails_late_leaves_nothing_open(tmp_path: Path, later: str) -> None:
+    name, error = ("_stored_status", MemoryError()) if later == "status" else ("_listen", OSError("no"))
+    with patch.object(KestrelServer, name, side_effect=error), pytest.raises(type(error)), kestrel(tmp_path):
+        pass
+    with kestrel(tmp_path) as it:
+        put(it.client(), b"q", b"1")
+
+
+def test_a_status_that_can_not_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Row: kestrel.status: unreadable: the default and a warning."""
+    (tmp_path / "kestrel.status").mkdir()
+    with kestrel(tmp_path) as it:
+        it.client().ask(b"status\r\n", b"UP\r\n")
+    assert "can't be read, and the status is up" in caplog.text
+
+
+@pytest.mark.parametrize("protocol", ["memcache", "text", "thrift"])
+def test_a_queue_that_can_not_be_read_for_one_who_waits(protocol: str) -> None:
+    """Each client is told in its own words."""
+    with kestrel(text="127.0.0.1:0", thrift="127.0.0.1:0") as it:
+        number = ["memcache", "text", "thrift"].index(protocol)
+        waiting = it.client(number)
+        if protocol == "thrift":
+            fields = struct.pack("!bhi1s", 11, 1, 1, b"q") + struct.pack("!bhibhi", 8, 2, 2, 8, 3, 60_000)
+            waiting.send(thrift_call(b"get", fields))
+        else:
+            waiting.send(b"get q 60000\n" if protocol == "text" else b"get q/t=60000\r\n")
+        it.wait_for_waiting(b"q")
+        with patch.object(ServedQueue, "take", side_effect=CorruptJournal("q", 0, "bad")):
+            put(it.client(), b"q", b"1")
+            if protocol == "memcache":
+                waiting.hear(SERVER_ERROR)
+                waiting.hear_the_end()
+            elif protocol == "text":
+                waiting.ask(b"version\n", b"-Internal error.\n:2.4.7+kestrelpy\n")
+            else:
+                size = int.from_bytes(waiting.exactly(4), "big")
+                reply = waiting.exactly(size)
+                assert reply[:8] == bytes.fromhex("8001000300000003")
+                assert b"Internal error." in reply
+        take(it.client(), b"q", b"1")
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_sync_that_fails(tmp_path: Path, place: int) -> None:
+    """Row: a sync that failed: SERVER_ERROR, ends; and so in the other protocols."""
+    with kestrel(tmp_path, sync_journal=0, text="127.0.0.1:0", thrift="127.0.0.1:0") as it:
+        put(it.client(), b"q", b"1")
+        client = it.client(place)
+        journal = it.call(lambda: it.server.queues.by_name[b"q"].journal.queue)
+        with patch.object(journal, "sync", side_effect=DurabilityUnknown("q", 2, 2)):
+            if place == 2:
+                fields = struct.pack("!bhi1s", 11, 1, 1, b"q") + struct.pack("!bhbii1s", 15, 2, 11, 1, 1, b"2")
+                client.send(thrift_call(b"put", fields))
+            else:
+                client.send(b"put q:\n2\n\n" if place else b"set q 0 0 1\r\n2\r\n")
+                client.hear(b"-Internal error.\n" if place else SERVER_ERROR)
+            client.hear_the_end()
+
+
+def test_expired_items_are_dropped_in_slices() -> None:
+    """A sweep of one large queue lets other clients in between."""
+    with kestrel(config="[queues.q]\nexpire_to_queue = 'late'\n[queues.r]\nmax_expire_sweep = 600") as it:
+        client = it.client()
+        for name in (b"q", b"r"):
+            client.ask(b"set %b 0 5 1 noreply\r\nx\r\n" % name * 2000 + b"status\r\n", b"UP\r\n")
+        it.call(lambda: it.clock.jump(6))
+        turns = 0
+
+        def sweep() -> None:
+            nonlocal turns
+            turns += 1
+            next(dropping)
+
+        dropping = it.call(lambda: it.server.queues.by_name[b"q"].flush_expired())
+        it.call(sweep)
+        assert 1000 < it.call(lambda: it.server.queues.by_name[b"q"].items) < 2000
+        client.ask(b"flush_expired q\r\n", b"1500\r\n")
+        client.ask(b"flush_expired r\r\n", b"600\r\n")
+        client.ask(b"flush_all_expired\r\n", b"600\r\n")
+        assert it.stats()["queue_late_items"] == "2000"
+
+
+def test_a_monitor_takes_a_turn_s_worth_at_a_time() -> None:
+    """Row: monitor: one who does not read gets no more than a turn's replies, and its reads are few."""
+    with kestrel(max_open_transactions=1000) as it:
+        putter, watcher = it.clients(2)
+        put(putter, b"q", *[b"%03d" % number + b"x" * 100_000 for number in range(100)])
+        watcher.send(b"monitor q 60 100\r\n")
+        it.wait_for_waiting(b"q")
+        putter.ask(b"version\r\n", b"VERSION 2.4.7+kestrelpy\r\n")
+        assert int(it.stats()["queue_q_open_transactions"]) < 100
+        for number in range(100):
+            watcher.hear(value(b"q", b"%03d" % number + b"x" * 100_000))
+        watcher.hear(END)
+
+
+def test_names_without_number_and_descriptors(tmp_path: Path) -> None:
+    """Row: max_connections: there is a reply for the client that is too many, and the server goes on."""
+    with kestrel(tmp_path) as it:
+        client = it.client()
+        put(client, b"q", b"1")
+        it.call(lambda: setattr(it.server, "_most_descriptors", 48 + 1 + 5 + 5 + 1))
+        put(client, b"r", b"1")
+        client.ask(b"set s 0 0 1\r\nx\r\n", SERVER_ERROR)
+        one = it.client()
+        one.hear(SERVER_ERROR)
+        one.hear_the_end()
+        take(client, b"q", b"1")
+
+
+def test_the_same_status_again_does_not_end_the_grace() -> None:
+    """Row: status_change_grace_period: the same status has no effect meanwhile."""
+    with kestrel(config="status_change_grace_period = 10") as it:
+        client = it.client()
+        client.ask(b"status readonly\r\nstatus readonly\r\n", END + END)
+        put(client, b"q", b"1")
+        it.advance(10)
+        client.ask(b"set q 0 0 1\r\nx\r\n", SERVER_ERROR)
+
+
+def test_a_waiting_get_whose_queue_is_deleted_is_a_miss() -> None:
+    """Row: get_misses: a get that waits is one or the other when it ends."""
+    with kestrel() as it:
+        waiting, client = it.clients(2)
+        waiting.send(b"get q/t=60000\r\n")
+        it.wait_for_waiting(b"q")
+        client.ask(b"delete q\r\n", b"DELETED\r\n")
+        waiting.hear(END)
+        assert it.stats()["get_misses"] == "1"
+
+
+def test_noreply_beyond_max_queues_is_silent() -> None:
+    """Row: noreply: the connection stays in step."""
+    with kestrel(max_queues=1) as it:
+        client = it.client()
+        put(client, b"q", b"1")
+        client.ask(b"set r 0 0 1 noreply\r\nx\r\nset r 0 0 1\r\nx\r\nstatus\r\n", SERVER_ERROR + b"UP\r\n")
+
+
+def test_a_silent_client_that_does_not_read_is_disconnected() -> None:
+    """Row: client_timeout: its replies are not waited for."""
+    with kestrel(config="client_timeout = 5") as it:
+        client = it.client()
+        put(client, b"q", b"x" * 8_000_000)
+        silent = it.client()
+        silent.send(b"get q\r\n")
+        it.until(lambda: any(one.is_stuck for one in it.server.connections))
+        it.advance(7)
+        it.until(lambda: not it.server.connections)
+
+
+def test_what_was_put_for_a_fanout_alone_is_there_whoever_makes_it_again(tmp_path: Path) -> None:
+    """Row: keep_journal: of a fan-out whose parent is in memory."""
+    config = "[queues.q]\nkeep_journal = false\n[queues.'q+a']\nkeep_journal = true"
+    with kestrel(tmp_path, config=config) as it:
+        put(it.client(), b"q+a", b"1")
+    with kestrel(tmp_path, config=config) as it:
+        take(it.client(), b"q+a", b"1")
+
+
+def test_reads_of_a_queue_that_an_alias_hides_can_be_confirmed() -> None:
+    config = ""
+    with kestrel(config=lambda: config) as it:
+        client = it.client()
+        put(client, b"q", b"1", b"2")
+        client.ask(b"get q/open\r\n", value(b"q", b"1"))
+        config = "[aliases]\nq = ['r']"
+        client.ask(b"reload\r\nconfirm q 1\r\n", b"Reloaded config.\r\n" + END)
+
+
+def test_what_a_side_queue_drops_stays_dropped(tmp_path: Path) -> None:
+    """Row: discard_old_when_full: also after a kill."""
+    config = "[queues.'q+a']\nmax_items = 2\ndiscard_old_when_full = true"
+    with kestrel(tmp_path / "queues", config=config) as it:
+        client = it.client()
+        client.ask(b"get q+a\r\n", END)
+        put(client, b"q+a", *[b"%d" % number for number in range(6)])
+        copied = after_kill(tmp_path / "queues")
+    with kestrel(copied, config=config) as it:
+        take(it.client(), b"q+a", b"4", b"5")
+
+
+def test_the_log_does_not_grow_by_deletions(tmp_path: Path) -> None:
+    with kestrel(tmp_path) as it:
+        client = it.client()
+        for number in range(20):
+            put(client, b"q%d" % number, b"1")
+            client.ask(b"delete q%d\r\n" % number, b"DELETED\r\n")
+        acks = it.server.queues._acks
+        assert acks is not None
+        put(client, b"q", b"1")
+        it.advance(6)
+        it.until(lambda: not acks._is_saving and not acks._log._dropped and not acks._log._reader.items)

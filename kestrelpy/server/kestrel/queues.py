@@ -150,9 +150,10 @@ class Queues:
     def _restore_all(self, there: set[str]) -> None:
         for library_name in sorted(there):
             name = names.original_name(library_name)
-            if name is not None and b"+" not in name:  # else it is a side queue, of which its fan-out knows
+            if name is None or b"+" in name:  # it is a side queue, of which its fan-out knows
+                self._sides.add(library_name)
+            else:
                 self._restore(library_name, name)
-        self._sides = {name for name in there if b"+" in (names.original_name(name) or b"")}
         for queue in list(self.by_name.values()):
             self._find_side(queue)
 

@@ -81,13 +81,7 @@ def add_commands(commands: Any) -> None:
         "all waiting clients (group commit)",
     )
     durability.add_argument("-F", "--no-sync", action="store_true", help="never sync; the system decides")
-    parser.add_argument(
-        "--on-corruption",
-        choices=("raise", "quarantine"),
-        default="raise",
-        help="what to do if records in --dir are damaged. raise: end with an error (default). quarantine: continue "
-        "without them; a deleted job may come back, and standard error has the ids of the jobs in doubt",
-    )
+    _add_on_corruption(parser, "; a deleted job may come back, and standard error has the ids of the jobs in doubt")
     where = parser.add_argument_group("where the server listens (default: 127.0.0.1:11300)")
     where.add_argument("-l", metavar="ADDRESS", help="an address, or unix:PATH")
     where.add_argument("-p", metavar="PORT", type=_port, help="the port for -l")
@@ -137,6 +131,7 @@ def add_kestrel(protocols: Any) -> None:
     parser.set_defaults(run=_serve_kestrel)
     parser.add_argument("--dir", metavar="DIR", help="the folder of the queues; made if it is missing")
     parser.add_argument("--config", metavar="FILE", help="a TOML file; the options here win over it")
+    _add_on_corruption(parser, "; standard error says which were left out")
     durability = parser.add_mutually_exclusive_group()
     durability.add_argument(
         "--sync-ms",
@@ -164,6 +159,16 @@ def add_kestrel(protocols: Any) -> None:
         "--max-connections", metavar="N", type=common.positive, help="the default is what the system allows"
     )
     parser.add_argument("-u", "--user", metavar="USER", help="become this user when the addresses are bound")
+
+
+def _add_on_corruption(parser: argparse.ArgumentParser, consequence: str = "") -> None:
+    parser.add_argument(
+        "--on-corruption",
+        choices=("raise", "quarantine"),
+        default="raise",
+        help="what to do if records in --dir are damaged. raise: end with an error (default). quarantine: continue "
+        f"without them{consequence}",
+    )
 
 
 def _serve_beanstalk(args: argparse.Namespace) -> int:
@@ -223,6 +228,8 @@ def _serve_kestrel(args: argparse.Namespace) -> int:
         raise CommandError(
             "--dir: the name of the folder is empty; remove --dir to keep the queues in memory", status=2
         )
+    if args.config == "":
+        raise CommandError("--config: the name of the file is empty", status=2)
     options = {
         "listen": args.listen,
         "text": args.text,
@@ -236,6 +243,7 @@ def _serve_kestrel(args: argparse.Namespace) -> int:
                 args.dir,
                 config=_reader_of(args.config),
                 sync_journal="never" if args.no_sync else args.sync_ms / 1000,
+                on_corruption=args.on_corruption,
                 sockets=_passed_sockets(opened),
                 **{name: value for name, value in options.items() if value is not None},
             )
@@ -265,6 +273,8 @@ def _reader_of(path: str | None) -> Any:
                 return file.read()
         except UnicodeDecodeError:
             raise ConfigError("not UTF-8") from None
+        except OSError as error:
+            raise ConfigError(error.strerror or str(error)) from None
 
     return read
 

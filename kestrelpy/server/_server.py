@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["QueueServer", "parse_address"]
 
 BACKLOG = 1024
+LINGER_SECONDS = 2.0
+"""How long a server that stops waits for clients that have not read all of their replies."""
 LOOK_SECONDS = 1.0
 """How often to look whether clients that wait, and are not read from, have hung up."""
 
@@ -37,6 +39,8 @@ def parse_address(text: str, default_port: int = 11300) -> Address:
 
     Raises ``ValueError``.
     """
+    if not text:
+        raise ValueError("the address is empty")
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
         if not path:
@@ -139,12 +143,20 @@ class QueueServer:
         return await self.loop.create_server(connection, host or None, port, backlog=BACKLOG)
 
     async def stop(self) -> None:
-        """Close all connections and the queues. May be repeated."""
+        """Close all connections and the queues. May be repeated.
+
+        Clients that still read their last replies get ``LINGER_SECONDS``.
+        """
         self._stop_listening()
         for connection in list(self.connections):
             connection.hang_up()
         await asyncio.sleep(0)  # the connections are closed in the loop's next round
         await asyncio.sleep(0)
+        end = self.loop.time() + LINGER_SECONDS
+        while self.connections and self.loop.time() < end:  # they still read their last replies
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.abort()
         self.close()
 
     def _stop_listening(self) -> None:

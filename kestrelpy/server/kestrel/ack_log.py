@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kestrelpy import JournaledQueue
 
@@ -82,7 +82,13 @@ def _take_out(noted: dict[tuple[str, str], Any], queue: str, reader: str) -> Non
 class AckLog:
     """The log of one server, in its folder. Raises ``OSError`` and ``QueueDiskFull`` as a queue does."""
 
-    def __init__(self, directory: str | PathLike[str], clock: Clock, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | PathLike[str],
+        clock: Clock,
+        disk: Disk | None = None,
+        on_corruption: Literal["raise", "quarantine"] = "raise",
+    ) -> None:
         self._queue = JournaledQueue(
             directory,
             NAME,
@@ -90,6 +96,7 @@ class AckLog:
             segment_bytes=4 << 20,
             inbox_interval=None,
             checkpoint_interval=60.0,
+            on_corruption=on_corruption,
             clock=clock,
             disk=disk,
         )

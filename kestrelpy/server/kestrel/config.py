@@ -107,7 +107,7 @@ def _status(value: object) -> str:
 
 def _addresses(value: object) -> tuple[str, ...]:
     each = [value] if isinstance(value, str) else value
-    if not isinstance(each, list) or not all(isinstance(one, str) for one in each):
+    if not isinstance(each, list | tuple) or not all(isinstance(one, str) and one for one in each):
         raise ConfigError(f"must be an address or a list of addresses, not {value!r}")
     return tuple(each)
 
@@ -277,6 +277,11 @@ class Config:
             return False
         return target in (name, split(name)[0]) or any(self._feeds(each, name) for each in self.aliases.get(target, ()))
 
+    def archive_dirs(self) -> set[str]:
+        """All folders that queues are archived in."""
+        said = [self._default, *self._queues.values()]
+        return {options["archive_dir"] for options in said if options.get("archive_dir") is not None}
+
     def check_targets(self, where: str, name: bytes, said: Mapping[str, Any]) -> None:
         """Raise ``ConfigError`` if what this queue gives up would come back into it."""
         for key in _TARGETS:
@@ -293,14 +298,21 @@ def parse_config(
     """
     try:
         said = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also a number of too many digits
         raise ConfigError(f"no TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError("no TOML: tables and lists are nested too deep") from None
     warnings: list[str] = []
     tables = {key: said.pop(key, {}) for key in ("default", "queues", "aliases")}
     for key, table in tables.items():
         if not isinstance(table, dict):
             raise ConfigError(f"[{key}]: must be a table")
-    server = ServerConfig(**{**_read("", said, _SERVER_OPTIONS, warnings), **(overrides or {})})
+    told = {key: value for key, value in (overrides or {}).items() if value is not None}
+    server = ServerConfig(
+        **{**_read("", said, _SERVER_OPTIONS, warnings), **_read("", told, _SERVER_OPTIONS, warnings)}
+    )
+    if not (server.listen or server.text or server.thrift):
+        raise ConfigError("listen: there is no address to listen at")
     default = _read("[default] ", tables["default"], _QUEUE_OPTIONS, warnings)
     queues = {}
     for name, table in tables["queues"].items():
@@ -311,7 +323,8 @@ def parse_config(
             raise ConfigError(f"{where}: no queue can have this name")
         queues[name.encode()] = _read(f"{where} ", table, _QUEUE_OPTIONS, warnings)
     aliases = _read_aliases(tables["aliases"])
-    config = Config(server, {"sync_journal": sync_journal}, default, queues, aliases)
+    built_in = _read("", {"sync_journal": sync_journal}, _QUEUE_OPTIONS, warnings)
+    config = Config(server, built_in, default, queues, aliases)
     _check_limits("[default]", QueueConfig(**default))
     for name, options in queues.items():
         config.check_targets(f"[queues.{name.decode()}]", name, options)
@@ -377,5 +390,8 @@ def _check_circles(aliases: Mapping[bytes, tuple[bytes, ...]]) -> None:
             follow(target, (*path, name))
         ends.add(name)
 
-    for name in aliases:
-        follow(name, ())
+    try:
+        for name in aliases:
+            follow(name, ())
+    except RecursionError:
+        raise ConfigError("[aliases]: the chain of aliases is too long") from None

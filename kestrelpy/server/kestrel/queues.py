@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from kestrelpy import JournaledQueue, KestrelError, QueueClosed, queue_names
+from kestrelpy import JournaledQueue, KestrelError, QueueClosed, WrongKind, queue_names
 from kestrelpy import inspect as inspect_queue
 from kestrelpy._disk.interface import NO_ROOM
 from kestrelpy._disk.real import RealDisk
@@ -74,7 +74,9 @@ class Queues:
         clock: Clock,
         disk_clock: Clock,
         disk: Disk | None = None,
+        on_corruption: Literal["raise", "quarantine"] = "raise",
     ) -> None:
+        self._on_corruption = on_corruption
         self.directory = directory
         self.config = config
         self._off_loop = off_loop
@@ -130,7 +132,7 @@ class Queues:
         self._set_aliases()
         if self.directory is None:
             return
-        log = AckLog(self.directory, self._disk_clock, self._disk)
+        log = AckLog(self.directory, self._disk_clock, self._disk, self._on_corruption)
         self._acks = Acknowledgements(log, self.clock, self._off_loop)
         try:
             done, dropped = log.read()
@@ -153,7 +155,10 @@ class Queues:
             if name is None or b"+" in name:  # it is a side queue, of which its fan-out knows
                 self._sides.add(library_name)
             else:
-                self._restore(library_name, name)
+                try:
+                    self._restore(library_name, name)
+                except WrongKind as error:
+                    _logger.warning("a queue is left alone, and not served: %s", error)
         for queue in list(self.by_name.values()):
             self._find_side(queue)
 
@@ -262,6 +267,7 @@ class Queues:
             checkpoint_interval=60.0,
             inbox_interval=None,
             journaled=is_on_disk,
+            on_corruption=self._on_corruption,
             clock=self._disk_clock,
             disk=self._disk,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +51,8 @@ class KestrelServer(QueueServer):
     where the three protocols are served (addresses as for ``BeanstalkServer``; the default is that of the
     configuration). ``sockets`` listen already, for the memcache protocol. ``sync_journal``: for queues of which the
     configuration says nothing: seconds; 0: a reply means that the change is on disk, and all clients of a turn share
-    one sync; ``"never"``. ``options``: other server keys of the configuration, which win over it. ``clock`` and
-    ``disk`` replace those of the system, for tests.
+    one sync; ``"never"``. ``on_corruption``: as for ``JournaledQueue``, for all queues. ``options``: other server keys
+    of the configuration, which win over it. ``clock`` and ``disk`` replace those of the system, for tests.
 
     ``start`` opens the queues, and ``stop`` closes them. Raises ``ValueError`` for a bad configuration, and what
     opening a queue raises. The server is not thread-safe.
@@ -79,6 +80,7 @@ class KestrelServer(QueueServer):
         thrift: str | Sequence[str] | None = None,
         sockets: Sequence[socket.socket] = (),
         sync_journal: float | Literal["never"] = 0.1,
+        on_corruption: Literal["raise", "quarantine"] = "raise",
         clock: Clock | None = None,
         disk: Disk | None = None,
         **options: Any,
@@ -95,6 +97,7 @@ class KestrelServer(QueueServer):
         self._disk = disk
         self._closers: list[Callable[[], None]] = []
         self._sync_journal = sync_journal
+        self._on_corruption = on_corruption
         self.config = self._read_config()
         server = self.config.server
         self.max_connections = server.max_connections
@@ -108,7 +111,11 @@ class KestrelServer(QueueServer):
 
     def _read_config(self) -> Config:
         text = self._config_text if isinstance(self._config_text, str) else self._config_text()
-        return parse_config(text, overrides=self._overrides, sync_journal=self._sync_journal)
+        config = parse_config(text, overrides=self._overrides, sync_journal=self._sync_journal)
+        for folder in config.archive_dirs():
+            if self._directory is not None and os.path.realpath(folder) == os.path.realpath(self._directory):
+                raise ConfigError(f"archive_dir: {folder} is the folder of the queues")
+        return config
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -131,6 +138,7 @@ class KestrelServer(QueueServer):
             self.clock,
             self._clock or SystemClock(),
             self._disk,
+            self._on_corruption,
         )
         self._closers.append(self.queues.close)
         self._saver = ThreadPoolExecutor(1, "kestrel-checkpoints")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from kestrelpy.server import KestrelServer
 from kestrelpy.server.kestrel.config import ConfigError, QueueConfig, changes_at_next_start, parse_config
 
 
@@ -69,8 +73,10 @@ def test_server_keys(line: str, value: object) -> None:
     """Row: every server key; the command line wins."""
     name = line.split(" ", 1)[0]
     assert getattr(parse_config(line).server, name) == value
-    assert getattr(parse_config(line, overrides={name: "mine"}).server, name) == "mine"
-    assert getattr(parse_config("").server, name) != value
+    normal = getattr(parse_config("").server, name)
+    assert normal != value
+    mine = normal if normal not in (None, ()) else ("127.0.0.1:9",) if normal == () else 99
+    assert getattr(parse_config(line, overrides={name: mine}).server, name) == mine
 
 
 @pytest.mark.parametrize(
@@ -115,6 +121,11 @@ def test_server_keys(line: str, value: object) -> None:
         ('[aliases]\na = ["~"]', r"\[aliases\] a: must be the name of a queue"),
         ('[aliases]\n"~" = ["a"]', r"\[aliases\] ~: no queue can have this name"),
         ("= 5", "no TOML"),
+        (f"max_queues = {'9' * 5000}", "no TOML: Exceeds the limit"),
+        ("a = " + "[" * 5000, "nested too deep"),
+        ("[aliases]\n" + "".join(f"a{at} = ['a{at + 1}']\n" for at in range(3000)), "chain of aliases is too long"),
+        ("listen = []", "listen: there is no address"),
+        ("listen = ''", "listen: must be an address"),
     ],
 )
 def test_what_is_refused(text: str, message: str) -> None:
@@ -183,3 +194,26 @@ def test_a_target_of_all_queues_gives_nothing_to_itself() -> None:
     assert config.for_queue(b"q").expire_to_queue == b"late"
     assert config.for_queue(b"late").expire_to_queue is None
     assert config.for_queue(b"late+a").expire_to_queue is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_open_transactions": "x"}, "max_open_transactions: must be a whole number"),
+        ({"sync_journal": -1}, "sync_journal: must be seconds"),
+        ({"sync_journal": "foo"}, "sync_journal: must be seconds"),
+        ({"default_status": "down"}, "default_status: must be one of"),
+        ({"max_queues": 0}, "max_queues: must be at least 1"),
+        ({"max_line_bytes": 100_000}, "max_line_bytes"),
+        ({"listen": ""}, "listen: must be an address"),
+        ({"max_itemz": 1}, "max_itemz: there is no such key"),
+    ],
+)
+def test_options_of_the_server_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        KestrelServer(**options)
+
+
+def test_the_archive_is_another_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"archive_dir: .* is the folder of the queues"):
+        KestrelServer(tmp_path, config=f"[queues.q]\narchive_dir = '{tmp_path}'")

@@ -114,7 +114,9 @@ def test_where_it_listens(tmp_path: Path) -> None:
         (["--dir", ""], 2, r"--dir: the name of the folder is empty"),
         (["--listen", "127.0.0.1:99999"], 2, r"is not a port"),
         (["--sync-ms", "x"], 2, r"must be a number of milliseconds"),
-        (["--config", "/does/not/exist"], 1, r"No such file"),
+        (["--config", "/does/not/exist/kestrel.toml"], 2, r"/does/not/exist/kestrel.toml: No such file"),
+        (["--config", ""], 2, r"--config: the name of the file is empty"),
+        (["--listen", ""], 2, r"the address is empty|must be an address"),
     ],
 )
 def test_wrong_use(tmp_path: Path, options: list[str], status: int, said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import shutil
 import struct
@@ -17,6 +18,7 @@ from kestrelpy.server import KestrelServer
 from kestrelpy.server.kestrel.journal import SharedJournal
 from kestrelpy.server.kestrel.queue import ServedQueue
 from kestrelpy.server.kestrel.queues import Queues
+from kestrelpy.work import WorkQueue
 from tests.server.kestrel.kestrel_harness import Kestrel, kestrel
 from tests.server.kestrel.test_memcache import put, value
 from tests.server.kestrel.test_queues import END, take
@@ -387,3 +389,40 @@ def test_the_log_does_not_grow_by_deletions(tmp_path: Path) -> None:
         put(client, b"q", b"1")
         it.advance(6)
         it.until(lambda: not acks._is_saving and not acks._log._dropped and not acks._log._reader.items)
+
+
+def test_a_server_that_stops_lets_its_clients_read_their_last_replies(tmp_path: Path) -> None:
+    """A plain get is done with once its reply is handed to the system: the client gets all of it."""
+    body = b"x" * 8_000_000
+    with kestrel(tmp_path, config="[default]\nmax_item_size = '16M'") as it:
+        client = it.client()
+        put(client, b"q", body)
+        client.send(b"get q\r\n")
+        it.until(lambda: any(one.is_stuck for one in it.server.connections))
+        stopped = asyncio.run_coroutine_threadsafe(it.server.stop(), it.server.loop)
+        assert client.exactly(len(value(b"q", body))) == value(b"q", body)
+        stopped.result(10)
+
+
+def test_a_queue_of_another_kind_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The beanstalk server's, say."""
+    WorkQueue(tmp_path, "work").close()
+    with kestrel(tmp_path) as it:
+        put(it.client(), b"q", b"1")
+        it.client().ask(b"set work 0 0 1\r\nx\r\n", SERVER_ERROR)
+    assert "left alone, and not served" in caplog.text
+
+
+def test_damage_is_skipped_if_that_is_wanted(tmp_path: Path) -> None:
+    """Row: --on-corruption: quarantine: all but the damaged records is served."""
+    items = [b"item-%d" % number for number in range(10)]
+    with kestrel(tmp_path) as it:
+        put(it.client(), b"q", *items)
+    (segment,) = tmp_path.glob("q.*segment")
+    segment.write_bytes(segment.read_bytes().replace(b"item-4", b"item-5", 1))
+    with kestrel(tmp_path) as it:
+        client = it.client()
+        client.ask(b"get q\r\n" * 4, b"".join(value(b"q", item) for item in items[:4]))
+        client.ask(b"get q\r\n", SERVER_ERROR)
+    with kestrel(tmp_path, on_corruption="quarantine") as it:
+        take(it.client(), b"q", *items[5:])

@@ -249,7 +249,7 @@ def _serve_kestrel(args: argparse.Namespace) -> int:
             )
             room = _room_for_connections()  # it also lets the queues have as many files as the system allows
             server.max_connections = server.max_connections or room
-            server.bind(lambda place: _bound_at(place, server.default_port, opened))
+            server.bind(lambda place, default_port: _bound_at(place, default_port, opened))
             if args.user is not None:
                 _become(args.user)
             run(server, on_start=said)

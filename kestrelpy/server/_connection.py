@@ -398,7 +398,7 @@ def _break_cycles(transport: asyncio.Transport) -> None:
     """Break the reference cycles of a closed transport: so it is freed with the last reference to it.
 
     A transport of asyncio holds bound methods of itself. The server's process does not collect old objects
-    (``spare_the_collector``): there, each connection would leave a kilobyte in memory for ever.
+    (``_spare_the_collector`` in ``_process``): there, each connection would leave a kilobyte in memory for ever.
     """
     held = getattr(transport, "__dict__", {})
     for name in [name for name, made in held.items() if isinstance(made, MethodType) and made.__self__ is transport]:

@@ -71,10 +71,9 @@ class QueueServer:
     commit: Callable[[], None] | None = None
     monotonic: Callable[[], float] = staticmethod(SystemClock.monotonic)
     max_connections: int | None = None
-    default_port = 11300
 
     def __init__(self) -> None:
-        self._places: list[tuple[str | socket.socket, QueueProtocol]] = []
+        self._places: list[tuple[str | socket.socket, QueueProtocol, int]] = []
         self._listeners: list[asyncio.AbstractServer] = []
         self._unread: dict[Connection, None] = {}
         self.connections: dict[Connection, None] = {}
@@ -93,20 +92,28 @@ class QueueServer:
         """
 
     def serve_at(
-        self, protocol: QueueProtocol, listen: str | Sequence[str], sockets: Sequence[socket.socket] = ()
+        self,
+        protocol: QueueProtocol,
+        listen: str | Sequence[str],
+        sockets: Sequence[socket.socket] = (),
+        default_port: int = 11300,
     ) -> None:
         """Serve ``protocol`` at these addresses (``"127.0.0.1:0"``: any free port; ``"unix:/run/jobs"``).
 
-        ``sockets`` listen already, and are used instead of addresses.
+        ``sockets`` listen already, and are used instead of addresses. ``default_port``: for addresses without a port.
         """
         addresses = [listen] if isinstance(listen, str) else list(listen)
-        self._places += [(place, protocol) for place in (list(sockets) or addresses)]
+        self._places += [(place, protocol, default_port) for place in (list(sockets) or addresses)]
 
-    def bind(self, bound: Callable[[str], Sequence[socket.socket]]) -> None:
-        """Replace each address by the sockets that ``bound`` makes of it: for one that gives up its rights after it."""
-        places: list[tuple[str | socket.socket, QueueProtocol]] = []
-        for place, protocol in self._places:
-            places += [(each, protocol) for each in (bound(place) if isinstance(place, str) else [place])]
+    def bind(self, bound: Callable[[str, int], Sequence[socket.socket]]) -> None:
+        """Bind all addresses now, before the process gives up the rights that this takes.
+
+        ``bound`` makes sockets of an address and its default port.
+        """
+        places: list[tuple[str | socket.socket, QueueProtocol, int]] = []
+        for place, protocol, port in self._places:
+            sockets = bound(place, port) if isinstance(place, str) else [place]
+            places += [(each, protocol, port) for each in sockets]
         self._places = places
 
     def on_signals(self) -> Mapping[signal.Signals, Callable[[], object]]:
@@ -122,13 +129,15 @@ class QueueServer:
         self.rounds = Rounds(self.loop, self.commit, self.fail)
         try:
             self.open()
-            for place, protocol in self._places:
-                self._listeners.append(await self._listen(place, protocol))
+            for place, protocol, default_port in self._places:
+                self._listeners.append(await self._listen(place, protocol, default_port))
         except BaseException:
             await self.stop()
             raise
 
-    async def _listen(self, place: str | socket.socket, protocol: QueueProtocol) -> asyncio.AbstractServer:
+    async def _listen(
+        self, place: str | socket.socket, protocol: QueueProtocol, default_port: int
+    ) -> asyncio.AbstractServer:
         def connection() -> Connection:
             return Connection(self, protocol)
 
@@ -136,7 +145,7 @@ class QueueServer:
             if place.family == socket.AF_UNIX:
                 return await self.loop.create_unix_server(connection, sock=place, backlog=BACKLOG)
             return await self.loop.create_server(connection, sock=place, backlog=BACKLOG)
-        address = parse_address(place, self.default_port)
+        address = parse_address(place, default_port)
         if isinstance(address, str):
             return await self.loop.create_unix_server(connection, address, backlog=BACKLOG)
         host, port = address

@@ -64,6 +64,7 @@ class QueueHost(Protocol):
     clock: Clock
     is_ending: bool
     numbered: dict[int, OpenRead]
+    synced_each_turn: set[JournaledQueue]
 
     def move(self, name: bytes, data: bytes) -> bool:
         """Put an item that another queue gave up."""
@@ -137,7 +138,7 @@ class Reads:
 
 
 class ServedQueue:
-    """A queue. ``reader`` is ``None`` as long as the queue has had no item: then it has no file either."""
+    """A queue. ``reader`` is ``None`` as long as the queue has had no item, or is only for its fan-outs."""
 
     def __init__(self, name: bytes, config: QueueConfig, journal: QueueJournal, queues: QueueHost) -> None:
         self.name = name
@@ -362,10 +363,11 @@ class ServedQueue:
     def flush(self) -> None:
         """Drop what waits."""
         self.flushes += 1
-        for reader in self.readers():
-            reader.flush()
-            if self.config.sync_journal == 0:
-                reader.checkpoint(durable=True)
+        for reader, journal in ((self.reader, self.journal.queue), (self._side_reader, self.side)):
+            if reader is not None:
+                reader.flush()
+                if journal in self.queues.synced_each_turn:
+                    reader.checkpoint(durable=True)
 
     def flush_expired(self) -> Iterator[int]:
         """Drop expired items from the front, at most ``max_expire_sweep`` of them, and none that comes meanwhile.

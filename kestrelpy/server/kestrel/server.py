@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kestrelpy import SystemClock
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KestrelServer"]
 
-DEFAULT_PORT = 22133
 STATUS_FILE = "kestrel.status"
 DESCRIPTORS_OF_ITS_OWN = 48
 """How many files the server needs besides those of its queues and its clients."""
@@ -103,17 +102,16 @@ class KestrelServer(QueueServer):
         self.max_connections = server.max_connections
         operations = Operations(self)
         self.commit = self._commit
-        self.default_port = DEFAULT_PORT
-        self.serve_at(Memcache(operations), server.listen, sockets)
-        self.serve_at(Text(operations), server.text)
-        self.serve_at(Thrift(operations), server.thrift)
+        self.serve_at(Memcache(operations), server.listen, sockets, default_port=22133)
+        self.serve_at(Text(operations), server.text, default_port=2222)
+        self.serve_at(Thrift(operations), server.thrift, default_port=2229)
         self._is_closed = False
 
     def _read_config(self) -> Config:
         text = self._config_text if isinstance(self._config_text, str) else self._config_text()
         config = parse_config(text, overrides=self._overrides, sync_journal=self._sync_journal)
         for folder in config.archive_dirs():
-            if self._directory is not None and os.path.realpath(folder) == os.path.realpath(self._directory):
+            if self._directory is not None and Path(folder).resolve() == Path(self._directory).resolve():
                 raise ConfigError(f"archive_dir: {folder} is the folder of the queues")
         return config
 

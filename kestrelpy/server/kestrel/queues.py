@@ -24,6 +24,7 @@ from kestrelpy.server.kestrel import names
 from kestrelpy.server.kestrel.ack_log import ALL, AckLog, Acks, Dropped
 from kestrelpy.server.kestrel.ack_log import NAME as ACKS_NAME
 from kestrelpy.server.kestrel.acknowledgements import Acknowledgements, OffLoop
+from kestrelpy.server.kestrel.config import ConfigError
 from kestrelpy.server.kestrel.journal import OWN_READER, SharedJournal
 from kestrelpy.server.kestrel.listing import ListedDisk
 from kestrelpy.server.kestrel.queue import OpenRead, ServedQueue
@@ -135,6 +136,7 @@ class Queues:
         log = AckLog(self.directory, self._disk_clock, self._disk, self._on_corruption)
         self._acks = Acknowledgements(log, self.clock, self._off_loop)
         try:
+            self.check_archives(self.config)
             done, dropped = log.read()
             self._finish_deletions(dropped)
             there = set(queue_names(self.directory, disk=self._disk)) - {ACKS_NAME}
@@ -148,6 +150,16 @@ class Queues:
             raise
         finally:
             self._disk.stop()
+
+    def check_archives(self, config: Config) -> None:
+        """Raise ``ConfigError`` if an archive is the folder of the queues. There, each segment would seem archived."""
+        for path in config.archive_dirs() if self._acks is not None else ():
+            try:
+                is_of_queues = ACKS_NAME in queue_names(path, disk=self._disk)
+            except OSError:  # it is made later, or each put tells
+                continue
+            if is_of_queues:
+                raise ConfigError(f"archive_dir: {path} is a folder of queues")
 
     def _restore_all(self, there: set[str]) -> None:
         for library_name in sorted(there):

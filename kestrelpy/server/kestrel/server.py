@@ -9,7 +9,6 @@ import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kestrelpy import SystemClock
@@ -109,11 +108,7 @@ class KestrelServer(QueueServer):
 
     def _read_config(self) -> Config:
         text = self._config_text if isinstance(self._config_text, str) else self._config_text()
-        config = parse_config(text, overrides=self._overrides, sync_journal=self._sync_journal)
-        for folder in config.archive_dirs():
-            if self._directory is not None and Path(folder).resolve() == Path(self._directory).resolve():
-                raise ConfigError(f"archive_dir: {folder} is the folder of the queues")
-        return config
+        return parse_config(text, overrides=self._overrides, sync_journal=self._sync_journal)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -217,6 +212,7 @@ class KestrelServer(QueueServer):
         """Read the options of queues and the aliases again. False if the configuration is wrong: nothing changes."""
         try:
             config = self._read_config()
+            self.queues.check_archives(config)
         except (ConfigError, OSError) as error:
             _logger.error("the configuration is not loaded: %s", error)
             return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,8 +211,3 @@ def test_a_target_of_all_queues_gives_nothing_to_itself() -> None:
 def test_options_of_the_server_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         KestrelServer(**options)
-
-
-def test_the_archive_is_another_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"archive_dir: .* is the folder of the queues"):
-        KestrelServer(tmp_path, config=f"[queues.q]\narchive_dir = '{tmp_path}'")

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from kestrelpy import CorruptJournal, DurabilityUnknown
-from kestrelpy.server import KestrelServer
+from kestrelpy.server import ConfigError, KestrelServer
 from kestrelpy.server.kestrel.journal import SharedJournal
 from kestrelpy.server.kestrel.queue import ServedQueue
 from kestrelpy.server.kestrel.queues import Queues
@@ -426,3 +426,14 @@ def test_damage_is_skipped_if_that_is_wanted(tmp_path: Path) -> None:
         client.ask(b"get q\r\n", SERVER_ERROR)
     with kestrel(tmp_path, on_corruption="quarantine") as it:
         take(it.client(), b"q", *items[5:])
+
+
+def test_the_archive_is_another_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Row: archive_dir: not the folder of the queues, at the start and at a reload."""
+    text = f"[queues.q]\narchive_dir = '{tmp_path}'"
+    with pytest.raises(ConfigError, match=r"archive_dir: .* is a folder of queues"), kestrel(tmp_path, config=text):
+        pass
+    texts = ["", text]
+    with kestrel(tmp_path, config=lambda: texts.pop(0)) as it:
+        it.client().ask(b"reload\r\n", SERVER_ERROR)
+    assert "is a folder of queues" in caplog.text

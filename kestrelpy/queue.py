@@ -495,6 +495,10 @@ class JournaledQueue:
         """
         self.reader().seek(item_id, time_ms=time_ms)
 
+    def discard(self, items: Iterable[Item | int]) -> int:
+        """Drop these items (or ids) of the default reader as far as they are unread or aborted; returns how many."""
+        return self.reader().discard(items)
+
     # -- all readers ----------------------------------------------------------------------------------------------
 
     def checkpoint(self, durable: bool = False) -> None:

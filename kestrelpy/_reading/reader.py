@@ -152,12 +152,12 @@ class Reader:
         """A future of the next item, without an open read: as ``peek``, and waits as ``get_future`` does."""
         return self._dispatcher.peek_future(timeout)
 
-    def discard(self, item_ids: Iterable[int]) -> int:
-        """Drop these items as far as they are unread or aborted; returns how many. Other ids are left alone.
+    def discard(self, items: Iterable[Item | int]) -> int:
+        """Drop these items (or ids) as far as they are unread or aborted; returns how many. Others are left alone.
 
         They count as discarded. Cost: O(ids), and two searches of the journal for each run of consecutive ids.
         """
-        return self._dispatcher.discard(item_ids)
+        return self._dispatcher.discard(map(id_of, items))
 
     def discard_expired(self, limit: int | None = None) -> int:
         """Drop expired items from the front, at most ``limit`` (default: ``max_expire_sweep``); returns how many.

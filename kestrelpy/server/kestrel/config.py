@@ -185,7 +185,7 @@ _SERVER_OPTIONS: dict[str, Callable[[object], Any]] = {
     "listen": _addresses,
     "text": _addresses,
     "thrift": _addresses,
-    "max_open_transactions": _count,
+    "max_open_transactions": _at_least_one,
     "client_timeout": _duration,
     "expiration_timer_frequency": _duration,
     "default_status": _status,

@@ -270,6 +270,8 @@ def test_items_are_dropped_by_id(open_queue: Open) -> None:
     assert reader.stats().discarded == 3
     assert reader.items == 3
     assert reader.discard([]) == reader.discard([3, 5]) == 0
+    with pytest.raises(TypeError, match="expected an item or its id, not str"):
+        reader.discard(["1"])  # type: ignore[list-item]
     reader._check()
     assert rest(queue) == [b"4", b"7"]
     two.commit()
@@ -339,3 +341,10 @@ def test_any_ids_in_any_state(choices: st.DataObject) -> None:
             assert reader.bytes == 100 * reader.items
         got = [reader.get(timeout=0).id for _ in unread]
         assert got == unread
+
+
+def test_items_are_discarded_as_ids_are(tmp_path: Path) -> None:
+    with JournaledQueue(tmp_path, "q") as queue:
+        queue.put_many([b"one", b"two", b"three"])
+        assert queue.discard([queue.peek(), 2]) == 2
+        assert queue.get_nowait().data == b"three"

@@ -6,7 +6,8 @@ Workloads:
                         gets; gets with open and close (beanstalk: reserve and delete; redis: none). On 1 connection and
                         on 64, each waiting for its answer, and on 1 connection with 32 requests under way. redis as a
                         list (LPUSH, RPOP) and as a stream (XADD, XREADGROUP with NOACK).
-    fan-out             puts into a queue with 0, 1, 4, 16 and 64 fan-outs, pipelined, nothing synced.
+    fan-out             puts into a queue with 0, 1, 4, 16 and 64 fan-outs, pipelined, nothing synced; then gets by a
+                        connection for each fan-out, a few requests under way on each.
     backlog             the start of the server with a backlog of 10 GB, and with none; ms until it listens.
     queues              1,000 queues with an item each: the start, and a put and a get on each.
 
@@ -163,7 +164,7 @@ def serve(name: str, sync: str, folder: Path, scale: float) -> Figures:
 
 
 def fan_out(folder: Path, scale: float) -> Figures:
-    """Puts beside fan-outs that nobody reads."""
+    """Puts beside fan-outs that nobody reads; then a client for each fan-out reads them."""
     server = Served(KESTREL, folder, OPTIONS["never"]["ours"])
     figures: Figures = {}
     try:
@@ -175,6 +176,13 @@ def fan_out(folder: Path, scale: float) -> Figures:
             request = f"set {queue} 0 0 {SIZE}\r\n{BODY}\r\n"
             found = server.load(first="", request=request, mark="STORED", connections=1, depth=32, count=count)
             figures[f"put, {number} fan-outs"] = found["microseconds"]
+            if number:
+                share = count // number * number
+                read = f"get {queue}+c{{n}}\r\n"
+                spread = {"connections": number, "depth": 32 if number == 1 else 8, "count": share}
+                figures[f"get, {number} fan-outs"] = server.load(first="", request=read, mark="END", **spread)[
+                    "microseconds"
+                ]
     finally:
         server.close()
     return figures

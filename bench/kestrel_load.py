@@ -18,9 +18,10 @@ from bench.beanstalk_load import READ_BYTES, connect
 def run(port: int, first: str, request: str, mark: str, connections: int, depth: int, count: int) -> dict[str, float]:
     """Send ``request`` ``count`` times over so many connections, ``depth`` at a time; ``mark`` is once in each reply.
 
-    ``first`` is sent once on each connection, and has one ``mark`` in its reply too, if it is not empty.
+    ``{n}`` in the request is the number of the connection, from 0. ``first`` is sent once on each connection, and has
+    one ``mark`` in its reply too, if it is not empty.
     """
-    data, counted = request.encode("latin-1"), mark.encode("latin-1")
+    counted = mark.encode("latin-1")
     sockets = [connect(port) for _ in range(connections)]
     if first:
         for one in sockets:
@@ -30,6 +31,7 @@ def run(port: int, first: str, request: str, mark: str, connections: int, depth:
     left = dict.fromkeys([one.fileno() for one in sockets], count // connections)
     pending = dict.fromkeys(left, 0)
     by_descriptor = {one.fileno(): one for one in sockets}
+    data = {one.fileno(): request.replace("{n}", str(n)).encode("latin-1") for n, one in enumerate(sockets)}
     rest = dict.fromkeys(left, b"")
     poll = select.epoll()
     for descriptor in by_descriptor:
@@ -37,7 +39,7 @@ def run(port: int, first: str, request: str, mark: str, connections: int, depth:
     began, busy = time.perf_counter(), time.process_time()
     for descriptor, one in by_descriptor.items():
         pending[descriptor] = min(depth, left[descriptor])
-        one.sendall(data * pending[descriptor])
+        one.sendall(data[descriptor] * pending[descriptor])
     open_ones = len(sockets)
     while open_ones:
         for descriptor, _ in poll.poll():
@@ -55,7 +57,7 @@ def run(port: int, first: str, request: str, mark: str, connections: int, depth:
                 open_ones -= 1
             elif not pending[descriptor]:
                 pending[descriptor] = min(depth, left[descriptor])
-                one.sendall(data * pending[descriptor])
+                one.sendall(data[descriptor] * pending[descriptor])
     elapsed, busy = time.perf_counter() - began, time.process_time() - busy
     for one in sockets:
         one.close()

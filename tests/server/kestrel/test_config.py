@@ -45,7 +45,7 @@ def queue(line: str) -> QueueConfig:
     ],
 )
 def test_queue_keys(line: str, value: object) -> None:
-    """Row: every queue key."""
+    """KP-1.11, KP-1.12: every queue key."""
     assert getattr(queue(line), line.split(" ", 1)[0]) == value
 
 
@@ -69,7 +69,7 @@ def test_queue_keys(line: str, value: object) -> None:
     ],
 )
 def test_server_keys(line: str, value: object) -> None:
-    """Row: every server key; the command line wins."""
+    """KP-1.4, KP-1.20: every server key; the command line wins."""
     name = line.split(" ", 1)[0]
     assert getattr(parse_config(line).server, name) == value
     normal = getattr(parse_config("").server, name)
@@ -109,6 +109,7 @@ def test_server_keys(line: str, value: object) -> None:
         ("[queues.q]\nmany_errors_count = 0", "many_errors_count: must be at least 1"),
         ('zookeeper = "x"', "zookeeper: server sets in ZooKeeper are not supported"),
         ("[queues.q]\nwhite_list_client_id_for_enqueue = []", "client ids need Twitter's thrift header"),
+        ("[queues.q]\nwhite_list_client_id_for_dequeue = []", "client ids need Twitter's thrift header"),
         ('default_status = "down"', "default_status: must be one of up, writeavoid"),
         ("listen = 5", "listen: must be an address"),
         ("max_connections = 0", "max_connections: must be at least 1"),
@@ -128,14 +129,16 @@ def test_server_keys(line: str, value: object) -> None:
     ],
 )
 def test_what_is_refused(text: str, message: str) -> None:
-    """Row: an unknown key, a wrong type, KS-B9: an alias that leads back to itself, keys that are not taken over."""
+    """KP-1.14, KP-1.15, KP-1.16, KP-1.17, KP-1.28, KP-1.31, KP-1.41: an unknown key, a wrong type, KS-B9: an alias
+    that leads back to itself, keys that are not taken over.
+    """
     with pytest.raises(ConfigError, match=message) as raised:
         parse_config(text)
     assert "\n" not in str(raised.value)
 
 
 def test_inheritance() -> None:
-    """Row: built in, [default], the parent queue, the child; what is said explicitly wins at each level."""
+    """KP-1.13: built in, [default], the parent queue, the child; what is said explicitly wins at each level."""
     config = parse_config(
         """
         [default]
@@ -157,7 +160,9 @@ def test_inheritance() -> None:
 
 
 def test_keys_without_effect() -> None:
-    """Row: max_journal_size, min_journal_compact_delay, disable_aggressive_rewrites, enable_trace: taken, a warning."""
+    """KP-1.15, KP-1.46: max_journal_size, min_journal_compact_delay, disable_aggressive_rewrites, enable_trace:
+    taken, a warning.
+    """
     for key in ("max_journal_size", "min_journal_compact_delay", "disable_aggressive_rewrites", "enable_trace"):
         assert f"{key} has no effect" in parse_config(f"[default]\n{key} = 1").warnings[0]
     hidden = parse_config('[aliases]\nq = ["a"]\n[queues.q]\nmax_items = 1')
@@ -165,6 +170,7 @@ def test_keys_without_effect() -> None:
 
 
 def test_dump() -> None:
+    """KP-3.17."""
     dumped = dict(queue('max_age = "30m"\nmax_size = "1k"\ndiscard_old_when_full = true\nexpire_to_queue = "x"').dump())
     assert dumped["max_age"] == "1800"
     assert dumped["max_size"] == "1024"
@@ -175,6 +181,7 @@ def test_dump() -> None:
 
 
 def test_what_waits_for_the_next_start() -> None:
+    """KP-1.19."""
     assert changes_at_next_start(queue("keep_journal = false"), queue("max_items = 1")) == ["keep_journal"]
     both = changes_at_next_start(queue('default_journal_size = "1M"\narchive_dir = "a"'), queue("sync_journal = 0"))
     assert both == ["default_journal_size", "archive_dir", "sync_journal"]
@@ -188,7 +195,7 @@ def test_many_names_do_not_grow_it() -> None:
 
 
 def test_a_target_of_all_queues_gives_nothing_to_itself() -> None:
-    """Row: expire_to_queue: what is said in [default] counts for the others."""
+    """KP-1.16: expire_to_queue: what is said in [default] counts for the others."""
     config = parse_config("[default]\nexpire_to_queue = 'late'\nmax_age = 0")
     assert config.for_queue(b"q").expire_to_queue == b"late"
     assert config.for_queue(b"late").expire_to_queue is None

@@ -1,7 +1,4 @@
-"""Clients that know nothing of us, on the kestrel server: memcache clients of five authors, and pykestrel's calls.
-
-A docstring that begins with "Row:" names the rows of docs/kestrel-protocol.md that its test covers.
-"""
+"""Clients that know nothing of us, on the kestrel server: memcache clients of five authors, and pykestrel's calls."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ def place(it: Kestrel) -> str:
 
 @pytest.mark.parametrize("noreply", [False, True])
 def test_pymemcache(it: Kestrel, noreply: bool) -> None:
-    """Row: pymemcache: set, get, delete, stats, version, noreply both ways; options by raw_command."""
+    """pymemcache: set, get, delete, stats, version, noreply both ways; options by raw_command."""
     client = pymemcache.Client(it.server.addresses[0], default_noreply=noreply, timeout=20)
     assert client.set("q", b"one")
     assert client.set("q", b"two", expire=100)
@@ -94,7 +91,7 @@ class Kestrelling:
 
 
 def test_python_memcached_as_pykestrel(it: Kestrel) -> None:
-    """Row: python-memcached, pykestrel's eight calls: options in the key."""
+    """python-memcached, pykestrel's eight calls: options in the key."""
     client = memcache.Client([place(it)])
     queue = Kestrelling(client, "q")
     for word in ("one", "two", "three"):
@@ -116,7 +113,7 @@ def test_python_memcached_as_pykestrel(it: Kestrel) -> None:
 
 
 def test_python_memcached_gets(it: Kestrel) -> None:
-    """Row: python-memcached: gets needs the fifth word."""
+    """python-memcached: gets needs the fifth word."""
     client = memcache.Client([place(it)], cache_cas=True)
     client.set("q", "a")
     assert client.gets("q") in ("a", b"a")
@@ -127,7 +124,7 @@ def test_python_memcached_gets(it: Kestrel) -> None:
 
 
 def test_libmc(it: Kestrel) -> None:
-    """Row: libmc: options in the key, text mode."""
+    """libmc: options in the key, text mode."""
     client = libmc.Client([place(it)])
     assert client.set("q", b"one")
     assert client.set("q", b"two")
@@ -140,7 +137,7 @@ def test_libmc(it: Kestrel) -> None:
 
 
 def test_pylibmc(it: Kestrel) -> None:
-    """Row: pylibmc: options in the key, text mode."""
+    """pylibmc: options in the key, text mode."""
     if importlib.util.find_spec("pylibmc") is None:
         pytest.skip("pylibmc has no wheel for this Python")
     import pylibmc
@@ -157,7 +154,7 @@ def test_pylibmc(it: Kestrel) -> None:
 
 
 def test_aiomcache(it: Kestrel) -> None:
-    """Row: aiomcache: plain gets, sets."""
+    """aiomcache: plain gets, sets."""
     import aiomcache
 
     async def main() -> None:

@@ -53,7 +53,7 @@ HERE = ("--listen", "127.0.0.1:0")
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_it_with_status_0(tmp_path: Path, number: int) -> None:
-    """Row: SIGTERM, SIGINT: waiting gets are answered, status 0; nothing is printed but where it listens."""
+    """KP-1.9: SIGTERM, SIGINT: waiting gets are answered, status 0; nothing is printed but where it listens."""
     with Process("--dir", str(tmp_path / "new"), *HERE) as server:
         assert re.fullmatch(r"kestrelpy serve: listening at 127\.0\.0\.1:\d+\n", server.said)
         client = server.client()
@@ -67,7 +67,7 @@ def test_signals_end_it_with_status_0(tmp_path: Path, number: int) -> None:
 
 
 def test_a_config_file_and_its_reload(tmp_path: Path) -> None:
-    """Row: --config, SIGHUP: as reload."""
+    """KP-1.4, KP-1.10: --config, SIGHUP: as reload."""
     config = tmp_path / "kestrel.toml"
     config.write_text("max_open_transactions = 7\n[queues.q]\nmax_items = 1\n")
     with Process("--config", str(config), *HERE) as server:
@@ -89,7 +89,9 @@ def test_a_config_file_and_its_reload(tmp_path: Path) -> None:
 
 
 def test_where_it_listens(tmp_path: Path) -> None:
-    """Row: --listen, --text, --thrift; listen, text, thrift: may be repeated, and unix sockets; the options win."""
+    """KP-1.2, KP-1.3, KP-1.20: --listen, --text, --thrift; listen, text, thrift: may be repeated, and unix sockets;
+    the options win.
+    """
     config = tmp_path / "kestrel.toml"
     config.write_text('listen = "127.0.0.1:1"\ntext = "127.0.0.1:0"\nthrift = "127.0.0.1:0"\n')
     path = tmp_path / "socket"
@@ -120,6 +122,7 @@ def test_where_it_listens(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_use(tmp_path: Path, options: list[str], status: int, said: str) -> None:
+    """KP-1.14."""
     config = tmp_path / "CONFIG"
     config.write_text("max_itemz = 1\n")
     done = subprocess.run(
@@ -135,7 +138,7 @@ def test_wrong_use(tmp_path: Path, options: list[str], status: int, said: str) -
 
 
 def test_a_second_server_ends_with_status_10(tmp_path: Path) -> None:
-    """Row: --dir: one process at a time: otherwise exit 10 with one line."""
+    """KP-1.1: --dir: one process at a time: otherwise exit 10 with one line."""
     with Process("--dir", str(tmp_path), *HERE):
         second = subprocess.run(
             [sys.executable, "-m", "kestrelpy", "serve", "kestrel", "--dir", str(tmp_path), *HERE],
@@ -149,7 +152,9 @@ def test_a_second_server_ends_with_status_10(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sync", [("--sync-ms", "0"), ("--sync-ms", "100"), ("--no-sync",)])
 def test_a_kill_loses_nothing_that_was_answered(tmp_path: Path, sync: tuple[str, ...]) -> None:
-    """Row: crash, --sync-ms, --max-open-reads: STORED is there after kill -9; what was answered does not come again."""
+    """KP-1.5, KP-1.6, KP-2.13: crash, --sync-ms, --max-open-reads: STORED is there after kill -9; what was answered
+    does not come again.
+    """
     options = ("--dir", str(tmp_path), "--max-open-reads", "5", *HERE, *sync)
     with Process(*options) as server:
         client = server.client()

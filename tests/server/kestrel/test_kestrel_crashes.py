@@ -20,7 +20,7 @@ KINDS = {"kill", "PREFIX", "EXT4", "ANY", "in the start"}
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_crash_state_keeps_the_promises(part: int, tally: Tally) -> None:
-    """Row: fan-out: after a crash all of them have an item, or none."""
+    """KP-2.21: fan-out: after a crash all of them have an item, or none."""
     wanted = share(STATES)
     explorer = KestrelExplorer((SEED * PARTS + part) * 1_000_000, wanted)
     explorer.run()

@@ -194,7 +194,7 @@ def campaign(folder: str, sync: str, count: int, rng: random.Random, end: Callab
 
 @pytest.mark.parametrize("part", range(4))
 def test_kills_under_load(part: int, tmp_path: Path, tally: Tally) -> None:
-    """Row: crash: SIGKILL under load loses nothing acknowledged; what was answered does not come again."""
+    """KP-2.13: crash: SIGKILL under load loses nothing acknowledged; what was answered does not come again."""
     book = campaign(str(tmp_path), "0" if part % 2 else "100", share(KILLS), random.Random(SEED * 10 + part), kill)
     tally.add("kills of the kestrel server under load", share(KILLS))
     tally.add("items of the kestrel server that survived kills", len(book.stored))
@@ -202,7 +202,7 @@ def test_kills_under_load(part: int, tmp_path: Path, tally: Tally) -> None:
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_power_cuts_under_load(kind: Kind, tmp_path: Path, tally: Tally) -> None:
-    """Row: crash: a power cut with --sync-ms 0 loses nothing acknowledged, and brings nothing back."""
+    """KP-1.5, KP-2.13: crash: a power cut with --sync-ms 0 loses nothing acknowledged, and brings nothing back."""
     reason = reason_not_available(kind)
     if reason is not None:
         pytest.skip(reason)

@@ -1,6 +1,6 @@
 """The memcache protocol of the kestrel server: every command, every option, every error.
 
-A docstring that begins with "Row:" names the rows of docs/kestrel-protocol.md that its test covers.
+An id that begins with KP in a docstring is that of a row of docs/kestrel-protocol.md, which the test covers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def value(name: bytes, body: bytes) -> bytes:
 
 
 def test_set_and_get(it: Kestrel) -> None:
-    """Row: set, get."""
+    """KP-3.1, KP-3.3: set, get."""
     client = it.client()
     put(client, b"jobs", b"one", b"", b"with\r\nlines and \0 bytes")
     client.ask(b"get jobs\r\n", value(b"jobs", b"one"))
@@ -43,7 +43,7 @@ def test_set_and_get(it: Kestrel) -> None:
 
 
 def test_gets_has_the_id(it: Kestrel) -> None:
-    """Row: gets."""
+    """KP-3.4: gets."""
     client = it.client()
     put(client, b"q", b"a", b"b")
     client.ask(b"gets q\r\n", b"VALUE q 0 1 1\r\na\r\nEND\r\n")
@@ -63,7 +63,7 @@ def test_gets_has_the_id(it: Kestrel) -> None:
     ],
 )
 def test_expiry(it: Kestrel, expiry: bytes, lives: int) -> None:
-    """Row: set: 0 never, small numbers from now, negative over already, others in unix seconds."""
+    """KP-3.2: set: 0 never, small numbers from now, negative over already, others in unix seconds."""
     client = it.client()
     client.ask(b"set q 7 %b 1\r\nx\r\n" % expiry, b"STORED\r\n")
     client.ask(b"get q/peek\r\n", value(b"q", b"x") if lives else b"END\r\n")
@@ -75,7 +75,7 @@ def test_expiry(it: Kestrel, expiry: bytes, lives: int) -> None:
 
 
 def test_noreply_is_obeyed(it: Kestrel) -> None:
-    """Row: noreply of set, delete, flush and flush_all."""
+    """KP-3.24: noreply of set, delete, flush and flush_all."""
     client = it.client()
     client.send(b"set q 0 0 1 noreply\r\na\r\nflush q noreply\r\ndelete q noreply\r\nflush_all noreply\r\n")
     client.send(b"set q 0 0 1 noreply\r\nb\r\n")
@@ -86,7 +86,7 @@ def test_noreply_is_obeyed(it: Kestrel) -> None:
 
 
 def test_open_and_close(it: Kestrel) -> None:
-    """Row: open, close: the oldest open read is done."""
+    """KP-3.31, KP-3.32, KP-3.33, KP-7.3: open, close: the oldest open read is done."""
     client = it.client()
     put(client, b"q", b"a", b"b", b"c")
     client.ask(b"get q/open\r\n", value(b"q", b"a"))
@@ -106,7 +106,7 @@ def test_open_and_close(it: Kestrel) -> None:
 
 
 def test_abort(it: Kestrel) -> None:
-    """Row: abort: the oldest comes back, ahead of the unread."""
+    """KP-3.34: abort: the oldest comes back, ahead of the unread."""
     client = it.client()
     put(client, b"q", b"a", b"b", b"c")
     client.ask(b"get q/open\r\nget q/open\r\n", value(b"q", b"a") + value(b"q", b"b"))
@@ -118,7 +118,7 @@ def test_abort(it: Kestrel) -> None:
 
 
 def test_peek(it: Kestrel) -> None:
-    """Row: peek: the item stays; may wait; counts in cmd_peek."""
+    """KP-3.35, KP-7.8: peek: the item stays; may wait; counts in cmd_peek."""
     client, other = it.clients(2)
     client.send(b"get q/peek/t=60000\r\n")
     it.wait_for_waiting(b"q")
@@ -132,7 +132,7 @@ def test_peek(it: Kestrel) -> None:
 
 
 def test_a_get_waits(it: Kestrel) -> None:
-    """Row: t=ms: waits so long; 0, negative and absent do not wait."""
+    """KP-3.30: t=ms: waits so long; 0, negative and absent do not wait."""
     client, other = it.clients(2)
     client.ask(b"get q\r\nget q/t=0\r\nget q/t=-5\r\nget q/unknown=1/\r\n", b"END\r\n" * 4)
     client.send(b"get q/t=60000\r\nversion\r\n")  # what follows waits, too
@@ -151,6 +151,7 @@ def test_a_get_waits(it: Kestrel) -> None:
 
 
 def test_consumers_wait_in_line(it: Kestrel) -> None:
+    """KP-2.9."""
     first, second, third, producer = it.clients(4)
     for number, client in enumerate((first, second, third), start=1):
         client.send(b"get q/t=60000\r\n")
@@ -163,7 +164,7 @@ def test_consumers_wait_in_line(it: Kestrel) -> None:
 
 
 def test_as_many_open_reads_as_may_be(it: Kestrel) -> None:
-    """Row: open: as many as max_open_transactions: ERROR, ends."""
+    """KP-1.21, KP-3.49, KP-3.60: open: as many as max_open_transactions: ERROR, ends."""
     client = it.client()
     put(client, b"q", *[b"%d" % number for number in range(4)])
     for number in range(3):
@@ -175,7 +176,7 @@ def test_as_many_open_reads_as_may_be(it: Kestrel) -> None:
 
 
 def test_a_plain_get_beside_an_open_read(it: Kestrel) -> None:
-    """Row: a get without open while a read is open: ERROR, ends. Peek, and gets of other queues, are allowed."""
+    """KP-3.50: a get without open while a read is open: ERROR, ends. Peek, and gets of other queues, are allowed."""
     client = it.client()
     put(client, b"q", b"a", b"b")
     put(client, b"other", b"c")
@@ -188,7 +189,7 @@ def test_a_plain_get_beside_an_open_read(it: Kestrel) -> None:
 
 @pytest.mark.parametrize("options", [b"peek/open", b"abort/open", b"peek/close", b"close/abort", b"peek/abort"])
 def test_options_that_exclude_each_other(it: Kestrel, options: bytes) -> None:
-    """Row: peek or abort with open or close, peek with abort: CLIENT_ERROR, ends."""
+    """KP-3.48: peek or abort with open or close, peek with abort: CLIENT_ERROR, ends."""
     client = it.client()
     client.ask(b"get q/%b\r\n" % options, b"CLIENT_ERROR\r\n")
     client.hear_the_end()
@@ -198,7 +199,7 @@ def test_options_that_exclude_each_other(it: Kestrel, options: bytes) -> None:
 
 
 def test_monitor_and_confirm(it: Kestrel) -> None:
-    """Row: monitor, confirm."""
+    """KP-3.5, KP-3.9: monitor, confirm."""
     client, other = it.clients(2)
     put(other, b"q", b"a")
     client.send(b"monitor q 10 2\r\n")
@@ -215,7 +216,7 @@ def test_monitor_and_confirm(it: Kestrel) -> None:
 
 
 def test_a_monitor_ends_by_time(it: Kestrel) -> None:
-    """Row: monitor: its end by time is a miss; max 0 or seconds 0 end at once."""
+    """KP-3.6, KP-3.7, KP-7.7: monitor: its end by time is a miss; max 0 or seconds 0 end at once."""
     client = it.client()
     put(client, b"q", b"a")
     client.ask(b"monitor q 10 0\r\nmonitor q 0\r\n", b"END\r\nEND\r\n")
@@ -228,7 +229,7 @@ def test_a_monitor_ends_by_time(it: Kestrel) -> None:
 
 
 def test_a_monitor_opens_as_many_as_may_be(it: Kestrel) -> None:
-    """Row: monitor: at most max_open_transactions, if nothing is said."""
+    """KP-3.6, KP-3.8: monitor: at most max_open_transactions, if nothing is said."""
     client = it.client()
     put(client, b"q", *[b"%d" % number for number in range(5)])
     client.ask(b"monitor q 60\r\n", b"".join(value(b"q", b"%d" % number) for number in range(3)) + b"END\r\n")
@@ -237,6 +238,7 @@ def test_a_monitor_opens_as_many_as_may_be(it: Kestrel) -> None:
 
 
 def test_a_monitor_goes_to_the_end_of_the_line(it: Kestrel) -> None:
+    """KP-2.9."""
     monitor, getter, producer = it.clients(3)
     monitor.send(b"monitor q 60 3\r\n")
     it.wait_for_waiting(b"q", 1)
@@ -252,7 +254,7 @@ def test_a_monitor_goes_to_the_end_of_the_line(it: Kestrel) -> None:
 
 
 def test_delete(it: Kestrel) -> None:
-    """Row: delete: known or not; its waiters get END; open reads of it are forgotten everywhere."""
+    """KP-3.11, KP-3.12: delete: known or not; its waiters get END; open reads of it are forgotten everywhere."""
     client, holder, waiter = it.clients(3)
     put(client, b"q", b"a")
     holder.ask(b"get q/open\r\n", value(b"q", b"a"))
@@ -270,7 +272,7 @@ def test_delete(it: Kestrel) -> None:
 
 
 def test_flush(it: Kestrel) -> None:
-    """Row: flush, flush_all: open reads stay."""
+    """KP-3.13: flush, flush_all: open reads stay."""
     client = it.client()
     put(client, b"q", b"a", b"b")
     put(client, b"r", b"c")
@@ -283,7 +285,7 @@ def test_flush(it: Kestrel) -> None:
 
 
 def test_flush_expired(it: Kestrel) -> None:
-    """Row: flush_expired, flush_all_expired: the number alone."""
+    """KP-3.14: flush_expired, flush_all_expired: the number alone."""
     client = it.client()
     for name in (b"q", b"q", b"r"):
         client.ask(b"set %b 0 5 1\r\nx\r\n" % name, b"STORED\r\n")
@@ -295,7 +297,7 @@ def test_flush_expired(it: Kestrel) -> None:
 
 
 def test_dumps(it: Kestrel) -> None:
-    """Row: dump_stats, dump_config."""
+    """KP-3.16, KP-3.17: dump_stats, dump_config."""
     client = it.client()
     client.ask(b"dump_stats\r\ndump_config\r\n", b"END\r\nEND\r\n")
     put(client, b"q", b"abc")
@@ -316,7 +318,7 @@ def test_dumps(it: Kestrel) -> None:
 
 
 def test_version_and_quit(it: Kestrel) -> None:
-    """Row: version, quit."""
+    """KP-3.20, KP-3.22: version, quit."""
     client = it.client()
     client.ask(b"version\r\nVERSION\r\n", b"VERSION 2.4.7+kestrelpy\r\n" * 2)
     client.send(b"quit\r\nversion\r\n")
@@ -349,7 +351,9 @@ def test_version_and_quit(it: Kestrel) -> None:
     ],
 )
 def test_errors_that_end(it: Kestrel, line: bytes) -> None:
-    """Row: errors that end: few words, sizes, unknown commands, empty lines, names, lines above max_line_bytes."""
+    """KP-3.19, KP-3.40, KP-3.41, KP-3.43, KP-3.44: errors that end: few words, sizes, unknown commands, empty
+    lines, names, lines above max_line_bytes.
+    """
     client = it.client()
     client.ask(line, b"CLIENT_ERROR\r\n")
     client.hear_the_end()
@@ -357,7 +361,7 @@ def test_errors_that_end(it: Kestrel, line: bytes) -> None:
 
 @pytest.mark.parametrize("word", [b"add", b"replace", b"append", b"prepend", b"cas", b"set"])
 def test_a_body_is_read_before_the_end(it: Kestrel, word: bytes) -> None:
-    """Row: add, replace, append, prepend, cas, and an illegal name: their body is read first."""
+    """KP-3.42, KP-3.43: add, replace, append, prepend, cas, and an illegal name: their body is read first."""
     client = it.client()
     name = b"a~b" if word == b"set" else b"q"
     client.send(b"%b %b 0 0 5\r\n" % (word, name))
@@ -389,14 +393,14 @@ def test_a_body_is_read_before_the_end(it: Kestrel, word: bytes) -> None:
     ],
 )
 def test_errors_that_go_on(it: Kestrel, line: bytes) -> None:
-    """Row: errors that go on: words missing, flags, expiry, t, seconds, n or max no number."""
+    """KP-3.46, KP-3.47: errors that go on: words missing, flags, expiry, t, seconds, n or max no number."""
     client = it.client()
     client.ask(line, b"CLIENT_ERROR\r\n")
     client.ask(b"version\r\n", b"VERSION 2.4.7+kestrelpy\r\n")
 
 
 def test_the_longest_line_of_all() -> None:
-    """Row: max_line_bytes: a line that arrives in pieces, and one byte more, at the most that may be set."""
+    """KP-1.28: max_line_bytes: a line that arrives in pieces, and one byte more, at the most that may be set."""
     with kestrel(config="max_line_bytes = 65536") as it:
         for more in (0, 1):
             client, read = it.client(), it.server.bytes_read
@@ -407,7 +411,7 @@ def test_the_longest_line_of_all() -> None:
 
 
 def test_a_body_without_its_end(it: Kestrel) -> None:
-    """Row: a body not followed by CRLF: CLIENT_ERROR, ends, and nothing is stored."""
+    """KP-3.45: a body not followed by CRLF: CLIENT_ERROR, ends, and nothing is stored."""
     client = it.client()
     client.ask(b"set q 0 0 3\r\nabcde\r\n", b"CLIENT_ERROR\r\n")
     client.hear_the_end()
@@ -419,7 +423,7 @@ def test_a_body_without_its_end(it: Kestrel) -> None:
 
 
 def test_open_reads_come_back_when_the_connection_ends(it: Kestrel) -> None:
-    """Row: a connection's end: its open reads come back, in the order of ids."""
+    """KP-2.10, KP-3.60: a connection's end: its open reads come back, in the order of ids."""
     holder, waiter, client = it.clients(3)
     put(client, b"q", b"a", b"b", b"c", b"d")
     for body in (b"a", b"b", b"c"):
@@ -434,7 +438,7 @@ def test_open_reads_come_back_when_the_connection_ends(it: Kestrel) -> None:
 
 
 def test_a_half_closed_client_gets_its_answers(it: Kestrel) -> None:
-    """Row: a half-closed client: answers to what it sent; a waiting get is ended at once."""
+    """KP-3.61: a half-closed client: answers to what it sent; a waiting get is ended at once."""
     client = it.client()
     client.send(b"set q 0 0 1\r\na\r\nget q\r\nget q/t=60000\r\nversion\r\n")
     client.half_close()
@@ -449,7 +453,7 @@ def test_a_half_closed_client_gets_its_answers(it: Kestrel) -> None:
 
 
 def test_silent_clients_are_disconnected() -> None:
-    """Row: client_timeout: no byte for so long, and nothing being waited for."""
+    """KP-1.22: client_timeout: no byte for so long, and nothing being waited for."""
     with kestrel(config="client_timeout = 10") as it:
         silent, waiting, busy = it.clients(3)
         for client in (silent, busy):
@@ -465,7 +469,7 @@ def test_silent_clients_are_disconnected() -> None:
 
 
 def test_an_item_on_its_way_to_a_closed_connection_goes_to_the_next(it: Kestrel) -> None:
-    """KS-B10: the plain get of a client that is gone before its reply is sent takes nothing."""
+    """KP-2.11: KS-B10: the plain get of a client that is gone before its reply is sent takes nothing."""
     client, other = it.clients(2)
     put(other, b"q", b"a")
     gone = it.client()

@@ -140,6 +140,7 @@ def test_a_body_in_tiny_pieces_takes_its_own_size() -> None:
     "name", [b"q", b"Q", b"q+a", b"q+a+b", b"\xff\x01", b"-x", b"x--y", b"a" * 100, b"q+" + b"a" * 100]
 )
 def test_legal_names(name: bytes) -> None:
+    """KP-2.1, KP-2.2."""
     assert names.is_legal(name)
 
 
@@ -162,7 +163,7 @@ def test_legal_names(name: bytes) -> None:
     ],
 )
 def test_illegal_names(name: bytes) -> None:
-    """Row: names: an empty part is illegal; what does not fit has at most 48 bytes."""
+    """KP-2.1, KP-2.2: names: an empty part is illegal; what does not fit has at most 48 bytes."""
     assert not names.is_legal(name)
 
 
@@ -182,7 +183,7 @@ def test_hostile_names_take_no_memory() -> None:
 
 
 def test_names_on_disk() -> None:
-    """Row: names: what fits is itself there, everything else is hexadecimal."""
+    """KP-2.3: names: what fits is itself there, everything else is hexadecimal."""
     assert names.library_name(b"Orders-2_a") == "Orders-2_a"
     assert names.library_name(b"x--a") == "x--782d2d61"
     assert names.library_name(b"-a") == "x--2d61"

@@ -1,6 +1,6 @@
 """Queues of the kestrel server: fan-outs, aliases, limits, expiry, error queues, timeouts, and what a restart keeps.
 
-A docstring that begins with "Row:" names the rows of docs/kestrel-protocol.md that its test covers.
+An id that begins with KP in a docstring is that of a row of docs/kestrel-protocol.md, which the test covers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def take(client: Client, name: bytes, *bodies: bytes) -> None:
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
 def test_a_fanout_gets_what_comes_after_its_mention(tmp_path: Path, place: str) -> None:
-    """Row: fan-out: gets what is added to its parent from its first mention on."""
+    """KP-2.20: fan-out: gets what is added to its parent from its first mention on."""
     with kestrel(tmp_path if place == "disk" else None, max_open_transactions=9) as it:
         client = it.client()
         put(client, b"orders", b"before")
@@ -55,7 +55,7 @@ def test_a_fanout_gets_what_comes_after_its_mention(tmp_path: Path, place: str) 
 
 
 def test_a_fanout_is_one_record(tmp_path: Path) -> None:
-    """KS-B12: parent and fan-outs share one journal."""
+    """KP-2.21, KP-7.13: KS-B12: parent and fan-outs share one journal."""
     with kestrel(tmp_path) as it:
         client = it.client()
         for child in (b"a", b"b", b"_", b"x--1"):
@@ -68,7 +68,9 @@ def test_a_fanout_is_one_record(tmp_path: Path) -> None:
 
 
 def test_a_set_to_the_fanout_reaches_it_alone(tmp_path: Path) -> None:
-    """Row: fan-out: a set to the child itself reaches that child only; both are read by the time of adding."""
+    """KP-2.23, KP-2.24: fan-out: a set to the child itself reaches that child only; both are read by the time of
+    adding.
+    """
     long = b"x" * 60
     for name in (b"q+a", b"q+" + long):
         folder = tmp_path / str(len(name))
@@ -97,7 +99,9 @@ def test_a_set_to_the_fanout_reaches_it_alone(tmp_path: Path) -> None:
 
 
 def test_deleting_a_parent_leaves_its_fanouts(tmp_path: Path) -> None:
-    """Row: fan-out: delete of the parent drops its items, children stay; flush leaves children alone."""
+    """KP-2.26, KP-2.27, KP-2.28: fan-out: delete of the parent drops its items, children stay; flush leaves
+    children alone.
+    """
     with kestrel(tmp_path) as it:
         client = it.client()
         client.ask(b"get q+a\r\n", END)
@@ -118,7 +122,7 @@ def test_deleting_a_parent_leaves_its_fanouts(tmp_path: Path) -> None:
 
 
 def test_a_parent_for_fanouts_only(tmp_path: Path) -> None:
-    """Row: fanout_only: the queue itself takes nothing. STORED even without children."""
+    """KP-1.38: fanout_only: the queue itself takes nothing. STORED even without children."""
     with kestrel(tmp_path, config="[queues.q]\nfanout_only = true") as it:
         client = it.client()
         put(client, b"q", b"nobody")
@@ -140,7 +144,7 @@ def test_a_parent_for_fanouts_only(tmp_path: Path) -> None:
 
 
 def test_a_full_fanout_refuses_for_all() -> None:
-    """Row: fan-out: a child that is full and refuses makes the whole set NOT_STORED."""
+    """KP-2.22: fan-out: a child that is full and refuses makes the whole set NOT_STORED."""
     config = '[queues."q+a"]\nmax_items = 1\n[queues."q+b"]\nmax_items = 1\ndiscard_old_when_full = true\n'
     with kestrel(config=config) as it:
         client = it.client()
@@ -156,6 +160,7 @@ def test_a_full_fanout_refuses_for_all() -> None:
 
 
 def test_limits_of_a_fanout_with_a_side_queue_are_of_both() -> None:
+    """KP-2.24."""
     config = (
         '[queues."q+a"]\nmax_items = 2\n[queues."q+b"]\nmax_items = 2\ndiscard_old_when_full = true\n'
         '[queues."q+c"]\nmax_item_size = 3\n'
@@ -182,7 +187,9 @@ def test_limits_of_a_fanout_with_a_side_queue_are_of_both() -> None:
 
 
 def test_aliases() -> None:
-    """Row: alias: set goes to every destination; get, peek, monitor: END; flush, delete without effect; stats."""
+    """KP-2.30, KP-2.31, KP-2.32, KP-2.33, KP-7.4, KP-7.13: alias: set goes to every destination; get, peek,
+    monitor: END; flush, delete without effect; stats.
+    """
     config = '[aliases]\nwx = ["weather", "ship+log"]\nall = ["wx", "extra"]\n[queues.extra]\nmax_items = 1\n'
     with kestrel(config=config) as it:
         client = it.client()
@@ -205,7 +212,7 @@ def test_aliases() -> None:
 
 
 def test_max_items_leaves_open_reads_out() -> None:
-    """Row: max_items: refused when so many wait; open reads do not count, and one that comes back may exceed it."""
+    """KP-1.30: max_items: refused when so many wait; open reads do not count, and one that comes back may exceed it."""
     with kestrel(config="[queues.q]\nmax_items = 2", max_open_transactions=5) as it:
         client, holder = it.clients(2)
         put(client, b"q", b"1", b"2")
@@ -219,7 +226,7 @@ def test_max_items_leaves_open_reads_out() -> None:
 
 
 def test_max_size_may_be_exceeded_by_one() -> None:
-    """Row: max_size: KS-F52: one item may go beyond it."""
+    """KP-1.30: max_size: KS-F52: one item may go beyond it."""
     with kestrel(config="[queues.q]\nmax_size = 10") as it:
         client = it.client()
         put(client, b"q", b"x" * 9, b"y" * 50)
@@ -230,7 +237,7 @@ def test_max_size_may_be_exceeded_by_one() -> None:
 
 
 def test_discard_old_when_full() -> None:
-    """Row: discard_old_when_full: heads are dropped, the add succeeds."""
+    """KP-1.31: discard_old_when_full: heads are dropped, the add succeeds."""
     with kestrel(config="[queues.q]\nmax_items = 2\ndiscard_old_when_full = true") as it:
         client = it.client()
         put(client, b"q", b"1", b"2", b"3", b"4")
@@ -239,7 +246,7 @@ def test_discard_old_when_full() -> None:
 
 
 def test_max_item_size() -> None:
-    """Row: max_item_size: larger: NOT_STORED, equal: taken; never more than the journal takes."""
+    """KP-1.32: max_item_size: larger: NOT_STORED, equal: taken; never more than the journal takes."""
     with kestrel(config="[queues.q]\nmax_item_size = 5\n[queues.small]\ndefault_journal_size = '64k'") as it:
         client = it.client()
         put(client, b"q", b"12345")
@@ -252,7 +259,7 @@ def test_max_item_size() -> None:
 
 
 def test_no_more_queues_than_max_queues() -> None:
-    """Row: max_queues: SERVER_ERROR, connection kept."""
+    """KP-1.27: max_queues: SERVER_ERROR, connection kept."""
     with kestrel(max_queues=2) as it:
         client = it.client()
         put(client, b"a", b"1")
@@ -263,7 +270,9 @@ def test_no_more_queues_than_max_queues() -> None:
 
 
 def test_what_makes_a_queue() -> None:
-    """KS-F51: get, gets, set, peek and monitor make a queue; flush, delete, confirm, abort and close do not."""
+    """KP-2.4, KP-2.5: KS-F51: get, gets, set, peek and monitor make a queue; flush, delete, confirm, abort and
+    close do not.
+    """
     with kestrel() as it:
         client = it.client()
         client.ask(
@@ -271,12 +280,16 @@ def test_what_makes_a_queue() -> None:
             b"END\r\nDELETED\r\nERROR\r\nEND\r\nEND\r\n",
         )
         client.ask(b"flush_expired f\r\n", b"0\r\n")
+        client.ask(
+            b"dump_stats k\r\ndump_config l\r\n", b"queue 'k' {\r\n  \r\n}\r\nEND\r\nqueue 'l' {\r\n  \r\n}\r\nEND\r\n"
+        )
         client.ask(b"get g\r\ngets h\r\nget i/peek\r\nmonitor j 0\r\n", END * 4)
         names = [key[6:-6] for key in it.stats() if re.fullmatch(r"queue_\w_items", key)]
         assert names == ["g", "h", "i", "j"]
 
 
 def test_polling_names_costs_no_files(tmp_path: Path) -> None:
+    """KP-2.6."""
     with kestrel(tmp_path) as it:
         client = it.client()
         before = sorted(os.listdir(tmp_path))
@@ -290,7 +303,7 @@ def test_polling_names_costs_no_files(tmp_path: Path) -> None:
 
 
 def test_max_age_and_a_change_of_it() -> None:
-    """Row: max_age: KS-T24: a changed max_age holds for what is queued."""
+    """KP-1.33: max_age: KS-T24: a changed max_age holds for what is queued."""
     with kestrel(config="[queues.q]\nmax_age = 100") as it:
         client = it.client()
         put(client, b"q", b"1")
@@ -303,7 +316,8 @@ def test_max_age_and_a_change_of_it() -> None:
 
 
 def test_expire_to_queue(caplog: pytest.LogCaptureFixture) -> None:
-    """Row: expire_to_queue, expiration_timer_frequency: added there, without an expiry, in order; no room there:
+    """KP-1.23, KP-1.34, KP-7.4, KP-7.9: expire_to_queue, expiration_timer_frequency: added there, without an
+    expiry, in order; no room there:
     dropped, expired_lost + 1.
     """
     config = "[queues.q]\nmax_age = 10\nexpire_to_queue = 'late'\n[queues.late]\nmax_items = 2\n"
@@ -326,7 +340,7 @@ def test_expire_to_queue(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_sweep_is_limited_and_a_get_is_not() -> None:
-    """Row: max_expire_sweep: of a round of the timer, and a flush_expired; KS-B2: gets have no limit."""
+    """KP-1.23, KP-1.35: max_expire_sweep: of a round of the timer, and a flush_expired; KS-B2: gets have no limit."""
     with kestrel(
         config="[queues.q]\nmax_expire_sweep = 2\n[queues.r]\nmax_expire_sweep = 2", expiration_timer_frequency=0
     ) as it:
@@ -341,7 +355,7 @@ def test_a_sweep_is_limited_and_a_get_is_not() -> None:
 
 
 def test_old_empty_queues_are_deleted(tmp_path: Path) -> None:
-    """Row: max_queue_age: KS-B3: empty, no open read, no waiter, and made longer ago."""
+    """KP-1.23, KP-1.37: max_queue_age: KS-B3: empty, no open read, no waiter, and made longer ago."""
     config = "[default]\nmax_queue_age = 10"
     with kestrel(tmp_path, config=config, expiration_timer_frequency=1.0) as it:
         client, holder, waiter = it.clients(3)
@@ -364,7 +378,9 @@ def test_old_empty_queues_are_deleted(tmp_path: Path) -> None:
 
 
 def test_open_reads_time_out() -> None:
-    """Row: open_transaction_timeout: KS-B1: aborted by a timer, waiters are woken; confirm counts what is left."""
+    """KP-1.36, KP-3.10: open_transaction_timeout: KS-B1: aborted by a timer, waiters are woken; confirm counts what
+    is left.
+    """
     with kestrel(config="[queues.q]\nopen_transaction_timeout = 10", max_open_transactions=5) as it:
         holder, waiter = it.clients(2)
         put(waiter, b"q", b"1", b"2")
@@ -383,7 +399,9 @@ def test_open_reads_time_out() -> None:
 
 
 def test_error_queues() -> None:
-    """Row: error_to_queue, many_errors_to_queue, many_errors_count: KS-B7; reads that end by disconnect count, too."""
+    """KP-1.44, KP-2.4: error_to_queue, many_errors_to_queue, many_errors_count: KS-B7; reads that end by disconnect
+    count, too.
+    """
     config = (
         "[queues.a]\nerror_to_queue = 'bad'\n"
         "[queues.b]\nmany_errors_to_queue = 'worse'\nmany_errors_count = 2\n"
@@ -411,7 +429,7 @@ def test_error_queues() -> None:
 
 @pytest.mark.parametrize("sync", [0, 0.1, "never"])
 def test_a_restart_keeps_everything(tmp_path: Path, sync: float) -> None:
-    """Row: sync_journal: whatever it is."""
+    """KP-1.40, KP-2.3, KP-6.13, KP-7.12: sync_journal: whatever it is."""
     with kestrel(tmp_path, sync_journal=sync, max_open_transactions=5) as it:
         client = it.client()
         client.ask(b"get q+a\r\n", END)
@@ -462,7 +480,7 @@ def test_reads_that_are_open_at_the_end_are_no_aborts(tmp_path: Path) -> None:
 
 
 def test_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:
-    """Row: disk full: NOT_STORED; gets and confirms go on, and hold."""
+    """KP-2.14: disk full: NOT_STORED; gets and confirms go on, and hold."""
     disk = SmallDisk(120)
     config = "[default]\ndefault_journal_size = '64k'"
     with kestrel("queues", config=config, disk=disk, max_open_transactions=9, sync_journal=0) as it:
@@ -488,13 +506,13 @@ def test_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_one_server_in_a_folder(tmp_path: Path) -> None:
-    """Row: two servers in one folder: refused."""
+    """KP-1.1: two servers in one folder: refused."""
     with kestrel(tmp_path), pytest.raises(QueueLocked), serve_in_thread(tmp_path, protocol="kestrel"):
         pass
 
 
 def test_a_queue_that_is_kept_in_memory(tmp_path: Path) -> None:
-    """Row: keep_journal: false: memory only."""
+    """KP-1.39: keep_journal: false: memory only."""
     with kestrel(tmp_path, config="[queues.m]\nkeep_journal = false") as it:
         client = it.client()
         put(client, b"m", b"1", b"2")
@@ -508,7 +526,7 @@ def test_a_queue_that_is_kept_in_memory(tmp_path: Path) -> None:
 
 
 def test_archives(tmp_path: Path) -> None:
-    """Row: archive_dir, default_journal_size: retired segments go there."""
+    """KP-1.41, KP-1.43: archive_dir, default_journal_size: retired segments go there."""
     archive = tmp_path / "archive"
     archive.mkdir()
     config = f"[default]\narchive_dir = '{archive}'\ndefault_journal_size = '64k'"
@@ -528,7 +546,9 @@ def test_archives(tmp_path: Path) -> None:
 
 
 def test_status_forbids() -> None:
-    """Row: status: up, writeavoid, readonly, quiescent, and what always works."""
+    """KP-3.18, KP-3.51, KP-6.1, KP-6.2, KP-6.3, KP-6.4, KP-6.5, KP-6.6: status: up, writeavoid, readonly,
+    quiescent, and what always works.
+    """
     with kestrel(max_open_transactions=5) as it:
         holder, operator = it.clients(2)
         put(holder, b"q", b"1", b"2", b"3", b"4")
@@ -570,7 +590,7 @@ def test_status_forbids() -> None:
 def test_the_status_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stored: str | None, shown: bytes
 ) -> None:
-    """Row: default_status: unless another is stored; unreadable: the default and a warning."""
+    """KP-1.24, KP-6.13: default_status: unless another is stored; unreadable: the default and a warning."""
     if stored is not None:
         (tmp_path / "kestrel.status").write_text(stored)
     with caplog.at_level(logging.WARNING), kestrel(tmp_path, default_status="readonly") as it:
@@ -579,7 +599,7 @@ def test_the_status_at_the_start(
 
 
 def test_memory_is_limited(tmp_path: Path) -> None:
-    """Row: max_memory_size: kept in memory, the rest in the journal."""
+    """KP-1.42: max_memory_size: kept in memory, the rest in the journal."""
     with kestrel(tmp_path, config="[queues.q]\nmax_memory_size = '64k'") as it:
         client = it.client()
         bodies = [b"%d" % number + b"x" * 10_000 for number in range(40)]
@@ -592,7 +612,7 @@ def test_memory_is_limited(tmp_path: Path) -> None:
 
 
 def test_a_stricter_status_counts_after_a_while() -> None:
-    """Row: status_change_grace_period."""
+    """KP-1.24, KP-3.19, KP-6.10, KP-6.11, KP-6.12: status_change_grace_period."""
     with kestrel(config="status_change_grace_period = 10") as it:
         client = it.client()
         client.ask(b"status readonly\r\nstatus\r\n", b"END\r\nREADONLY\r\n")
@@ -608,6 +628,7 @@ def test_a_stricter_status_counts_after_a_while() -> None:
 
 
 def test_a_wait_that_began_before_is_not_broken_off() -> None:
+    """KP-3.6, KP-6.14."""
     with kestrel(max_open_transactions=5) as it:
         waiter, monitor, operator = it.clients(3)
         operator.ask(b"set r 0 0 1\r\nx\r\n", b"STORED\r\n")
@@ -622,7 +643,7 @@ def test_a_wait_that_began_before_is_not_broken_off() -> None:
 
 
 def test_connection_limits() -> None:
-    """Row: connection_limit_refuse_writes, connection_limit_refuse_reads, max_connections."""
+    """KP-1.25, KP-1.26, KP-3.51: connection_limit_refuse_writes, connection_limit_refuse_reads, max_connections."""
     with kestrel(
         config="connection_limit_refuse_writes = 1\nconnection_limit_refuse_reads = 2\nmax_connections = 4"
     ) as it:
@@ -645,7 +666,9 @@ def test_connection_limits() -> None:
 
 
 def test_reload(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """Row: reload: queues that exist change, a broken file changes nothing, the rest says that it needs a restart."""
+    """KP-1.18, KP-1.19, KP-3.21: reload: queues that exist change, a broken file changes nothing, the rest says
+    that it needs a restart.
+    """
     texts = iter(
         ["[queues.q]\nmax_items = 1", "[queues.q]\nmax_items = 2\nkeep_journal = false", "[queues.q]\nmax_itemz = 3"]
     )
@@ -669,7 +692,7 @@ def test_reload(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
 
 
 def test_shutdown() -> None:
-    """Row: shutdown: acts 0.1 s later; allow_shutdown = false: SERVER_ERROR, ends."""
+    """KP-1.29, KP-3.23: shutdown: acts 0.1 s later; allow_shutdown = false: SERVER_ERROR, ends."""
     with kestrel() as it:
         client = it.client()
         client.send(b"shutdown\r\n")
@@ -686,6 +709,7 @@ def test_shutdown() -> None:
 
 
 def test_stopping_answers_those_who_wait() -> None:
+    """KP-1.9, KP-3.6."""
     with kestrel() as it:
         getter, monitor = it.clients(2)
         getter.send(b"get q/t=60000\r\n")
@@ -698,7 +722,7 @@ def test_stopping_answers_those_who_wait() -> None:
 
 
 def test_figures(tmp_path: Path) -> None:
-    """Row: stats: the keys, in their order."""
+    """KP-3.15, KP-7.1, KP-7.2, KP-7.6: stats: the keys, in their order."""
     with kestrel(tmp_path) as it:
         client = it.client()
         put(client, b"q", b"abc")

@@ -1,6 +1,6 @@
 """The text protocol of the kestrel server, over a connection and without one.
 
-A docstring that begins with "Row:" names the rows of docs/kestrel-protocol.md that its test covers.
+An id that begins with KP in a docstring is that of a row of docs/kestrel-protocol.md, which the test covers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def text(it: Kestrel) -> Client:
 
 
 def test_put_and_get(it: Kestrel) -> None:
-    """Row: put, get: an item a line; a get confirms all reads of the queue that are open here, then opens one."""
+    """KP-4.1, KP-4.4: put, get: an item a line; a get confirms all reads of the queue that are open here, then
+    opens one.
+    """
     client = text(it)
     client.ask(b"put q:\none\ntwo\xff\r\nthree\n\n", b"+3\n")
     client.ask(b"GET q\n", b":one\n")
@@ -45,7 +47,7 @@ def test_put_and_get(it: Kestrel) -> None:
 
 
 def test_any_number_of_items(it: Kestrel) -> None:
-    """Row: put: any number, taken in pieces of 1024; refused ones are left out and the rest is tried."""
+    """KP-4.1: put: any number, taken in pieces of 1024; refused ones are left out and the rest is tried."""
     client = text(it)
     client.ask(b"put q:\n" + b"".join(b"%d\n" % number for number in range(3000)) + b"\n", b"+3000\n")
     assert it.stats()["queue_q_items"] == "3000"
@@ -56,7 +58,9 @@ def test_any_number_of_items(it: Kestrel) -> None:
 
 
 def test_a_put_in_pieces_is_refused_once(it: Kestrel) -> None:
-    """Row: put: of more than 1024 items; one command has one reply, and what was taken before is not counted later."""
+    """KP-4.3: put: of more than 1024 items; one command has one reply, and what was taken before is not counted
+    later.
+    """
     client, items = text(it), b"a\n" * 3000
     refused = b"-Server not available for operation setItem\n"
     client.ask(b"status readonly\nput q:\n" + items + b"\nversion\n", b"+0\n" + refused + b":2.4.7+kestrelpy\n")
@@ -70,21 +74,23 @@ def test_a_put_in_pieces_is_refused_once(it: Kestrel) -> None:
 
 
 def test_a_put_without_a_colon(it: Kestrel) -> None:
-    """Row: put: without the colon it has no items, as in the original."""
+    """KP-4.2: put: without the colon it has no items, as in the original."""
     client = text(it)
     client.ask(b"put q\nput q 500\nversion\n", b"+0\n+0\n:2.4.7+kestrelpy\n")
     client.ask(b"put q:\na\n\nput q\nget q\n", b"+1\n+0\n:a\n")
 
 
 def test_a_large_item(it: Kestrel) -> None:
-    """Row: put: an item of more than a client may send ahead, and of more than one read."""
+    """KP-4.1: put: an item of more than a client may send ahead, and of more than one read."""
     client, item = text(it), b"x" * 1_000_000
     client.ask(b"put q:\n" + item + b"\n\n", b"+1\n")
     client.ask(b"get q\n", b":" + item + b"\n")
 
 
 def test_what_a_queue_takes_is_read() -> None:
-    """Row: default_journal_size, max_item_size: of the queue, or of an alias's; what it does not take is not held."""
+    """KP-1.32, KP-1.41: default_journal_size, max_item_size: of the queue, or of an alias's; what it does not take
+    is not held.
+    """
     config = """
         default_status = "up"
         [queues.big]
@@ -109,7 +115,7 @@ def test_what_a_queue_takes_is_read() -> None:
 
 
 def test_a_client_that_waits_is_not_read_from_for_ever(it: Kestrel) -> None:
-    """Row: get: what it sends meanwhile is kept, and is too much at some time, though each line is empty."""
+    """get: what it sends meanwhile is kept, and is too much at some time, though each line is empty."""
     client, lines = text(it), 70_000
     client.send(b"get q 60000\n")
     it.wait_for_waiting(b"q")
@@ -121,7 +127,7 @@ def test_a_client_that_waits_is_not_read_from_for_ever(it: Kestrel) -> None:
 
 
 def test_expiry(it: Kestrel) -> None:
-    """Row: put q ms: milliseconds."""
+    """KP-4.1, KP-4.23: put q ms: milliseconds."""
     client = text(it)
     client.ask(b"put q 1500:\na\n\n", b"+1\n")
     it.call(lambda: it.clock.jump(1.4))
@@ -132,7 +138,7 @@ def test_expiry(it: Kestrel) -> None:
 
 
 def test_peek_and_waiting(it: Kestrel) -> None:
-    """Row: peek, get q ms: peek confirms like get, opens nothing."""
+    """KP-4.4, KP-4.5: peek, get q ms: peek confirms like get, opens nothing."""
     client, other = text(it), text(it)
     client.send(b"peek q 60000\n")
     it.wait_for_waiting(b"q")
@@ -148,7 +154,7 @@ def test_peek_and_waiting(it: Kestrel) -> None:
 
 
 def test_monitor_and_confirm(it: Kestrel) -> None:
-    """Row: monitor, confirm: at most max_open_transactions."""
+    """KP-4.6, KP-4.7, KP-4.13: monitor, confirm: at most max_open_transactions."""
     client = text(it)
     client.ask(b"put q:\na\nb\nc\nd\n\n", b"+4\n")
     client.ask(b"monitor q 5000\n", b":a\n:b\n:c\n*\n")
@@ -166,7 +172,9 @@ def test_monitor_and_confirm(it: Kestrel) -> None:
 
 
 def test_whole_queues(it: Kestrel) -> None:
-    """Row: flush, delete, flush_all, flush_expired, flush_all_expired, reload, version, quit."""
+    """KP-4.8, KP-4.9, KP-4.11, KP-4.12: flush, delete, flush_all, flush_expired, flush_all_expired, reload,
+    version, quit.
+    """
     client = text(it)
     client.ask(b"put q:\na\n\nflush q\nget q\n", b"+1\n+0\n*\n")
     client.ask(b"put q 1000:\na\nb\n\nput r 1000:\na\n\n", b"+2\n+1\n")
@@ -179,7 +187,7 @@ def test_whole_queues(it: Kestrel) -> None:
 
 
 def test_status(it: Kestrel) -> None:
-    """Row: status; what a status forbids; shutdown."""
+    """KP-4.8, KP-4.10, KP-4.29, KP-4.30: status; what a status forbids; shutdown."""
     client = text(it)
     client.ask(b"status\nstatus readonly\nstatus\n", b":UP\n+0\n:READONLY\n")
     for line, name in (
@@ -222,14 +230,16 @@ def test_status(it: Kestrel) -> None:
     ],
 )
 def test_errors(it: Kestrel, line: bytes, reply: bytes) -> None:
-    """Row: errors: no error ends the connection."""
+    """KP-4.20, KP-4.21, KP-4.22, KP-4.23, KP-4.24, KP-4.25, KP-4.26, KP-4.27, KP-4.28: errors: no error ends the
+    connection.
+    """
     client = text(it)
     client.ask(line, reply)
     client.ask(b"version\n", b":2.4.7+kestrelpy\n")
 
 
 def test_too_many_open_reads() -> None:
-    """Row: Too many open transactions; limit=N."""
+    """KP-4.31: Too many open transactions; limit=N."""
     with kestrel(text="127.0.0.1:0", max_open_transactions=0) as it:
         client = text(it)
         client.ask(b"put q:\na\n\nget q\n", b"+1\n-Too many open transactions; limit=0\n")
@@ -237,7 +247,7 @@ def test_too_many_open_reads() -> None:
 
 @pytest.mark.parametrize("name", [b"a\tb", b"\ta", b"a\x0b", b"\x0c", b"a\x1cb", b"a\xa0"])
 def test_blanks_that_are_no_spaces_belong_to_words(it: Kestrel, name: bytes) -> None:
-    """Row: names have any bytes but a few: words end at spaces."""
+    """KP-2.1: names have any bytes but a few: words end at spaces."""
     client = text(it)
     client.ask(b"put " + name + b":\na\n\nput  %b  5000 : \nb\n\n" % name, b"+1\n+1\n")
     client.ask(b"get %b\n  get   %b  0 \n" % (name, name), b":a\n:b\n")

@@ -1,6 +1,6 @@
 """The thrift service of the kestrel server, over a connection, with thriftpy2 and the IDL in ``kestrel.thrift``.
 
-A docstring that begins with "Row:" names the rows of docs/kestrel-protocol.md that its test covers.
+An id that begins with KP in a docstring is that of a row of docs/kestrel-protocol.md, which the test covers.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Call(threading.Thread):
 
 
 def test_put_and_get(it: Kestrel) -> None:
-    """Row: put, get: with timeout 0 what is there; auto_abort 0: done with, id 0."""
+    """KP-5.1, KP-5.2, KP-5.3: put, get: with timeout 0 what is there; auto_abort 0: done with, id 0."""
     with client(it) as c:
         assert c.put("q", [b"a", b"b", b"\xff"], 0) == 3
         assert pairs(c.get("q", 2, 0, 0)) == [(b"a", 0), (b"b", 0)]
@@ -87,7 +87,7 @@ def test_put_and_get(it: Kestrel) -> None:
 
 
 def test_large_calls_are_bounded(it: Kestrel) -> None:
-    """A reply has at most 10,000 items or 16 MiB, whatever is asked for; many puts let others in."""
+    """KP-5.6: A reply has at most 10,000 items or 16 MiB, whatever is asked for; many puts let others in."""
     with client(it) as c, client(it) as other:
         assert c.put("q", [b""] * 12_000, 0) == 12_000
         assert other.put("r", [], 0) == 0
@@ -100,13 +100,13 @@ def test_large_calls_are_bounded(it: Kestrel) -> None:
 
 
 def test_put_stops_at_the_first_refusal() -> None:
-    """Row: put: stops at the first refusal; the number taken."""
+    """KP-5.1: put: stops at the first refusal; the number taken."""
     with kestrel(thrift="127.0.0.1:0", config="[queues.q]\nmax_item_size = 3") as it, client(it) as c:
         assert c.put("q", [b"abc", b"long", b"ab"], 0) == 1
 
 
 def test_get_waits_for_all(it: Kestrel) -> None:
-    """Row: get: until max_items are there or the time is over."""
+    """KP-5.2: get: until max_items are there or the time is over."""
     with client(it) as waiting, client(it) as c:
         call = Call(lambda: waiting.get("q", 2, 60_000, 0))
         it.wait_for_waiting(b"q")
@@ -130,7 +130,7 @@ def test_get_waits_for_all(it: Kestrel) -> None:
 
 
 def test_a_client_that_goes_takes_nothing_with_it(it: Kestrel) -> None:
-    """Row: get: a client that goes while it waits takes nothing with it."""
+    """KP-5.7: get: a client that goes while it waits takes nothing with it."""
     call = struct.pack("!Ii3si", 0x80010001, 3, b"get", 1) + struct.pack("!bhi1s", 11, 1, 1, b"q")
     call += struct.pack("!bhi", 8, 2, 2) + struct.pack("!bhi", 8, 3, 60_000) + b"\0"
     with client(it) as c:
@@ -144,7 +144,9 @@ def test_a_client_that_goes_takes_nothing_with_it(it: Kestrel) -> None:
 
 
 def test_open_reads(it: Kestrel) -> None:
-    """Row: get: auto_abort: open reads with ids; confirm, abort: how many were open; from any connection."""
+    """KP-5.4, KP-5.5, KP-5.9, KP-5.10, KP-5.11: get: auto_abort: open reads with ids; confirm, abort: how many were
+    open; from any connection.
+    """
     with client(it) as c, client(it) as other:
         c.put("q", [b"1", b"2", b"3", b"4"], 0)
         got = pairs(c.get("q", 9, 0, 10_000))  # as many as may be open
@@ -158,7 +160,7 @@ def test_open_reads(it: Kestrel) -> None:
 
 
 def test_open_reads_end_by_time_and_outlive_their_connection(it: Kestrel) -> None:
-    """Row: get: open reads outlive their connection until their time."""
+    """KP-5.4, KP-5.8: get: open reads outlive their connection until their time."""
     with client(it) as c:
         c.put("q", [b"1", b"2"], 0)
         c.get("q", 2, 0, 10_000)
@@ -174,7 +176,7 @@ def test_open_reads_end_by_time_and_outlive_their_connection(it: Kestrel) -> Non
 
 
 def test_the_sooner_time_counts() -> None:
-    """Row: get: aborted after auto_abort, or after open_transaction_timeout if that is sooner."""
+    """KP-5.4: get: aborted after auto_abort, or after open_transaction_timeout if that is sooner."""
     config = "max_open_transactions = 9\n[queues.q]\nopen_transaction_timeout = 5"
     with kestrel(thrift="127.0.0.1:0", config=config) as it, client(it) as c:
         c.put("q", [b"1", b"2"], 0)
@@ -187,7 +189,7 @@ def test_the_sooner_time_counts() -> None:
 
 
 def test_peek(it: Kestrel) -> None:
-    """Row: peek: QueueInfo; it makes the queue."""
+    """KP-2.4, KP-5.12: peek: QueueInfo; it makes the queue."""
     with client(it) as c:
         info = c.peek("q")
         assert (info.head_item, info.items, info.bytes, info.waiters, info.open_transactions) == (None, 0, 0, 0, 0)
@@ -202,7 +204,7 @@ def test_peek(it: Kestrel) -> None:
 
 
 def test_whole_queues(it: Kestrel) -> None:
-    """Row: flush_queue, flush_all_queues, delete_queue, get_version."""
+    """KP-5.13, KP-5.16: flush_queue, flush_all_queues, delete_queue, get_version."""
     with client(it) as c:
         flushes: list[Callable[[], object]] = [
             lambda: c.flush_queue("q"),
@@ -218,7 +220,9 @@ def test_whole_queues(it: Kestrel) -> None:
 
 
 def test_status(it: Kestrel) -> None:
-    """Row: current_status, set_status; errors: TApplicationException on a connection that goes on."""
+    """KP-5.14, KP-5.15, KP-5.22: current_status, set_status; errors: TApplicationException on a connection that
+    goes on.
+    """
     with client(it) as c:
         assert c.current_status() == IDL.Status.UP
         c.set_status(IDL.Status.READ_ONLY)
@@ -246,7 +250,7 @@ def test_status(it: Kestrel) -> None:
 
 
 def test_errors(it: Kestrel) -> None:
-    """Row: errors: 1 for an unknown method, 6 for a name; too many queues."""
+    """KP-5.20, KP-5.21, KP-5.23: errors: 1 for an unknown method, 6 for a name; too many queues."""
     with client(it) as c:
         with pytest.raises(TApplicationException, match="Invalid method name: unheard_of") as raised:
             c.unheard_of("x")
@@ -268,7 +272,7 @@ def test_errors(it: Kestrel) -> None:
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\x04abcd", b"\0\0\0\0"])
 def test_what_is_no_frame_ends_the_connection(it: Kestrel, data: bytes) -> None:
-    """Row: a frame that is longer, negative, or no call ends the connection."""
+    """KP-5.24: a frame that is longer, negative, or no call ends the connection."""
     plain = it.client(1)
     plain.send(data)
     plain.hear_the_end()
@@ -287,7 +291,7 @@ def test_a_deleted_queue_answers_those_who_wait(it: Kestrel) -> None:
 
 
 def test_a_long_name_of_a_method_is_not_multiplied(it: Kestrel) -> None:
-    """Row: errors: its name comes back; the message has the beginning of it only."""
+    """KP-5.20: errors: its name comes back; the message has the beginning of it only."""
     name = b"\xff" * 1_000_000
     body = struct.pack("!Ii", 0x80010001, len(name)) + name + struct.pack("!i", 7)
     raw = it.client(1)

@@ -57,7 +57,7 @@ CALLS = [
 
 @pytest.mark.parametrize(("method", "arguments"), CALLS)
 def test_calls_as_thriftpy2_writes_them(method: str, arguments: dict[str, Any]) -> None:
-    """Row: framed transport, strict binary protocol; the sequence number comes back."""
+    """framed transport, strict binary protocol; the sequence number comes back."""
     data = call(method, **arguments)
     (command,) = commands(ThriftParser(), data)
     assert command[:2] == (method, 7)
@@ -191,7 +191,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_frames(name: str) -> None:
-    """Row: a frame ends the connection, whatever lengths it claims; nothing is allocated for a claim."""
+    """KP-5.24, KP-5.25: a frame ends the connection, whatever lengths it claims; nothing is allocated for a claim."""
     parser = ThriftParser()
     tracemalloc.start()
     try:

@@ -70,7 +70,7 @@ def test_a_plain_get_beside_a_sync_that_fails_takes_nothing(tmp_path: Path) -> N
 
 
 def test_what_is_moved_is_in_one_queue_after_a_kill(tmp_path: Path) -> None:
-    """Row: error_to_queue, expire_to_queue: and it does not come again in the first one."""
+    """KP-1.34, KP-1.44: error_to_queue, expire_to_queue: and it does not come again in the first one."""
     config = "[queues.q]\nerror_to_queue = 'bad'\n[queues.r]\nexpire_to_queue = 'late'"
     with kestrel(tmp_path / "queues", config=config, sync_journal="never") as it:
         client = it.client()
@@ -134,7 +134,7 @@ def test_a_name_that_can_not_be_made_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_acknowledgements_of_what_is_not_served_now_are_kept(tmp_path: Path) -> None:
-    """Row: keep_journal: what is on disk stays there, as it was."""
+    """KP-1.39: keep_journal: what is on disk stays there, as it was."""
     with kestrel(tmp_path / "queues") as it:
         client = it.client()
         put(client, b"q", b"1", b"2", b"3")
@@ -204,7 +204,7 @@ def test_a_start_that_fails_late_leaves_nothing_open(tmp_path: Path, later: str)
 
 
 def test_a_status_that_can_not_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Row: kestrel.status: unreadable: the default and a warning."""
+    """KP-6.13: kestrel.status: unreadable: the default and a warning."""
     (tmp_path / "kestrel.status").mkdir()
     with kestrel(tmp_path) as it:
         it.client().ask(b"status\r\n", b"UP\r\n")
@@ -213,7 +213,7 @@ def test_a_status_that_can_not_be_read(tmp_path: Path, caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("protocol", ["memcache", "text", "thrift"])
 def test_a_queue_that_can_not_be_read_for_one_who_waits(protocol: str) -> None:
-    """Each client is told in its own words."""
+    """KP-3.53, KP-4.35, KP-5.23: Each client is told in its own words."""
     with kestrel(text="127.0.0.1:0", thrift="127.0.0.1:0") as it:
         number = ["memcache", "text", "thrift"].index(protocol)
         waiting = it.client(number)
@@ -240,7 +240,7 @@ def test_a_queue_that_can_not_be_read_for_one_who_waits(protocol: str) -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_sync_that_fails(tmp_path: Path, place: int) -> None:
-    """Row: a sync that failed: SERVER_ERROR, ends; and so in the other protocols."""
+    """KP-3.52, KP-4.35, KP-5.26: a sync that failed: SERVER_ERROR, ends; and so in the other protocols."""
     with kestrel(tmp_path, sync_journal=0, text="127.0.0.1:0", thrift="127.0.0.1:0") as it:
         put(it.client(), b"q", b"1")
         client = it.client(place)
@@ -253,6 +253,7 @@ def test_a_sync_that_fails(tmp_path: Path, place: int) -> None:
                 client.send(b"put q:\n2\n\n" if place else b"set q 0 0 1\r\n2\r\n")
                 client.hear(b"-Internal error.\n" if place else SERVER_ERROR)
             client.hear_the_end()
+        assert isinstance(it.call(it.server._end.exception), DurabilityUnknown)
 
 
 def test_expired_items_are_dropped_in_slices() -> None:
@@ -279,7 +280,7 @@ def test_expired_items_are_dropped_in_slices() -> None:
 
 
 def test_a_monitor_takes_a_turn_s_worth_at_a_time() -> None:
-    """Row: monitor: one who does not read gets no more than a turn's replies, and its reads are few."""
+    """KP-3.62: monitor: one who does not read gets no more than a turn's replies, and its reads are few."""
     with kestrel(max_open_transactions=1000) as it:
         putter, watcher = it.clients(2)
         put(putter, b"q", *[b"%03d" % number + b"x" * 100_000 for number in range(100)])
@@ -293,7 +294,7 @@ def test_a_monitor_takes_a_turn_s_worth_at_a_time() -> None:
 
 
 def test_names_without_number_and_descriptors(tmp_path: Path) -> None:
-    """Row: max_connections: there is a reply for the client that is too many, and the server goes on."""
+    """KP-2.8: max_connections: there is a reply for the client that is too many, and the server goes on."""
     with kestrel(tmp_path) as it:
         client = it.client()
         put(client, b"q", b"1")
@@ -307,7 +308,7 @@ def test_names_without_number_and_descriptors(tmp_path: Path) -> None:
 
 
 def test_the_same_status_again_does_not_end_the_grace() -> None:
-    """Row: status_change_grace_period: the same status has no effect meanwhile."""
+    """KP-6.11: status_change_grace_period: the same status has no effect meanwhile."""
     with kestrel(config="status_change_grace_period = 10") as it:
         client = it.client()
         client.ask(b"status readonly\r\nstatus readonly\r\n", END + END)
@@ -317,7 +318,7 @@ def test_the_same_status_again_does_not_end_the_grace() -> None:
 
 
 def test_a_waiting_get_whose_queue_is_deleted_is_a_miss() -> None:
-    """Row: get_misses: a get that waits is one or the other when it ends."""
+    """KP-7.7: get_misses: a get that waits is one or the other when it ends."""
     with kestrel() as it:
         waiting, client = it.clients(2)
         waiting.send(b"get q/t=60000\r\n")
@@ -328,7 +329,7 @@ def test_a_waiting_get_whose_queue_is_deleted_is_a_miss() -> None:
 
 
 def test_noreply_beyond_max_queues_is_silent() -> None:
-    """Row: noreply: the connection stays in step."""
+    """KP-3.25: noreply: the connection stays in step."""
     with kestrel(max_queues=1) as it:
         client = it.client()
         put(client, b"q", b"1")
@@ -336,7 +337,7 @@ def test_noreply_beyond_max_queues_is_silent() -> None:
 
 
 def test_a_silent_client_that_does_not_read_is_disconnected() -> None:
-    """Row: client_timeout: its replies are not waited for."""
+    """KP-1.22: client_timeout: its replies are not waited for."""
     with kestrel(config="client_timeout = 5") as it:
         client = it.client()
         put(client, b"q", b"x" * 8_000_000)
@@ -348,7 +349,7 @@ def test_a_silent_client_that_does_not_read_is_disconnected() -> None:
 
 
 def test_what_was_put_for_a_fanout_alone_is_there_whoever_makes_it_again(tmp_path: Path) -> None:
-    """Row: keep_journal: of a fan-out whose parent is in memory."""
+    """KP-2.25: keep_journal: of a fan-out whose parent is in memory."""
     config = "[queues.q]\nkeep_journal = false\n[queues.'q+a']\nkeep_journal = true"
     with kestrel(tmp_path, config=config) as it:
         put(it.client(), b"q+a", b"1")
@@ -357,6 +358,7 @@ def test_what_was_put_for_a_fanout_alone_is_there_whoever_makes_it_again(tmp_pat
 
 
 def test_reads_of_a_queue_that_an_alias_hides_can_be_confirmed() -> None:
+    """KP-2.34."""
     config = ""
     with kestrel(config=lambda: config) as it:
         client = it.client()
@@ -367,7 +369,7 @@ def test_reads_of_a_queue_that_an_alias_hides_can_be_confirmed() -> None:
 
 
 def test_what_a_side_queue_drops_stays_dropped(tmp_path: Path) -> None:
-    """Row: discard_old_when_full: also after a kill."""
+    """KP-1.31, KP-2.24: discard_old_when_full: also after a kill."""
     config = "[queues.'q+a']\nmax_items = 2\ndiscard_old_when_full = true"
     with kestrel(tmp_path / "queues", config=config) as it:
         client = it.client()

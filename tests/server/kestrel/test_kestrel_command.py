@@ -53,7 +53,7 @@ HERE = ("--listen", "127.0.0.1:0")
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_it_with_status_0(tmp_path: Path, number: int) -> None:
-    """KP-1.9: SIGTERM, SIGINT: waiting gets are answered, status 0; nothing is printed but where it listens."""
+    """KP-1.10: SIGTERM, SIGINT: waiting gets are answered, status 0; nothing is printed but where it listens."""
     with Process("--dir", str(tmp_path / "new"), *HERE) as server:
         assert re.fullmatch(r"kestrelpy serve: listening at 127\.0\.0\.1:\d+\n", server.said)
         client = server.client()
@@ -67,7 +67,7 @@ def test_signals_end_it_with_status_0(tmp_path: Path, number: int) -> None:
 
 
 def test_a_config_file_and_its_reload(tmp_path: Path) -> None:
-    """KP-1.4, KP-1.10: --config, SIGHUP: as reload."""
+    """KP-1.4, KP-1.18: --config, SIGHUP: as reload."""
     config = tmp_path / "kestrel.toml"
     config.write_text("max_open_transactions = 7\n[queues.q]\nmax_items = 1\n")
     with Process("--config", str(config), *HERE) as server:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import socket
 import struct
 from pathlib import Path
 from unittest.mock import patch
@@ -15,6 +16,7 @@ import pytest
 from thriftpy2.thrift import TApplicationException
 
 from kestrelpy import queue_names
+from kestrelpy.server import KestrelServer
 from kestrelpy.server.kestrel.queues import Queues
 from tests.server.kestrel.kestrel_harness import START_S, Kestrel, kestrel
 from tests.server.kestrel.test_kestrel_command import HERE, Process
@@ -44,6 +46,19 @@ def test_max_connections_of_the_command() -> None:
         second.hear_the_end()
         for one in (first, second):
             one.hang_up()
+
+
+def test_ports_that_are_not_said() -> None:
+    """KP-1.2, KP-1.3: the usual ones, by protocol."""
+    server = KestrelServer(text="127.0.0.1", thrift="127.0.0.1")
+    asked: list[tuple[str, int]] = []
+
+    def note(place: str, port: int) -> list[socket.socket]:
+        asked.append((place, port))
+        return []
+
+    server.bind(note)
+    assert asked == [("127.0.0.1:22133", 22133), ("127.0.0.1", 2222), ("127.0.0.1", 2229)]
 
 
 @pytest.mark.root
@@ -257,7 +272,7 @@ def test_what_the_end_of_a_monitor_is() -> None:
 
 
 def test_text_messages_of_ours() -> None:
-    """KP-4.3, KP-4.30, KP-4.32, KP-4.33, KP-4.34: items that were taken before stay."""
+    """KP-4.3, KP-4.30, KP-4.31, KP-4.32, KP-4.33: items that were taken before stay."""
     with kestrel(max_queues=1, allow_shutdown=False, **ALL) as it:
         one = it.client(1)
         one.ask(b"put q:\na\n\nput r:\nb\nc\n\nget r\n", b"+1\n-Too many queues.\n-Too many queues.\n")

@@ -709,7 +709,7 @@ def test_shutdown() -> None:
 
 
 def test_stopping_answers_those_who_wait() -> None:
-    """KP-1.9, KP-3.6."""
+    """KP-1.10, KP-3.6."""
     with kestrel() as it:
         getter, monitor = it.clients(2)
         getter.send(b"get q/t=60000\r\n")

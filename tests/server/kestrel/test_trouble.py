@@ -213,7 +213,7 @@ def test_a_status_that_can_not_be_read(tmp_path: Path, caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("protocol", ["memcache", "text", "thrift"])
 def test_a_queue_that_can_not_be_read_for_one_who_waits(protocol: str) -> None:
-    """KP-3.53, KP-4.35, KP-5.23: Each client is told in its own words."""
+    """KP-3.53, KP-4.34, KP-5.23: Each client is told in its own words."""
     with kestrel(text="127.0.0.1:0", thrift="127.0.0.1:0") as it:
         number = ["memcache", "text", "thrift"].index(protocol)
         waiting = it.client(number)
@@ -240,7 +240,7 @@ def test_a_queue_that_can_not_be_read_for_one_who_waits(protocol: str) -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_sync_that_fails(tmp_path: Path, place: int) -> None:
-    """KP-3.52, KP-4.35, KP-5.26: a sync that failed: SERVER_ERROR, ends; and so in the other protocols."""
+    """KP-3.52, KP-4.34, KP-5.26: a sync that failed: SERVER_ERROR, ends; and so in the other protocols."""
     with kestrel(tmp_path, sync_journal=0, text="127.0.0.1:0", thrift="127.0.0.1:0") as it:
         put(it.client(), b"q", b"1")
         client = it.client(place)
@@ -394,7 +394,7 @@ def test_the_log_does_not_grow_by_deletions(tmp_path: Path) -> None:
 
 
 def test_a_server_that_stops_lets_its_clients_read_their_last_replies(tmp_path: Path) -> None:
-    """A plain get is done with once its reply is handed to the system: the client gets all of it."""
+    """KP-1.10: a plain get is done with once its reply is handed to the system: the client gets all of it."""
     body = b"x" * 8_000_000
     with kestrel(tmp_path, config="[default]\nmax_item_size = '16M'") as it:
         client = it.client()
@@ -407,7 +407,7 @@ def test_a_server_that_stops_lets_its_clients_read_their_last_replies(tmp_path: 
 
 
 def test_a_queue_of_another_kind_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The beanstalk server's, say."""
+    """KP-2.15: the beanstalk server's, say."""
     WorkQueue(tmp_path, "work").close()
     with kestrel(tmp_path) as it:
         put(it.client(), b"q", b"1")
@@ -416,7 +416,7 @@ def test_a_queue_of_another_kind_is_left_alone(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_damage_is_skipped_if_that_is_wanted(tmp_path: Path) -> None:
-    """Row: --on-corruption: quarantine: all but the damaged records is served."""
+    """KP-1.9: --on-corruption: quarantine: all but the damaged records is served."""
     items = [b"item-%d" % number for number in range(10)]
     with kestrel(tmp_path) as it:
         put(it.client(), b"q", *items)
@@ -431,7 +431,7 @@ def test_damage_is_skipped_if_that_is_wanted(tmp_path: Path) -> None:
 
 
 def test_the_archive_is_another_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Row: archive_dir: not the folder of the queues, at the start and at a reload."""
+    """KP-1.43: archive_dir: not the folder of the queues, at the start and at a reload."""
     text = f"[queues.q]\narchive_dir = '{tmp_path}'"
     with pytest.raises(ConfigError, match=r"archive_dir: .* is a folder of queues"), kestrel(tmp_path, config=text):
         pass

@@ -335,6 +335,8 @@ def test_version_and_quit(it: Kestrel) -> None:
         b"set q 0 0 x\r\n",
         b"set q 0 0 -1\r\n",
         b"set q 0 0 2147483648\r\n",
+        b"add q 0 0\r\n",
+        b"cas q 0 0 -1\r\n",
         b"bogus\r\n",
         b"\x80\r\n",
         b"\r\n",

@@ -342,6 +342,26 @@ def test_a_looser_status_than_the_one_that_is_shown(tmp_path: Path) -> None:
         it.client().ask(b"get q\r\n", SERVER_ERROR)
 
 
+def test_the_order_of_queues(tmp_path: Path) -> None:
+    """KP-7.13, KP-7.16: that of making; at a start, by the name on disk; aliases are last."""
+
+    def order(it: Kestrel) -> tuple[str, list[str]]:
+        stats = it.stats()
+        keys = [key.split("_") for key in stats if key.startswith("queue_") and key.endswith(("_age", "_put_items"))]
+        return stats["queue_q_children"], [key[1] for key in keys]
+
+    config = "[aliases]\na = ['q']"
+    with kestrel(tmp_path, config=config) as it:
+        one = it.client()
+        for name in (b"z", b"q+b", b"q+a", b"q"):
+            one.ask(b"get %b\r\n" % name, END)
+            put(one, name, b"x")
+        assert order(it) == ("q+b,q+a", ["z", "q+b", "q+a", "q", "a"])
+    with kestrel(tmp_path, config=config) as it:
+        it.client().ask(b"get b\r\n", END)
+        assert order(it) == ("q+a,q+b", ["q", "q+a", "q+b", "z", "b", "a"])
+
+
 def test_figures_of_files_and_memory(tmp_path: Path) -> None:
     """KP-7.5, KP-7.10, KP-7.14: logsize of a fan-out, hook_errors, reserved_memory_ratio."""
     config = "[queues.q]\nmax_memory_size = '1000G'\n[queues.e]\nerror_to_queue = 'bad'"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kestrelpy import ItemTooLarge, JournaledQueue, KestrelError, QueueDiskFull, QueueFull, Reader, ReaderConfig
 from kestrelpy._disk.interface import NO_ROOM
+from kestrelpy.server.kestrel import names
 
 if TYPE_CHECKING:
     from kestrelpy.server.kestrel.queue import ServedQueue
@@ -26,22 +27,13 @@ OWN_READER = "_"
 """The reader of the queue itself, if it has fan-outs."""
 
 
-class JournalHost(Protocol):
-    """The part of ``Queues`` that a journal uses."""
+class JournalStorage(Protocol):
+    """The part of ``Storage`` that a journal uses."""
 
     synced_each_turn: set[JournaledQueue]
 
-    def open_journal(self, library_name: str, name: bytes) -> JournaledQueue:
+    def open(self, library_name: str, name: bytes) -> JournaledQueue:
         """Open, or make, a queue of the library."""
-
-    def reader_name(self, name: bytes) -> str:
-        """The library's name of a fan-out's reader."""
-
-    def side_name(self, name: bytes) -> str:
-        """The library's name of a fan-out's side queue."""
-
-    def wake(self, queue: ServedQueue) -> None:
-        """Items have come."""
 
     def note_written(self, journal: JournaledQueue) -> None:
         """This queue of the library is to be synced before the turn's replies."""
@@ -70,10 +62,10 @@ def _has_made_room(make: Callable[[], None]) -> bool:
 class SharedJournal:
     """The journal of one parent name. ``own`` is the queue of that name, if it is there; ``children`` its fan-outs."""
 
-    def __init__(self, name: bytes, library_name: str, queues: JournalHost) -> None:
+    def __init__(self, name: bytes, storage: JournalStorage, wake: Callable[[ServedQueue], None]) -> None:
         self.name = name
-        self.library_name = library_name
-        self.queues = queues
+        self._storage = storage
+        self._wake = wake
         self.queue: JournaledQueue | None = None
         self.own: ServedQueue | None = None
         self.children: dict[bytes, ServedQueue] = {}
@@ -128,11 +120,11 @@ class SharedJournal:
             return False
         self.puts += 1
         if self._syncs_each_turn:
-            self.queues.note_written(queue)
+            self._storage.note_written(queue)
         for each in self._limited_together:
             each.keep_limits()
         for each in self.waiting:
-            self.queues.wake(each)
+            self._wake(each)
         return True
 
     def add_to_child(self, child: ServedQueue, data: bytes, expires_at_ms: int | None) -> bool:
@@ -149,10 +141,10 @@ class SharedJournal:
         except (QueueFull, QueueDiskFull, ItemTooLarge):
             return False
         child.side_puts += 1
-        if side in self.queues.synced_each_turn:
-            self.queues.note_written(side)
+        if side in self._storage.synced_each_turn:
+            self._storage.note_written(side)
         child.keep_limits()
-        self.queues.wake(child)
+        self._wake(child)
         return True
 
     def max_item_bytes(self) -> int:
@@ -176,7 +168,7 @@ class SharedJournal:
                 self._make_reader(queue)
         self._max_item_bytes = self.max_item_bytes()
         self._limited_together = [queue for queue in readers if queue.side is not None]
-        self._syncs_each_turn = self.queue in self.queues.synced_each_turn
+        self._syncs_each_turn = self.queue in self._storage.synced_each_turn
         self._is_ready = True
 
     def _end_own_reader(self) -> None:
@@ -186,14 +178,14 @@ class SharedJournal:
             return
         reader, own.reader = own.reader, None
         if self.children:
-            self.queues.drop_reader(journal, reader.name)
+            self._storage.drop_reader(journal, reader.name)
         else:
             self.queue = None
-            self.queues.erase(journal)
+            self._storage.erase(journal)
 
     def _open(self) -> JournaledQueue:
         if self.queue is None:
-            self.queue = self.queues.open_journal(self.library_name, self.name)
+            self.queue = self._storage.open(names.library_name(self.name), self.name)
         return self.queue
 
     def _make_reader(self, queue: ServedQueue) -> None:
@@ -201,16 +193,16 @@ class SharedJournal:
         if queue is not self.own:
             own = self.own
             if own is not None and own.reader is not None and not own.reader.name:
-                self.queues.note_reader(journal, OWN_READER)
+                self._storage.note_reader(journal, OWN_READER)
                 journal.reader(OWN_READER)  # renames the default reader, which is the same object
                 own.reader.configure(own.reader_config())
-            name = self.queues.reader_name(queue.name)
+            name = names.reader_name(queue.name)
         else:
             name = OWN_READER if self.children else ""
         queue.reader = self._reader(journal, name, queue.reader_config())
 
     def _reader(self, journal: JournaledQueue, name: str, config: ReaderConfig) -> Reader:
-        self.queues.note_reader(journal, name)
+        self._storage.note_reader(journal, name)
         reader = journal.reader(name, start="tail")
         reader.configure(config)
         return reader
@@ -232,7 +224,7 @@ class SharedJournal:
 
     def open_side(self, child: ServedQueue) -> None:
         """Open, or make, the queue of what is put for this fan-out alone."""
-        child.set_side(self.queues.open_journal(self.queues.side_name(child.name), child.name))
+        child.set_side(self._storage.open(names.side_name(child.name), child.name))
         child.configure(child.config)
         self.changed()
 
@@ -241,14 +233,14 @@ class SharedJournal:
     def delete(self, queue: ServedQueue) -> None:
         """Delete a queue, its items, and its files. Its fan-outs stay."""
         if queue.side is not None:
-            self.queues.erase(queue.side)
+            self._storage.erase(queue.side)
             queue.set_side(None)
         others = [each for each in self.members() if each is not queue and each.reader is not None]
         if self.queue is not None and not others:  # without a reader, all items would come again
-            self.queues.erase(self.queue)
+            self._storage.erase(self.queue)
             self.queue = None
         elif self.queue is not None and queue.reader is not None:
-            self.queues.drop_reader(self.queue, queue.reader.name)
+            self._storage.drop_reader(self.queue, queue.reader.name)
         queue.reader = None
         self.waiting.pop(queue, None)
         if queue is self.own:
@@ -262,7 +254,7 @@ class SharedJournal:
         journal, self.queue = self.queue, None
         if journal is not None:
             with contextlib.suppress(OSError, KestrelError):
-                self.queues.erase(journal)
+                self._storage.erase(journal)
             journal.close()
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from kestrelpy.server.kestrel.figures import VERSION
 from kestrelpy.server.kestrel.memcache_parser import MemcacheParser
 from kestrelpy.server.kestrel.operations import Forbidden, TooManyReads
 from kestrelpy.server.kestrel.protocol import KestrelProtocol, log_error
-from kestrelpy.server.kestrel.queues import TooManyQueues
+from kestrelpy.server.kestrel.storage import TooManyQueues
 
 if TYPE_CHECKING:
     from kestrelpy import Item

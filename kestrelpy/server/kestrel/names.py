@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from hashlib import sha256
 
-__all__ = ["is_legal", "library_name", "original_name", "side_name", "split"]
+__all__ = ["is_legal", "library_name", "original_name", "reader_name", "side_name", "split"]
 
 ESCAPE = "x--"
 HASHED = "x--z"
@@ -83,3 +83,10 @@ def side_name(name: bytes) -> str:
     if len(name) <= MAX_HEX_BYTES:
         return ESCAPE + name.hex()
     return HASHED + sha256(name).hexdigest()[:48]
+
+
+def reader_name(name: bytes) -> str:
+    """The library's name of a fan-out's reader."""
+    child = split(name)[1]
+    assert child is not None
+    return library_name(child)

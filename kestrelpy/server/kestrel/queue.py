@@ -58,22 +58,31 @@ class QueueJournal(Protocol):
     waiting: dict[ServedQueue, None]
 
 
+class QueueStorage(Protocol):
+    """The part of ``Storage`` that a queue uses."""
+
+    synced_each_turn: set[JournaledQueue]
+
+    def note_ack(self, journal: JournaledQueue, reader: str, item_id: int) -> None:
+        """An item of that reader is done."""
+
+
 class QueueHost(Protocol):
     """The part of ``Queues`` that a queue uses."""
 
     clock: Clock
     is_ending: bool
     numbered: dict[int, OpenRead]
-    synced_each_turn: set[JournaledQueue]
+
+    @property
+    def storage(self) -> QueueStorage:
+        """Where acknowledgements are noted."""
 
     def move(self, name: bytes, data: bytes) -> bool:
         """Put an item that another queue gave up."""
 
     def wake(self, queue: ServedQueue) -> None:
         """Items have come."""
-
-    def note_ack(self, queue: JournaledQueue, reader: str, item_id: int) -> None:
-        """An item of that reader is done."""
 
     def wake_later(self, queue: ServedQueue) -> None:
         """As ``wake``, in the next turn."""
@@ -336,7 +345,7 @@ class ServedQueue:
     def _note_ack(self, item: Item, *, is_side: bool) -> None:
         journal, reader = (self.side, self._side_reader) if is_side else (self.journal.queue, self.reader)
         if journal is not None and reader is not None:
-            self.queues.note_ack(journal, reader.name, item.id)
+            self.queues.storage.note_ack(journal, reader.name, item.id)
 
     def take_back(self, read: OpenRead) -> None:
         """The item comes back, ahead of the unread ones: it was aborted, or its client is gone, or its time is over."""
@@ -366,7 +375,7 @@ class ServedQueue:
         for reader, journal in ((self.reader, self.journal.queue), (self._side_reader, self.side)):
             if reader is not None:
                 reader.flush()
-                if journal in self.queues.synced_each_turn:
+                if journal in self.queues.storage.synced_each_turn:
                     reader.checkpoint(durable=True)
 
     def flush_expired(self) -> Iterator[int]:

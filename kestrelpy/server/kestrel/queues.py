@@ -13,21 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from kestrelpy import JournaledQueue, KestrelError, QueueClosed, WrongKind, queue_names
-from kestrelpy import inspect as inspect_queue
+from kestrelpy import KestrelError, QueueClosed, WrongKind
 from kestrelpy._disk.interface import NO_ROOM
-from kestrelpy._disk.real import RealDisk
 from kestrelpy.server.kestrel import names
-from kestrelpy.server.kestrel.ack_log import ALL, AckLog, Acks, Dropped
-from kestrelpy.server.kestrel.ack_log import NAME as ACKS_NAME
-from kestrelpy.server.kestrel.acknowledgements import Acknowledgements, OffLoop
-from kestrelpy.server.kestrel.config import ConfigError
+from kestrelpy.server.kestrel.acknowledgements import OffLoop
+from kestrelpy.server.kestrel.config import changes_at_next_start
 from kestrelpy.server.kestrel.journal import OWN_READER, SharedJournal
-from kestrelpy.server.kestrel.listing import ListedDisk
 from kestrelpy.server.kestrel.queue import OpenRead, ServedQueue
+from kestrelpy.server.kestrel.storage import Storage, TooManyQueues
 
 if TYPE_CHECKING:
     from kestrelpy import Clock, Item
@@ -36,18 +32,12 @@ if TYPE_CHECKING:
     from kestrelpy.server._rounds import Rounds
     from kestrelpy.server.kestrel.config import Config, QueueConfig
 
-__all__ = ["Queues", "TooManyQueues"]
+__all__ = ["Queues"]
 
-DESCRIPTORS_OF_A_JOURNAL = 4
-"""How many files a queue of the library has open, besides one for each of its readers."""
 SWEEP_SLICE = 200
 """How many queues one step of the expiration timer looks at, before clients are served."""
 
 _logger = logging.getLogger("kestrelpy.server")
-
-
-class TooManyQueues(Exception):
-    """There are ``max_queues`` already, or as many files are open as may be."""
 
 
 class Alias:
@@ -77,32 +67,21 @@ class Queues:
         disk: Disk | None = None,
         on_corruption: Literal["raise", "quarantine"] = "raise",
     ) -> None:
-        self._on_corruption = on_corruption
-        self.directory = directory
         self.config = config
+        self.storage = Storage(directory, config, disk_clock, rounds.schedule, disk, on_corruption)
         self._off_loop = off_loop
         self.rounds = rounds
         self.clock = clock
-        self._disk_clock = disk_clock
-        self._disk = ListedDisk(disk if disk is not None else RealDisk())
         self.by_name: dict[bytes, ServedQueue] = {}
         self.aliases: dict[bytes, Alias] = {}
         self._journals: dict[bytes, SharedJournal] = {}
         self._dirty: dict[ServedQueue, None] = {}
         self._woken_later: dict[ServedQueue, None] = {}
-        self._written: dict[JournaledQueue, None] = {}
         self.numbered: dict[int, OpenRead] = {}
         """The open reads of thrift's clients, by number."""
         self.last_number = clock.time_ns() // 1_000_000 << 20
         """Not from 1: a client that confirms a read of an earlier life of the server must not hit another's."""
         self._plain: list[tuple[Item, ServedQueue, Connection]] = []
-        self._acks: Acknowledgements | None = None
-        self._in_memory: set[JournaledQueue] = set()
-        self._on_disk: set[JournaledQueue] = set()
-        self.has_descriptors: Callable[[int], bool] = lambda _wanted: True
-        """Whether so many more files may be open. Asked once the start is over."""
-        self.synced_each_turn: set[JournaledQueue] = set()
-        """The queues of the library whose changes are on disk before they are acknowledged."""
         self.is_ending = False
         """The server ends: open reads are unread at its next start, and count as no aborts."""
         self._is_closed = False
@@ -131,17 +110,17 @@ class Queues:
     def open(self) -> None:
         """Open all queues that are on disk. Raises what opening a queue raises; ``QueueLocked`` for another server."""
         self._set_aliases()
-        if self.directory is None:
+        storage = self.storage
+        if storage.directory is None:
             return
-        log = AckLog(self.directory, self._disk_clock, self._disk, self._on_corruption)
-        self._acks = Acknowledgements(log, self.clock, self._off_loop)
+        log = storage.open_log(self._off_loop, self.clock)
         try:
-            self.check_archives(self.config)
+            storage.check_archives(self.config)
             done, dropped = log.read()
-            self._finish_deletions(dropped)
-            there = set(queue_names(self.directory, disk=self._disk)) - {ACKS_NAME}
+            storage.finish_deletions(dropped)
+            there = storage.names()
             self._restore_all(there)
-            self._apply_acks(done, there)
+            storage.apply_acks(done, there)
             log.drop_through(log.last)
             for queue in self.by_name.values():
                 queue.start_counting()
@@ -149,17 +128,7 @@ class Queues:
             self.close()
             raise
         finally:
-            self._disk.stop()
-
-    def check_archives(self, config: Config) -> None:
-        """Raise ``ConfigError`` if an archive is the folder of the queues. There, each segment would seem archived."""
-        for path in config.archive_dirs() if self._acks is not None else ():
-            try:
-                is_of_queues = ACKS_NAME in queue_names(path, disk=self._disk)
-            except OSError:  # it is made later, or each put tells
-                continue
-            if is_of_queues:
-                raise ConfigError(f"archive_dir: {path} is a folder of queues")
+            storage.started()
 
     def _restore_all(self, there: set[str]) -> None:
         for library_name in sorted(there):
@@ -176,16 +145,15 @@ class Queues:
 
     def _find_side(self, queue: ServedQueue) -> None:
         """Open the side queue of a fan-out, if it was on disk when the server began."""
-        if self._sides and b"+" in queue.name and self.side_name(queue.name) in self._sides:
-            self._sides.discard(self.side_name(queue.name))
+        if self._sides and b"+" in queue.name and names.side_name(queue.name) in self._sides:
+            self._sides.discard(names.side_name(queue.name))
             self.journal_of(queue).open_side(queue)
 
     def _restore(self, library_name: str, name: bytes) -> None:
-        assert self.directory is not None
-        inspected = inspect_queue(self.directory, library_name, disk=self._disk)
+        inspected = self.storage.inspect(library_name)
         readers = [reader.name for reader in inspected.readers]
         journal = self._journal(name)
-        journal.restore(self.open_journal(library_name, name))  # from here on, closing the journal closes it
+        journal.restore(self.storage.open(library_name, name))  # from here on, closing the journal closes it
         if OWN_READER in readers:  # killed while the default reader became this one, the server has left both
             readers = [reader for reader in readers if reader]
         if not readers:  # the server was killed between the journal and its first reader: it has no item either
@@ -211,108 +179,26 @@ class Queues:
                 if not inspected.put_items:  # its first put found no room for all of its files
                     self.delete(queue)
 
-    def _finish_deletions(self, dropped: Dropped) -> None:
-        """Delete what was being deleted when the server died."""
-        assert self.directory is not None
-        there = queue_names(self.directory, disk=self._disk)
-        for library_name, reader in dropped:
-            if library_name in there:
-                with contextlib.closing(self._open_unserved(library_name)) as journal:
-                    if reader == ALL:
-                        journal.erase()
-                    else:
-                        journal.drop_reader(reader)
-
-    def _apply_acks(self, done: Acks, there: set[str]) -> None:
-        """Commit what the log says was acknowledged, and save that: rule 3 of ``ack_log``."""
-        assert self.directory is not None
-        opened = {queue.name: queue for queue in self._open_journals() if queue not in self._in_memory}
-        by_queue: dict[str, dict[str, set[int]]] = {}
-        for (library_name, reader), ids in done.items():
-            by_queue.setdefault(library_name, {})[reader] = ids
-        for library_name, readers in by_queue.items():
-            journal = opened.get(library_name)
-            if journal is not None:
-                _discard(journal, readers)
-            elif library_name in there:  # it is not served: keep_journal is false now, or it belonged to a fan-out
-                inspected = inspect_queue(self.directory, library_name, disk=self._disk)
-                with contextlib.closing(self._open_unserved(library_name)) as journal:
-                    for saved in inspected.readers:
-                        journal.reader(saved.name)
-                    _discard(journal, readers)
-
-    def _open_journals(self) -> list[JournaledQueue]:
-        shared = [journal.queue for journal in self._journals.values()]
-        sides = [queue.side for queue in self.by_name.values()]
-        return [each for each in [*shared, *sides] if each is not None]
-
-    def open_journal(self, library_name: str, name: bytes) -> JournaledQueue:
-        """Open, or make, a queue of the library, with the options of the queue ``name``."""
-        config = self.config.for_queue(name)
-        if self.directory is None or not config.keep_journal:
-            journal = self._open("memory", library_name, config)
-            self._in_memory.add(journal)
-            return journal
-        if not self.has_descriptors(DESCRIPTORS_OF_A_JOURNAL):
-            raise TooManyQueues
-        if self._acks is not None:
-            self._acks.note_make(library_name, ALL)
-        journal = self._open(self.directory, library_name, config)
-        self._on_disk.add(journal)
-        if config.sync_journal == 0:
-            self.synced_each_turn.add(journal)
-        return journal
-
-    def _open_unserved(self, library_name: str) -> JournaledQueue:
-        """A queue on disk that no client is served from."""
-        assert self.directory is not None
-        return self._open(self.directory, library_name, self.config.for_queue(names.original_name(library_name) or b""))
-
-    def _open(self, directory: str, library_name: str, config: QueueConfig) -> JournaledQueue:
-        is_on_disk = directory == self.directory
-        return JournaledQueue(
-            directory,
-            library_name,
-            sync="never" if config.sync_journal == 0 else config.sync_journal,
-            segment_bytes=config.default_journal_size,
-            archive_dir=config.archive_dir if is_on_disk else None,
-            checkpoint_interval=60.0,
-            inbox_interval=None,
-            journaled=is_on_disk,
-            on_corruption=self._on_corruption,
-            clock=self._disk_clock,
-            disk=self._disk,
-        )
-
     def close(self) -> None:
         """Close all queues, whatever some of them raise; raises the last error. May be repeated, after an interrupt."""
         self._is_closed = True
-        if self._acks is not None:
-            self._acks.stop()
+        acks = self.storage.acks
+        if acks is not None:
+            acks.stop()
         for queue in self.by_name.values():
             for read in queue.reads:
                 read.stop_timer()
             queue.reads.clear()
         with contextlib.ExitStack() as rest:
-            if self._acks is not None:
-                rest.callback(self._acks.close)
+            if acks is not None:
+                rest.callback(acks.close)
             with contextlib.ExitStack() as journals:
                 for journal in self._journals.values():
                     journals.callback(journal.close)
-            if self._acks is not None:
-                self._acks.forget()
+            if acks is not None:
+                acks.forget()
 
     # -- names ---------------------------------------------------------------------------------------------------------
-
-    def reader_name(self, name: bytes) -> str:
-        """The library's name of a fan-out's reader."""
-        child = names.split(name)[1]
-        assert child is not None
-        return names.library_name(child)
-
-    def side_name(self, name: bytes) -> str:
-        """The library's name of a fan-out's side queue."""
-        return names.side_name(name)
 
     def find(self, name: bytes) -> ServedQueue | None:
         """The queue of that name, if it is there and no alias hides it."""
@@ -350,13 +236,13 @@ class Queues:
 
     @property
     def descriptors(self) -> int:
-        """How many files the queues have open, or will have."""
-        return DESCRIPTORS_OF_A_JOURNAL * len(self._on_disk) + len(self.by_name)
+        """How many files the queues have open, or will have: one for the reader of each."""
+        return self.storage.descriptors + len(self.by_name)
 
     def _journal(self, parent: bytes) -> SharedJournal:
         journal = self._journals.get(parent)
         if journal is None:
-            journal = self._journals[parent] = SharedJournal(parent, names.library_name(parent), self)
+            journal = self._journals[parent] = SharedJournal(parent, self.storage, self.wake)
         return journal
 
     def journal_of(self, queue: ServedQueue) -> SharedJournal:
@@ -424,8 +310,8 @@ class Queues:
         queue = self.find(name)
         if queue is not None:
             for journal in (self.journal_of(queue).queue, queue.side):
-                if journal is not None and journal not in self._in_memory:
-                    self.note_written(journal)
+                if journal is not None and not self.storage.is_in_memory(journal):
+                    self.storage.note_written(journal)
 
     def largest_item(self, name: bytes) -> int:
         """The largest item that can be taken, in bytes, as far as is known before it arrives."""
@@ -469,33 +355,23 @@ class Queues:
         for queue in later:
             self.wake(queue)
 
-    def note_written(self, journal: JournaledQueue) -> None:
-        """This queue of the library is to be synced before the turn's replies."""
-        self._written[journal] = None
-        self.rounds.schedule()
-
     def count_hit(self) -> None:
         self.hits += 1
 
     def count_miss(self) -> None:
         self.misses += 1
 
-    def note_ack(self, journal: JournaledQueue, reader: str, item_id: int) -> None:
-        """An item of that reader is done: it must not come again after a kill, once this turn's replies are sent."""
-        if self._acks is not None and journal not in self._in_memory:
-            self._acks.note(journal, reader, item_id, durable=journal in self.synced_each_turn)
-            self.rounds.schedule()
-
     # -- the end of a turn ---------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
         """The end of a turn. Raises ``DurabilityUnknown`` if a sync failed."""
         self._serve_lines()
+        acks = self.storage.acks
         try:
-            self._sync_written()
+            self.storage.sync_written()
             for item, queue, _ in self._plain:
                 queue.note_done(item)
-            has_saved = self._acks is None or self._acks.write()
+            has_saved = acks is None or acks.write()
         except BaseException:
             for item, queue, _ in self._take_plain():
                 queue.give_back(item)
@@ -508,10 +384,10 @@ class Queues:
             except KestrelError as error:  # it is in trouble: a sync of its own has failed
                 _logger.error("a client gets an error: %s", error)
                 connection.take_back_replies()
-        if self._acks is not None:
+        if acks is not None:
             if not has_saved:
-                self._acks.save_now()
-            self._acks.save_in_time()
+                acks.save_now()
+            acks.save_in_time()
 
     def _serve_lines(self) -> None:
         while True:
@@ -523,12 +399,6 @@ class Queues:
             self._plain = [each for each in self._plain if each not in gone]
             for item, queue, _ in gone:
                 queue.give_back(item)
-
-    def _sync_written(self) -> None:
-        written, self._written = self._written, {}
-        for journal in written:
-            if not journal.closed:
-                journal.sync()
 
     def _take_plain(self) -> list[tuple[Item, ServedQueue, Connection]]:
         plain, self._plain = self._plain, []
@@ -549,29 +419,6 @@ class Queues:
         self.deletes += 1
         if not journal.members():
             self._journals.pop(journal.name, None)
-
-    def erase(self, journal: JournaledQueue) -> None:
-        """Delete a queue of the library."""
-        self._note_drop(journal, ALL)
-        self._written.pop(journal, None)
-        journal.erase()
-        self._in_memory.discard(journal)
-        self._on_disk.discard(journal)
-        self.synced_each_turn.discard(journal)
-
-    def note_reader(self, journal: JournaledQueue, reader: str) -> None:
-        """A reader of this queue of the library is about to be opened or made."""
-        if self._acks is not None and journal not in self._in_memory:
-            self._acks.note_make(journal.name, reader)
-
-    def drop_reader(self, journal: JournaledQueue, reader: str) -> None:
-        """Delete a reader of a queue of the library."""
-        self._note_drop(journal, reader)
-        journal.drop_reader(reader)
-
-    def _note_drop(self, journal: JournaledQueue, reader: str) -> None:
-        if self._acks is not None and journal not in self._in_memory:
-            self._acks.note_drop(journal, reader)
 
     # -- time and configuration ----------------------------------------------------------------------------------------
 
@@ -613,6 +460,7 @@ class Queues:
         """Use another configuration for all queues. Returns what changes only at the next start."""
         later = []
         old, self.config = self.config, config
+        self.storage.config = config
         self._set_aliases()
         for queue in self.by_name.values():
             new = config.for_queue(queue.name)
@@ -623,18 +471,5 @@ class Queues:
         return later
 
 
-def _discard(journal: JournaledQueue, done: dict[str, set[int]]) -> None:
-    """Commit these ids of these readers, and save that."""
-    for name, ids in done.items():
-        reader = journal.readers.get(name)
-        if reader is None and not name:  # it was renamed since
-            reader = journal.readers.get(OWN_READER)
-        if reader is not None:
-            reader.discard(sorted(ids))
-    journal.checkpoint(durable=True)
-
-
 def _later(name: bytes, old: QueueConfig, new: QueueConfig) -> list[str]:
-    from kestrelpy.server.kestrel.config import changes_at_next_start
-
     return [f"{name!r}: {key} changes at the next start" for key in changes_at_next_start(old, new)]

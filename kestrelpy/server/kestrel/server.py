@@ -138,7 +138,7 @@ class KestrelServer(QueueServer):
         self._closers.append(self._saver.shutdown)
         self.queues.open()
         self._most_descriptors = _most_descriptors()
-        self.queues.has_descriptors = self._has_descriptors
+        self.queues.storage.has_descriptors = self._has_descriptors
         self.status = ServerStatus(
             self.clock, self._stored_status(), server.status_change_grace_period, self._store_status
         )
@@ -212,7 +212,7 @@ class KestrelServer(QueueServer):
         """Read the options of queues and the aliases again. False if the configuration is wrong: nothing changes."""
         try:
             config = self._read_config()
-            self.queues.check_archives(config)
+            self.queues.storage.check_archives(config)
         except (ConfigError, OSError) as error:
             _logger.error("the configuration is not loaded: %s", error)
             return False

@@ -13,7 +13,7 @@ from kestrelpy.server.kestrel.client import Client
 from kestrelpy.server.kestrel.figures import VERSION
 from kestrelpy.server.kestrel.operations import Forbidden, TooManyReads
 from kestrelpy.server.kestrel.protocol import KestrelProtocol, log_error
-from kestrelpy.server.kestrel.queues import TooManyQueues
+from kestrelpy.server.kestrel.storage import TooManyQueues
 from kestrelpy.server.kestrel.text_parser import TextParser
 
 if TYPE_CHECKING:

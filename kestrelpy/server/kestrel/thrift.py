@@ -18,7 +18,7 @@ from kestrelpy.server.kestrel.line import Consumer
 from kestrelpy.server.kestrel.names import is_legal
 from kestrelpy.server.kestrel.operations import Forbidden
 from kestrelpy.server.kestrel.protocol import KestrelProtocol, log_error
-from kestrelpy.server.kestrel.queues import TooManyQueues
+from kestrelpy.server.kestrel.storage import TooManyQueues
 from kestrelpy.server.kestrel.text_parser import ILLEGAL_NAME
 
 if TYPE_CHECKING:

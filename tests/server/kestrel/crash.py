@@ -253,8 +253,8 @@ class KestrelExplorer:
         self._targets.clear()
 
     def _save(self) -> None:
-        assert self._queues._acks is not None
-        self._queues._acks._save()
+        assert self._queues.storage.acks is not None
+        self._queues.storage.acks._save()
 
     def _advance(self) -> None:
         self._clock.advance(self._rng.choice([0.2, 2.0, 70.0]))

@@ -44,7 +44,7 @@ class Kestrel(Running):
     def check(self) -> None:
         """The invariants of the queues, of the connections and of the status."""
         self.call(self.server.queues._check)
-        acks = self.server.queues._acks
+        acks = self.server.queues.storage.acks
         if acks is not None:
             self.call(acks._check)
         self.call(self.server.status._check)

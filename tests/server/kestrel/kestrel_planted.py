@@ -15,7 +15,7 @@ from kestrelpy.server.kestrel.ack_log import AckLog
 from kestrelpy.server.kestrel.acknowledgements import Acknowledgements
 from kestrelpy.server.kestrel.journal import SharedJournal
 from kestrelpy.server.kestrel.queue import ServedQueue
-from kestrelpy.server.kestrel.queues import Queues
+from kestrelpy.server.kestrel.storage import Storage
 
 DELETING = {"delete": 6.0, "mention": 3.0}
 
@@ -53,7 +53,7 @@ def acknowledgements_are_not_synced() -> Iterator[None]:
 
 @fault("(a)", sync=0)
 def journals_are_not_synced() -> Iterator[None]:
-    with patch.object(Queues, "note_written", lambda self, journal: None):
+    with patch.object(Storage, "note_written", lambda self, journal: None):
         yield
 
 
@@ -113,7 +113,7 @@ def what_is_made_again_is_not_noted() -> Iterator[None]:
 
 @fault("(b)", steps=DELETING)
 def deletions_are_not_finished() -> Iterator[None]:
-    with patch.object(Queues, "_finish_deletions", lambda self, dropped: None):
+    with patch.object(Storage, "finish_deletions", lambda self, dropped: None):
         yield
 
 

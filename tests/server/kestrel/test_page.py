@@ -201,7 +201,7 @@ def test_options_of_a_fanout_count_for_what_is_put_to_it_alone(tmp_path: Path) -
         put(one, b"q+b", b"alone")
         it.call(lambda: it.clock.jump(1))
         put(one, b"q", b"both")
-        synced = it.call(lambda: {queue.name for queue in it.server.queues.synced_each_turn})
+        synced = it.call(lambda: {queue.name for queue in it.server.queues.storage.synced_each_turn})
         assert synced == {"x--712b61"}
         assert sorted(queue_names(tmp_path)) == ["q", "x--712b61", "x--acks"]
         it.client().ask(b"get q+b/peek\r\n", value(b"q+b", b"alone"))

@@ -454,7 +454,7 @@ def test_the_log_of_acknowledgements_is_applied_and_trimmed(tmp_path: Path) -> N
         put(client, b"q", *[b"%d" % number for number in range(50)])
         for number in range(20):
             client.ask(b"get q\r\n", value(b"q", b"%d" % number))
-        acks = it.server.queues._acks
+        acks = it.server.queues.storage.acks
         assert acks is not None
         assert acks._log._reader.items == 20
         it.advance(6)
@@ -537,7 +537,7 @@ def test_archives(tmp_path: Path) -> None:
         assert it.stats()["queue_q_journal_rotations"] == "4"
         take(client, b"q", *[b"x" * 40_000] * 5)
         it.advance(6)
-        acks = it.server.queues._acks
+        acks = it.server.queues.storage.acks
         it.until(lambda: acks is not None and not acks._is_saving)
     assert len([name for name in os.listdir(archive) if name.startswith("q.")]) >= 3
 

@@ -92,7 +92,7 @@ def test_a_slow_save_is_followed_by_others(tmp_path: Path) -> None:
     with kestrel(tmp_path) as it:
         client = it.client()
         put(client, b"q", b"1", b"2", b"3")
-        acks = it.server.queues._acks
+        acks = it.server.queues.storage.acks
         assert acks is not None
         begun: list[tuple[Callable[[], None], Callable[[BaseException | None], None]]] = []
         acks._off_loop = lambda call, done: begun.append((call, done))
@@ -152,7 +152,7 @@ def test_a_cut_of_the_log_never_goes_back(tmp_path: Path) -> None:
         put(client, b"q", b"1", b"2", b"3")
         for number in range(3):
             client.ask(b"get q\r\n", value(b"q", b"%d" % (number + 1)))
-        acks = it.server.queues._acks
+        acks = it.server.queues.storage.acks
         assert acks is not None
         it.call(lambda: acks._log.drop_through(3))
         it.call(lambda: acks._log.drop_through(1))
@@ -386,7 +386,7 @@ def test_the_log_does_not_grow_by_deletions(tmp_path: Path) -> None:
         for number in range(20):
             put(client, b"q%d" % number, b"1")
             client.ask(b"delete q%d\r\n" % number, b"DELETED\r\n")
-        acks = it.server.queues._acks
+        acks = it.server.queues.storage.acks
         assert acks is not None
         put(client, b"q", b"1")
         it.advance(6)

@@ -161,8 +161,9 @@ class QueueServer:
             connection.hang_up()
         await asyncio.sleep(0)  # the connections are closed in the loop's next round
         await asyncio.sleep(0)
-        end = self.loop.time() + LINGER_SECONDS
-        while self.connections and self.loop.time() < end:  # they still read their last replies
+        now = asyncio.get_running_loop().time
+        end = now() + LINGER_SECONDS
+        while self.connections and now() < end:  # they still read their last replies
             await asyncio.sleep(0.01)
         for connection in list(self.connections):
             connection.abort()

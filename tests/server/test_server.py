@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kestrelpy.errors import QueueLocked
-from kestrelpy.server import BeanstalkServer, parse_address, serve_in_thread
+from kestrelpy.server import BeanstalkServer, KestrelServer, QueueServer, parse_address, serve_in_thread
 from kestrelpy.server.beanstalk.commands import KICK_SLICE
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 from tests.server.beanstalk_harness import Client, Served, served
@@ -656,3 +656,8 @@ def test_a_full_disk_is_out_of_memory() -> None:
         client.ask(b"reserve\r\ndelete 1\r\n", b"RESERVED 1 1\r\na\r\nDELETED\r\n")
         disk.disarm()
         client.ask(b"put 1 0 1 60000\r\n" + body + b"\r\n", b"INSERTED %d\r\n" % (job_id + 1))
+
+
+@pytest.mark.parametrize("kind", [BeanstalkServer, KestrelServer])
+def test_a_server_that_was_never_started_can_be_stopped(kind: type[QueueServer]) -> None:
+    asyncio.run(kind(listen="127.0.0.1:0").stop())  # type: ignore[call-arg]

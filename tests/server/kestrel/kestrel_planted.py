@@ -134,7 +134,7 @@ def spans_are_one_too_long() -> Iterator[None]:
         yield
 
 
-@fault("(a) (e)", steps={"mention": 8.0})
+@fault("(a) (c) (e)", steps={"mention": 8.0})
 def the_reader_that_was_renamed_is_opened_twice() -> Iterator[None]:
     with patch.object(queues, "OWN_READER", "no reader has this name"):
         yield

@@ -102,7 +102,7 @@ if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__
         ),
         **dict.fromkeys(("Damage", "VerifyReport", "verify"), "inspection.verify"),
     }
-    _MODULES = ("codecs", "inbox", "server", "spark", "testing", "work")
+    _MODULES = ("codecs", "inbox", "outbox", "server", "spark", "testing", "work")
 
     def __getattr__(name: str) -> object:
         """Import on first use (PEP 562): a program that only uses its own queue does not need these names."""

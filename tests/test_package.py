@@ -95,7 +95,7 @@ def test_a_name_that_is_not_there() -> None:
         from kestrelpy import scam  # type: ignore[attr-defined]  # noqa: F401
 
 
-@pytest.mark.parametrize("name", ["codecs", "inbox", "server", "testing", "work"])
+@pytest.mark.parametrize("name", ["codecs", "inbox", "outbox", "server", "testing", "work"])
 def test_public_modules_are_there_when_they_are_asked_for(name: str) -> None:
     program = f"import sys, kestrelpy; assert 'kestrelpy.{name}' not in sys.modules; print(kestrelpy.{name}.__name__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

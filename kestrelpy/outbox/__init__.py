@@ -1,0 +1,57 @@
+"""Jobs that are put in the caller's own database transaction, and run by consumers in any number of processes.
+
+A job and the caller's data are committed together, or neither is. This needs the extra ``[outbox]`` (SQLAlchemy), and
+PostgreSQL or SQLite. Importing this package imports no other one: what is missing is named when it is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kestrelpy.errors import InvalidName
+from kestrelpy.outbox.errors import (
+    DuplicateJob,
+    InvalidPayload,
+    JobNotFound,
+    MissingPackage,
+    NotInTransaction,
+    NotSupported,
+    OutboxError,
+    UnknownDependency,
+    UnknownQueue,
+    UnsupportedDatabase,
+)
+
+if TYPE_CHECKING:
+    from kestrelpy.work import JobTooBig
+
+__all__ = [
+    "DuplicateJob",
+    "InvalidName",
+    "InvalidPayload",
+    "JobNotFound",
+    "JobTooBig",
+    "MissingPackage",
+    "NotInTransaction",
+    "NotSupported",
+    "OutboxError",
+    "UnknownDependency",
+    "UnknownQueue",
+    "UnsupportedDatabase",
+]
+
+if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__ they would accept any name
+    _LATER = {
+        "JobTooBig": "kestrelpy.work",
+    }
+
+    def __getattr__(name: str) -> object:
+        """Import on first use (PEP 562)."""
+        from importlib import import_module
+
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals().setdefault(name, getattr(import_module(_LATER[name]), name))
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATER})

@@ -204,7 +204,7 @@ PUBLIC = {
     ),
     "kestrelpy.outbox": (
         "OutboxError UnknownQueue UnknownDependency JobNotFound InvalidPayload DuplicateJob UnsupportedDatabase "
-        "NotInTransaction NotSupported MissingPackage InvalidName JobTooBig"
+        "NotInTransaction NotSupported MissingPackage InvalidName JobTooBig ErrorWatch"
     ),
     "kestrelpy.server": (
         "BeanstalkServer KestrelServer ConfigError QueueServer QueueProtocol Parser Connection Wait FutureWait "

@@ -23,10 +23,12 @@ from kestrelpy.outbox.errors import (
 )
 
 if TYPE_CHECKING:
+    from kestrelpy.outbox.watch import ErrorWatch
     from kestrelpy.work import JobTooBig
 
 __all__ = [
     "DuplicateJob",
+    "ErrorWatch",
     "InvalidName",
     "InvalidPayload",
     "JobNotFound",
@@ -42,6 +44,7 @@ __all__ = [
 
 if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__ they would accept any name
     _LATER = {
+        "ErrorWatch": "kestrelpy.outbox.watch",
         "JobTooBig": "kestrelpy.work",
     }
 

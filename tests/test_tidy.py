@@ -204,7 +204,8 @@ PUBLIC = {
     ),
     "kestrelpy.outbox": (
         "OutboxError UnknownQueue UnknownDependency JobNotFound InvalidPayload DuplicateJob UnsupportedDatabase "
-        "NotInTransaction NotSupported MissingPackage InvalidName JobTooBig ErrorWatch"
+        "NotInTransaction NotSupported MissingPackage InvalidName JobTooBig ErrorWatch "
+        "exponential"
     ),
     "kestrelpy.server": (
         "BeanstalkServer KestrelServer ConfigError QueueServer QueueProtocol Parser Connection Wait FutureWait "

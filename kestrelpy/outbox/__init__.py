@@ -23,6 +23,7 @@ from kestrelpy.outbox.errors import (
 )
 
 if TYPE_CHECKING:
+    from kestrelpy.outbox.backoff import exponential
     from kestrelpy.outbox.watch import ErrorWatch
     from kestrelpy.work import JobTooBig
 
@@ -40,10 +41,12 @@ __all__ = [
     "UnknownDependency",
     "UnknownQueue",
     "UnsupportedDatabase",
+    "exponential",
 ]
 
 if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__ they would accept any name
     _LATER = {
+        "exponential": "kestrelpy.outbox.backoff",
         "ErrorWatch": "kestrelpy.outbox.watch",
         "JobTooBig": "kestrelpy.work",
     }

@@ -1,0 +1,191 @@
+"""The operations of consumers: claims, leases, outcomes, and the sweep that finds what others have left.
+
+Rules:
+1. An outcome is written only where ``token`` is still the claim's. A job that lapsed, and was claimed again, has another.
+2. Leaving ``running`` takes the token away, whoever does it.
+3. Lanes: a claim puts a ready job behind others of its lane (``held``), and the end of a job frees the next. Each of
+   them looks again once its own transaction is committed (``free_lanes``), so of two that overlap one sees the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kestrelpy.outbox.flavours import HELD
+from kestrelpy.outbox.job import COLUMNS, LANE, QUEUE
+
+if TYPE_CHECKING:
+    from kestrelpy.outbox.sql import Claim, Compiler, Operation, Rows
+
+__all__ = [
+    "Done",
+    "Failure",
+    "Finished",
+    "Lane",
+    "claim",
+    "fail",
+    "free_lanes",
+    "free_waiting",
+    "give_back",
+    "lapsed",
+    "mark_done",
+    "next_due_ms",
+    "renew",
+]
+
+Lane = tuple[str, str]
+"""A queue, and a lane of it."""
+Done = tuple[int, int]
+"""A job's id and token."""
+Failure = tuple[int, int, str, int, str]
+"""A job's id and token, its new status (``error``, ``dead``), milliseconds until it comes again, and the traceback."""
+Return = tuple[int, int, int | None]
+"""A job's id and token, and milliseconds until it is due; ``None``: as before the claim."""
+
+_OWN = {"r_id": "bigint", "r_token": "bigint"}
+_MARK = """UPDATE {jobs} AS j SET status = 'done', finished_ms = {now}, due_ms = j.was_due_ms, was_due_ms = NULL,
+    error = NULL, token = NULL
+FROM {rows} WHERE j.id = r_id AND j.token = r_token RETURNING id"""
+_DELETE_DONE = "DELETE FROM {jobs} WHERE id {is_one_of} AND token = :token RETURNING id"
+_FREE_WAITING = """UPDATE {jobs} SET status = 'ready' WHERE status = 'waiting' AND depends_on {is_one_of}
+RETURNING queue"""
+_FAILED = {"r_id": "bigint", "r_token": "bigint", "r_status": "text", "r_delay_ms": "bigint", "r_error": "text"}
+_FAIL = """UPDATE {jobs} AS j SET status = r_status, token = NULL, was_due_ms = NULL, error = r_error,
+    first_error_ms = coalesce(j.first_error_ms, {now}),
+    finished_ms = CASE WHEN r_status = 'dead' THEN {now} END,
+    due_ms = CASE WHEN r_status = 'dead' THEN j.was_due_ms ELSE {now} + r_delay_ms END
+FROM {rows} WHERE j.id = r_id AND j.token = r_token"""
+_FAIL_LAPSED = _FAIL + " AND j.due_ms <= {now} RETURNING id"
+_FAIL += " RETURNING id"
+_RETURNED = {"r_id": "bigint", "r_token": "bigint", "r_delay_ms": "bigint"}
+_GIVE_BACK = """UPDATE {jobs} AS j SET status = CASE WHEN j.first_error_ms IS NULL THEN 'ready' ELSE 'error' END,
+    tries = j.tries - 1, token = NULL, was_due_ms = NULL,
+    due_ms = coalesce({now} + r_delay_ms, j.was_due_ms)
+FROM {rows} WHERE j.id = r_id AND j.token = r_token RETURNING id"""
+_RENEW = """UPDATE {jobs} AS j SET due_ms = {now} + CAST(:lease_ms AS bigint)
+FROM {rows} WHERE j.id = r_id AND j.token = r_token RETURNING id"""
+_LAPSED = (
+    "SELECT "
+    + COLUMNS
+    + """, token FROM {jobs} WHERE status = 'running' AND due_ms <= {now} AND relay_batch IS NULL
+    AND queue {is_one_of_names} ORDER BY due_ms LIMIT 1000"""
+)
+_LANES = {"r_queue": "text", "r_lane": "text"}
+_FREE_LANES = """UPDATE {jobs} SET held = false WHERE id IN (
+    SELECT min(h.id) FROM {jobs} h JOIN {rows} ON h.queue = r_queue AND h.lane = r_lane
+    WHERE h.held AND h.status = 'ready' AND h.lane IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM {jobs} a WHERE a.queue = h.queue AND a.lane = h.lane AND a.lane IS NOT NULL AND a.id <> h.id
+        AND a.status IN ('ready', 'running', 'error')
+        AND (a.status IN ('running', 'error') OR (a.id < h.id AND NOT a.held AND a.due_ms <= {now})))
+    GROUP BY h.queue, h.lane
+) AND held RETURNING queue"""
+_HELD_LANES = "SELECT DISTINCT queue, lane FROM {jobs} WHERE held AND status = 'ready' AND lane IS NOT NULL"
+_OVERLOOKED = """UPDATE {jobs} SET status = 'ready' WHERE status = 'waiting' AND NOT EXISTS (
+    SELECT 1 FROM {jobs} d WHERE d.id = {jobs}.depends_on AND d.status <> 'done') RETURNING """
+_NEXT_ERROR = "SELECT min(due_ms) FROM {jobs} WHERE status = 'error' AND queue = :queue"
+_TIME = "SELECT {now}"
+
+
+def claim(sql: Compiler, status: str, queues: Sequence[tuple[str, int]], wanted: Claim) -> Operation[Rows]:
+    """Claim jobs that are ``"ready"`` or in ``"error"``, and due, of queues with the most of each: rows of ``CLAIMED``.
+
+    A row that is ``held`` was not claimed. If there are any, call ``free_lanes`` for their lanes after the commit.
+    """
+    if not queues or wanted.jobs < 1:
+        return []
+    return (yield from sql.flavour.claim(sql, status, queues, wanted))
+
+
+def lanes_of(rows: Rows) -> list[Lane]:
+    """The lanes of the rows of a claim that are held."""
+    return sorted({(row[QUEUE], row[LANE]) for row in rows if row[HELD]})
+
+
+def mark_done(sql: Compiler, done: Sequence[Done]) -> Operation[tuple[set[int], list[str]]]:
+    """Mark jobs done, and make ready those that waited for them. Returns the ids whose token was still good, and the
+    queues that have jobs ready now.
+    """
+    rows = yield sql.rows(_MARK, _OWN, done)
+    marked = {row[0] for row in rows}
+    return marked, (yield from free_waiting(sql, marked))
+
+
+def delete_done(sql: Compiler, done: Sequence[Done]) -> Operation[tuple[set[int], list[str]]]:
+    """``mark_done`` for queues that keep no done jobs."""
+    deleted: set[int] = set()
+    by_token: dict[int, list[int]] = {}
+    for job_id, token in done:
+        by_token.setdefault(token, []).append(job_id)
+    for token, ids in by_token.items():
+        rows = yield sql(_DELETE_DONE), {"ids": sql.flavour.list_of(ids), "token": token}
+        deleted.update(row[0] for row in rows)
+    return deleted, (yield from free_waiting(sql, deleted))
+
+
+def free_waiting(sql: Compiler, done: Iterable[int]) -> Operation[list[str]]:
+    """Make ready what waits for these jobs, in the transaction that marks them. Returns the queues."""
+    ids = sql.flavour.list_of(done)
+    return sorted({row[0] for row in (yield sql(_FREE_WAITING), {"ids": ids})})
+
+
+def fail(sql: Compiler, failures: Sequence[Failure], *, are_lapsed: bool = False) -> Operation[set[int]]:
+    """Mark jobs as in error, or dead. Returns the ids whose token was still good, and whose lease is still over."""
+    rows = yield sql.rows(_FAIL_LAPSED if are_lapsed else _FAIL, _FAILED, failures)
+    return {row[0] for row in rows}
+
+
+def give_back(sql: Compiler, returned: Sequence[Return]) -> Operation[set[int]]:
+    """Undo claims: the try is not counted. Returns the ids whose token was still good."""
+    rows = yield sql.rows(_GIVE_BACK, _RETURNED, returned)
+    return {row[0] for row in rows}
+
+
+def renew(sql: Compiler, running: Sequence[Done], lease_ms: int) -> Operation[set[int]]:
+    """Renew the leases of running jobs. Returns the ids whose token was still good."""
+    statement, values = sql.rows(_RENEW, _OWN, running)
+    rows = yield statement, {**values, "lease_ms": lease_ms}
+    return {row[0] for row in rows}
+
+
+def lapsed(sql: Compiler, queues: Iterable[str]) -> Operation[Rows]:
+    """Jobs of these queues whose lease is over: rows of ``COLUMNS`` and the token."""
+    return (yield sql(_LAPSED), {**sql.time(), "names": sql.flavour.list_of(queues)})
+
+
+def free_lanes(sql: Compiler, lanes: Sequence[Lane] | None = None) -> Operation[list[str]]:
+    """Free the first job that is held in each of these lanes, if nothing of the lane is active. ``None``: all lanes.
+
+    Returns the queues of what was freed.
+    """
+    if lanes is None:
+        lanes = [(row[0], row[1]) for row in (yield sql(_HELD_LANES), {})]
+    if not lanes:
+        return []
+    rows = yield sql.rows(_FREE_LANES, _LANES, lanes)
+    return sorted({row[0] for row in rows})
+
+
+def free_overlooked(sql: Compiler) -> Operation[Rows]:
+    """Make ready the jobs that wait for a done one: those whose put overlapped with its mark. Rows of ``COLUMNS``."""
+    return (yield sql(_OVERLOOKED + COLUMNS), {})
+
+
+def next_due_ms(sql: Compiler, queues: Iterable[str]) -> Operation[tuple[int, int | None]]:
+    """The time, and when the next job of these queues is due that is ready or in error; ``None`` if there is none."""
+    found: list[int] = []
+    now = (yield sql(_TIME), sql.time())[0][0]
+    for queue in queues:
+        found += [row[0] for row in (yield sql(_NEXT_ERROR), {"queue": queue}) if row[0] is not None]
+        found += yield from sql.flavour.next_ready(sql, queue)
+    return now, min(found, default=None)
+
+
+def held_among(rows: Rows) -> bool:
+    """Whether a claim passed jobs that it put behind others: there may be more to claim."""
+    return any(row[HELD] for row in rows)
+
+
+def claimed_among(rows: Rows) -> list[Sequence[Any]]:
+    """The rows of a claim that are running now, most urgent first."""
+    return [row for row in rows if not row[HELD]]

@@ -1,0 +1,193 @@
+"""What a caller passes to ``put``: which dialect it speaks, whether it is in a transaction, how it executes a statement.
+
+Nothing here commits, rolls back, or opens a connection. Modules are looked up where they are loaded already: who passes
+a connection of ``psycopg`` has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from kestrelpy.outbox.errors import NotInTransaction
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Dialect
+
+    from kestrelpy.outbox.sql import Arguments, AsyncFetch, Fetch, Rows
+
+__all__ = ["Given", "GivenAsync", "given", "given_async"]
+
+
+class Given:
+    """A connection of a caller: its dialect, and what executes a statement on it."""
+
+    __slots__ = ("dialect", "fetch")
+
+    def __init__(self, dialect: Dialect, fetch: Fetch) -> None:
+        self.dialect = dialect
+        self.fetch = fetch
+
+
+class GivenAsync:
+    """The same of a connection of asyncio."""
+
+    __slots__ = ("dialect", "fetch")
+
+    def __init__(self, dialect: Dialect, fetch: AsyncFetch) -> None:
+        self.dialect = dialect
+        self.fetch = fetch
+
+
+def given(connection: Any) -> Given:
+    """Raises ``TypeError`` for what is no connection that ``put`` takes, ``NotInTransaction``."""
+    orm = sys.modules.get("sqlalchemy.orm")
+    if orm is not None and isinstance(connection, orm.scoped_session):
+        connection = connection()
+    if orm is not None and isinstance(connection, orm.Session):
+        connection.flush()
+        connection = connection.connection()
+    from sqlalchemy.engine import Connection
+
+    if isinstance(connection, Connection):
+        return _given_sqlalchemy(connection)
+    sqlite3, psycopg = sys.modules.get("sqlite3"), sys.modules.get("psycopg")
+    if sqlite3 is not None and isinstance(connection, sqlite3.Connection):
+        _check(connection, connection)
+        return Given(_dialect("sqlite"), _sqlite_fetch(connection))
+    if psycopg is not None and isinstance(connection, psycopg.Connection):
+        _check(connection, connection)
+        return Given(_dialect("postgresql"), _psycopg_fetch(connection, psycopg.rows.tuple_row))
+    raise TypeError(
+        f"put takes a Connection or Session of SQLAlchemy, a sqlite3.Connection or a psycopg.Connection, "
+        f"not {_name(connection)}{_hint(connection)}"
+    )
+
+
+async def given_async(connection: Any) -> GivenAsync:
+    """``given`` for the connections of asyncio."""
+    found = sys.modules.get("sqlalchemy.ext.asyncio")
+    if found is not None and isinstance(connection, found.async_scoped_session):
+        connection = connection()
+    if found is not None and isinstance(connection, found.AsyncSession):
+        await connection.flush()
+        connection = await connection.connection()
+    if found is not None and isinstance(connection, found.AsyncConnection):
+        under = await connection.run_sync(_given_sqlalchemy)
+
+        async def fetch(sql: str, arguments: Arguments) -> Rows:
+            result: Rows = await connection.run_sync(lambda _: under.fetch(sql, arguments))
+            return result
+
+        return GivenAsync(under.dialect, fetch)
+    psycopg = sys.modules.get("psycopg")
+    if psycopg is not None and isinstance(connection, psycopg.AsyncConnection):
+        _check(connection, connection)
+        return GivenAsync(_dialect("postgresql"), _async_psycopg_fetch(connection, psycopg.rows.tuple_row))
+    raise TypeError(
+        f"aput takes an AsyncConnection or AsyncSession of SQLAlchemy, or a psycopg.AsyncConnection, "
+        f"not {_name(connection)}"
+    )
+
+
+def fetch_on(connection: Connection) -> Fetch:
+    """What executes a statement on a connection of SQLAlchemy."""
+
+    def fetch(sql: str, arguments: Arguments) -> Rows:
+        result = connection.exec_driver_sql(sql, arguments)  # type: ignore[arg-type]  # a Mapping does
+        return result.fetchall() if result.returns_rows else ()
+
+    return fetch
+
+
+def _given_sqlalchemy(connection: Connection) -> Given:
+    driver = connection.connection.dbapi_connection
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT" or _commits_each(driver):
+        _check(driver, connection)
+    return Given(connection.dialect, fetch_on(connection))
+
+
+def _check(driver: Any, connection: Any) -> None:
+    """Raise ``NotInTransaction`` if the driver's connection commits each statement by itself, and nobody has begun a
+    transaction by hand.
+    """
+    if _commits_each(driver) and not _in_transaction(driver):
+        raise NotInTransaction(_name(connection))
+
+
+def _commits_each(driver: Any) -> bool:
+    sqlite3 = sys.modules.get("sqlite3")
+    driver = getattr(driver, "_conn", driver) if sqlite3 and not isinstance(driver, sqlite3.Connection) else driver
+    autocommit = getattr(driver, "autocommit", None)
+    if autocommit is True or autocommit is False:
+        return autocommit
+    return getattr(driver, "isolation_level", "") is None
+
+
+def _in_transaction(driver: Any) -> bool:
+    found = getattr(driver, "in_transaction", None)  # sqlite3, and SQLAlchemy's face of aiosqlite
+    if found is not None:
+        return bool(found)
+    status = getattr(getattr(driver, "info", None), "transaction_status", None)  # psycopg 3
+    if status is None and hasattr(driver, "get_transaction_status"):  # psycopg2
+        status = driver.get_transaction_status()
+    return status is not None and int(status) != 0
+
+
+def _sqlite_fetch(connection: Any) -> Fetch:
+    def fetch(sql: str, arguments: Arguments) -> Rows:
+        cursor = connection.cursor()
+        cursor.row_factory = None  # the caller's may make something else of a row
+        try:
+            rows: Rows = cursor.execute(sql, arguments).fetchall()
+            return rows
+        finally:
+            cursor.close()
+
+    return fetch
+
+
+def _psycopg_fetch(connection: Any, tuple_row: Any) -> Fetch:
+    def fetch(sql: str, arguments: Arguments) -> Rows:
+        with connection.cursor(row_factory=tuple_row) as cursor:
+            cursor.execute(sql, arguments)
+            rows: Rows = cursor.fetchall() if cursor.description else ()
+            return rows
+
+    return fetch
+
+
+def _async_psycopg_fetch(connection: Any, tuple_row: Any) -> Callable[[str, Arguments], Awaitable[Rows]]:
+    async def fetch(sql: str, arguments: Arguments) -> Rows:
+        async with connection.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(sql, arguments)
+            rows: Rows = await cursor.fetchall() if cursor.description else ()
+            return rows
+
+    return fetch
+
+
+_dialects: dict[str, Dialect] = {}
+
+
+def _dialect(name: str) -> Dialect:
+    """The dialect of plain connections; one object, by which its statements are known."""
+    if name not in _dialects:
+        if name == "sqlite":
+            from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as made
+        else:
+            from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg as made  # type: ignore[assignment]
+        _dialects[name] = made()
+    return _dialects[name]
+
+
+def _name(connection: object) -> str:
+    kind = type(connection)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _hint(connection: object) -> str:
+    if connection is None:
+        return " (only an outbox on a WorkQueue puts without one: use outbox.begin())"
+    return " (use aput)" if "Async" in type(connection).__name__ else ""

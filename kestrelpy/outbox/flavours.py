@@ -1,0 +1,227 @@
+"""What PostgreSQL and SQLite say differently: the time, lists and rows as parameters, and the claim of jobs.
+
+The other statements are the same text for both, with these fields in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kestrelpy.outbox.job import COLUMNS
+
+if TYPE_CHECKING:
+    from kestrelpy.outbox.sql import Claim, Compiler, Operation, Rows
+
+__all__ = ["BYTES", "CLAIMED", "HELD", "WAS_DUE", "Postgresql", "Sqlite"]
+
+CLAIMED = f"{COLUMNS}, held, was_due_ms, payload_bytes"
+"""What a claim returns of a row. A row that is ``held`` was not claimed, but put behind others of its lane."""
+HELD, WAS_DUE, BYTES = 19, 20, 21
+
+_BEHIND = """(i.lane IS NOT NULL AND EXISTS (
+    SELECT 1 FROM {jobs} a WHERE a.queue = i.queue AND a.lane = i.lane AND a.lane IS NOT NULL AND a.id <> i.id
+    AND a.status IN ('ready', 'running', 'error')
+    AND (a.status IN ('running', 'error') OR (a.id < i.id AND a.due_ms <= {now}))))"""
+"""Whether a ready job has to wait for another one of its lane."""
+_RETRY_BEHIND = """(i.lane IS NOT NULL AND EXISTS (
+    SELECT 1 FROM {jobs} a WHERE a.queue = i.queue AND a.lane = i.lane AND a.lane IS NOT NULL AND a.id <> i.id
+    AND a.status IN ('ready', 'running', 'error') AND (a.status = 'running' OR (a.status = 'error' AND a.id < i.id))))"""
+"""The same of a job in error, which itself holds its lane."""
+
+
+class Postgresql:
+    """PostgreSQL 13 or newer. ``server_time``: the server's clock decides what is due.
+
+    The literal limits keep the planner from guessing that a tenth of the table is claimed, and so from hash joins over
+    all of it. ``statement_timestamp()`` can be compared in an index, as ``clock_timestamp()`` can't.
+    """
+
+    name = "postgresql"
+
+    def __init__(self, *, server_time: bool) -> None:
+        now = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)"
+        self.fields = {
+            "now": now if server_time else "CAST(:now AS bigint)",
+            "is_one_of": "= ANY (CAST(:ids AS bigint[]))",
+            "is_one_of_names": "= ANY (CAST(:names AS text[]))",
+            "for_update": "FOR UPDATE",
+            "skip_locked": "FOR UPDATE SKIP LOCKED",
+        }
+
+    def list_of(self, values: Iterable[Any]) -> Any:
+        return list(values)
+
+    def rows(self, columns: Mapping[str, str]) -> str:
+        arrays = ", ".join(f"CAST(:rows_{name} AS {kind}[])" for name, kind in columns.items())
+        return f"unnest({arrays}) WITH ORDINALITY AS r({', '.join(columns)}, place)"
+
+    def row_values(self, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        found = zip(*rows, strict=True) if rows else [()] * len(columns)
+        return {f"rows_{name}": list(values) for name, values in zip(columns, found, strict=True)}
+
+    def claim(self, sql: Compiler, status: str, queues: Sequence[tuple[str, int]], claim: Claim) -> Operation[Rows]:
+        parameters = {
+            **claim.parameters(),
+            **sql.time(),
+            "queues": [name for name, _ in queues],
+            "most": [min(most, claim.jobs) for _, most in queues],
+        }
+        return (yield sql(_CLAIM_READY if status == "ready" else _CLAIM_ERROR), parameters)
+
+    def next_ready(self, sql: Compiler, queue: str) -> Operation[list[int]]:
+        return [row[0] for row in (yield sql(_NEXT_READY), {"queue": queue}) if row[0] is not None]
+
+
+_OPEN_QUEUES = """wanted AS (
+    SELECT q.queue, q.most FROM unnest(CAST(:queues AS text[]), CAST(:most AS bigint[])) AS q(queue, most)
+    WHERE NOT EXISTS (SELECT 1 FROM {queues} p WHERE p.queue = q.queue AND p.paused)
+)"""
+_LEVELS = """RECURSIVE level(priority) AS (
+    SELECT min(f.priority) FROM {jobs} f WHERE f.queue = wanted.queue AND f.status = 'ready' AND NOT f.held
+    UNION ALL
+    SELECT (SELECT min(f.priority) FROM {jobs} f
+            WHERE f.queue = wanted.queue AND f.status = 'ready' AND NOT f.held AND f.priority > level.priority)
+    FROM level WHERE level.priority IS NOT NULL
+)"""
+"""The priorities there are in a queue, one look into the index for each, and only as far as they are needed: within
+each the due jobs come first. Without it a million jobs put for the future would be passed at each claim.
+"""
+_NEXT_READY = "WITH " + _LEVELS.replace("wanted.queue", "CAST(:queue AS text)") + """
+SELECT min(first.due_ms) FROM level CROSS JOIN LATERAL (
+    SELECT due_ms FROM {jobs} WHERE queue = CAST(:queue AS text) AND status = 'ready' AND NOT held
+    AND priority = level.priority ORDER BY due_ms LIMIT 1
+) first"""
+_TAKE = """, chosen AS (
+    SELECT id, is_behind FROM (
+        SELECT p.*, row_number() OVER (ORDER BY priority, due_ms, id) AS place,
+               sum(payload_bytes) OVER (ORDER BY priority, due_ms, id) - payload_bytes AS bytes_before
+        FROM picked p
+    ) ranked WHERE place <= CAST(:jobs AS bigint) AND bytes_before < CAST(:max_bytes AS bigint) LIMIT 1000
+)
+UPDATE {jobs} AS j SET
+    status = CASE WHEN c.is_behind THEN 'ready' ELSE 'running' END,
+    held = c.is_behind,
+    token = CASE WHEN c.is_behind THEN NULL ELSE CAST(:token AS bigint) END,
+    worker = CASE WHEN c.is_behind THEN j.worker ELSE CAST(:worker AS text) END,
+    tries = j.tries + CASE WHEN c.is_behind THEN 0 ELSE 1 END,
+    started_ms = CASE WHEN c.is_behind THEN j.started_ms ELSE {now} END,
+    was_due_ms = CASE WHEN c.is_behind THEN NULL ELSE j.due_ms END,
+    due_ms = CASE WHEN c.is_behind THEN j.due_ms ELSE {now} + CAST(:lease_ms AS bigint) END"""
+_RETURN_CLAIMED = """
+FROM chosen c WHERE j.id = c.id AND j.id = ANY (ARRAY(SELECT id FROM chosen))
+RETURNING """ + ", ".join(f"j.{name.strip()}" for name in CLAIMED.split(","))
+
+_CLAIM_READY = (
+    "WITH " + _OPEN_QUEUES + """, picked AS MATERIALIZED (
+    SELECT found.* FROM wanted CROSS JOIN LATERAL (
+        WITH """ + _LEVELS + """
+        SELECT ordered.* FROM level CROSS JOIN LATERAL (SELECT * FROM (
+            SELECT i.id, i.priority, i.due_ms, i.payload_bytes, """ + _BEHIND + """ AS is_behind
+            FROM {jobs} i
+            WHERE i.queue = wanted.queue AND i.status = 'ready' AND NOT i.held AND i.priority = level.priority
+            AND i.due_ms <= {now}
+            ORDER BY i.due_ms, i.id LIMIT wanted.most FOR UPDATE SKIP LOCKED
+        ) unlimited LIMIT 1000) ordered LIMIT wanted.most
+    ) found LIMIT 1000
+)""" + _TAKE + _RETURN_CLAIMED
+)
+_CLAIM_ERROR = (
+    "WITH " + _OPEN_QUEUES + """, picked AS MATERIALIZED (
+    SELECT found.* FROM wanted CROSS JOIN LATERAL (SELECT * FROM (
+        SELECT i.id, 0 AS priority, i.due_ms, i.payload_bytes, false AS is_behind
+        FROM {jobs} i
+        WHERE i.queue = wanted.queue AND i.status = 'error' AND i.due_ms <= {now} AND NOT """ + _RETRY_BEHIND + """
+        ORDER BY i.due_ms, i.id LIMIT wanted.most FOR UPDATE SKIP LOCKED
+    ) unlimited LIMIT 1000) found LIMIT 1000
+)""" + _TAKE + _RETURN_CLAIMED
+)
+
+
+class Sqlite:
+    """SQLite 3.35 or newer. One connection at a time writes, so a claim may look first and then update."""
+
+    name = "sqlite"
+
+    def __init__(self) -> None:
+        self.fields = {
+            "now": ":now",
+            "is_one_of": "IN (SELECT value FROM json_each(:ids))",
+            "is_one_of_names": "IN (SELECT value FROM json_each(:names))",
+            "for_update": "",
+            "skip_locked": "",
+        }
+
+    def list_of(self, values: Iterable[Any]) -> Any:
+        return json.dumps(list(values))
+
+    def rows(self, columns: Mapping[str, str]) -> str:
+        found = ", ".join(f"json_extract(value, '$[{place}]') AS {name}" for place, name in enumerate(columns))
+        return f"(SELECT {found}, \"key\" AS place FROM json_each(:rows)) AS r"
+
+    def row_values(self, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        return {"rows": json.dumps([list(row) for row in rows], ensure_ascii=False)}
+
+    def claim(self, sql: Compiler, status: str, queues: Sequence[tuple[str, int]], claim: Claim) -> Operation[Rows]:
+        parameters = {**claim.parameters(), **sql.time(), "names": self.list_of(name for name, _ in queues)}
+        paused = {row[0] for row in (yield sql(_PAUSED), parameters)}
+        found: list[Sequence[Any]] = []
+        for name, most in queues:
+            if name in paused:
+                continue
+            limits = {**parameters, "queue": name, "most": min(most, claim.jobs)}
+            if status == "error":
+                found += yield sql(_FIND_ERROR), limits
+                continue
+            level = (yield sql(_FIRST_LEVEL), limits)[0][0]
+            while level is not None and limits["most"] > 0:
+                limits["level"] = level
+                rows = yield sql(_FIND_READY), limits
+                found += rows
+                limits["most"] -= len(rows)
+                level = (yield sql(_NEXT_LEVEL), limits)[0][0]
+        chosen, held, size = [], [], 0
+        for job_id, _, _, payload_bytes, is_behind in sorted(found, key=lambda row: row[1:3] + row[:1])[: claim.jobs]:
+            if is_behind:
+                held.append(job_id)
+            elif size < claim.max_bytes:
+                chosen.append(job_id)
+                size += payload_bytes
+        rows = []
+        if chosen:
+            rows += yield sql(_UPDATE_CLAIMED), {**parameters, "ids": self.list_of(chosen)}
+        if held:
+            rows += yield sql(_HOLD), {**parameters, "ids": self.list_of(held)}
+        return rows
+
+    def next_ready(self, sql: Compiler, queue: str) -> Operation[list[int]]:
+        found = []
+        level = (yield sql(_FIRST_LEVEL), {"queue": queue})[0][0]
+        while level is not None:
+            parameters = {"queue": queue, "level": level}
+            found.append((yield sql(_FIRST_DUE), parameters)[0][0])
+            level = (yield sql(_NEXT_LEVEL), parameters)[0][0]
+        return found
+
+
+_PAUSED = "SELECT queue FROM {queues} WHERE paused AND queue {is_one_of_names}"
+_FIRST_LEVEL = "SELECT min(priority) FROM {jobs} WHERE queue = :queue AND status = 'ready' AND NOT held"
+_NEXT_LEVEL = _FIRST_LEVEL + " AND priority > :level"
+_FIRST_DUE = """SELECT min(due_ms) FROM {jobs} WHERE queue = :queue AND status = 'ready' AND NOT held
+AND priority = :level"""
+_FIND_READY = (
+    "SELECT i.id, i.priority, i.due_ms, i.payload_bytes, " + _BEHIND + """ FROM {jobs} i
+WHERE i.queue = :queue AND i.status = 'ready' AND NOT i.held AND i.priority = :level AND i.due_ms <= {now}
+ORDER BY i.due_ms, i.id LIMIT :most"""
+)
+_FIND_ERROR = (
+    "SELECT i.id, 0, i.due_ms, i.payload_bytes, 0 FROM {jobs} i"
+    " WHERE i.queue = :queue AND i.status = 'error' AND i.due_ms <= {now} AND NOT " + _RETRY_BEHIND
+    + " ORDER BY i.due_ms, i.id LIMIT :most"
+)
+_UPDATE_CLAIMED = (
+    """UPDATE {jobs} SET status = 'running', held = false, token = :token, worker = :worker, tries = tries + 1,
+started_ms = {now}, was_due_ms = due_ms, due_ms = {now} + :lease_ms WHERE id {is_one_of} RETURNING """ + CLAIMED
+)
+_HOLD = "UPDATE {jobs} SET held = true WHERE id {is_one_of} RETURNING " + CLAIMED

@@ -1,0 +1,258 @@
+"""The operations of a put. They run on the caller's connection, in the caller's transaction.
+
+Rules:
+1. A put never makes a unique violation, which would leave the caller's transaction unusable: ``ON CONFLICT``.
+2. What a batch has written before it meets a conflict is deleted again, in the same transaction.
+3. A put takes no lock on the job that it depends on. One that overlaps with the mark of that job is found by the sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kestrelpy.outbox.errors import DuplicateJob, UnknownDependency
+from kestrelpy.outbox.job import COLUMNS, ID, KEY, STATUS
+
+if TYPE_CHECKING:
+    from kestrelpy.outbox.sql import Compiler, Operation, Rows
+
+__all__ = ["NewJob", "put_all", "put_one"]
+
+Dependency = int | tuple[str, str]
+
+
+class NewJob:
+    """What is common to the jobs of one call, checked and encoded."""
+
+    __slots__ = ("at_ms", "channel", "context", "delay_ms", "group", "if_exists", "lane", "priority", "queue")
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        if_exists: str,
+        group: str | None,
+        lane: str | None,
+        priority: int,
+        delay_ms: int,
+        at_ms: int | None,
+        context: str | None,
+        channel: str | None,
+    ) -> None:
+        self.queue = queue
+        self.if_exists = if_exists
+        self.group = group
+        self.lane = lane
+        self.priority = priority
+        self.delay_ms = delay_ms
+        self.at_ms = at_ms
+        self.context = context
+        self.channel = channel  # that consumers listen to, or None
+
+    def parameters(self, sql: Compiler) -> dict[str, Any]:
+        return {
+            **sql.time(),
+            "queue": self.queue,
+            "job_group": self.group,
+            "lane": self.lane,
+            "priority": self.priority,
+            "delay_ms": self.delay_ms,
+            "at_ms": self.at_ms,
+            "context": self.context,
+            "channel": self.channel,
+        }
+
+
+class NewPayload:
+    """What each job has of its own: its encoded payload (text or bytes), its size, its key, what it depends on."""
+
+    __slots__ = ("binary", "depends_on", "key", "payload_bytes", "text")
+
+    def __init__(self, stored: str | bytes, payload_bytes: int, key: str | None, depends_on: Dependency | None) -> None:
+        self.text = stored if isinstance(stored, str) else None
+        self.binary = None if isinstance(stored, str) else stored
+        self.payload_bytes = payload_bytes
+        self.key = key
+        self.depends_on = depends_on
+
+
+_DUE = "coalesce(CAST(:at_ms AS bigint), {now} + CAST(:delay_ms AS bigint))"
+_INTO = """INSERT INTO {jobs} (queue, "key", job_group, lane, status, priority, payload, payload_binary,
+    payload_bytes, context, depends_on, added_ms, due_ms)"""
+_INSERT = (
+    _INTO
+    + """
+VALUES (:queue, :key, :job_group, :lane, :status, :priority, :payload, :payload_binary, :payload_bytes, :context,
+    :depends_on, {now}, """
+    + _DUE
+    + """)
+ON CONFLICT (queue, "key") WHERE "key" IS NOT NULL DO NOTHING RETURNING """
+    + COLUMNS
+)
+_INSERT_NOTIFY = _INSERT + ", pg_notify(:channel, :queue)"
+_ROWS = {
+    "new_key": "text",
+    "new_payload": "text",
+    "new_binary": "bytea",
+    "new_bytes": "integer",
+    "new_status": "text",
+    "new_depends_on": "bigint",
+}
+_INSERT_ALL = (
+    _INTO
+    + """
+SELECT :queue, new_key, :job_group, :lane, new_status, CAST(:priority AS integer), new_payload, new_binary, new_bytes,
+    :context, new_depends_on, {now}, """
+    + _DUE
+    + """
+FROM {rows} WHERE true ORDER BY place
+ON CONFLICT (queue, "key") WHERE "key" IS NOT NULL DO NOTHING RETURNING """
+    + COLUMNS
+)
+_NOTIFY = "SELECT pg_notify(:channel, :queue)"
+_FIND_KEY = "SELECT " + COLUMNS + ' FROM {jobs} WHERE queue = :queue AND "key" = :key'
+_FIND_KEYS = "SELECT " + COLUMNS + ' FROM {jobs} WHERE queue = :queue AND "key" {is_one_of_names}'
+_LOCK_KEYS = _FIND_KEYS + " {for_update}"
+_STATUS_OF_ID = "SELECT id, status FROM {jobs} WHERE id = :id"
+_STATUS_OF_KEY = 'SELECT id, status FROM {jobs} WHERE queue = :queue AND "key" = :key'
+_REPLACE = (
+    """UPDATE {jobs} SET payload = :payload, payload_binary = :payload_binary, payload_bytes = :payload_bytes,
+    priority = :priority, due_ms = """
+    + _DUE
+    + """, tries = 0, first_error_ms = NULL, error = NULL, held = false,
+    status = CASE WHEN status = 'waiting' THEN 'waiting' ELSE 'ready' END
+WHERE queue = :queue AND "key" = :key AND status IN ('ready', 'waiting', 'error') RETURNING """
+    + COLUMNS
+)
+_DELETE = "DELETE FROM {jobs} WHERE id {is_one_of}"
+
+
+def put_one(sql: Compiler, new: NewJob, payload: NewPayload) -> Operation[tuple[Sequence[Any], bool]]:
+    """Put one job: its row, and whether it is new. Raises ``UnknownDependency``, ``DuplicateJob``."""
+    depends_on, status = yield from _dependency(sql, payload.depends_on)
+    parameters = {
+        **new.parameters(sql),
+        "key": payload.key,
+        "status": status,
+        "payload": payload.text,
+        "payload_binary": payload.binary,
+        "payload_bytes": payload.payload_bytes,
+        "depends_on": depends_on,
+    }
+    insert = sql(_INSERT if new.channel is None else _INSERT_NOTIFY)
+    while True:
+        rows = yield insert, parameters
+        if rows:
+            return rows[0][: _WIDTH], True
+        if new.if_exists == "replace":
+            rows = yield sql(_REPLACE), parameters
+            if rows:
+                if new.channel is not None:
+                    yield sql(_NOTIFY), parameters
+                return rows[0], False
+        rows = yield sql(_FIND_KEY), parameters
+        if rows and new.if_exists == "return":
+            return rows[0], False
+        if rows:
+            assert payload.key is not None
+            raise DuplicateJob(rows[0][ID], new.queue, payload.key)
+        # The other was deleted between the two statements: the key is free.
+
+
+def put_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]) -> Operation[list[tuple[Sequence[Any], bool]]]:
+    """Put jobs of one queue, all of them or none: each row, and whether it is new."""
+    known: dict[Dependency | None, tuple[int | None, str]] = {None: (None, "ready")}
+    for each in payloads:
+        if each.depends_on not in known:
+            known[each.depends_on] = yield from _dependency(sql, each.depends_on)
+    if new.if_exists == "replace":
+        return (yield from _replace_each(sql, new, payloads))
+    if sql.flavour.name == "sqlite" and any(each.binary is not None for each in payloads):
+        return (yield from _put_each(sql, new, payloads))  # JSON, which has the rows there, has no bytes
+    rows = [
+        (each.key, each.text, each.binary, each.payload_bytes, status, depends_on)
+        for each in payloads
+        for depends_on, status in [known[each.depends_on]]
+    ]
+    statement, values = sql.rows(_INSERT_ALL, _ROWS, rows)
+    parameters = new.parameters(sql)
+    made = yield statement, {**parameters, **values}
+    if len(made) == len(payloads):
+        found = _in_order(made, payloads, {})
+    else:
+        found = yield from _with_those_there(sql, new, payloads, made)
+    if new.channel is not None and made:
+        yield sql(_NOTIFY), parameters
+    return found
+
+
+def _with_those_there(
+    sql: Compiler, new: NewJob, payloads: Sequence[NewPayload], made: Rows
+) -> Operation[list[tuple[Sequence[Any], bool]]]:
+    """Some keys were taken: look for the jobs that have them."""
+    new_keys = {row[KEY] for row in made}
+    taken = [each.key for each in payloads if each.key is not None and each.key not in new_keys]
+    rows = yield sql(_FIND_KEYS), {**new.parameters(sql), "names": sql.flavour.list_of(taken)}
+    there = {row[KEY]: row for row in rows}
+    if new.if_exists == "return" and len(there) == len(taken):
+        return _in_order(made, payloads, there)
+    yield sql(_DELETE), {"ids": sql.flavour.list_of([row[ID] for row in made])}
+    if new.if_exists == "return":  # one of them was deleted in between
+        return (yield from _put_each(sql, new, payloads))
+    first = next(key for key in taken if key is not None)
+    raise DuplicateJob(there[first][ID] if first in there else 0, new.queue, first)
+
+
+def _in_order(
+    made: Rows, payloads: Sequence[NewPayload], there: dict[str, Sequence[Any]]
+) -> list[tuple[Sequence[Any], bool]]:
+    """The rows in the order of the payloads. Ids are given out in that order; keys say which were not new."""
+    rows = iter(sorted((row[:_WIDTH] for row in made), key=lambda row: row[ID]))
+    return [
+        (there[each.key], False) if each.key is not None and each.key in there else (next(rows), True)
+        for each in payloads
+    ]
+
+
+def _replace_each(
+    sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]
+) -> Operation[list[tuple[Sequence[Any], bool]]]:
+    """Look for those that can't be replaced before the first is: what was replaced can't be taken back."""
+    keys = sql.flavour.list_of([each.key for each in payloads if each.key is not None])
+    for row in (yield sql(_LOCK_KEYS), {**new.parameters(sql), "names": keys}):
+        if row[STATUS] not in ("ready", "waiting", "error"):
+            raise DuplicateJob(row[ID], new.queue, row[KEY])
+    return (yield from _put_each(sql, new, payloads))
+
+
+def _put_each(
+    sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]
+) -> Operation[list[tuple[Sequence[Any], bool]]]:
+    """One after the other; what was new is deleted again if one can't be put."""
+    found: list[tuple[Sequence[Any], bool]] = []
+    try:
+        for each in payloads:
+            found.append((yield from put_one(sql, new, each)))
+    except (DuplicateJob, UnknownDependency):
+        made = [row[ID] for row, is_new in found if is_new]
+        if made:
+            yield sql(_DELETE), {"ids": sql.flavour.list_of(made)}
+        raise
+    return found
+
+
+def _dependency(sql: Compiler, depends_on: Dependency | None) -> Operation[tuple[int | None, str]]:
+    """The id of the job that is waited for, and the status of one that waits for it."""
+    if depends_on is None:
+        return None, "ready"
+    if isinstance(depends_on, int):
+        rows = yield sql(_STATUS_OF_ID), {"id": depends_on}
+    else:
+        rows = yield sql(_STATUS_OF_KEY), {"queue": depends_on[0], "key": depends_on[1]}
+    if not rows:
+        raise UnknownDependency(depends_on)
+    return rows[0][0], "ready" if rows[0][1] == "done" else "waiting"
+
+
+_WIDTH = COLUMNS.count(",") + 1

@@ -1,0 +1,158 @@
+"""Statements: SQL with ``:names``, compiled once for a driver, and the operations that are made of them.
+
+An operation is a generator. It yields a statement with its parameters, is sent the rows, and returns its result. It
+does no input or output by itself, so one text serves SQLAlchemy's connections, sync and async, and the plain
+connections of ``sqlite3`` and ``psycopg``: ``run`` and ``arun`` drive it with what executes a statement there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Dialect
+
+    from kestrelpy.outbox.schema import Tables
+
+T = TypeVar("T")
+Rows = Sequence[Sequence[Any]]
+Arguments = Mapping[str, Any] | tuple[Any, ...]
+
+
+class Statement:
+    """SQL in the parameter style of a driver. ``names``: the parameters in their order, or ``None`` if by name."""
+
+    __slots__ = ("names", "sql")
+
+    def __init__(self, sql: str, names: tuple[str, ...] | None) -> None:
+        self.sql = sql
+        self.names = names
+
+    def arguments(self, parameters: Mapping[str, Any]) -> Arguments:
+        """The parameters as the driver takes them."""
+        if self.names is None:
+            return parameters
+        return tuple([parameters[name] for name in self.names])
+
+
+Query = tuple[Statement, Mapping[str, Any]]
+Operation = Generator[Query, Rows, T]
+Fetch = Callable[[str, Arguments], Rows]
+AsyncFetch = Callable[[str, Arguments], Awaitable[Rows]]
+
+
+def run(operation: Operation[T], fetch: Fetch) -> T:
+    """Run an operation with ``fetch``, which executes one statement and returns its rows."""
+    try:
+        statement, parameters = next(operation)
+        while True:
+            statement, parameters = operation.send(fetch(statement.sql, statement.arguments(parameters)))
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+async def arun(operation: Operation[T], fetch: AsyncFetch) -> T:
+    """``run`` with a ``fetch`` that is awaited."""
+    try:
+        statement, parameters = next(operation)
+        while True:
+            rows = await fetch(statement.sql, statement.arguments(parameters))
+            statement, parameters = operation.send(rows)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+MAX_CLAIM = 1000
+"""The most jobs that one claim takes, also told to PostgreSQL's planner, which knows no parameter's value."""
+
+
+class Claim:
+    """Who claims, and how much."""
+
+    __slots__ = ("jobs", "lease_ms", "max_bytes", "token", "worker")
+
+    def __init__(self, *, worker: str, token: int, lease_ms: int, jobs: int, max_bytes: int = 16 << 20) -> None:
+        self.worker = worker
+        self.token = token
+        self.lease_ms = lease_ms
+        self.jobs = min(jobs, MAX_CLAIM)
+        self.max_bytes = max_bytes
+
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "worker": self.worker,
+            "token": self.token,
+            "lease_ms": self.lease_ms,
+            "jobs": self.jobs,
+            "max_bytes": self.max_bytes,
+        }
+
+
+class Flavour(Protocol):
+    """One of the two. Its ``fields`` are what the shared statements have in braces."""
+
+    name: str
+    fields: Mapping[str, str]
+
+    def list_of(self, values: Iterable[Any]) -> Any:
+        """A list as the value of a parameter of ``{is_one_of}`` or ``{is_one_of_names}``."""
+
+    def rows(self, columns: Mapping[str, str]) -> str:
+        """Rows in a FROM clause, as ``r``: names and types of their columns. Parameters begin with ``rows``."""
+
+    def row_values(self, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """The parameters of ``rows``."""
+
+    def claim(self, sql: Compiler, status: str, queues: Sequence[tuple[str, int]], claim: Claim) -> Operation[Rows]:
+        """Claim jobs of this status: rows of ``CLAIMED``. ``queues``: names, each with the most jobs of it."""
+
+    def next_ready(self, sql: Compiler, queue: str) -> Operation[list[int]]:
+        """When the next ready job of each priority is due; some may be left out, not the first."""
+
+
+class Compiler:
+    """Compiles the statements of one outbox for one dialect of SQLAlchemy, each once.
+
+    ``{jobs}``, ``{queues}``, ``{relays}``, ``{version}`` stand for the tables; ``{now}`` for the time in milliseconds,
+    and the other fields for what the flavour has. ``now_ms``: the clock, or ``None`` where the server's decides.
+    """
+
+    def __init__(self, dialect: Dialect, tables: Tables, flavour: Flavour, now_ms: Callable[[], int] | None) -> None:
+        self.flavour = flavour
+        self._now_ms = now_ms
+        self._dialect = dialect
+        quoted = dialect.identifier_preparer.format_table
+        self._fields = {
+            "jobs": quoted(tables.jobs),
+            "queues": quoted(tables.queues),
+            "relays": quoted(tables.relays),
+            "version": quoted(tables.version),
+            **flavour.fields,
+        }
+        self._compiled: dict[str, Statement] = {}
+
+    def time(self) -> dict[str, Any]:
+        """The parameter of ``{now}``, if it is one. Read as late as can be: after the wait for a lock."""
+        return {} if self._now_ms is None else {"now": self._now_ms()}
+
+    def rows(self, text: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> tuple[Statement, Any]:
+        """A query with ``{rows}`` in it, which are these."""
+        found = self._compiled.get(text)
+        if found is None:
+            found = self._compile(text.replace("{rows}", self.flavour.rows(columns)), text)
+        return found, {**self.time(), **self.flavour.row_values(columns, rows)}
+
+    def __call__(self, text: str) -> Statement:
+        found = self._compiled.get(text)
+        return found if found is not None else self._compile(text, text)
+
+    def _compile(self, text: str, known_as: str) -> Statement:
+        from sqlalchemy import text as as_clause
+
+        compiled = as_clause(text.format_map(self._fields)).compile(dialect=self._dialect)
+        order = getattr(compiled, "positiontup", None)
+        statement = self._compiled[known_as] = Statement(str(compiled), None if order is None else tuple(order))
+        return statement

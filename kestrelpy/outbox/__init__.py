@@ -24,10 +24,12 @@ from kestrelpy.outbox.errors import (
 
 if TYPE_CHECKING:
     from kestrelpy.outbox.backoff import exponential
+    from kestrelpy.outbox.context import Carrier
     from kestrelpy.outbox.watch import ErrorWatch
     from kestrelpy.work import JobTooBig
 
 __all__ = [
+    "Carrier",
     "DuplicateJob",
     "ErrorWatch",
     "InvalidName",
@@ -46,6 +48,7 @@ __all__ = [
 
 if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__ they would accept any name
     _LATER = {
+        "Carrier": "kestrelpy.outbox.context",
         "exponential": "kestrelpy.outbox.backoff",
         "ErrorWatch": "kestrelpy.outbox.watch",
         "JobTooBig": "kestrelpy.work",

@@ -1,7 +1,7 @@
 """The operations of consumers: claims, leases, outcomes, and the sweep that finds what others have left.
 
 Rules:
-1. An outcome is written only where ``token`` is still the claim's. A job that lapsed, and was claimed again, has another.
+1. An outcome is written only where ``token`` is still the claim's. A job that lapsed and was claimed again has another.
 2. Leaving ``running`` takes the token away, whoever does it.
 3. Lanes: a claim puts a ready job behind others of its lane (``held``), and the end of a job frees the next. Each of
    them looks again once its own transaction is committed (``free_lanes``), so of two that overlap one sees the other.
@@ -21,13 +21,18 @@ if TYPE_CHECKING:
 __all__ = [
     "Done",
     "Failure",
-    "Finished",
+    "Finish",
     "Lane",
     "claim",
+    "claimed_among",
+    "delete_done",
     "fail",
+    "finish",
     "free_lanes",
-    "free_waiting",
+    "free_overlooked",
     "give_back",
+    "held_among",
+    "lanes_of",
     "lapsed",
     "mark_done",
     "next_due_ms",
@@ -179,6 +184,37 @@ def next_due_ms(sql: Compiler, queues: Iterable[str]) -> Operation[tuple[int, in
         found += [row[0] for row in (yield sql(_NEXT_ERROR), {"queue": queue}) if row[0] is not None]
         found += yield from sql.flavour.next_ready(sql, queue)
     return now, min(found, default=None)
+
+
+class Finish:
+    """Outcomes to be saved in one transaction."""
+
+    __slots__ = ("deleted", "done", "failed", "returned")
+
+    def __init__(self) -> None:
+        self.done: list[Done] = []
+        self.deleted: list[Done] = []
+        self.failed: list[Failure] = []
+        self.returned: list[Return] = []
+
+
+def finish(sql: Compiler, what: Finish) -> Operation[tuple[set[int], list[str]]]:
+    """Save outcomes: the ids whose token was still good, and the queues that have more jobs ready now."""
+    saved: set[int] = set()
+    freed: list[str] = []
+    if what.done:
+        ids, queues = yield from mark_done(sql, what.done)
+        saved |= ids
+        freed += queues
+    if what.deleted:
+        ids, queues = yield from delete_done(sql, what.deleted)
+        saved |= ids
+        freed += queues
+    if what.failed:
+        saved |= yield from fail(sql, what.failed)
+    if what.returned:
+        saved |= yield from give_back(sql, what.returned)
+    return saved, freed
 
 
 def held_among(rows: Rows) -> bool:

@@ -1,4 +1,4 @@
-"""What a caller passes to ``put``: which dialect it speaks, whether it is in a transaction, how it executes a statement.
+"""What a caller passes to ``put``: which dialect it speaks, whether it is in a transaction, and how it executes SQL.
 
 Nothing here commits, rolls back, or opens a connection. Modules are looked up where they are loaded already: who passes
 a connection of ``psycopg`` has imported it.
@@ -95,7 +95,7 @@ def fetch_on(connection: Connection) -> Fetch:
     """What executes a statement on a connection of SQLAlchemy."""
 
     def fetch(sql: str, arguments: Arguments) -> Rows:
-        result = connection.exec_driver_sql(sql, arguments)  # type: ignore[arg-type]  # a Mapping does
+        result = connection.exec_driver_sql(sql, arguments)
         return result.fetchall() if result.returns_rows else ()
 
     return fetch

@@ -27,7 +27,8 @@ _BEHIND = """(i.lane IS NOT NULL AND EXISTS (
 """Whether a ready job has to wait for another one of its lane."""
 _RETRY_BEHIND = """(i.lane IS NOT NULL AND EXISTS (
     SELECT 1 FROM {jobs} a WHERE a.queue = i.queue AND a.lane = i.lane AND a.lane IS NOT NULL AND a.id <> i.id
-    AND a.status IN ('ready', 'running', 'error') AND (a.status = 'running' OR (a.status = 'error' AND a.id < i.id))))"""
+    AND a.status IN ('ready', 'running', 'error')
+    AND (a.status = 'running' OR (a.status = 'error' AND a.id < i.id))))"""
 """The same of a job in error, which itself holds its lane."""
 
 
@@ -39,10 +40,11 @@ class Postgresql:
     """
 
     name = "postgresql"
+    notifies = True
 
     def __init__(self, *, server_time: bool) -> None:
         now = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)"
-        self.fields = {
+        self.fields: Mapping[str, str] = {
             "now": now if server_time else "CAST(:now AS bigint)",
             "is_one_of": "= ANY (CAST(:ids AS bigint[]))",
             "is_one_of_names": "= ANY (CAST(:names AS text[]))",
@@ -88,11 +90,15 @@ _LEVELS = """RECURSIVE level(priority) AS (
 """The priorities there are in a queue, one look into the index for each, and only as far as they are needed: within
 each the due jobs come first. Without it a million jobs put for the future would be passed at each claim.
 """
-_NEXT_READY = "WITH " + _LEVELS.replace("wanted.queue", "CAST(:queue AS text)") + """
+_NEXT_READY = (
+    "WITH "
+    + _LEVELS.replace("wanted.queue", "CAST(:queue AS text)")
+    + """
 SELECT min(first.due_ms) FROM level CROSS JOIN LATERAL (
     SELECT due_ms FROM {jobs} WHERE queue = CAST(:queue AS text) AND status = 'ready' AND NOT held
     AND priority = level.priority ORDER BY due_ms LIMIT 1
 ) first"""
+)
 _TAKE = """, chosen AS (
     SELECT id, is_behind FROM (
         SELECT p.*, row_number() OVER (ORDER BY priority, due_ms, id) AS place,
@@ -114,28 +120,42 @@ FROM chosen c WHERE j.id = c.id AND j.id = ANY (ARRAY(SELECT id FROM chosen))
 RETURNING """ + ", ".join(f"j.{name.strip()}" for name in CLAIMED.split(","))
 
 _CLAIM_READY = (
-    "WITH " + _OPEN_QUEUES + """, picked AS MATERIALIZED (
+    "WITH "
+    + _OPEN_QUEUES
+    + """, picked AS MATERIALIZED (
     SELECT found.* FROM wanted CROSS JOIN LATERAL (
-        WITH """ + _LEVELS + """
+        WITH """
+    + _LEVELS
+    + """
         SELECT ordered.* FROM level CROSS JOIN LATERAL (SELECT * FROM (
-            SELECT i.id, i.priority, i.due_ms, i.payload_bytes, """ + _BEHIND + """ AS is_behind
+            SELECT i.id, i.priority, i.due_ms, i.payload_bytes, """
+    + _BEHIND
+    + """ AS is_behind
             FROM {jobs} i
             WHERE i.queue = wanted.queue AND i.status = 'ready' AND NOT i.held AND i.priority = level.priority
             AND i.due_ms <= {now}
             ORDER BY i.due_ms, i.id LIMIT wanted.most FOR UPDATE SKIP LOCKED
         ) unlimited LIMIT 1000) ordered LIMIT wanted.most
     ) found LIMIT 1000
-)""" + _TAKE + _RETURN_CLAIMED
+)"""
+    + _TAKE
+    + _RETURN_CLAIMED
 )
 _CLAIM_ERROR = (
-    "WITH " + _OPEN_QUEUES + """, picked AS MATERIALIZED (
+    "WITH "
+    + _OPEN_QUEUES
+    + """, picked AS MATERIALIZED (
     SELECT found.* FROM wanted CROSS JOIN LATERAL (SELECT * FROM (
         SELECT i.id, 0 AS priority, i.due_ms, i.payload_bytes, false AS is_behind
         FROM {jobs} i
-        WHERE i.queue = wanted.queue AND i.status = 'error' AND i.due_ms <= {now} AND NOT """ + _RETRY_BEHIND + """
+        WHERE i.queue = wanted.queue AND i.status = 'error' AND i.due_ms <= {now} AND NOT """
+    + _RETRY_BEHIND
+    + """
         ORDER BY i.due_ms, i.id LIMIT wanted.most FOR UPDATE SKIP LOCKED
     ) unlimited LIMIT 1000) found LIMIT 1000
-)""" + _TAKE + _RETURN_CLAIMED
+)"""
+    + _TAKE
+    + _RETURN_CLAIMED
 )
 
 
@@ -143,9 +163,10 @@ class Sqlite:
     """SQLite 3.35 or newer. One connection at a time writes, so a claim may look first and then update."""
 
     name = "sqlite"
+    notifies = False
 
     def __init__(self) -> None:
-        self.fields = {
+        self.fields: Mapping[str, str] = {
             "now": ":now",
             "is_one_of": "IN (SELECT value FROM json_each(:ids))",
             "is_one_of_names": "IN (SELECT value FROM json_each(:names))",
@@ -158,9 +179,9 @@ class Sqlite:
 
     def rows(self, columns: Mapping[str, str]) -> str:
         found = ", ".join(f"json_extract(value, '$[{place}]') AS {name}" for place, name in enumerate(columns))
-        return f"(SELECT {found}, \"key\" AS place FROM json_each(:rows)) AS r"
+        return f'(SELECT {found}, "key" AS place FROM json_each(:rows)) AS r'
 
-    def row_values(self, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    def row_values(self, _columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         return {"rows": json.dumps([list(row) for row in rows], ensure_ascii=False)}
 
     def claim(self, sql: Compiler, status: str, queues: Sequence[tuple[str, int]], claim: Claim) -> Operation[Rows]:
@@ -182,7 +203,9 @@ class Sqlite:
                 limits["most"] -= len(rows)
                 level = (yield sql(_NEXT_LEVEL), limits)[0][0]
         chosen, held, size = [], [], 0
-        for job_id, _, _, payload_bytes, is_behind in sorted(found, key=lambda row: row[1:3] + row[:1])[: claim.jobs]:
+        for job_id, _, _, payload_bytes, is_behind in sorted(found, key=lambda row: (row[1], row[2], row[0]))[
+            : claim.jobs
+        ]:
             if is_behind:
                 held.append(job_id)
             elif size < claim.max_bytes:
@@ -211,17 +234,21 @@ _NEXT_LEVEL = _FIRST_LEVEL + " AND priority > :level"
 _FIRST_DUE = """SELECT min(due_ms) FROM {jobs} WHERE queue = :queue AND status = 'ready' AND NOT held
 AND priority = :level"""
 _FIND_READY = (
-    "SELECT i.id, i.priority, i.due_ms, i.payload_bytes, " + _BEHIND + """ FROM {jobs} i
+    "SELECT i.id, i.priority, i.due_ms, i.payload_bytes, "
+    + _BEHIND
+    + """ FROM {jobs} i
 WHERE i.queue = :queue AND i.status = 'ready' AND NOT i.held AND i.priority = :level AND i.due_ms <= {now}
 ORDER BY i.due_ms, i.id LIMIT :most"""
 )
 _FIND_ERROR = (
     "SELECT i.id, 0, i.due_ms, i.payload_bytes, 0 FROM {jobs} i"
-    " WHERE i.queue = :queue AND i.status = 'error' AND i.due_ms <= {now} AND NOT " + _RETRY_BEHIND
+    " WHERE i.queue = :queue AND i.status = 'error' AND i.due_ms <= {now} AND NOT "
+    + _RETRY_BEHIND
     + " ORDER BY i.due_ms, i.id LIMIT :most"
 )
 _UPDATE_CLAIMED = (
     """UPDATE {jobs} SET status = 'running', held = false, token = :token, worker = :worker, tries = tries + 1,
-started_ms = {now}, was_due_ms = due_ms, due_ms = {now} + :lease_ms WHERE id {is_one_of} RETURNING """ + CLAIMED
+started_ms = {now}, was_due_ms = due_ms, due_ms = {now} + :lease_ms WHERE id {is_one_of} RETURNING """
+    + CLAIMED
 )
 _HOLD = "UPDATE {jobs} SET held = true WHERE id {is_one_of} RETURNING " + CLAIMED

@@ -83,6 +83,8 @@ class Job:
     worker: str | None
     context: str | None
     is_new: bool
+    _stored: str | bytes
+    _decoder: Decoder
 
     def __init__(self, row: Sequence[Any], decoder: Decoder, *, is_new: bool = False) -> None:
         store = object.__setattr__

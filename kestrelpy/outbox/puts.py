@@ -140,15 +140,16 @@ def put_one(sql: Compiler, new: NewJob, payload: NewPayload) -> Operation[tuple[
         "payload_bytes": payload.payload_bytes,
         "depends_on": depends_on,
     }
-    insert = sql(_INSERT if new.channel is None else _INSERT_NOTIFY)
+    notifies = new.channel is not None and sql.flavour.notifies
+    insert = sql(_INSERT_NOTIFY if notifies else _INSERT)
     while True:
         rows = yield insert, parameters
         if rows:
-            return rows[0][: _WIDTH], True
+            return rows[0][:_WIDTH], True
         if new.if_exists == "replace":
             rows = yield sql(_REPLACE), parameters
             if rows:
-                if new.channel is not None:
+                if notifies:
                     yield sql(_NOTIFY), parameters
                 return rows[0], False
         rows = yield sql(_FIND_KEY), parameters
@@ -182,7 +183,7 @@ def put_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]) -> Opera
         found = _in_order(made, payloads, {})
     else:
         found = yield from _with_those_there(sql, new, payloads, made)
-    if new.channel is not None and made:
+    if new.channel is not None and sql.flavour.notifies and made:
         yield sql(_NOTIFY), parameters
     return found
 
@@ -233,7 +234,8 @@ def _put_each(
     found: list[tuple[Sequence[Any], bool]] = []
     try:
         for each in payloads:
-            found.append((yield from put_one(sql, new, each)))
+            put = yield from put_one(sql, new, each)
+            found.append(put)
     except (DuplicateJob, UnknownDependency):
         made = [row[ID] for row, is_new in found if is_new]
         if made:

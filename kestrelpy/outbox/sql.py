@@ -95,6 +95,7 @@ class Flavour(Protocol):
     """One of the two. Its ``fields`` are what the shared statements have in braces."""
 
     name: str
+    notifies: bool
     fields: Mapping[str, str]
 
     def list_of(self, values: Iterable[Any]) -> Any:
@@ -103,7 +104,7 @@ class Flavour(Protocol):
     def rows(self, columns: Mapping[str, str]) -> str:
         """Rows in a FROM clause, as ``r``: names and types of their columns. Parameters begin with ``rows``."""
 
-    def row_values(self, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    def row_values(self, columns: Mapping[str, str], rows: Sequence[Sequence[Any]], /) -> dict[str, Any]:
         """The parameters of ``rows``."""
 
     def claim(self, sql: Compiler, status: str, queues: Sequence[tuple[str, int]], claim: Claim) -> Operation[Rows]:

@@ -1,0 +1,140 @@
+"""The operations that look at jobs and mend them, on the outbox's own connection or on a caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from kestrelpy.outbox.claims import free_lanes
+from kestrelpy.outbox.errors import JobNotFound
+from kestrelpy.outbox.job import COLUMNS, LANE, QUEUE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kestrelpy.outbox.sql import Compiler, Operation, Rows
+
+__all__ = [
+    "STATUSES",
+    "cancel",
+    "errors",
+    "find",
+    "get",
+    "jobs",
+    "oldest_error",
+    "prune",
+    "retry",
+    "retry_all",
+    "set_paused",
+]
+
+STATUSES = ("ready", "waiting", "running", "error", "done", "dead", "cancelled")
+SLICE = 1000
+"""How many rows one statement of ``prune`` deletes."""
+
+_SELECT = "SELECT " + COLUMNS + " FROM {jobs} "
+_GET = _SELECT + "WHERE id = :id"
+_FIND = _SELECT + 'WHERE queue = :queue AND "key" = :key'
+_WHERE = {
+    "queue": " AND queue = :queue",
+    "status": " AND status = :status",
+    "group": " AND job_group = :group",
+}
+_ERRORS = _SELECT + "WHERE status IN ('error', 'dead')"
+_OLDEST_FIRST = " ORDER BY first_error_ms, id"
+_READY = """UPDATE {jobs} SET status = 'ready', due_ms = {now}, tries = 0, held = false, error = NULL,
+    first_error_ms = NULL, started_ms = NULL, finished_ms = NULL WHERE """
+_RETRY = _READY + "id = :id AND status IN ('error', 'dead', 'cancelled', 'done') RETURNING id"
+_RETRY_ALL = _READY + "queue = :queue AND status = :status RETURNING id"
+_CANCEL = (
+    """UPDATE {jobs} SET status = 'cancelled', finished_ms = {now}, held = false
+WHERE id = :id AND status IN ('ready', 'waiting', 'error', 'dead') RETURNING """
+    + COLUMNS
+)
+_PRUNE = """DELETE FROM {jobs} WHERE id IN (
+    SELECT f.id FROM {jobs} f WHERE f.queue = :queue AND f.status IN ('done', 'dead', 'cancelled')
+    AND f.status {is_one_of_names} AND f.finished_ms <= {now} - CAST(:keep_ms AS bigint)
+    AND NOT EXISTS (SELECT 1 FROM {jobs} w WHERE w.status = 'waiting' AND w.depends_on = f.id)
+    ORDER BY f.finished_ms LIMIT 1000 {skip_locked}
+) RETURNING id"""
+_PAUSE = """INSERT INTO {queues} (queue, paused) VALUES (:queue, :paused)
+ON CONFLICT (queue) DO UPDATE SET paused = excluded.paused"""
+
+
+def get(sql: Compiler, job_id: int) -> Operation[Sequence[Any]]:
+    """Raises ``JobNotFound``."""
+    rows = yield sql(_GET), {"id": job_id}
+    if not rows:
+        raise JobNotFound(job_id)
+    return rows[0]
+
+
+def find(sql: Compiler, queue: str, key: str) -> Operation[Sequence[Any]]:
+    """Raises ``JobNotFound``."""
+    rows = yield sql(_FIND), {"queue": queue, "key": key}
+    if not rows:
+        raise JobNotFound(queue=queue, key=key)
+    return rows[0]
+
+
+def jobs(
+    sql: Compiler, queue: str | None, status: str | None, group: str | None, limit: int, after_id: int
+) -> Operation[Rows]:
+    """Jobs by id."""
+    wanted = {"queue": queue, "status": status, "group": group}
+    conditions = "".join(_WHERE[name] for name, value in wanted.items() if value is not None)
+    text = _SELECT + "WHERE id > :after_id" + conditions + " ORDER BY id LIMIT :limit"
+    return (yield sql(text), {**wanted, "after_id": after_id, "limit": limit})
+
+
+def errors(sql: Compiler, queue: str | None) -> Operation[Rows]:
+    """Jobs in error or dead, the oldest failure first."""
+    text = _ERRORS + ("" if queue is None else _WHERE["queue"]) + _OLDEST_FIRST
+    return (yield sql(text), {"queue": queue})
+
+
+def oldest_error(sql: Compiler, queue: str) -> Operation[Rows]:
+    """The job in error or dead that has failed longest, or no row."""
+    return (yield sql(_ERRORS + _WHERE["queue"] + _OLDEST_FIRST + " LIMIT 1"), {"queue": queue})
+
+
+def retry(sql: Compiler, job_id: int) -> Operation[bool]:
+    """Make a job ready that has ended or failed; False while it is ready, waiting or running. Raises
+    ``JobNotFound``.
+    """
+    rows = yield sql(_RETRY), {**sql.time(), "id": job_id}
+    if not rows:
+        yield from get(sql, job_id)
+    return bool(rows)
+
+
+def retry_all(sql: Compiler, queue: str, status: str) -> Operation[int]:
+    """Make ready all jobs of a queue in this status."""
+    rows = yield sql(_RETRY_ALL), {**sql.time(), "queue": queue, "status": status}
+    return len(rows)
+
+
+def cancel(sql: Compiler, job_id: int) -> Operation[bool]:
+    """Cancel a job that is not running and has not ended. Raises ``JobNotFound``."""
+    rows = yield sql(_CANCEL), {**sql.time(), "id": job_id}
+    if not rows:
+        yield from get(sql, job_id)
+    for row in rows:
+        if row[LANE] is not None:
+            yield from free_lanes(sql, [(row[QUEUE], row[LANE])])
+    return bool(rows)
+
+
+def prune(sql: Compiler, queue: str, statuses: Iterable[str], keep_ms: int) -> Operation[int]:
+    """Delete a slice of the jobs of a queue that ended ``keep_ms`` ago; fewer than ``SLICE`` were the last.
+
+    A job that another one waits for stays.
+    """
+    names = sql.flavour.list_of(statuses)
+    rows = yield sql(_PRUNE), {**sql.time(), "queue": queue, "names": names, "keep_ms": keep_ms}
+    return len(rows)
+
+
+def set_paused(sql: Compiler, queue: str, is_paused: bool) -> Operation[None]:
+    """Pause or resume a queue, for all processes."""
+    yield sql(_PAUSE), {"queue": queue, "paused": is_paused}

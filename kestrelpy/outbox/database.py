@@ -1,0 +1,258 @@
+"""The database of an outbox: the transactions that are its own, on an ``Engine`` or an ``AsyncEngine``.
+
+``transact(function)`` calls ``function(connection)`` within a transaction, from any thread. On an ``AsyncEngine`` it
+runs on an event loop, in the greenlet that SQLAlchemy has for that, so what is done within is written once: the loop is
+that of ``astart`` while it runs, and otherwise one of the database's own, on a thread that is made when it is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kestrelpy.errors import UnsupportedFormat
+from kestrelpy.outbox.connections import fetch_on
+from kestrelpy.outbox.errors import MissingPackage, OutboxError, UnsupportedDatabase
+from kestrelpy.outbox.flavours import Postgresql, Sqlite
+from kestrelpy.outbox.schema import VERSION, Tables
+from kestrelpy.outbox.sql import Compiler, Operation, run
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Dialect, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+T = TypeVar("T")
+
+__all__ = ["Compilers", "Database", "LoopThread"]
+
+OLDEST = {"postgresql": (13,), "sqlite": (3, 35)}
+
+
+class Compilers:
+    """A compiler for each dialect that puts have come with, and the one of the outbox's own database."""
+
+    def __init__(self, tables: Tables, clock_ms: Callable[[], int] | None, system_ms: Callable[[], int]) -> None:
+        self._tables = tables
+        self._clock_ms = clock_ms
+        self._system_ms = system_ms
+        self._known: dict[tuple[str, str], Compiler] = {}
+
+    def of(self, dialect: Dialect) -> Compiler:
+        """Raises ``UnsupportedDatabase``."""
+        which = dialect.name, dialect.driver
+        found = self._known.get(which)
+        if found is None:
+            if dialect.name == "postgresql":
+                has_clock = self._clock_ms is not None
+                found = Compiler(dialect, self._tables, Postgresql(server_time=not has_clock), self._clock_ms)
+            elif dialect.name == "sqlite":
+                found = Compiler(dialect, self._tables, Sqlite(), self._clock_ms or self._system_ms)
+            else:
+                raise UnsupportedDatabase(dialect.name)
+            self._known[which] = found
+        return found
+
+
+class Database:
+    """An engine, and how to work on it. ``is_owned``: it was made for the outbox, which disposes of it."""
+
+    def __init__(
+        self, engine: Engine | None, async_engine: AsyncEngine | None, compilers: Compilers, *, is_owned: bool
+    ) -> None:
+        self.engine = engine
+        self.async_engine = async_engine
+        self.is_owned = is_owned
+        used = engine if engine is not None else async_engine
+        assert used is not None
+        self.dialect = used.dialect
+        self.sql = compilers.of(used.dialect)
+        self.loop: asyncio.AbstractEventLoop | None = None  # that of astart, while it runs
+        self._own: tuple[LoopThread, AsyncEngine] | None = None
+        self._lock = threading.Lock()
+        self._is_checked = False
+
+    def run(self, make: Callable[[Compiler], Operation[T]]) -> T:
+        """Run an operation in a transaction of its own. Never called on the event loop."""
+        return self.transact(lambda connection: run(make(self.sql), fetch_on(connection)))
+
+    async def arun(self, make: Callable[[Compiler], Operation[T]]) -> T:
+        """``run``, for coroutines on any loop: with a sync engine on a thread, with an async one on this loop."""
+        return await self.atransact(lambda connection: run(make(self.sql), fetch_on(connection)))
+
+    def transact(self, function: Callable[[Connection], T]) -> T:
+        """Call ``function`` in a transaction that is committed when it returns, and rolled back when it raises."""
+        if self.engine is not None:
+            with self.engine.connect() as connection:
+                return self._within(connection, function)
+        if self.loop is not None:
+            return asyncio.run_coroutine_threadsafe(self.atransact(function), self.loop).result()
+        thread, engine = self._own_loop()
+        return thread.run(_on_async(engine, lambda connection: self._within(connection, function)))
+
+    async def atransact(self, function: Callable[[Connection], T]) -> T:
+        """``transact`` from a coroutine."""
+        if self.async_engine is None:
+            return await asyncio.to_thread(self.transact, function)
+        return await _on_async(self.async_engine, lambda connection: self._within(connection, function))
+
+    def _within(self, connection: Connection, function: Callable[[Connection], T]) -> T:
+        with connection.begin():
+            if not self._is_checked:
+                self._check_version(connection)
+            if self.dialect.name == "sqlite":
+                begin_immediate(connection)
+            return function(connection)
+
+    def _check_version(self, connection: Connection) -> None:
+        version = connection.dialect.server_version_info
+        if version is not None and version < OLDEST[self.dialect.name]:
+            raise UnsupportedDatabase(f"{self.dialect.name} {'.'.join(map(str, version))}")
+        self._is_checked = True
+
+    def _own_loop(self) -> tuple[LoopThread, AsyncEngine]:
+        """A loop on a thread, with a pool of its own: a connection of asyncio belongs to one loop."""
+        from sqlalchemy.engine import Engine
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        with self._lock:
+            if self._own is None:
+                assert self.async_engine is not None
+                under = self.async_engine.sync_engine
+                copy = Engine(under.pool.recreate(), under.dialect, under.url)
+                self._own = LoopThread("kestrelpy-outbox-database"), AsyncEngine(copy)
+            return self._own
+
+    def close(self) -> None:
+        """Close what is the outbox's own."""
+        with self._lock:
+            own, self._own = self._own, None
+        if own is not None:
+            thread, engine = own
+            thread.run(engine.dispose())
+            thread.close()
+        if self.is_owned and self.engine is not None:
+            self.engine.dispose()
+        elif self.is_owned and self.async_engine is not None:
+            self.async_engine.sync_engine.dispose(close=False)
+
+    async def aclose(self) -> None:
+        if self.is_owned and self.async_engine is not None:
+            await self.async_engine.dispose()
+        await asyncio.to_thread(self.close)
+
+    def abandon(self) -> None:
+        """In a forked child: forget the connections, which are the parent's. Those of a caller's engine, its pool does
+        not give out in another process.
+        """
+        self._lock = threading.Lock()
+        self._own = None
+        if self.is_owned:
+            engine = self.engine if self.engine is not None else self.async_engine.sync_engine  # type: ignore[union-attr]
+            engine.dispose(close=False)
+
+
+def begin_immediate(connection: Connection) -> None:
+    """Take SQLite's write lock now, unless the engine has begun a transaction by a recipe of its own."""
+    driver: Any = connection.connection.dbapi_connection
+    is_begun = getattr(connection.connection.driver_connection, "in_transaction", getattr(driver, "in_transaction", 0))
+    if not is_begun:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+async def _on_async(engine: AsyncEngine, function: Callable[[Connection], T]) -> T:
+    async with engine.connect() as connection:
+        return await connection.run_sync(function)
+
+
+class LoopThread:
+    """An event loop on a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there, and wait for it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    def close(self) -> None:
+        """Cancel what runs there, and end the thread."""
+        self.run(_cancel_all())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+def open_database(bind: Any, compilers: Compilers) -> Database:
+    """For an ``Engine``, an ``AsyncEngine`` or a URL. Raises ``TypeError``, ``UnsupportedDatabase``,
+    ``MissingPackage``.
+    """
+    try:
+        from sqlalchemy import URL, create_engine, make_url
+        from sqlalchemy.engine import Engine
+    except ImportError:
+        raise MissingPackage("sqlalchemy", "outbox") from None
+    if isinstance(bind, Engine):
+        return Database(bind, None, compilers, is_owned=False)
+    if isinstance(bind, str | URL):
+        url = make_url(bind)
+        if url.get_backend_name() not in OLDEST:
+            raise UnsupportedDatabase(url.get_backend_name())
+        patience = {"connect_args": {"timeout": 30}} if url.get_backend_name() == "sqlite" else {}
+        try:
+            if not url.get_dialect().is_async or url.get_driver_name() == "psycopg":
+                return Database(create_engine(url, **patience), None, compilers, is_owned=True)
+            from sqlalchemy.ext.asyncio import create_async_engine
+
+            return Database(None, create_async_engine(url, **patience), compilers, is_owned=True)
+        except ModuleNotFoundError as missing:
+            package = missing.name or url.get_driver_name()
+            raise MissingPackage(package, "postgres" if package.startswith("psycopg") else "outbox-async") from None
+    if getattr(type(bind), "__module__", "").startswith("sqlalchemy.ext.asyncio"):
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        if isinstance(bind, AsyncEngine):
+            return Database(None, bind, compilers, is_owned=False)
+    raise TypeError(f"an outbox is bound to an Engine, an AsyncEngine, a URL or a WorkQueue, not {bind!r}")
+
+
+def create_tables(connection: Connection, tables: Tables) -> None:
+    """Create what is missing. Any number of processes may do so at once. Raises ``UnsupportedFormat``."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('kestrelpy.outbox'))")
+    tables.metadata.create_all(connection)
+    found = connection.execute(tables.version.select()).scalars().all()
+    if not found:
+        connection.execute(tables.version.insert().values(version=VERSION))
+    check_tables(connection, tables)
+
+
+def check_tables(connection: Connection, tables: Tables) -> None:
+    """Raises ``UnsupportedFormat`` for tables of a newer version, ``OutboxError`` if there are none."""
+    from sqlalchemy.exc import OperationalError, ProgrammingError
+
+    try:
+        found = connection.execute(tables.version.select()).scalars().all()
+    except (OperationalError, ProgrammingError) as error:
+        if "no such table" not in str(error) and not isinstance(error, ProgrammingError):
+            raise
+        raise OutboxError(f"there is no table {tables.version.fullname!r}: call create_tables() first") from error
+    if not found:
+        raise OutboxError(f"table {tables.version.fullname!r} is empty: call create_tables() first")
+    if found[0] > VERSION:
+        raise UnsupportedFormat(tables.jobs.fullname, found[0], VERSION)

@@ -1,0 +1,499 @@
+"""``Outbox``: jobs in the caller's own transaction, and what runs, looks at and mends them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from operator import index
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kestrelpy import Clock
+from kestrelpy._process import forget, remember
+from kestrelpy.errors import QueueClosed
+from kestrelpy.outbox import admin
+from kestrelpy.outbox.core import OutboxCore, Settings
+from kestrelpy.outbox.errors import OutboxError
+from kestrelpy.outbox.job import Job
+from kestrelpy.outbox.puts import put_all, put_one
+from kestrelpy.outbox.queues import check_name, check_text
+
+if TYPE_CHECKING:
+    from sqlalchemy import MetaData
+    from sqlalchemy.engine import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from kestrelpy.outbox.database import Database
+
+__all__ = ["Outbox"]
+
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+class Outbox:
+    """Jobs that are put in the transaction that changes the caller's own data, and run by consumers.
+
+    ``bind``: an ``Engine`` or ``AsyncEngine`` of SQLAlchemy, a URL (the outbox then owns the engine), a ``WorkQueue``,
+    or ``None`` and ``bind(...)`` later. ``table``, ``schema``: where the jobs are, ``[A-Za-z_][A-Za-z0-9_]{0,40}``.
+    ``context``: context variables and ``Carrier`` objects whose values go with each job. ``lease``: seconds after which
+    a job of a dead process is run again. Options of queues are defaults for all queues. docs/outbox.md has them all.
+
+    Raises ``InvalidName``, ``TypeError``, ``ValueError``, ``UnsupportedDatabase``, and ``MissingPackage`` where an
+    extra is not installed. Thread-safe; a context manager.
+    """
+
+    def __init__(
+        self,
+        bind: Any = None,
+        *,
+        table: str = "kestrel_jobs",
+        schema: str | None = None,
+        context: Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
+        lease: float = 30.0,
+        notify: bool = True,
+        listen_url: Any = None,
+        health_grace: float = 600.0,
+        healthy_error_age: float = 900.0,
+        on_system_error: Callable[[], object] | None = None,
+        on_system_recovery: Callable[[], object] | None = None,
+        error_text: str = "full",
+        **queue_options: Any,
+    ) -> None:
+        settings = Settings(
+            lease=lease,
+            notify=notify,
+            listen_url=listen_url,
+            health_grace=health_grace,
+            healthy_error_age=healthy_error_age,
+            on_system_error=on_system_error,
+            on_system_recovery=on_system_recovery,
+            error_text=error_text,
+        )
+        self.core = OutboxCore(table, schema, context, clock, settings, queue_options)
+        self._is_closed = False
+        if bind is not None:
+            self.bind(bind)
+        remember(self, must_close=False)
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    def bind(self, bind: Any) -> None:
+        """Bind an outbox that was made without. Raises ``OutboxError`` if it is bound already; else as ``Outbox``."""
+        self._check_open()
+        if self.core.store is not None:
+            raise OutboxError("this outbox is bound already")
+        from kestrelpy.outbox.database import open_database
+        from kestrelpy.outbox.store import DatabaseStore
+
+        self.core.store = DatabaseStore(self.core.compilers, open_database(bind, self.core.compilers))
+
+    @property
+    def metadata(self) -> MetaData:
+        """SQLAlchemy's ``MetaData`` of the tables, for Alembic's ``target_metadata``."""
+        return self.core.tables.metadata
+
+    def create_tables(self) -> None:
+        """Create the tables and indexes that are missing. Any number of processes may call it at once.
+
+        Raises ``UnsupportedFormat`` for tables of a newer version, ``UnsupportedDatabase``, and what the driver raises.
+        """
+        from kestrelpy.outbox.database import create_tables
+
+        self._database().transact(lambda connection: create_tables(connection, self.core.tables))
+
+    async def acreate_tables(self) -> None:
+        """``create_tables`` for asyncio."""
+        from kestrelpy.outbox.database import create_tables
+
+        await self._database().atransact(lambda connection: create_tables(connection, self.core.tables))
+
+    def close(self) -> None:
+        """Stop, and dispose of an engine that was made from a URL. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        forget(self)
+        if self.core.store is not None:
+            self.core.store.close()
+
+    async def aclose(self) -> None:
+        """``close`` for asyncio."""
+
+        if self._is_closed:
+            return
+        self._is_closed = True
+        forget(self)
+        if self.core.store is not None:
+            await self.core.store.aclose()
+
+    def __enter__(self) -> Outbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Outbox:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _dismiss(self, error: QueueClosed) -> None:
+        """The interpreter is ending: nobody waits in here."""
+
+    def _abandon(self) -> None:
+        """In a forked child: stopped, with its registrations; the parent's connections are not touched."""
+        if self.core.store is not None:
+            self.core.store.abandon()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise OutboxError("this outbox is closed")
+
+    def _database(self) -> Database:
+        from kestrelpy.outbox.store import DatabaseStore
+
+        self._check_open()
+        store = self.core.open_store()
+        assert isinstance(store, DatabaseStore)
+        return store.database
+
+    def _perform(self, connection: Any, operation: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+        self._check_open()
+        return self.core.open_store().perform(connection, operation, *args, **kw)
+
+    async def _aperform(self, connection: Any, operation: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+        self._check_open()
+        return await self.core.open_store().aperform(connection, operation, *args, **kw)
+
+    # -- queues ------------------------------------------------------------------------------------------------------
+
+    def consumer(self, queue: str, **options: Any) -> Callable[[H], H]:
+        """Register the decorated function, ``def`` or ``async def``, as the consumer of ``queue``.
+
+        It is called with the payload, or with the payload and a connection if ``transactional``. Whatever it returns is
+        success; an exception is failure. Raises ``ValueError`` if the queue has a consumer, ``InvalidName``,
+        ``TypeError``.
+        """
+
+        def register(handler: H) -> H:
+            self.add_consumer(queue, handler, **options)
+            return handler
+
+        return register
+
+    def add_consumer(self, queue: str, handler: Callable[..., Any], *, replace: bool = False, **options: Any) -> None:
+        """``consumer`` as a call, also while running. ``replace``: instead of the consumer that the queue has."""
+        if not callable(handler):
+            raise TypeError(f"a handler is a function, not {handler!r}")
+        self.core.queues.add(queue, handler, options, replace=replace)
+
+    def remove_consumer(self, queue: str) -> None:
+        """Claim no more jobs of ``queue``. It stays declared. Raises ``UnknownQueue`` if it has no consumer."""
+        self.core.queues.remove(queue)
+
+    def queue(self, name: str, **options: Any) -> None:
+        """Declare a queue that other processes consume. Raises ``InvalidName``, ``TypeError``, ``ValueError``."""
+        self.core.queues.add(name, None, options)
+
+    # -- putting -----------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        connection: Any,
+        queue: str | Callable[..., Any],
+        payload: Any = None,
+        *,
+        key: str | None = None,
+        if_exists: str = "raise",
+        depends_on: Any = None,
+        group: str | None = None,
+        lane: str | None = None,
+        priority: int = 0,
+        delay: float = 0,
+        at_ms: int | None = None,
+    ) -> Job:
+        """Put a job in the transaction of ``connection``: it is there when that commits, and not if it does not.
+
+        ``connection``: a ``Connection`` or ``Session`` of SQLAlchemy, a ``sqlite3.Connection`` or a
+        ``psycopg.Connection``. ``queue``: a name, or the function that consumes it. ``key``: unique in the queue as
+        long as the row is there; ``if_exists``: ``"raise"``, ``"return"`` the job there (its ``is_new`` is False), or
+        ``"replace"`` its payload, priority and due time. ``depends_on``: a ``Job``, an id, or a queue and a key, which
+        must be done first. ``lane``: jobs of one lane run one at a time, in their order. ``priority``: smaller is more
+        urgent. ``delay``: seconds; ``at_ms``: an instant instead.
+
+        It neither commits nor rolls back. When it raises one of these, nothing was written, and the transaction can go
+        on: ``UnknownQueue``, ``InvalidPayload``, ``JobTooBig``, ``DuplicateJob``, ``UnknownDependency``,
+        ``NotInTransaction``, ``ValueError``, ``TypeError``.
+        """
+        new, payloads = self.core.prepare(
+            queue,
+            (payload,),
+            (key,),
+            if_exists=if_exists,
+            depends_on=depends_on,
+            group=group,
+            lane=lane,
+            priority=priority,
+            delay=delay,
+            at_ms=at_ms,
+        )
+        row, is_new = self._perform(_needed(connection), put_one, new, payloads[0])
+        return self.core.job(row, is_new=is_new)
+
+    async def aput(self, connection: Any, queue: str | Callable[..., Any], payload: Any = None, **options: Any) -> Job:
+        """``put`` on an ``AsyncConnection`` or ``AsyncSession`` of SQLAlchemy, or a ``psycopg.AsyncConnection``."""
+        new, payloads = self.core.prepare(queue, (payload,), (options.pop("key", None),), **_with_defaults(options))
+        row, is_new = await self._aperform(_needed(connection), put_one, new, payloads[0])
+        return self.core.job(row, is_new=is_new)
+
+    def put_many(
+        self,
+        connection: Any,
+        queue: str | Callable[..., Any],
+        payloads: Sequence[Any],
+        *,
+        keys: Sequence[str | None] | None = None,
+        **options: Any,
+    ) -> list[Job]:
+        """``put`` of many payloads, all of them or none. ``keys``: one for each payload. All are checked first.
+
+        The options are those of ``put``, for all of the jobs. Raises ``ValueError`` for a key that is there twice, and
+        what ``put`` raises. No payloads are no error.
+        """
+        new, made = self._prepare_many(queue, payloads, keys, options)
+        found = self._perform(_needed(connection), put_all, new, made) if made else []
+        return [self.core.job(row, is_new=is_new) for row, is_new in found]
+
+    async def aput_many(
+        self,
+        connection: Any,
+        queue: str | Callable[..., Any],
+        payloads: Sequence[Any],
+        *,
+        keys: Sequence[str | None] | None = None,
+        **options: Any,
+    ) -> list[Job]:
+        """``put_many`` for asyncio."""
+        new, made = self._prepare_many(queue, payloads, keys, options)
+        found = await self._aperform(_needed(connection), put_all, new, made) if made else []
+        return [self.core.job(row, is_new=is_new) for row, is_new in found]
+
+    def _prepare_many(
+        self,
+        queue: str | Callable[..., Any],
+        payloads: Sequence[Any],
+        keys: Sequence[str | None] | None,
+        options: dict[str, Any],
+    ) -> Any:
+        given = list(payloads)
+        names = [None] * len(given) if keys is None else list(keys)
+        if len(names) != len(given):
+            raise ValueError(f"keys: {len(names)} of them for {len(given)} payloads")
+        return self.core.prepare(queue, given, names, **_with_defaults(options))
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A transaction for callers who have none: its connection, committed at the end of the block, rolled back if
+        that raises.
+        """
+        database = self._database()
+        if database.engine is None:
+            raise OutboxError("this outbox has an AsyncEngine: use abegin()")
+        with database.engine.begin() as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def abegin(self) -> AsyncIterator[AsyncConnection]:
+        """``begin`` for asyncio."""
+        database = self._database()
+        if database.async_engine is None:
+            raise OutboxError("this outbox has no AsyncEngine: use begin()")
+        async with database.async_engine.begin() as connection:
+            yield connection
+
+    # -- looking and mending -----------------------------------------------------------------------------------------
+
+    def get(self, job_id: int, *, connection: Any = None) -> Job:
+        """A job by its id. Raises ``JobNotFound``."""
+        return self.core.job(self._perform(connection, admin.get, index(job_id)))
+
+    async def aget(self, job_id: int, *, connection: Any = None) -> Job:
+        """``get`` for asyncio."""
+        return self.core.job(await self._aperform(connection, admin.get, index(job_id)))
+
+    def find(self, queue: str, key: str, *, connection: Any = None) -> Job:
+        """A job by its queue and key. Raises ``JobNotFound``."""
+        return self.core.job(self._perform(connection, admin.find, check_name(queue), key))
+
+    async def afind(self, queue: str, key: str, *, connection: Any = None) -> Job:
+        """``find`` for asyncio."""
+        return self.core.job(await self._aperform(connection, admin.find, check_name(queue), key))
+
+    def jobs(
+        self,
+        queue: str | None = None,
+        *,
+        status: str | None = None,
+        group: str | None = None,
+        limit: int = 100,
+        after_id: int = 0,
+        connection: Any = None,
+    ) -> list[Job]:
+        """Jobs by id, from the one after ``after_id`` on. Raises ``ValueError`` for a status that there is not."""
+        rows = self._perform(connection, admin.jobs, *_wanted(queue, status, group, limit, after_id))
+        return [self.core.job(row) for row in rows]
+
+    async def ajobs(
+        self,
+        queue: str | None = None,
+        *,
+        status: str | None = None,
+        group: str | None = None,
+        limit: int = 100,
+        after_id: int = 0,
+        connection: Any = None,
+    ) -> list[Job]:
+        """``jobs`` for asyncio."""
+        rows = await self._aperform(connection, admin.jobs, *_wanted(queue, status, group, limit, after_id))
+        return [self.core.job(row) for row in rows]
+
+    def errors(self, queue: str | None = None, *, connection: Any = None) -> list[Job]:
+        """Jobs in error or dead, the oldest failure first."""
+        return [self.core.job(row) for row in self._perform(connection, admin.errors, queue)]
+
+    async def aerrors(self, queue: str | None = None, *, connection: Any = None) -> list[Job]:
+        """``errors`` for asyncio."""
+        return [self.core.job(row) for row in await self._aperform(connection, admin.errors, queue)]
+
+    def retry(self, job_id: int, *, connection: Any = None) -> bool:
+        """Make a job ready now that is in error, dead, cancelled or done; its tries begin at 0.
+
+        False while it is ready, waiting or running. Raises ``JobNotFound``.
+        """
+        return bool(self._perform(connection, admin.retry, index(job_id)))
+
+    async def aretry(self, job_id: int, *, connection: Any = None) -> bool:
+        """``retry`` for asyncio."""
+        return bool(await self._aperform(connection, admin.retry, index(job_id)))
+
+    def retry_all(self, queue: str, status: str = "dead", *, connection: Any = None) -> int:
+        """``retry`` of all jobs of ``queue`` in ``status``: error, dead, cancelled or done. Returns how many."""
+        return int(self._perform(connection, admin.retry_all, check_name(queue), _check_ended(status)))
+
+    async def aretry_all(self, queue: str, status: str = "dead", *, connection: Any = None) -> int:
+        """``retry_all`` for asyncio."""
+        return int(await self._aperform(connection, admin.retry_all, check_name(queue), _check_ended(status)))
+
+    def cancel(self, job_id: int, *, connection: Any = None) -> bool:
+        """Cancel a job that is ready, waiting, in error or dead; False for another one. Raises ``JobNotFound``."""
+        return bool(self._perform(connection, admin.cancel, index(job_id)))
+
+    async def acancel(self, job_id: int, *, connection: Any = None) -> bool:
+        """``cancel`` for asyncio."""
+        return bool(await self._aperform(connection, admin.cancel, index(job_id)))
+
+    def prune(self, *, connection: Any = None) -> int:
+        """Delete the jobs of the queues known here that ended longer ago than ``keep_done`` (done and cancelled) or
+        ``keep_dead``. Returns how many. A running outbox does so each minute.
+        """
+        return sum(
+            self._prune_slices(connection, queue, statuses, keep_ms)
+            for queue, statuses, keep_ms in _prunable(self.core)
+        )
+
+    def _prune_slices(self, connection: Any, queue: str, statuses: list[str], keep_ms: int) -> int:
+        deleted = slice_size = admin.SLICE
+        total = 0
+        while deleted == slice_size:
+            deleted = self._perform(connection, admin.prune, queue, statuses, keep_ms)
+            total += deleted
+        return total
+
+    async def aprune(self, *, connection: Any = None) -> int:
+        """``prune`` for asyncio."""
+        total = 0
+        for queue, statuses, keep_ms in _prunable(self.core):
+            deleted = admin.SLICE
+            while deleted == admin.SLICE:
+                deleted = await self._aperform(connection, admin.prune, queue, statuses, keep_ms)
+                total += deleted
+        return total
+
+    def pause(self, queue: str, *, connection: Any = None) -> None:
+        """Claim no jobs of ``queue`` in any process, until ``resume``. Jobs that run go on."""
+        self._perform(connection, admin.set_paused, check_name(queue), True)
+
+    async def apause(self, queue: str, *, connection: Any = None) -> None:
+        """``pause`` for asyncio."""
+        await self._aperform(connection, admin.set_paused, check_name(queue), True)
+
+    def resume(self, queue: str, *, connection: Any = None) -> None:
+        """End a pause."""
+        self._perform(connection, admin.set_paused, check_name(queue), False)
+
+    async def aresume(self, queue: str, *, connection: Any = None) -> None:
+        """``resume`` for asyncio."""
+        await self._aperform(connection, admin.set_paused, check_name(queue), False)
+
+    def __repr__(self) -> str:
+        return f"<Outbox {self.core.table}{' (closed)' if self._is_closed else ''}>"
+
+
+def _needed(connection: Any) -> Any:
+    if connection is None:
+        raise TypeError("put takes the connection of your transaction: use outbox.begin() if you have none")
+    return connection
+
+
+_DEFAULTS: dict[str, Any] = {
+    "if_exists": "raise",
+    "depends_on": None,
+    "group": None,
+    "lane": None,
+    "priority": 0,
+    "delay": 0,
+    "at_ms": None,
+}
+
+
+def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
+    unknown = options.keys() - _DEFAULTS.keys()
+    if unknown:
+        raise TypeError(f"put has no option {sorted(unknown)[0]!r}")
+    return {**_DEFAULTS, **options}
+
+
+def _wanted(
+    queue: str | None, status: str | None, group: str | None, limit: int, after_id: int
+) -> tuple[str | None, str | None, str | None, int, int]:
+    if status is not None and status not in admin.STATUSES:
+        raise ValueError(f"status must be one of {', '.join(admin.STATUSES)}, not {status!r}")
+    if index(limit) < 0:
+        raise ValueError(f"limit must not be negative, not {limit!r}")
+    name = None if queue is None else check_name(queue)
+    return name, status, check_text("group", group), index(limit), index(after_id)
+
+
+def _check_ended(status: str) -> str:
+    if status not in ("error", "dead", "cancelled", "done"):
+        raise ValueError(f"status must be error, dead, cancelled or done, not {status!r}")
+    return status
+
+
+def _prunable(core: OutboxCore) -> list[tuple[str, list[str], int]]:
+    """Queues and statuses whose jobs are not kept for ever, and for how many milliseconds they are."""
+    found = []
+    for consumer in core.queues.all():
+        for statuses, seconds in (
+            (["done", "cancelled"], consumer.options.keep_done),
+            (["dead"], consumer.options.keep_dead),
+        ):
+            if seconds is not None:
+                found.append((consumer.queue, statuses, int(seconds * 1000)))
+    return found

@@ -1,0 +1,91 @@
+"""``DatabaseStore``: where the operations of an outbox run, in transactions of their own or on a caller's connection.
+
+An operation is a function ``operation(sql, *arguments)``. A store without a database (``journal_store``) has a method
+of the same name for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from kestrelpy.outbox.connections import given, given_async
+from kestrelpy.outbox.sql import Compiler, Operation, arun, run
+
+if TYPE_CHECKING:
+    from kestrelpy.outbox.database import Compilers, Database
+
+__all__ = ["DatabaseStore", "Store"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Store(Protocol):
+    """Performs operations."""
+
+    def perform(
+        self,
+        connection: Any,
+        operation: Callable[Concatenate[Compiler, P], Operation[T]],
+        *args: P.args,
+        **kw: P.kwargs,
+    ) -> T:
+        """On ``connection``, within its transaction; ``None``: in a transaction of its own."""
+
+    async def aperform(
+        self,
+        connection: Any,
+        operation: Callable[Concatenate[Compiler, P], Operation[T]],
+        *args: P.args,
+        **kw: P.kwargs,
+    ) -> T:
+        """The same from a coroutine."""
+
+    def close(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    def abandon(self) -> None:
+        """In a forked child: forget what is the parent's."""
+
+
+class DatabaseStore:
+    """A ``Store`` of rows in a database. ``database``: ``None`` until the outbox is bound to one."""
+
+    def __init__(self, compilers: Compilers, database: Database) -> None:
+        self.compilers = compilers
+        self.database = database
+
+    def perform(
+        self,
+        connection: Any,
+        operation: Callable[Concatenate[Compiler, P], Operation[T]],
+        *args: P.args,
+        **kw: P.kwargs,
+    ) -> T:
+        if connection is None:
+            return self.database.run(lambda sql: operation(sql, *args, **kw))
+        on = given(connection)
+        return run(operation(self.compilers.of(on.dialect), *args, **kw), on.fetch)
+
+    async def aperform(
+        self,
+        connection: Any,
+        operation: Callable[Concatenate[Compiler, P], Operation[T]],
+        *args: P.args,
+        **kw: P.kwargs,
+    ) -> T:
+        if connection is None:
+            return await self.database.arun(lambda sql: operation(sql, *args, **kw))
+        on = await given_async(connection)
+        return await arun(operation(self.compilers.of(on.dialect), *args, **kw), on.fetch)
+
+    def close(self) -> None:
+        self.database.close()
+
+    async def aclose(self) -> None:
+        await self.database.aclose()
+
+    def abandon(self) -> None:
+        self.database.abandon()

@@ -1,0 +1,62 @@
+"""Databases for the tests of the outbox: each test has one of its own, empty, and most tests run on both kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+
+from tests.support import postgres
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tests that are skipped for one reason at one place are one line of the summary, not one line each."""
+    report = yield
+    if isinstance(report.longrepr, tuple) and report.longrepr[2].endswith(postgres.NOT_INSTALLED):
+        report.longrepr = (__file__, 1, report.longrepr[2])
+    return report
+
+
+@pytest.fixture(scope="session")
+def postgres_installed() -> None:
+    """For a test with a ``private_cluster``: skips it where there can be none."""
+    if postgres.programs() is None:
+        pytest.skip(postgres.NOT_INSTALLED)
+
+
+@pytest.fixture(scope="session")
+def postgres_cluster(postgres_installed: None) -> Iterator[postgres.Cluster]:
+    """The PostgreSQL server of this process, started by the first test that wants it. Do not stop it."""
+    with postgres.quick_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def postgres_url(postgres_cluster: postgres.Cluster) -> Iterator[str]:
+    """Of a new PostgreSQL database, for SQLAlchemy with psycopg; over a socket."""
+    with postgres_cluster.database() as name:
+        yield postgres_cluster.url(name)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """Of a SQLite file that is not there yet, for SQLAlchemy."""
+    return f"sqlite:///{tmp_path / 'outbox.db'}"
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """Of a new database: the test runs on PostgreSQL and on SQLite."""
+    fixtures = {"postgresql": "postgres_url", "sqlite": "sqlite_url"}
+    return str(request.getfixturevalue(fixtures[request.param]))
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[sqlalchemy.Engine]:
+    """On ``database_url``; disposed of at the end."""
+    made = sqlalchemy.create_engine(database_url)
+    yield made
+    made.dispose()

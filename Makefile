@@ -34,7 +34,7 @@ THEIR_TESTS = tests/unit/journal tests/unit/inbox tests/unit/test_codecs.py test
 	tests/regressions/test_found_by_crashes.py tests/regressions/test_found_by_fuzzing.py
 BIN := $(VENV)/bin
 
-.PHONY: help java demo test test-all test-spark soak coverage compare check api bench bench-against bench-spark bench-jobs bench-kestrel pipeline plots micro clean
+.PHONY: help java postgresql demo test test-all test-spark soak coverage compare check api bench bench-against bench-spark bench-jobs bench-kestrel pipeline plots micro clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -67,10 +67,13 @@ java:
 	@java -version 2>&1 | grep -qE 'version "(17|21)' || \
 	    { echo "Java 17 or 21 is missing: install openjdk-17-jre-headless (Debian, Ubuntu) or set PATH to one" >&2; exit 1; }
 
-test: $(VENV)/.installed-dev java
+postgresql:
+	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || .ci/install postgresql
+
+test: $(VENV)/.installed-dev java postgresql
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
-test-all: $(VENV)/.installed-dev java
+test-all: $(VENV)/.installed-dev java postgresql
 	KESTRELPY_SHARE=$(or $(KESTRELPY_SHARE),1) $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-spark: $(VENV)/.installed-dev java

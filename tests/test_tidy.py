@@ -205,7 +205,7 @@ PUBLIC = {
     "kestrelpy.outbox": (
         "OutboxError UnknownQueue UnknownDependency JobNotFound InvalidPayload DuplicateJob UnsupportedDatabase "
         "NotInTransaction NotSupported MissingPackage InvalidName JobTooBig ErrorWatch "
-        "exponential Carrier"
+        "exponential Carrier opentelemetry"
     ),
     "kestrelpy.server": (
         "BeanstalkServer KestrelServer ConfigError QueueServer QueueProtocol Parser Connection Wait FutureWait "

@@ -25,6 +25,7 @@ from kestrelpy.outbox.errors import (
 if TYPE_CHECKING:
     from kestrelpy.outbox.backoff import exponential
     from kestrelpy.outbox.context import Carrier
+    from kestrelpy.outbox.telemetry import opentelemetry
     from kestrelpy.outbox.watch import ErrorWatch
     from kestrelpy.work import JobTooBig
 
@@ -44,12 +45,14 @@ __all__ = [
     "UnknownQueue",
     "UnsupportedDatabase",
     "exponential",
+    "opentelemetry",
 ]
 
 if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__ they would accept any name
     _LATER = {
         "Carrier": "kestrelpy.outbox.context",
         "exponential": "kestrelpy.outbox.backoff",
+        "opentelemetry": "kestrelpy.outbox.telemetry",
         "ErrorWatch": "kestrelpy.outbox.watch",
         "JobTooBig": "kestrelpy.work",
     }

@@ -299,6 +299,22 @@ def test_the_handlers_own_error_is_not_logged(caplog: pytest.LogCaptureFixture) 
     assert not caplog.records
 
 
+def test_a_carrier_that_raises_it_once_more_is_no_trouble_either(caplog: pytest.LogCaptureFixture) -> None:
+    class Again:
+        def capture(self) -> Any: ...
+        def restore(self, value: Any) -> Again:
+            return self
+
+        def __enter__(self) -> None: ...
+        def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+            if error is not None:
+                raise error
+
+    with pytest.raises(ZeroDivisionError):
+        in_empty({"again": Again()}, '{"again":1}', lambda: 1 // 0)
+    assert not caplog.records
+
+
 def test_names_that_this_process_does_not_have_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     assert in_empty({"request": request}, '{"request":1,"locale":"de"}') == (1, "unset")
     assert not caplog.records

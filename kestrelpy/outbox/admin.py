@@ -12,6 +12,7 @@ from kestrelpy.outbox.job import COLUMNS, LANE, QUEUE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kestrelpy.outbox.queues import QueueConsumer
     from kestrelpy.outbox.sql import Compiler, Operation, Rows
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "get",
     "jobs",
     "oldest_error",
+    "prunable",
     "prune",
     "retry",
     "retry_all",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 STATUSES = ("ready", "waiting", "running", "error", "done", "dead", "cancelled")
+MAX_SECONDS = 1 << 32
 SLICE = 1000
 """How many rows one statement of ``prune`` deletes."""
 
@@ -138,3 +141,14 @@ def prune(sql: Compiler, queue: str, statuses: Iterable[str], keep_ms: int) -> O
 def set_paused(sql: Compiler, queue: str, is_paused: bool) -> Operation[None]:
     """Pause or resume a queue, for all processes."""
     yield sql(_PAUSE), {"queue": queue, "paused": is_paused}
+
+
+def prunable(consumers: Iterable[QueueConsumer]) -> list[tuple[str, list[str], int]]:
+    """Queues and statuses whose jobs are not kept for ever, and for how many milliseconds they are."""
+    found = []
+    for consumer in consumers:
+        options = consumer.options
+        for statuses, seconds in ((["done", "cancelled"], options.keep_done), (["dead"], options.keep_dead)):
+            if seconds is not None:
+                found.append((consumer.queue, statuses, int(min(seconds, MAX_SECONDS) * 1000)))
+    return found

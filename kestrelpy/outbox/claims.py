@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kestrelpy.outbox.flavours import HELD
+from kestrelpy.outbox.flavours import CLAIMED, HELD
 from kestrelpy.outbox.job import COLUMNS, LANE, QUEUE
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "Finish",
     "Lane",
     "claim",
+    "claim_failed",
     "claimed_among",
     "delete_done",
     "fail",
@@ -90,6 +91,12 @@ _OVERLOOKED = """UPDATE {jobs} SET status = 'ready' WHERE status = 'waiting' AND
     SELECT 1 FROM {jobs} d WHERE d.id = {jobs}.depends_on AND d.status <> 'done') RETURNING """
 _NEXT_ERROR = "SELECT min(due_ms) FROM {jobs} WHERE status = 'error' AND queue = :queue"
 _TIME = "SELECT {now}"
+_CLAIM_FAILED = (
+    """UPDATE {jobs} SET status = 'running', token = :token, worker = :worker, tries = tries + 1, finished_ms = NULL,
+started_ms = {now}, was_due_ms = due_ms, due_ms = {now} + CAST(:lease_ms AS bigint)
+WHERE id = :id AND status IN ('error', 'dead') RETURNING """
+    + CLAIMED
+)
 
 
 def claim(sql: Compiler, status: str, queues: Sequence[tuple[str, int]], wanted: Claim) -> Operation[Rows]:
@@ -176,14 +183,20 @@ def free_overlooked(sql: Compiler) -> Operation[Rows]:
     return (yield sql(_OVERLOOKED + COLUMNS), {})
 
 
-def next_due_ms(sql: Compiler, queues: Iterable[str]) -> Operation[tuple[int, int | None]]:
-    """The time, and when the next job of these queues is due that is ready or in error; ``None`` if there is none."""
-    found: list[int] = []
+def next_due_ms(sql: Compiler, queues: Iterable[str]) -> Operation[tuple[int, int | None, int | None]]:
+    """The time, and when the next job of these queues is due that is ready, and that is in error; ``None``: none is."""
+    ready: list[int] = []
+    failed: list[int] = []
     now = (yield sql(_TIME), sql.time())[0][0]
     for queue in queues:
-        found += [row[0] for row in (yield sql(_NEXT_ERROR), {"queue": queue}) if row[0] is not None]
-        found += yield from sql.flavour.next_ready(sql, queue)
-    return now, min(found, default=None)
+        failed += [row[0] for row in (yield sql(_NEXT_ERROR), {"queue": queue}) if row[0] is not None]
+        ready += yield from sql.flavour.next_ready(sql, queue)
+    return now, min(ready, default=None), min(failed, default=None)
+
+
+def claim_failed(sql: Compiler, job_id: int, wanted: Claim) -> Operation[Rows]:
+    """Claim one job that is in error or dead, due or not: its row of ``CLAIMED``, or none."""
+    return (yield sql(_CLAIM_FAILED), {**sql.time(), **wanted.parameters(), "id": job_id})
 
 
 class Finish:

@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kestrelpy import Clock, InvalidName, SystemClock
 from kestrelpy.outbox._checks import check_number
@@ -16,12 +16,12 @@ from kestrelpy.outbox.context import capture, check_context
 from kestrelpy.outbox.errors import InvalidPayload, OutboxError
 from kestrelpy.outbox.job import Job
 from kestrelpy.outbox.puts import Dependency, NewJob, NewPayload
-from kestrelpy.outbox.queues import Consumer, Queues, check_name, check_text, encode
+from kestrelpy.outbox.queues import KnownQueues, QueueConsumer, check_name, check_text, encode
 
 if TYPE_CHECKING:
     from kestrelpy.outbox.database import Compilers
-    from kestrelpy.outbox.schema import Tables
-    from kestrelpy.outbox.store import Store
+    from kestrelpy.outbox.schema import OutboxTables
+    from kestrelpy.outbox.store import JobStore
 
 __all__ = ["OutboxCore", "Settings"]
 
@@ -76,6 +76,16 @@ class Settings:
         self.error_text = error_text
 
 
+class Relaying(Protocol):
+    """A relay, as a running outbox sees it."""
+
+    def step(self) -> int:
+        """Move one batch. Returns how many jobs that were."""
+
+    def release(self) -> None:
+        """Let another process go on at once."""
+
+
 class OutboxCore:
     """Shared by an ``Outbox``, what runs its jobs, and its test kit.
 
@@ -96,22 +106,26 @@ class OutboxCore:
         self.schema = None if schema is None else check_identifier("schema", schema)
         self.context = check_context(context)
         self.settings = settings
-        self.queues = Queues(queue_options)
+        self.queues = KnownQueues(queue_options)
         self.clock = clock
         self.time: Clock = clock if clock is not None else SystemClock()
-        self.store: Store | None = None
+        self.store: JobStore | None = None
         self.random: Callable[[], float] = _random
         self.worker = f"{socket.gethostname()}:{os.getpid()}"
-        self._tables: Tables | None = None
+        self.relays: list[Relaying] = []
+        self.slow: Callable[[], int] = lambda: 0  # how many handlers run for longer than slow_after
+        self.started_ms: int | None = None  # when this process has started it
+        self.is_virtual = False  # under the test kit: nothing is started
+        self._tables: OutboxTables | None = None
         self._compilers: Compilers | None = None
 
     @property
-    def tables(self) -> Tables:
+    def tables(self) -> OutboxTables:
         """SQLAlchemy's tables. Raises ``MissingPackage``."""
         if self._tables is None:
-            from kestrelpy.outbox.schema import Tables
+            from kestrelpy.outbox.schema import OutboxTables
 
-            self._tables = Tables(self.table, self.schema)
+            self._tables = OutboxTables(self.table, self.schema)
         return self._tables
 
     @property
@@ -136,7 +150,7 @@ class OutboxCore:
         """By the clock that was given, or this machine's."""
         return self.time.time_ns() // 1_000_000
 
-    def open_store(self) -> Store:
+    def open_store(self) -> JobStore:
         """Raises ``OutboxError`` if the outbox is bound to nothing."""
         if self.store is None:
             raise OutboxError("this outbox is not bound: pass Outbox(bind), or call outbox.bind(...) first")
@@ -250,7 +264,7 @@ def _dependency(depends_on: Any) -> Dependency | None:
     return number
 
 
-def _own(consumer: Consumer, payload: Any) -> Dependency | None:
+def _own(consumer: QueueConsumer, payload: Any) -> Dependency | None:
     """What the queue's option says that this payload depends on."""
     if consumer.options.depends_on is None:
         return None

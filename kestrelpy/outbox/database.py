@@ -16,7 +16,7 @@ from kestrelpy.errors import UnsupportedFormat
 from kestrelpy.outbox.connections import fetch_on
 from kestrelpy.outbox.errors import MissingPackage, OutboxError, UnsupportedDatabase
 from kestrelpy.outbox.flavours import Postgresql, Sqlite
-from kestrelpy.outbox.schema import VERSION, Tables
+from kestrelpy.outbox.schema import VERSION, OutboxTables
 from kestrelpy.outbox.sql import Compiler, Operation, run
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ OLDEST = {"postgresql": (13,), "sqlite": (3, 35)}
 class Compilers:
     """A compiler for each dialect that puts have come with, and the one of the outbox's own database."""
 
-    def __init__(self, tables: Tables, clock_ms: Callable[[], int] | None, system_ms: Callable[[], int]) -> None:
-        self._tables = tables
+    def __init__(self, tables: OutboxTables, clock_ms: Callable[[], int] | None, system_ms: Callable[[], int]) -> None:
+        self.tables = tables
         self._clock_ms = clock_ms
         self._system_ms = system_ms
         self._known: dict[tuple[str, str], Compiler] = {}
@@ -46,9 +46,9 @@ class Compilers:
         if found is None:
             if dialect.name == "postgresql":
                 has_clock = self._clock_ms is not None
-                found = Compiler(dialect, self._tables, Postgresql(server_time=not has_clock), self._clock_ms)
+                found = Compiler(dialect, self.tables, Postgresql(server_time=not has_clock), self._clock_ms)
             elif dialect.name == "sqlite":
-                found = Compiler(dialect, self._tables, Sqlite(), self._clock_ms or self._system_ms)
+                found = Compiler(dialect, self.tables, Sqlite(), self._clock_ms or self._system_ms)
             else:
                 raise UnsupportedDatabase(dialect.name)
             self._known[which] = found
@@ -231,7 +231,7 @@ def open_database(bind: Any, compilers: Compilers) -> Database:
     raise TypeError(f"an outbox is bound to an Engine, an AsyncEngine, a URL or a WorkQueue, not {bind!r}")
 
 
-def create_tables(connection: Connection, tables: Tables) -> None:
+def create_tables(connection: Connection, tables: OutboxTables) -> None:
     """Create what is missing. Any number of processes may do so at once. Raises ``UnsupportedFormat``."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('kestrelpy.outbox'))")
@@ -242,7 +242,7 @@ def create_tables(connection: Connection, tables: Tables) -> None:
     check_tables(connection, tables)
 
 
-def check_tables(connection: Connection, tables: Tables) -> None:
+def check_tables(connection: Connection, tables: OutboxTables) -> None:
     """Raises ``UnsupportedFormat`` for tables of a newer version, ``OutboxError`` if there are none."""
     from sqlalchemy.exc import OperationalError, ProgrammingError
 

@@ -11,7 +11,9 @@ import contextlib
 import logging
 import math
 import traceback
+from asyncio import CancelledError, timeout
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from kestrelpy.outbox.job import CONTEXT, ID, LANE, TRIES, GiveUp, Job, RetryLat
 
 if TYPE_CHECKING:
     from kestrelpy.outbox.core import OutboxCore
-    from kestrelpy.outbox.queues import Consumer
+    from kestrelpy.outbox.queues import QueueConsumer
 
 __all__ = ["Attempt", "Outcome", "call_hooks", "lapse_of", "log", "outcome_of"]
 
@@ -34,9 +36,23 @@ _TEXT, _BINARY = 7, 8
 class Attempt:
     """A claimed job that is about to run, or runs. ``token``: of the claim."""
 
-    __slots__ = ("connection", "consumer", "core", "row", "started", "token", "where")
+    __slots__ = (
+        "connection",
+        "consumer",
+        "core",
+        "in_hook",
+        "is_lost",
+        "is_retry",
+        "row",
+        "started",
+        "token",
+        "until",
+        "value",
+        "warned",
+        "where",
+    )
 
-    def __init__(self, core: OutboxCore, consumer: Consumer, row: Sequence[Any], token: int) -> None:
+    def __init__(self, core: OutboxCore, consumer: QueueConsumer, row: Sequence[Any], token: int) -> None:
         self.core = core
         self.consumer = consumer
         self.row = row
@@ -44,6 +60,12 @@ class Attempt:
         self.started: float | None = None  # by the monotonic clock
         self.where: Any = None  # the thread's number, or the task
         self.connection: Any = None  # that a transactional handler is given
+        self.until = 0.0  # when its lease is over, by the monotonic clock
+        self.is_retry = False
+        self.is_lost = False  # its lease could not be renewed: somebody else has it
+        self.warned = 0  # how often it was logged for being slow
+        self.value: Any = None  # what the handler has returned, for the test kit
+        self.in_hook = False
 
     @property
     def id(self) -> int:
@@ -60,28 +82,53 @@ class Attempt:
         binary = self.row[_BINARY]
         return self.consumer.options.codec.decode(self.row[_TEXT] if binary is None else bytes(binary))
 
-    def call(self) -> Any:
-        """Call the handler, in an empty context with the job's own in it. Raises what the handler raises."""
-        return Context().run(self._call)
+    def run(self, clock: Callable[[], float]) -> Outcome:
+        """Call a ``def`` handler, in an empty context with the job's own in it, and log a failure there."""
+        return Context().run(self._run, clock)
+
+    def _run(self, clock: Callable[[], float]) -> Outcome:
+        self.started = started = clock()
+        outcome = None
+        try:
+            with self._entered():
+                try:
+                    self.value = self._call()
+                except BaseException as error:
+                    outcome = outcome_of(self, error, clock() - started)
+                    raise
+        except BaseException as error:
+            return outcome if outcome is not None else outcome_of(self, error, clock() - started)
+        return Outcome(self, "done")
+
+    async def arun(self, clock: Callable[[], float], is_stopping: Callable[[], bool] = lambda: False) -> Outcome:
+        """``run`` for an ``async`` handler, in a task whose context is empty. Cancelled by a stop, it is given back."""
+        self.started = started = clock()
+        outcome = None
+        try:
+            with self._entered():
+                try:
+                    async with timeout(self.consumer.options.timeout):
+                        self.value = await self._call()
+                except CancelledError as error:
+                    outcome = Outcome(self, "back") if is_stopping() else outcome_of(self, error, clock() - started)
+                    raise
+                except BaseException as error:
+                    outcome = outcome_of(self, error, clock() - started)
+                    raise
+        except BaseException as error:
+            return outcome if outcome is not None else outcome_of(self, error, clock() - started)
+        return Outcome(self, "done")
+
+    def _entered(self) -> AbstractContextManager[None]:
+        running.set(self)
+        return restored(self.core.context, self.row[CONTEXT], log)
 
     def _call(self) -> Any:
-        running.set(self)
-        with restored(self.core.context, self.row[CONTEXT], log):
-            handler = self.consumer.handler
-            assert handler is not None
-            if self.consumer.options.transactional:
-                return handler(self.payload(), self.connection)
-            return handler(self.payload())
-
-    async def acall(self) -> Any:
-        """``call`` of an ``async`` handler, from a task whose context is empty."""
-        running.set(self)
-        with restored(self.core.context, self.row[CONTEXT], log):
-            handler = self.consumer.handler
-            assert handler is not None
-            if self.consumer.options.transactional:
-                return await handler(self.payload(), self.connection)
-            return await handler(self.payload())
+        handler = self.consumer.handler
+        assert handler is not None
+        if self.consumer.options.transactional:
+            return handler(self.payload(), self.connection)
+        return handler(self.payload())
 
 
 class Outcome:
@@ -127,7 +174,7 @@ def outcome_of(attempt: Attempt, error: BaseException | None, seconds: float = 0
     options = attempt.consumer.options
     try:
         if options.counts_as_done(error):
-            return Outcome(attempt, "done")
+            return Outcome(attempt, "done", exception=error)
     except Exception:
         log.exception("queue %r: done_on failed; the error of job %s counts", attempt.consumer.queue, attempt.id)
     if isinstance(error, GiveUp):
@@ -188,6 +235,7 @@ def call_hooks(outcome: Outcome) -> None:
 
 
 def _within(attempt: Attempt, hook: Callable[[], object]) -> None:
+    attempt.in_hook = True  # for a carrier that does something once a run
     running.set(attempt)
     with restored(attempt.core.context, attempt.row[CONTEXT], log):
         hook()

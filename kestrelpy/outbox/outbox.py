@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +13,7 @@ from kestrelpy import Clock
 from kestrelpy._process import forget, remember
 from kestrelpy.errors import QueueClosed
 from kestrelpy.outbox import admin
+from kestrelpy.outbox._checks import check_count, check_number
 from kestrelpy.outbox.core import OutboxCore, Settings
 from kestrelpy.outbox.errors import OutboxError
 from kestrelpy.outbox.job import Job
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from kestrelpy.outbox.database import Database
+    from kestrelpy.outbox.runner import Runner
 
 __all__ = ["Outbox"]
 
@@ -72,6 +75,7 @@ class Outbox:
         )
         self.core = OutboxCore(table, schema, context, clock, settings, queue_options)
         self._is_closed = False
+        self._runner: Runner | None = None
         if bind is not None:
             self.bind(bind)
         remember(self, must_close=False)
@@ -112,6 +116,7 @@ class Outbox:
         """Stop, and dispose of an engine that was made from a URL. A second call does nothing."""
         if self._is_closed:
             return
+        self.stop()
         self._is_closed = True
         forget(self)
         if self.core.store is not None:
@@ -148,6 +153,8 @@ class Outbox:
 
     def _abandon(self) -> None:
         """In a forked child: stopped, with its registrations; the parent's connections are not touched."""
+        self._runner = None
+        self.core.started_ms = None
         if self.core.store is not None:
             self.core.store.abandon()
 
@@ -317,6 +324,135 @@ class Outbox:
         async with database.async_engine.begin() as connection:
             yield connection
 
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        queues: Iterable[str] | None = None,
+        *,
+        threads: int = 4,
+        prefetch: int | None = None,
+        poll_interval: float | None = None,
+        retry_interval: float = 1.0,
+    ) -> None:
+        """Run the jobs of the queues consumed here (``queues``: of these only) in threads, until ``stop``.
+
+        ``threads``: for ``def`` handlers; those that are ``async`` run on an event loop on a thread of its own.
+        ``prefetch``: how many jobs to claim ahead; ``None``: as many as were finished in the last 50 ms.
+        ``poll_interval``: seconds between looks for what no notification came for; ``None``: 5, or 1 where nothing
+        notifies. ``retry_interval``: seconds between two passes over failed jobs. A second call does nothing.
+
+        Raises ``OutboxError`` before ``create_tables``, ``TypeError``, ``ValueError``.
+        """
+        if self._runner is None and not self.core.is_virtual:
+            self._start(None, queues, threads, prefetch, poll_interval, retry_interval)
+
+    async def astart(
+        self,
+        queues: Iterable[str] | None = None,
+        *,
+        threads: int = 4,
+        prefetch: int | None = None,
+        poll_interval: float | None = None,
+        retry_interval: float = 1.0,
+    ) -> None:
+        """``start`` with the ``async`` handlers on the calling event loop."""
+        if self._runner is None and not self.core.is_virtual:
+            loop = asyncio.get_running_loop()
+            self.core.open_store().use_loop(loop)
+            await asyncio.to_thread(self._start, loop, queues, threads, prefetch, poll_interval, retry_interval)
+
+    def _start(
+        self,
+        loop: asyncio.AbstractEventLoop | None,
+        queues: Iterable[str] | None,
+        threads: int,
+        prefetch: int | None,
+        poll_interval: float | None,
+        retry_interval: float,
+    ) -> None:
+        self._check_open()
+        from kestrelpy.outbox.runner import Runner
+
+        store = self.core.open_store()
+        names = None if queues is None else frozenset(map(check_name, [queues] if isinstance(queues, str) else queues))
+        runner = Runner(
+            self.core,
+            store,
+            queues=names,
+            threads=check_count("threads", threads, 1),
+            prefetch=None if prefetch is None else check_count("prefetch", prefetch),
+            poll_interval=None if poll_interval is None else check_number("poll_interval", poll_interval, 0.001),
+            retry_interval=check_number("retry_interval", retry_interval, 0.001),
+            loop=loop,
+        )
+        store.check()
+        self.core.started_ms = self.core.now_ms()
+        self._runner = runner
+        runner.start()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Claim no more jobs, and wait for the handlers that run. What was claimed and not begun is given back.
+
+        After ``timeout`` seconds ``async`` handlers are cancelled, and the jobs of the others are given back. Returns
+        True if nothing was left running. Never takes longer than ``timeout`` and a second.
+        """
+        check_timeout(timeout)
+        runner, self._runner = self._runner, None
+        self.core.started_ms = None
+        return True if runner is None else runner.stop(timeout)
+
+    async def astop(self, timeout: float | None = None) -> bool:
+        """``stop`` for asyncio."""
+        if self._runner is None:
+            return True
+        try:
+            return await asyncio.to_thread(self.stop, timeout)
+        finally:
+            self.core.open_store().use_loop(None)
+
+    @contextlib.contextmanager
+    def running(self, queues: Iterable[str] | None = None, **options: Any) -> Iterator[Outbox]:
+        """``start`` at the beginning of the block, ``stop`` at its end."""
+        self.start(queues, **options)
+        try:
+            yield self
+        finally:
+            self.stop()
+
+    @contextlib.asynccontextmanager
+    async def arunning(self, queues: Iterable[str] | None = None, **options: Any) -> AsyncIterator[Outbox]:
+        """``running`` for asyncio."""
+        await self.astart(queues, **options)
+        try:
+            yield self
+        finally:
+            await self.astop()
+
+    def run(self, queues: Iterable[str] | None = None, **options: Any) -> None:
+        """Run jobs until SIGTERM or SIGINT; then drain and return. A second signal ends the process now. Called on the
+        main thread.
+        """
+        from kestrelpy.outbox.signals import until_signal
+
+        self.start(queues, **options)
+        try:
+            if not self.core.is_virtual:
+                until_signal(self.stop)
+        finally:
+            self.stop()
+
+    async def arun(self, queues: Iterable[str] | None = None, **options: Any) -> None:
+        """``run`` for asyncio."""
+        from kestrelpy.outbox.signals import auntil_signal
+
+        await self.astart(queues, **options)
+        try:
+            if not self.core.is_virtual:
+                await auntil_signal(self.astop)
+        finally:
+            await self.astop()
+
     # -- looking and mending -----------------------------------------------------------------------------------------
 
     def get(self, job_id: int, *, connection: Any = None) -> Job:
@@ -404,7 +540,7 @@ class Outbox:
         """
         return sum(
             self._prune_slices(connection, queue, statuses, keep_ms)
-            for queue, statuses, keep_ms in _prunable(self.core)
+            for queue, statuses, keep_ms in admin.prunable(self.core.queues.all())
         )
 
     def _prune_slices(self, connection: Any, queue: str, statuses: list[str], keep_ms: int) -> int:
@@ -418,7 +554,7 @@ class Outbox:
     async def aprune(self, *, connection: Any = None) -> int:
         """``prune`` for asyncio."""
         total = 0
-        for queue, statuses, keep_ms in _prunable(self.core):
+        for queue, statuses, keep_ms in admin.prunable(self.core.queues.all()):
             deleted = admin.SLICE
             while deleted == admin.SLICE:
                 deleted = await self._aperform(connection, admin.prune, queue, statuses, keep_ms)
@@ -443,6 +579,12 @@ class Outbox:
 
     def __repr__(self) -> str:
         return f"<Outbox {self.core.table}{' (closed)' if self._is_closed else ''}>"
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raises ``TypeError``, ``ValueError``."""
+    if timeout is not None:
+        check_number("timeout", timeout)
 
 
 def _needed(connection: Any) -> Any:
@@ -484,16 +626,3 @@ def _check_ended(status: str) -> str:
     if status not in ("error", "dead", "cancelled", "done"):
         raise ValueError(f"status must be error, dead, cancelled or done, not {status!r}")
     return status
-
-
-def _prunable(core: OutboxCore) -> list[tuple[str, list[str], int]]:
-    """Queues and statuses whose jobs are not kept for ever, and for how many milliseconds they are."""
-    found = []
-    for consumer in core.queues.all():
-        for statuses, seconds in (
-            (["done", "cancelled"], consumer.options.keep_done),
-            (["dead"], consumer.options.keep_dead),
-        ):
-            if seconds is not None:
-                found.append((consumer.queue, statuses, int(seconds * 1000)))
-    return found

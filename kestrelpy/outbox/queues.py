@@ -14,7 +14,7 @@ from kestrelpy.outbox.backoff import exponential
 from kestrelpy.outbox.errors import InvalidPayload, UnknownQueue
 from kestrelpy.outbox.payload import JsonText
 
-__all__ = ["Consumer", "PayloadCodec", "QueueOptions", "Queues", "check_name", "check_text"]
+__all__ = ["KnownQueues", "PayloadCodec", "QueueConsumer", "QueueOptions", "check_name", "check_text"]
 
 DAY = 86_400.0
 MAX_TEXT = 255
@@ -95,7 +95,7 @@ class QueueOptions(Value, kw_only=True):
         return ("dead", 0) if is_worn_out else ("error", round(seconds * 1000))
 
 
-class Consumer:
+class QueueConsumer:
     """A queue that is consumed here (``handler``), or only declared (``None``)."""
 
     __slots__ = ("handler", "is_async", "options", "queue")
@@ -109,17 +109,17 @@ class Consumer:
         )
 
 
-class Queues:
+class KnownQueues:
     """The queues of an outbox. Decodes the payloads of jobs, with the codec of their queue."""
 
     def __init__(self, defaults: dict[str, Any]) -> None:
         self._defaults = defaults
         self.defaults = QueueOptions(**defaults)
-        self._known: dict[str, Consumer] = {}
+        self._known: dict[str, QueueConsumer] = {}
 
     def add(
         self, queue: str, handler: Callable[..., Any] | None, options: dict[str, Any], *, replace: bool = False
-    ) -> Consumer:
+    ) -> QueueConsumer:
         """Raises ``InvalidName``, ``ValueError`` for a second consumer, ``TypeError`` for what can't be called."""
         check_name(queue)
         if handler is not None and not callable(handler):
@@ -128,9 +128,9 @@ class Queues:
         if found is not None and found.handler is not None and handler is not None and not replace:
             raise ValueError(f"queue {queue!r} has a consumer already: pass replace=True to replace it")
         if found is not None and not options and not replace:
-            made = Consumer(queue, handler or found.handler, found.options)
+            made = QueueConsumer(queue, handler or found.handler, found.options)
         else:
-            made = Consumer(
+            made = QueueConsumer(
                 queue, handler or (found.handler if found else None), QueueOptions(**{**self._defaults, **options})
             )
         self._known[queue] = made
@@ -141,9 +141,9 @@ class Queues:
         found = self._known.get(queue)
         if found is None or found.handler is None:
             raise UnknownQueue(queue)
-        self._known[queue] = Consumer(queue, None, found.options)
+        self._known[queue] = QueueConsumer(queue, None, found.options)
 
-    def find(self, queue: str | Callable[..., Any]) -> Consumer:
+    def find(self, queue: str | Callable[..., Any]) -> QueueConsumer:
         """By name, or by the function that consumes it. Raises ``UnknownQueue``, ``InvalidName``."""
         if callable(queue):
             found = [each for each in list(self._known.values()) if each.handler is queue]
@@ -161,7 +161,7 @@ class Queues:
         known = self._known.get(queue)
         return self.defaults if known is None else known.options
 
-    def all(self) -> list[Consumer]:
+    def all(self) -> list[QueueConsumer]:
         """All that are known, in the order of being added."""
         return list(self._known.values())
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Identity, Index, Integer, LargeBinary, MetaData, Table, Text, text
 
-__all__ = ["VERSION", "Tables"]
+__all__ = ["VERSION", "OutboxTables"]
 
 VERSION = 1
 """The version of the tables that this library writes."""
@@ -27,7 +27,7 @@ BIG = BigInteger().with_variant(Integer, "sqlite")
 """64 bits: SQLite has them in every ``INTEGER``, and only an ``INTEGER`` can be its row id."""
 
 
-class Tables:
+class OutboxTables:
     """The tables of one outbox. ``name``: the table of the jobs; ``schema``: where it is, or ``None``."""
 
     def __init__(self, name: str, schema: str | None) -> None:

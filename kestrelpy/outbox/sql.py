@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from sqlalchemy.engine import Dialect
 
-    from kestrelpy.outbox.schema import Tables
+    from kestrelpy.outbox.schema import OutboxTables
 
 T = TypeVar("T")
 Rows = Sequence[Sequence[Any]]
@@ -121,7 +121,9 @@ class Compiler:
     and the other fields for what the flavour has. ``now_ms``: the clock, or ``None`` where the server's decides.
     """
 
-    def __init__(self, dialect: Dialect, tables: Tables, flavour: Flavour, now_ms: Callable[[], int] | None) -> None:
+    def __init__(
+        self, dialect: Dialect, tables: OutboxTables, flavour: Flavour, now_ms: Callable[[], int] | None
+    ) -> None:
         self.flavour = flavour
         self._now_ms = now_ms
         self._dialect = dialect

@@ -13,15 +13,17 @@ from kestrelpy.outbox.connections import given, given_async
 from kestrelpy.outbox.sql import Compiler, Operation, arun, run
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     from kestrelpy.outbox.database import Compilers, Database
 
-__all__ = ["DatabaseStore", "Store"]
+__all__ = ["DatabaseStore", "JobStore"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Store(Protocol):
+class JobStore(Protocol):
     """Performs operations."""
 
     def perform(
@@ -42,6 +44,12 @@ class Store(Protocol):
     ) -> T:
         """The same from a coroutine."""
 
+    def check(self) -> None:
+        """Raises ``OutboxError`` if there are no tables."""
+
+    def use_loop(self, loop: AbstractEventLoop | None) -> None:
+        """Work on this loop, if on any: that of ``astart``, until it is stopped."""
+
     def close(self) -> None: ...
 
     async def aclose(self) -> None: ...
@@ -51,7 +59,7 @@ class Store(Protocol):
 
 
 class DatabaseStore:
-    """A ``Store`` of rows in a database. ``database``: ``None`` until the outbox is bound to one."""
+    """A ``JobStore`` of rows in a database. ``database``: ``None`` until the outbox is bound to one."""
 
     def __init__(self, compilers: Compilers, database: Database) -> None:
         self.compilers = compilers
@@ -80,6 +88,14 @@ class DatabaseStore:
             return await self.database.arun(lambda sql: operation(sql, *args, **kw))
         on = await given_async(connection)
         return await arun(operation(self.compilers.of(on.dialect), *args, **kw), on.fetch)
+
+    def use_loop(self, loop: AbstractEventLoop | None) -> None:
+        self.database.loop = None if self.database.async_engine is None else loop
+
+    def check(self) -> None:
+        from kestrelpy.outbox.database import check_tables
+
+        self.database.transact(lambda connection: check_tables(connection, self.compilers.tables))
 
     def close(self) -> None:
         self.database.close()

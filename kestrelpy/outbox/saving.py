@@ -1,0 +1,66 @@
+"""Saving what came of jobs, and the sweep: for a running outbox and for its test kit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kestrelpy.outbox import claims
+from kestrelpy.outbox.claims import Finish
+from kestrelpy.outbox.execution import Attempt, Outcome, lapse_of
+from kestrelpy.outbox.job import QUEUE
+
+if TYPE_CHECKING:
+    from kestrelpy.outbox.core import OutboxCore
+    from kestrelpy.outbox.store import JobStore
+
+__all__ = ["save", "sweep"]
+
+
+def save(store: JobStore, outcomes: Sequence[Outcome]) -> set[int]:
+    """Save outcomes in one transaction, and free the lanes that they have left in a second one.
+
+    Returns the ids of those that were saved: the others' tokens were no longer good. What the transaction of a
+    ``transactional`` handler has saved counts.
+    """
+    what = Finish()
+    saved = {outcome.attempt.id for outcome in outcomes if outcome.is_saved}
+    for outcome in outcomes:
+        attempt = outcome.attempt
+        if outcome.is_saved:
+            continue
+        if outcome.status == "done":
+            is_kept = attempt.consumer.options.keep_done != 0
+            (what.done if is_kept else what.deleted).append((attempt.id, attempt.token))
+        elif outcome.status == "back":
+            what.returned.append((attempt.id, attempt.token, outcome.delay_ms))
+        else:
+            what.failed.append((attempt.id, attempt.token, outcome.status, outcome.delay_ms or 0, outcome.error))
+    if len(saved) < len(outcomes):
+        ids, _ = store.perform(None, claims.finish, what)
+        saved |= ids
+    lanes = sorted({outcome.lane for outcome in outcomes if outcome.lane is not None})
+    if lanes:
+        store.perform(None, claims.free_lanes, lanes)
+    return saved
+
+
+def sweep(core: OutboxCore) -> list[Outcome]:
+    """Find what others have left: leases that are over, dependants whose put overlapped with the mark of the other job,
+    lanes that nobody has freed. Returns the outcomes of the lapsed jobs that were saved.
+    """
+    store = core.open_store()
+    known = {each.queue: each for each in core.queues.all()}
+    outcomes: list[Outcome] = []
+    if known:
+        rows = store.perform(None, claims.lapsed, list(known))
+        outcomes = [lapse_of(Attempt(core, known[row[QUEUE]], row[:-1], row[-1])) for row in rows]
+        if outcomes:
+            failures = [
+                (each.attempt.id, each.attempt.token, each.status, each.delay_ms or 0, each.error) for each in outcomes
+            ]
+            saved = store.perform(None, claims.fail, failures, are_lapsed=True)
+            outcomes = [each for each in outcomes if each.attempt.id in saved]
+    store.perform(None, claims.free_overlooked)
+    store.perform(None, claims.free_lanes)
+    return outcomes

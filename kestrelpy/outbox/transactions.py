@@ -1,0 +1,99 @@
+"""``transactional`` handlers: what they write and the mark of their job are one transaction, so that they have had
+their effect exactly once in that database, however often they run.
+
+The mark comes last: until then the row is not locked, and its lease can be renewed. A mark that is refused rolls the
+handler's writes back. An error of the commit is a failure of the job; if the commit took place all the same, the token
+is gone, and that failure is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kestrelpy.outbox.claims import Finish, finish
+from kestrelpy.outbox.connections import fetch_on, given_async
+from kestrelpy.outbox.execution import Attempt, Outcome, outcome_of
+from kestrelpy.outbox.sql import arun, run
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+    from kestrelpy.outbox.database import Database
+
+__all__ = ["arun_within", "run_within"]
+
+
+class _RolledBack(Exception):
+    """The handler's transaction is rolled back, and ``outcome`` is what came of the attempt."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__("rolled back")
+        self.outcome = outcome
+
+
+def run_within(store: Any, attempt: Attempt, clock: Callable[[], float]) -> Outcome:
+    """Run a ``def`` handler in a transaction that marks its job, too."""
+    database: Database = store.database
+
+    def work(connection: Connection) -> Outcome:
+        attempt.connection = connection
+        outcome = _committable(attempt.run(clock))
+        saved, _ = run(finish(database.sql, _mark_of(attempt)), fetch_on(connection))
+        return _saved(outcome, saved)
+
+    try:
+        return database.transact(work)
+    except _RolledBack as rolled_back:
+        return rolled_back.outcome
+    except BaseException as error:
+        return outcome_of(attempt, error, clock() - (attempt.started or clock()))
+    finally:
+        attempt.connection = None
+
+
+async def arun_within(
+    store: Any, attempt: Attempt, clock: Callable[[], float], is_stopping: Callable[[], bool]
+) -> Outcome:
+    """Run an ``async`` handler in a transaction that marks its job, too. With a sync engine its connection is sync."""
+    database: Database = store.database
+    try:
+        if database.async_engine is None:
+            assert database.engine is not None
+            with database.engine.begin() as connection:
+                attempt.connection = connection
+                outcome = _committable(await attempt.arun(clock, is_stopping))
+                saved, _ = run(finish(database.sql, _mark_of(attempt)), fetch_on(connection))
+                return _saved(outcome, saved)
+        async with database.async_engine.begin() as connection:
+            attempt.connection = connection
+            outcome = _committable(await attempt.arun(clock, is_stopping))
+            fetch = (await given_async(connection)).fetch
+            saved, _ = await arun(finish(database.sql, _mark_of(attempt)), fetch)
+            return _saved(outcome, saved)
+    except _RolledBack as rolled_back:
+        return rolled_back.outcome
+    except BaseException as error:
+        return outcome_of(attempt, error, clock() - (attempt.started or clock()))
+    finally:
+        attempt.connection = None
+
+
+def _committable(outcome: Outcome) -> Outcome:
+    """Raises ``_RolledBack`` for what must not be committed: also an error that ``done_on`` counts as success."""
+    if outcome.status != "done" or outcome.exception is not None:
+        raise _RolledBack(outcome)
+    return outcome
+
+
+def _mark_of(attempt: Attempt) -> Finish:
+    what = Finish()
+    (what.deleted if attempt.consumer.options.keep_done == 0 else what.done).append((attempt.id, attempt.token))
+    return what
+
+
+def _saved(outcome: Outcome, saved: set[int]) -> Outcome:
+    if outcome.attempt.id not in saved:
+        raise _RolledBack(outcome)  # its lease was over: the writer finds that the outcome is refused
+    outcome.is_saved = True
+    return outcome

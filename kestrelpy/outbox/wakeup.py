@@ -1,0 +1,192 @@
+"""What wakes a consumer when somebody commits a job: PostgreSQL's NOTIFY, or SQLite's ``data_version``.
+
+A wake-up is a hint and may be lost: polling finds what no hint was given for. Each listener has a thread and one
+connection, outside of the engine's pool. When it has lost its connection, it connects again, and wakes once for what
+it may have missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kestrelpy.outbox.core import OutboxCore
+    from kestrelpy.outbox.database import Database
+
+__all__ = ["Listener", "listener_for"]
+
+log = logging.getLogger("kestrelpy.outbox")
+LOOK_SECONDS = 0.01
+"""How often ``data_version`` is read."""
+MAX_PAUSE = 2.0
+
+
+class Listener:
+    """A thread that listens, and calls ``on_wake``."""
+
+    def __init__(self, listen: Callable[[Callable[[], object], Stopping], None], on_wake: Callable[[], object]) -> None:
+        self._listen = listen
+        self._on_wake = on_wake
+        self._stopping = Stopping()
+        self._thread = threading.Thread(target=self._run, name="kestrelpy-outbox-listener", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and wait for it."""
+        self._stopping.stop()
+        self._thread.join()
+        self._stopping.close()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                self._listen(self._on_wake, self._stopping)
+                failures = 0
+            except Exception as error:
+                if not failures:
+                    log.warning("listening for new jobs failed, and goes on by polling until it works: %s", error)
+                failures += 1
+                self._stopping.wait(min(0.05 * 2**failures, MAX_PAUSE))
+
+
+class Stopping:
+    """An event that a selector can wait for, too."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.reader, self._writer = socket.socketpair()
+
+    def stop(self) -> None:
+        self._event.set()
+        self._writer.send(b"x")
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._event.wait(seconds)
+
+    def close(self) -> None:
+        self.reader.close()
+        self._writer.close()
+
+
+def listener_for(core: OutboxCore, database: Database, on_wake: Callable[[], object]) -> Listener | None:
+    """What listens on this database; ``None`` where nothing can, and polling has to do."""
+    if database.dialect.name == "sqlite":
+        open_it = _sqlite_opener(database)
+        return None if open_it is None else Listener(lambda wake, stopping: _watch(open_it(), wake, stopping), on_wake)
+    if core.channel is None:
+        return None
+    channel = core.channel
+    url = core.settings.listen_url
+    if url is None and database.engine is not None and database.dialect.driver == "psycopg":
+        engine = database.engine
+
+        def listen(wake: Callable[[], object], stopping: Stopping) -> None:
+            detached = engine.raw_connection()
+            detached.detach()
+            _listen_psycopg(detached.dbapi_connection, channel, wake, stopping)
+
+        return Listener(listen, on_wake)
+    if url is None and database.dialect.driver == "asyncpg" and database.async_engine is not None:
+        url = database.async_engine.url
+        return Listener(lambda wake, stopping: asyncio.run(_listen_asyncpg(url, channel, wake, stopping)), on_wake)
+    if url is None and database.async_engine is not None and database.dialect.driver in ("psycopg", "psycopg_async"):
+        url = database.async_engine.url
+    try:
+        import psycopg
+    except ImportError:
+        return None
+    if url is None:
+        return None
+    conninfo = _conninfo(url)
+    return Listener(lambda wake, stopping: _listen_psycopg(psycopg.connect(conninfo), channel, wake, stopping), on_wake)
+
+
+def _conninfo(url: Any) -> str:
+    """For libpq, of a URL of SQLAlchemy."""
+    from sqlalchemy import make_url
+
+    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def _listen_psycopg(connection: Any, channel: str, wake: Callable[[], object], stopping: Stopping) -> None:
+    """Until it is stopped, or fails."""
+    try:
+        connection.autocommit = True
+        connection.execute(f'LISTEN "{channel}"')
+        wake()
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(stopping.reader, selectors.EVENT_READ)
+            while not stopping.is_set():
+                selector.select()
+                if list(connection.notifies(timeout=0)):
+                    wake()
+    finally:
+        connection.close()
+
+
+async def _listen_asyncpg(url: Any, channel: str, wake: Callable[[], object], stopping: Stopping) -> None:
+    import asyncpg
+
+    connection = await asyncpg.connect(_conninfo(url))
+    try:
+        lost = asyncio.Event()
+        connection.add_termination_listener(lambda _: lost.set())
+        await connection.add_listener(channel, lambda *_: wake())
+        wake()
+        stopped = asyncio.Event()
+        asyncio.get_running_loop().add_reader(stopping.reader, stopped.set)
+        waits = [asyncio.ensure_future(event.wait()) for event in (lost, stopped)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for each in waits:
+            each.cancel()
+        asyncio.get_running_loop().remove_reader(stopping.reader)
+        if lost.is_set() and not stopping.is_set():
+            raise ConnectionError("the connection was lost")
+    finally:
+        if not connection.is_closed():
+            await connection.close()
+
+
+def _sqlite_opener(database: Database) -> Callable[[], Any] | None:
+    """Opens a connection of its own to a file; ``None`` for a database in memory, which only one connection sees."""
+    import sqlite3
+
+    engine = database.engine
+    used = engine if engine is not None else database.async_engine
+    assert used is not None
+    path = used.url.database
+    if path in (None, "", ":memory:") or "mode=memory" in str(path):
+        return None
+    is_uri = str(path).startswith("file:")
+
+    def open_it() -> Any:
+        return sqlite3.connect(str(path), uri=is_uri, isolation_level=None)
+
+    return open_it
+
+
+def _watch(connection: Any, wake: Callable[[], object], stopping: Stopping) -> None:
+    """``data_version`` changes with each commit of another connection, in whatever process."""
+    try:
+        cursor = connection.cursor()
+        last = None
+        while not stopping.wait(LOOK_SECONDS):
+            version = cursor.execute("PRAGMA data_version").fetchone()[0]
+            if version != last:
+                last = version
+                wake()
+    finally:
+        connection.close()

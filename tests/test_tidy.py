@@ -172,6 +172,7 @@ LET_BE = {
     ("_writing.open_journal", "os.urandom"),
     ("inbox.publishing", "os.urandom"),
     ("inbox.parts", "os.urandom"),
+    ("outbox.core", "os.urandom"),
     ("_disk.real", "fcntl.ioctl"),
     ("_disk.file", "fcntl.fcntl"),
 }

@@ -33,17 +33,22 @@ __all__ = [
     "Carrier",
     "DuplicateJob",
     "ErrorWatch",
+    "GiveUp",
     "InvalidName",
     "InvalidPayload",
+    "Job",
     "JobNotFound",
     "JobTooBig",
     "MissingPackage",
     "NotInTransaction",
     "NotSupported",
+    "Outbox",
     "OutboxError",
+    "RetryLater",
     "UnknownDependency",
     "UnknownQueue",
     "UnsupportedDatabase",
+    "current_job",
     "exponential",
     "opentelemetry",
 ]
@@ -51,10 +56,15 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__ they would accept any name
     _LATER = {
         "Carrier": "kestrelpy.outbox.context",
+        "ErrorWatch": "kestrelpy.outbox.watch",
+        "GiveUp": "kestrelpy.outbox.job",
+        "Job": "kestrelpy.outbox.job",
+        "JobTooBig": "kestrelpy.work",
+        "Outbox": "kestrelpy.outbox.outbox",
+        "RetryLater": "kestrelpy.outbox.job",
+        "current_job": "kestrelpy.outbox.job",
         "exponential": "kestrelpy.outbox.backoff",
         "opentelemetry": "kestrelpy.outbox.telemetry",
-        "ErrorWatch": "kestrelpy.outbox.watch",
-        "JobTooBig": "kestrelpy.work",
     }
 
     def __getattr__(name: str) -> object:

@@ -93,7 +93,7 @@ PRIVATE_ALLOWED = {"testing", "spark"}
 """... except by the fakes, and by Spark's executors, which decode segments by themselves."""
 
 
-PUBLIC_IN_SPITE = {"_replace", "_asdict", "_make", "_exit", "_getframe"}
+PUBLIC_IN_SPITE = {"_replace", "_asdict", "_make", "_exit", "_getframe", "_current_frames"}
 """Names of the standard library that are documented, whatever they look like."""
 PRIVATE_USES = {
     "_process": ("_register_atexit",),

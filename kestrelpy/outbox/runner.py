@@ -32,11 +32,12 @@ from kestrelpy.outbox import admin, claims, reports
 from kestrelpy.outbox.database import LoopThread
 from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks, log
 from kestrelpy.outbox.job import QUEUE
-from kestrelpy.outbox.saving import save, sweep
+from kestrelpy.outbox.saving import sweep
 from kestrelpy.outbox.sql import MAX_CLAIM, Claim
 from kestrelpy.outbox.transactions import arun_within, run_within
 from kestrelpy.outbox.wakeup import Listener, listener_for
 from kestrelpy.outbox.watch import ErrorWatch
+from kestrelpy.outbox.writer import MAX_PAUSE, OutcomeWriter
 
 if TYPE_CHECKING:
     from kestrelpy.outbox.core import OutboxCore
@@ -50,8 +51,6 @@ ASYNC_AT_ONCE = 100
 WINDOW = 0.05
 """Seconds: what was finished within them is claimed ahead."""
 MAX_UNSAVED = 3000
-MAX_PAUSE = 2.0
-"""Seconds between tries while the database is away: it is found within 5 s of its return."""
 MINUTE = 60.0
 
 
@@ -82,7 +81,7 @@ class Runner:
         self._stopping = False
         self._giving_up = False  # the timeout of the stop is over
         self._jobs: SimpleQueue[Attempt | Outcome | None] = SimpleQueue()
-        self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
+        self._writer = OutcomeWriter(store, self._clock, self._finish)
         self._claimed: dict[int, Attempt] = {}  # guarded by self._lock
         self._by_queue: Counter[str] = Counter()  # guarded by self._lock: of those claimed, by queue
         self._retrying: Counter[str] = Counter()  # guarded by self._lock: of those claimed, the retries
@@ -106,7 +105,6 @@ class Runner:
             for number in range(threads)
         ]
         self._feeder = threading.Thread(target=self._feed, name="kestrelpy-outbox-feeder", daemon=True)
-        self._writer = threading.Thread(target=self._write, name="kestrelpy-outbox-writer", daemon=True)
         self._listener: Listener | None = None
 
     # -- from outside ------------------------------------------------------------------------------------------------
@@ -118,7 +116,8 @@ class Runner:
         if self._poll_interval is None:
             self._poll_interval = 1.0 if self._listener is None else 5.0
         self._core.slow = self._slow
-        for thread in (self._writer, *self._threads, self._feeder):
+        self._writer.start()
+        for thread in (*self._threads, self._feeder):
             thread.start()
         if self._listener is not None:
             self._listener.start()
@@ -145,8 +144,7 @@ class Runner:
         is_done = self._wait_for_running(deadline)
         if not is_done:
             self._give_up()
-        self._outcomes.put(None)
-        self._writer.join(None if is_done else 1.0)
+        self._writer.end(None if is_done else 1.0)
         for _ in self._threads:
             self._jobs.put(None)
         if is_done:
@@ -179,7 +177,7 @@ class Runner:
         for attempt in [*self._busy, *self._async]:
             if attempt is not None:
                 attempt.is_lost = True
-                self._outcomes.put(Outcome(attempt, "back"))
+                self._writer.put(Outcome(attempt, "back"))
 
     def _cancel(self) -> None:
         for task in self._async.values():
@@ -434,7 +432,7 @@ class Runner:
             except Empty:
                 return
             if isinstance(item, Attempt):
-                self._outcomes.put(Outcome(item, "back"))
+                self._writer.put(Outcome(item, "back"))
             elif item is not None:
                 call_hooks(item)
 
@@ -455,7 +453,7 @@ class Runner:
             if not item.is_lost:
                 outcome = Outcome(item, "back") if self._stopping else self._run_one(item)
                 if not item.is_lost or outcome.is_saved:
-                    self._outcomes.put(outcome)
+                    self._writer.put(outcome)
                 else:
                     self._forget(item)
             else:
@@ -489,55 +487,15 @@ class Runner:
             self._async.pop(attempt, None)
             with self._lock:
                 self._async_claimed -= 1
-        self._outcomes.put(outcome)
+        self._writer.put(outcome)
         self._wake.set()
 
     def _is_giving_up(self) -> bool:
         return self._giving_up
 
-    # -- the writer --------------------------------------------------------------------------------------------------
+    # -- what came of them -------------------------------------------------------------------------------------------
 
-    def _write(self) -> None:
-        is_ending = False
-        while not is_ending:
-            batch: list[Outcome] = []
-            outcome = self._outcomes.get()
-            try:
-                while outcome is not None and len(batch) < MAX_CLAIM:
-                    batch.append(outcome)
-                    outcome = self._outcomes.get_nowait()
-            except Empty:
-                pass
-            else:
-                if outcome is None:
-                    is_ending = True
-                else:
-                    batch.append(outcome)
-            if batch:
-                self._save(batch)
-
-    def _save(self, batch: list[Outcome]) -> None:
-        """Save outcomes, and try again while the database is away: until their leases are over."""
-        failures = 0
-        while batch:
-            try:
-                saved = save(self._store, batch)
-                break
-            except Exception as error:
-                pause = min(0.02 * 2**failures, MAX_PAUSE)
-                if not failures:
-                    log.warning("saving %s outcomes failed; trying again: %s", len(batch), error)
-                failures += 1
-                threading.Event().wait(pause)
-                now = self._clock()
-                over = [outcome for outcome in batch if outcome.attempt.until < now]
-                batch = [outcome for outcome in batch if outcome.attempt.until >= now]
-                self._finish(over, set())
-        else:
-            return
-        self._finish(batch, saved)
-
-    def _finish(self, batch: list[Outcome], saved: set[int]) -> None:
+    def _finish(self, batch: Sequence[Outcome], saved: set[int]) -> None:
         """After outcomes were saved or refused: forget the jobs, call the hooks, wake the feeder."""
         for outcome in batch:
             self._forget(outcome.attempt)

@@ -26,8 +26,9 @@ def until_signal(stop: Callable[[], object]) -> None:
     for number in SIGNALS:
         signal.signal(number, ask)
     try:
-        while not asked.wait(3600.0):
-            pass
+        while True:  # see docs/interrupts.md, rule 3
+            if asked.wait(3600.0):
+                break
         stop()
     finally:
         _restore(before)

@@ -129,7 +129,9 @@ def _listen_psycopg(connection: Any, channel: str, wake: Callable[[], object], s
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(stopping.reader, selectors.EVENT_READ)
-            while not stopping.is_set():
+            while True:  # see docs/interrupts.md, rule 3
+                if stopping.is_set():
+                    break
                 selector.select()
                 if list(connection.notifies(timeout=0)):
                     wake()
@@ -183,7 +185,9 @@ def _watch(connection: Any, wake: Callable[[], object], stopping: Stopping) -> N
     try:
         cursor = connection.cursor()
         last = None
-        while not stopping.wait(LOOK_SECONDS):
+        while True:
+            if stopping.wait(LOOK_SECONDS):
+                break
             version = cursor.execute("PRAGMA data_version").fetchone()[0]
             if version != last:
                 last = version

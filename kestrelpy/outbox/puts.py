@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["NewJob", "put_all", "put_one"]
 
 Dependency = int | tuple[str, str]
+Known = dict[Dependency | None, tuple[int | None, str]]
+"""What is depended on: its id, and the status of a job that depends on it."""
 
 
 class NewJob:
@@ -87,8 +89,7 @@ VALUES (:queue, :key, :job_group, :lane, :status, :priority, :payload, :payload_
     :depends_on, {now}, """
     + _DUE
     + """)
-ON CONFLICT (queue, "key") WHERE "key" IS NOT NULL DO NOTHING RETURNING """
-    + COLUMNS
+ON CONFLICT (queue, "key") WHERE "key" IS NOT NULL DO NOTHING RETURNING id, added_ms, due_ms"""
 )
 _INSERT_NOTIFY = _INSERT + ", pg_notify(:channel, :queue)"
 _ROWS = {
@@ -107,8 +108,7 @@ SELECT :queue, new_key, :job_group, :lane, new_status, CAST(:priority AS integer
     + _DUE
     + """
 FROM {rows} WHERE true ORDER BY place
-ON CONFLICT (queue, "key") WHERE "key" IS NOT NULL DO NOTHING RETURNING """
-    + COLUMNS
+ON CONFLICT (queue, "key") WHERE "key" IS NOT NULL DO NOTHING RETURNING id, added_ms, due_ms, "key"\n"""
 )
 _NOTIFY = "SELECT pg_notify(:channel, :queue)"
 _FIND_KEY = "SELECT " + COLUMNS + ' FROM {jobs} WHERE queue = :queue AND "key" = :key'
@@ -145,7 +145,7 @@ def put_one(sql: Compiler, new: NewJob, payload: NewPayload) -> Operation[tuple[
     while True:
         rows = yield insert, parameters
         if rows:
-            return rows[0][:_WIDTH], True
+            return _row(new, payload, status, depends_on, rows[0]), True
         if new.if_exists == "replace":
             rows = yield sql(_REPLACE), parameters
             if rows:
@@ -163,7 +163,7 @@ def put_one(sql: Compiler, new: NewJob, payload: NewPayload) -> Operation[tuple[
 
 def put_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]) -> Operation[list[tuple[Sequence[Any], bool]]]:
     """Put jobs of one queue, all of them or none: each row, and whether it is new."""
-    known: dict[Dependency | None, tuple[int | None, str]] = {None: (None, "ready")}
+    known: Known = {None: (None, "ready")}
     for each in payloads:
         if each.depends_on not in known:
             known[each.depends_on] = yield from _dependency(sql, each.depends_on)
@@ -180,25 +180,25 @@ def put_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]) -> Opera
     parameters = new.parameters(sql)
     made = yield statement, {**parameters, **values}
     if len(made) == len(payloads):
-        found = _in_order(made, payloads, {})
+        found = _in_order(new, made, payloads, known, {})
     else:
-        found = yield from _with_those_there(sql, new, payloads, made)
+        found = yield from _with_those_there(sql, new, payloads, known, made)
     if new.channel is not None and sql.flavour.notifies and made:
         yield sql(_NOTIFY), parameters
     return found
 
 
 def _with_those_there(
-    sql: Compiler, new: NewJob, payloads: Sequence[NewPayload], made: Rows
+    sql: Compiler, new: NewJob, payloads: Sequence[NewPayload], known: Known, made: Rows
 ) -> Operation[list[tuple[Sequence[Any], bool]]]:
     """Some keys were taken: look for the jobs that have them."""
-    new_keys = {row[KEY] for row in made}
+    new_keys = {row[3] for row in made}
     taken = [each.key for each in payloads if each.key is not None and each.key not in new_keys]
     rows = yield sql(_FIND_KEYS), {**new.parameters(sql), "names": sql.flavour.list_of(taken)}
     there = {row[KEY]: row for row in rows}
     if new.if_exists == "return" and len(there) == len(taken):
-        return _in_order(made, payloads, there)
-    yield sql(_DELETE), {"ids": sql.flavour.list_of([row[ID] for row in made])}
+        return _in_order(new, made, payloads, known, there)
+    yield sql(_DELETE), {"ids": sql.flavour.list_of([row[0] for row in made])}
     if new.if_exists == "return":  # one of them was deleted in between
         return (yield from _put_each(sql, new, payloads))
     first = next(key for key in taken if key is not None)
@@ -206,14 +206,24 @@ def _with_those_there(
 
 
 def _in_order(
-    made: Rows, payloads: Sequence[NewPayload], there: dict[str, Sequence[Any]]
+    new: NewJob, made: Rows, payloads: Sequence[NewPayload], known: Known, there: dict[str, Sequence[Any]]
 ) -> list[tuple[Sequence[Any], bool]]:
     """The rows in the order of the payloads. Ids are given out in that order; keys say which were not new."""
-    rows = iter(sorted((row[:_WIDTH] for row in made), key=lambda row: row[ID]))
-    return [
-        (there[each.key], False) if each.key is not None and each.key in there else (next(rows), True)
-        for each in payloads
-    ]
+    rows = iter(sorted(made, key=lambda row: row[0]))
+    found: list[tuple[Sequence[Any], bool]] = []
+    for each in payloads:
+        if each.key is not None and each.key in there:
+            found.append((there[each.key], False))
+        else:
+            depends_on, status = known[each.depends_on]
+            found.append((_row(new, each, status, depends_on, next(rows)), True))
+    return found
+
+
+def _row(new: NewJob, payload: NewPayload, status: str, depends_on: int | None, made: Sequence[Any]) -> tuple[Any, ...]:
+    """A new row of ``COLUMNS``. Asking the database for what is known would cost more than the INSERT."""
+    given = (new.queue, payload.key, new.group, new.lane, status, new.priority, payload.text, payload.binary)
+    return (made[0], *given, new.context, depends_on, 0, made[1], made[2], None, None, None, None, None)
 
 
 def _replace_each(
@@ -255,6 +265,3 @@ def _dependency(sql: Compiler, depends_on: Dependency | None) -> Operation[tuple
     if not rows:
         raise UnknownDependency(depends_on)
     return rows[0][0], "ready" if rows[0][1] == "done" else "waiting"
-
-
-_WIDTH = COLUMNS.count(",") + 1

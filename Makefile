@@ -17,6 +17,7 @@
 #   make bench-spark          the benchmarks on Spark
 #   make bench-jobs           jobs and the server, beside beanstalkd (which must be installed), huey and persist-queue
 #   make bench-kestrel        the kestrel server beside the beanstalk server, beanstalkd and redis (if they are installed)
+#   make demo-outbox          orders and mails in one transaction, with SIGKILLs and a proof; BIND=url of your database
 #   make pipeline             a service, a Spark query on it, a lake and a report, with SIGKILLs and a proof; INPUT=path
 #   make micro                single calls, measured with pyperf; ARGS="--fast" and so on
 #   make clean                remove what these made
@@ -24,6 +25,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 INPUT ?=
+BIND ?=
 RESULTS ?= $(lastword $(sort $(wildcard bench/results/*.json)))
 ARGS ?=
 REV ?= HEAD~1
@@ -34,7 +36,7 @@ THEIR_TESTS = tests/unit/journal tests/unit/inbox tests/unit/test_codecs.py test
 	tests/regressions/test_found_by_crashes.py tests/regressions/test_found_by_fuzzing.py
 BIN := $(VENV)/bin
 
-.PHONY: help java postgresql demo test test-all test-spark soak coverage compare check api bench bench-against bench-spark bench-jobs bench-kestrel pipeline plots micro clean
+.PHONY: help java postgresql demo demo-outbox test test-all test-spark soak coverage compare check api bench bench-against bench-spark bench-jobs bench-kestrel pipeline plots micro clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -52,6 +54,10 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,spark]'
 	@touch $@ $(VENV)/.installed
 
+$(VENV)/.installed-outbox: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[outbox,postgres]'
+	@touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-spark: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark]'
 	@touch $@ $(VENV)/.installed
@@ -62,6 +68,9 @@ $(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
 
 demo: $(VENV)/.installed
 	@$(BIN)/python -m kestrelpy demo $(if $(INPUT),--input '$(INPUT)') $(ARGS)
+
+demo-outbox: $(VENV)/.installed-outbox
+	@$(BIN)/python -m kestrelpy.demo.outbox $(if $(BIND),--bind '$(BIND)') $(ARGS)
 
 java:
 	@java -version 2>&1 | grep -qE 'version "(17|21)' || \

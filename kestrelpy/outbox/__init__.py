@@ -25,6 +25,8 @@ from kestrelpy.outbox.errors import (
 if TYPE_CHECKING:
     from kestrelpy.outbox.backoff import exponential
     from kestrelpy.outbox.context import Carrier
+    from kestrelpy.outbox.job import GiveUp, Job, RetryLater, current_job
+    from kestrelpy.outbox.outbox import Outbox
     from kestrelpy.outbox.telemetry import opentelemetry
     from kestrelpy.outbox.watch import ErrorWatch
     from kestrelpy.work import JobTooBig

@@ -8,6 +8,7 @@ that of ``astart`` while it runs, and otherwise one of the database's own, on a 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +29,8 @@ T = TypeVar("T")
 __all__ = ["Compilers", "Database", "LoopThread"]
 
 OLDEST = {"postgresql": (13,), "sqlite": (3, 35)}
+MIN_PATIENCE_MS = 5000
+"""How long to wait for SQLite's write lock at least, whatever the busy timeout of the caller's engine."""
 
 
 class Compilers:
@@ -157,8 +160,39 @@ def begin_immediate(connection: Connection) -> None:
     """Take SQLite's write lock now, unless the engine has begun a transaction by a recipe of its own."""
     driver: Any = connection.connection.dbapi_connection
     is_begun = getattr(connection.connection.driver_connection, "in_transaction", getattr(driver, "in_transaction", 0))
-    if not is_begun:
+    if is_begun:
+        return
+    if connection.dialect.is_async:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+        return
+    cursor = driver.cursor()
+    try:
+        patience_ms = cursor.execute("PRAGMA busy_timeout").fetchone()[0]
+        cursor.execute("PRAGMA busy_timeout = 0")
+        try:
+            _begin_impatiently(cursor, max(patience_ms, MIN_PATIENCE_MS))
+        finally:
+            cursor.execute(f"PRAGMA busy_timeout = {patience_ms}")
+    finally:
+        cursor.close()
+
+
+def _begin_impatiently(cursor: Any, patience_ms: int) -> None:
+    """Try each millisecond. SQLite's own wait tries ever more rarely: beside a program that commits all the time it
+    does not get a turn for seconds.
+    """
+    pause = threading.Event()
+    tries = 0
+    while True:
+        try:
+            cursor.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            tries += 1
+            if tries > patience_ms or not str(error).startswith("database is locked"):
+                raise
+        else:
+            return
+        pause.wait(0.001)
 
 
 async def _on_async(engine: AsyncEngine, function: Callable[[Connection], T]) -> T:

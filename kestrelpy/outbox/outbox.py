@@ -526,6 +526,24 @@ class Outbox:
         """``retry_all`` for asyncio."""
         return int(await self._aperform(connection, admin.retry_all, check_name(queue), _check_ended(status)))
 
+    def retry_one(self, queue: str) -> Job | None:
+        """Run the job of ``queue`` that fails longest, in the calling thread, due or not, worn out or not.
+
+        Returns it as it is afterwards; ``None`` if no job is in error or dead, or if it was done and deleted. Raises
+        ``UnknownQueue`` if the queue is not consumed here.
+        """
+        self._check_open()
+        from kestrelpy.outbox.by_hand import retry_one
+
+        return retry_one(self.core, self.core.queues.find(queue))
+
+    async def aretry_one(self, queue: str) -> Job | None:
+        """``retry_one`` for asyncio."""
+        self._check_open()
+        from kestrelpy.outbox.by_hand import aretry_one
+
+        return await aretry_one(self.core, self.core.queues.find(queue))
+
     def cancel(self, job_id: int, *, connection: Any = None) -> bool:
         """Cancel a job that is ready, waiting, in error or dead; False for another one. Raises ``JobNotFound``."""
         return bool(self._perform(connection, admin.cancel, index(job_id)))

@@ -206,7 +206,7 @@ PUBLIC = {
     "kestrelpy.outbox": (
         "OutboxError UnknownQueue UnknownDependency JobNotFound InvalidPayload DuplicateJob UnsupportedDatabase "
         "NotInTransaction NotSupported MissingPackage InvalidName JobTooBig ErrorWatch "
-        "exponential Carrier opentelemetry"
+        "exponential Carrier opentelemetry Outbox QueueCount RetryStats Times Health"
     ),
     "kestrelpy.server": (
         "BeanstalkServer KestrelServer ConfigError QueueServer QueueProtocol Parser Connection Wait FutureWait "
@@ -237,6 +237,10 @@ METHODS = {
         "use watch ignore reserve reserve_many reserve_job reserve_future areserve delete release bury touch close"
     ),
     "work.Job": "delete release bury touch",
+    "outbox.Outbox": (
+        "stats astats group_progress agroup_progress retry_stats aretry_stats processing_times aprocessing_times health "
+        "ahealth healthy ahealthy unhealthy aunhealthy"
+    ),
 }
 
 

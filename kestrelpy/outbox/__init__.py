@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kestrelpy.outbox.context import Carrier
     from kestrelpy.outbox.job import GiveUp, Job, RetryLater, current_job
     from kestrelpy.outbox.outbox import Outbox
+    from kestrelpy.outbox.results import Health, QueueCount, RetryStats, Times
     from kestrelpy.outbox.telemetry import opentelemetry
     from kestrelpy.outbox.watch import ErrorWatch
     from kestrelpy.work import JobTooBig
@@ -36,6 +37,7 @@ __all__ = [
     "DuplicateJob",
     "ErrorWatch",
     "GiveUp",
+    "Health",
     "InvalidName",
     "InvalidPayload",
     "Job",
@@ -46,7 +48,10 @@ __all__ = [
     "NotSupported",
     "Outbox",
     "OutboxError",
+    "QueueCount",
     "RetryLater",
+    "RetryStats",
+    "Times",
     "UnknownDependency",
     "UnknownQueue",
     "UnsupportedDatabase",
@@ -60,10 +65,14 @@ if not TYPE_CHECKING:  # type checkers see the imports above; with a __getattr__
         "Carrier": "kestrelpy.outbox.context",
         "ErrorWatch": "kestrelpy.outbox.watch",
         "GiveUp": "kestrelpy.outbox.job",
+        "Health": "kestrelpy.outbox.results",
         "Job": "kestrelpy.outbox.job",
         "JobTooBig": "kestrelpy.work",
         "Outbox": "kestrelpy.outbox.outbox",
+        "QueueCount": "kestrelpy.outbox.results",
         "RetryLater": "kestrelpy.outbox.job",
+        "RetryStats": "kestrelpy.outbox.results",
+        "Times": "kestrelpy.outbox.results",
         "current_job": "kestrelpy.outbox.job",
         "exponential": "kestrelpy.outbox.backoff",
         "opentelemetry": "kestrelpy.outbox.telemetry",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import index
 from typing import TYPE_CHECKING, Any
 
+from kestrelpy.outbox._checks import check_count
 from kestrelpy.outbox.claims import free_lanes
 from kestrelpy.outbox.errors import JobNotFound
 from kestrelpy.outbox.job import COLUMNS, LANE, QUEUE
+from kestrelpy.outbox.queues import check_name, check_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STATUSES",
     "cancel",
+    "check_ended",
     "errors",
     "find",
     "get",
@@ -28,10 +32,13 @@ __all__ = [
     "retry",
     "retry_all",
     "set_paused",
+    "wanted",
+    "wanted_errors",
 ]
 
 STATUSES = ("ready", "waiting", "running", "error", "done", "dead", "cancelled")
 MAX_SECONDS = 1 << 32
+NO_LIMIT = (1 << 63) - 1
 SLICE = 1000
 """How many rows one statement of ``prune`` deletes."""
 
@@ -64,6 +71,31 @@ _PAUSE = """INSERT INTO {queues} (queue, paused) VALUES (:queue, :paused)
 ON CONFLICT (queue) DO UPDATE SET paused = excluded.paused"""
 
 
+def wanted(
+    queue: str | None, status: str | None = None, group: str | None = None, limit: int = 100, after_id: int = 0
+) -> tuple[str | None, str | None, str | None, int, int]:
+    """The arguments of ``jobs``, checked. Raises ``ValueError``, ``TypeError``, ``InvalidName``."""
+    if status is not None and status not in STATUSES:
+        raise ValueError(f"status must be one of {', '.join(STATUSES)}, not {status!r}")
+    if index(limit) < 0:
+        raise ValueError(f"limit must not be negative, not {limit!r}")
+    name = None if queue is None else check_name(queue)
+    return name, status, check_text("group", group), index(limit), index(after_id)
+
+
+def wanted_errors(queue: str | None, limit: int | None) -> tuple[str | None, int]:
+    """The arguments of ``errors``, checked. Raises ``ValueError``, ``TypeError``, ``InvalidName``."""
+    name = None if queue is None else check_name(queue)
+    return name, NO_LIMIT if limit is None else check_count("limit", limit)
+
+
+def check_ended(status: str) -> str:
+    """A status that ``retry`` makes ready. Raises ``ValueError``."""
+    if status not in ("error", "dead", "cancelled", "done"):
+        raise ValueError(f"status must be error, dead, cancelled or done, not {status!r}")
+    return status
+
+
 def get(sql: Compiler, job_id: int) -> Operation[Sequence[Any]]:
     """Raises ``JobNotFound``."""
     rows = yield sql(_GET), {"id": job_id}
@@ -90,10 +122,10 @@ def jobs(
     return (yield sql(text), {**wanted, "after_id": after_id, "limit": limit})
 
 
-def errors(sql: Compiler, queue: str | None) -> Operation[Rows]:
+def errors(sql: Compiler, queue: str | None, limit: int) -> Operation[Rows]:
     """Jobs in error or dead, the oldest failure first."""
-    text = _ERRORS + ("" if queue is None else _WHERE["queue"]) + _OLDEST_FIRST
-    return (yield sql(text), {"queue": queue})
+    text = _ERRORS + ("" if queue is None else _WHERE["queue"]) + _OLDEST_FIRST + " LIMIT :limit"
+    return (yield sql(text), {"queue": queue, "limit": limit})
 
 
 def oldest_error(sql: Compiler, queue: str) -> Operation[Rows]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kestrelpy.outbox.schema import OutboxTables
     from kestrelpy.outbox.store import JobStore
 
-__all__ = ["OutboxCore", "Settings"]
+__all__ = ["OutboxCore", "Settings", "put_options"]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
 _MAX_CHANNEL = 63
@@ -202,6 +202,39 @@ class OutboxCore:
             NewPayload(*encode(consumer.queue, consumer.options, payload), key, common or _own(consumer, payload))
             for payload, key in zip(payloads, names, strict=True)
         ]
+
+    def prepare_many(
+        self,
+        queue: str | Callable[..., Any],
+        payloads: Sequence[Any],
+        keys: Sequence[str | None] | None,
+        options: dict[str, Any],
+    ) -> tuple[NewJob, list[NewPayload]]:
+        """``prepare`` with a key for each payload, or none. Raises what ``Outbox.put_many`` raises."""
+        given = list(payloads)
+        names = [None] * len(given) if keys is None else list(keys)
+        if len(names) != len(given):
+            raise ValueError(f"keys: {len(names)} of them for {len(given)} payloads")
+        return self.prepare(queue, given, names, **put_options(options))
+
+
+_PUT_OPTIONS: dict[str, Any] = {
+    "if_exists": "raise",
+    "depends_on": None,
+    "group": None,
+    "lane": None,
+    "priority": 0,
+    "delay": 0,
+    "at_ms": None,
+}
+
+
+def put_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a put, with the defaults of those that are not given. Raises ``TypeError`` for an unknown one."""
+    unknown = options.keys() - _PUT_OPTIONS.keys()
+    if unknown:
+        raise TypeError(f"put has no option {sorted(unknown)[0]!r}")
+    return {**_PUT_OPTIONS, **options}
 
 
 def check_identifier(what: str, name: object) -> str:

@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from operator import index
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy import Clock
 from kestrelpy._process import forget, remember
 from kestrelpy.errors import QueueClosed
-from kestrelpy.outbox import admin
+from kestrelpy.outbox import admin, reports
 from kestrelpy.outbox._checks import check_count, check_number
-from kestrelpy.outbox.core import OutboxCore, Settings
+from kestrelpy.outbox.core import OutboxCore, Settings, put_options
 from kestrelpy.outbox.errors import OutboxError
 from kestrelpy.outbox.job import Job
 from kestrelpy.outbox.puts import put_all, put_one
-from kestrelpy.outbox.queues import check_name, check_text
+from kestrelpy.outbox.queues import check_name
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
@@ -26,11 +25,14 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from kestrelpy.outbox.database import Database
+    from kestrelpy.outbox.results import Health, QueueCount, RetryStats, Times
     from kestrelpy.outbox.runner import Runner
+    from kestrelpy.outbox.sql import Operation
 
 __all__ = ["Outbox"]
 
 H = TypeVar("H", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class Outbox:
@@ -124,7 +126,6 @@ class Outbox:
 
     async def aclose(self) -> None:
         """``close`` for asyncio."""
-
         if self._is_closed:
             return
         self._is_closed = True
@@ -135,17 +136,13 @@ class Outbox:
     def __enter__(self) -> Outbox:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Outbox:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _dismiss(self, error: QueueClosed) -> None:
@@ -170,11 +167,11 @@ class Outbox:
         assert isinstance(store, DatabaseStore)
         return store.database
 
-    def _perform(self, connection: Any, operation: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+    def _perform(self, connection: Any, operation: Callable[..., Operation[T]], *args: Any, **kw: Any) -> T:
         self._check_open()
         return self.core.open_store().perform(connection, operation, *args, **kw)
 
-    async def _aperform(self, connection: Any, operation: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+    async def _aperform(self, connection: Any, operation: Callable[..., Operation[T]], *args: Any, **kw: Any) -> T:
         self._check_open()
         return await self.core.open_store().aperform(connection, operation, *args, **kw)
 
@@ -255,7 +252,7 @@ class Outbox:
 
     async def aput(self, connection: Any, queue: str | Callable[..., Any], payload: Any = None, **options: Any) -> Job:
         """``put`` on an ``AsyncConnection`` or ``AsyncSession`` of SQLAlchemy, or a ``psycopg.AsyncConnection``."""
-        new, payloads = self.core.prepare(queue, (payload,), (options.pop("key", None),), **_with_defaults(options))
+        new, payloads = self.core.prepare(queue, (payload,), (options.pop("key", None),), **put_options(options))
         row, is_new = await self._aperform(_needed(connection), put_one, new, payloads[0])
         return self.core.job(row, is_new=is_new)
 
@@ -273,7 +270,7 @@ class Outbox:
         The options are those of ``put``, for all of the jobs. Raises ``ValueError`` for a key that is there twice, and
         what ``put`` raises. No payloads are no error.
         """
-        new, made = self._prepare_many(queue, payloads, keys, options)
+        new, made = self.core.prepare_many(queue, payloads, keys, options)
         found = self._perform(_needed(connection), put_all, new, made) if made else []
         return [self.core.job(row, is_new=is_new) for row, is_new in found]
 
@@ -287,22 +284,9 @@ class Outbox:
         **options: Any,
     ) -> list[Job]:
         """``put_many`` for asyncio."""
-        new, made = self._prepare_many(queue, payloads, keys, options)
+        new, made = self.core.prepare_many(queue, payloads, keys, options)
         found = await self._aperform(_needed(connection), put_all, new, made) if made else []
         return [self.core.job(row, is_new=is_new) for row, is_new in found]
-
-    def _prepare_many(
-        self,
-        queue: str | Callable[..., Any],
-        payloads: Sequence[Any],
-        keys: Sequence[str | None] | None,
-        options: dict[str, Any],
-    ) -> Any:
-        given = list(payloads)
-        names = [None] * len(given) if keys is None else list(keys)
-        if len(names) != len(given):
-            raise ValueError(f"keys: {len(names)} of them for {len(given)} payloads")
-        return self.core.prepare(queue, given, names, **_with_defaults(options))
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -482,49 +466,42 @@ class Outbox:
         connection: Any = None,
     ) -> list[Job]:
         """Jobs by id, from the one after ``after_id`` on. Raises ``ValueError`` for a status that there is not."""
-        rows = self._perform(connection, admin.jobs, *_wanted(queue, status, group, limit, after_id))
+        rows = self._perform(connection, admin.jobs, *admin.wanted(queue, status, group, limit, after_id))
         return [self.core.job(row) for row in rows]
 
-    async def ajobs(
-        self,
-        queue: str | None = None,
-        *,
-        status: str | None = None,
-        group: str | None = None,
-        limit: int = 100,
-        after_id: int = 0,
-        connection: Any = None,
-    ) -> list[Job]:
+    async def ajobs(self, queue: str | None = None, *, connection: Any = None, **options: Any) -> list[Job]:
         """``jobs`` for asyncio."""
-        rows = await self._aperform(connection, admin.jobs, *_wanted(queue, status, group, limit, after_id))
+        rows = await self._aperform(connection, admin.jobs, *admin.wanted(queue, **options))
         return [self.core.job(row) for row in rows]
 
-    def errors(self, queue: str | None = None, *, connection: Any = None) -> list[Job]:
-        """Jobs in error or dead, the oldest failure first."""
-        return [self.core.job(row) for row in self._perform(connection, admin.errors, queue)]
+    def errors(self, queue: str | None = None, *, limit: int | None = None, connection: Any = None) -> list[Job]:
+        """Jobs in error or dead, the oldest failure first; at most ``limit``, if it is given."""
+        rows = self._perform(connection, admin.errors, *admin.wanted_errors(queue, limit))
+        return [self.core.job(row) for row in rows]
 
-    async def aerrors(self, queue: str | None = None, *, connection: Any = None) -> list[Job]:
+    async def aerrors(self, queue: str | None = None, *, limit: int | None = None, connection: Any = None) -> list[Job]:
         """``errors`` for asyncio."""
-        return [self.core.job(row) for row in await self._aperform(connection, admin.errors, queue)]
+        rows = await self._aperform(connection, admin.errors, *admin.wanted_errors(queue, limit))
+        return [self.core.job(row) for row in rows]
 
     def retry(self, job_id: int, *, connection: Any = None) -> bool:
         """Make a job ready now that is in error, dead, cancelled or done; its tries begin at 0.
 
         False while it is ready, waiting or running. Raises ``JobNotFound``.
         """
-        return bool(self._perform(connection, admin.retry, index(job_id)))
+        return self._perform(connection, admin.retry, index(job_id))
 
     async def aretry(self, job_id: int, *, connection: Any = None) -> bool:
         """``retry`` for asyncio."""
-        return bool(await self._aperform(connection, admin.retry, index(job_id)))
+        return await self._aperform(connection, admin.retry, index(job_id))
 
     def retry_all(self, queue: str, status: str = "dead", *, connection: Any = None) -> int:
         """``retry`` of all jobs of ``queue`` in ``status``: error, dead, cancelled or done. Returns how many."""
-        return int(self._perform(connection, admin.retry_all, check_name(queue), _check_ended(status)))
+        return self._perform(connection, admin.retry_all, check_name(queue), admin.check_ended(status))
 
     async def aretry_all(self, queue: str, status: str = "dead", *, connection: Any = None) -> int:
         """``retry_all`` for asyncio."""
-        return int(await self._aperform(connection, admin.retry_all, check_name(queue), _check_ended(status)))
+        return await self._aperform(connection, admin.retry_all, check_name(queue), admin.check_ended(status))
 
     def retry_one(self, queue: str) -> Job | None:
         """Run the job of ``queue`` that fails longest, in the calling thread, due or not, worn out or not.
@@ -546,36 +523,31 @@ class Outbox:
 
     def cancel(self, job_id: int, *, connection: Any = None) -> bool:
         """Cancel a job that is ready, waiting, in error or dead; False for another one. Raises ``JobNotFound``."""
-        return bool(self._perform(connection, admin.cancel, index(job_id)))
+        return self._perform(connection, admin.cancel, index(job_id))
 
     async def acancel(self, job_id: int, *, connection: Any = None) -> bool:
         """``cancel`` for asyncio."""
-        return bool(await self._aperform(connection, admin.cancel, index(job_id)))
+        return await self._aperform(connection, admin.cancel, index(job_id))
 
     def prune(self, *, connection: Any = None) -> int:
         """Delete the jobs of the queues known here that ended longer ago than ``keep_done`` (done and cancelled) or
         ``keep_dead``. Returns how many. A running outbox does so each minute.
         """
-        return sum(
-            self._prune_slices(connection, queue, statuses, keep_ms)
-            for queue, statuses, keep_ms in admin.prunable(self.core.queues.all())
-        )
-
-    def _prune_slices(self, connection: Any, queue: str, statuses: list[str], keep_ms: int) -> int:
-        deleted = slice_size = admin.SLICE
         total = 0
-        while deleted == slice_size:
-            deleted = self._perform(connection, admin.prune, queue, statuses, keep_ms)
-            total += deleted
+        for which in admin.prunable(self.core.queues.all()):
+            deleted = admin.SLICE
+            while deleted == admin.SLICE:
+                deleted = self._perform(connection, admin.prune, *which)
+                total += deleted
         return total
 
     async def aprune(self, *, connection: Any = None) -> int:
         """``prune`` for asyncio."""
         total = 0
-        for queue, statuses, keep_ms in admin.prunable(self.core.queues.all()):
+        for which in admin.prunable(self.core.queues.all()):
             deleted = admin.SLICE
             while deleted == admin.SLICE:
-                deleted = await self._aperform(connection, admin.prune, queue, statuses, keep_ms)
+                deleted = await self._aperform(connection, admin.prune, *which)
                 total += deleted
         return total
 
@@ -595,6 +567,78 @@ class Outbox:
         """``resume`` for asyncio."""
         await self._aperform(connection, admin.set_paused, check_name(queue), False)
 
+    # -- reports -----------------------------------------------------------------------------------------------------
+
+    def stats(self, queue: str | None = None, *, connection: Any = None) -> list[QueueCount]:
+        """How many jobs of each queue are in each status, sorted by both, without zeros. It reads all rows."""
+        return self._perform(connection, reports.stats, reports.check_optional(queue))
+
+    async def astats(self, queue: str | None = None, *, connection: Any = None) -> list[QueueCount]:
+        """``stats`` for asyncio."""
+        return await self._aperform(connection, reports.stats, reports.check_optional(queue))
+
+    def group_progress(self, queue: str, group: str, *, connection: Any = None) -> dict[str, int]:
+        """How many jobs of a group are in each status, without zeros."""
+        return self._perform(connection, reports.group_progress, check_name(queue), reports.check_group(group))
+
+    async def agroup_progress(self, queue: str, group: str, *, connection: Any = None) -> dict[str, int]:
+        """``group_progress`` for asyncio."""
+        return await self._aperform(connection, reports.group_progress, check_name(queue), reports.check_group(group))
+
+    def retry_stats(
+        self, *, age_days: float | None = 30, queue: str | None = None, connection: Any = None
+    ) -> dict[str, RetryStats]:
+        """How often jobs had to be run again, by queue: of the jobs that were put in the last ``age_days`` days
+        (``None``: of all) and are still there.
+        """
+        return self._perform(connection, reports.retry_stats, *reports.wanted(age_days, queue))
+
+    async def aretry_stats(self, *, connection: Any = None, **options: Any) -> dict[str, RetryStats]:
+        """``retry_stats`` for asyncio."""
+        return await self._aperform(connection, reports.retry_stats, *reports.wanted(**options))
+
+    def processing_times(
+        self, *, age_days: float | None = 30, queue: str | None = None, of: str = "total", connection: Any = None
+    ) -> dict[str, Times]:
+        """How long done jobs took, by queue: of the jobs that were put in the last ``age_days`` days (``None``: of all)
+        and are still there. ``of``: ``"total"``, from the put to the end; ``"wait"``, from when it was due to its last
+        start; ``"run"``, from its last start to the end.
+        """
+        return self._perform(connection, reports.processing_times, *reports.wanted_times(age_days, queue, of))
+
+    async def aprocessing_times(self, *, connection: Any = None, **options: Any) -> dict[str, Times]:
+        """``processing_times`` for asyncio."""
+        return await self._aperform(connection, reports.processing_times, *reports.wanted_times(**options))
+
+    def health(self, *, connection: Any = None) -> Health:
+        """What is wrong, if anything: old errors, slow handlers of this process, a database that does not answer (which
+        raises nothing, and takes as long as the driver waits). For ``health_grace`` seconds after ``start`` it is
+        healthy; where it is not started, it looks at once. Cheap: a few looks into indexes.
+        """
+        self._check_open()
+        return reports.look(self.core, connection)
+
+    async def ahealth(self, *, connection: Any = None) -> Health:
+        """``health`` for asyncio."""
+        self._check_open()
+        return await reports.alook(self.core, connection)
+
+    def healthy(self, *, connection: Any = None) -> bool:
+        """``health().healthy``."""
+        return self.health(connection=connection).healthy
+
+    async def ahealthy(self, *, connection: Any = None) -> bool:
+        """``healthy`` for asyncio."""
+        return (await self.ahealth(connection=connection)).healthy
+
+    def unhealthy(self, *, connection: Any = None) -> bool:
+        """``not healthy()``."""
+        return not self.healthy(connection=connection)
+
+    async def aunhealthy(self, *, connection: Any = None) -> bool:
+        """``unhealthy`` for asyncio."""
+        return not await self.ahealthy(connection=connection)
+
     def __repr__(self) -> str:
         return f"<Outbox {self.core.table}{' (closed)' if self._is_closed else ''}>"
 
@@ -609,38 +653,3 @@ def _needed(connection: Any) -> Any:
     if connection is None:
         raise TypeError("put takes the connection of your transaction: use outbox.begin() if you have none")
     return connection
-
-
-_DEFAULTS: dict[str, Any] = {
-    "if_exists": "raise",
-    "depends_on": None,
-    "group": None,
-    "lane": None,
-    "priority": 0,
-    "delay": 0,
-    "at_ms": None,
-}
-
-
-def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
-    unknown = options.keys() - _DEFAULTS.keys()
-    if unknown:
-        raise TypeError(f"put has no option {sorted(unknown)[0]!r}")
-    return {**_DEFAULTS, **options}
-
-
-def _wanted(
-    queue: str | None, status: str | None, group: str | None, limit: int, after_id: int
-) -> tuple[str | None, str | None, str | None, int, int]:
-    if status is not None and status not in admin.STATUSES:
-        raise ValueError(f"status must be one of {', '.join(admin.STATUSES)}, not {status!r}")
-    if index(limit) < 0:
-        raise ValueError(f"limit must not be negative, not {limit!r}")
-    name = None if queue is None else check_name(queue)
-    return name, status, check_text("group", group), index(limit), index(after_id)
-
-
-def _check_ended(status: str) -> str:
-    if status not in ("error", "dead", "cancelled", "done"):
-        raise ValueError(f"status must be error, dead, cancelled or done, not {status!r}")
-    return status

@@ -11,6 +11,7 @@ from kestrelpy.outbox.claims import free_lanes
 from kestrelpy.outbox.errors import JobNotFound
 from kestrelpy.outbox.job import COLUMNS, LANE, QUEUE
 from kestrelpy.outbox.queues import check_name, check_text
+from kestrelpy.outbox.sql import reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,6 +97,7 @@ def check_ended(status: str) -> str:
     return status
 
 
+@reading
 def get(sql: Compiler, job_id: int) -> Operation[Sequence[Any]]:
     """Raises ``JobNotFound``."""
     rows = yield sql(_GET), {"id": job_id}
@@ -104,6 +106,7 @@ def get(sql: Compiler, job_id: int) -> Operation[Sequence[Any]]:
     return rows[0]
 
 
+@reading
 def find(sql: Compiler, queue: str, key: str) -> Operation[Sequence[Any]]:
     """Raises ``JobNotFound``."""
     rows = yield sql(_FIND), {"queue": queue, "key": key}
@@ -112,6 +115,7 @@ def find(sql: Compiler, queue: str, key: str) -> Operation[Sequence[Any]]:
     return rows[0]
 
 
+@reading
 def jobs(
     sql: Compiler, queue: str | None, status: str | None, group: str | None, limit: int, after_id: int
 ) -> Operation[Rows]:
@@ -122,12 +126,14 @@ def jobs(
     return (yield sql(text), {**wanted, "after_id": after_id, "limit": limit})
 
 
+@reading
 def errors(sql: Compiler, queue: str | None, limit: int) -> Operation[Rows]:
     """Jobs in error or dead, the oldest failure first."""
     text = _ERRORS + ("" if queue is None else _WHERE["queue"]) + _OLDEST_FIRST + " LIMIT :limit"
     return (yield sql(text), {"queue": queue, "limit": limit})
 
 
+@reading
 def oldest_error(sql: Compiler, queue: str) -> Operation[Rows]:
     """The job in error or dead that has failed longest, or no row."""
     return (yield sql(_ERRORS + _WHERE["queue"] + _OLDEST_FIRST + " LIMIT 1"), {"queue": queue})

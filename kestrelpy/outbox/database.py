@@ -11,7 +11,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kestrelpy.errors import UnsupportedFormat
 from kestrelpy.outbox.connections import fetch_on
@@ -76,16 +76,25 @@ class Database:
         self._lock = threading.Lock()
         self._is_checked = False
 
-    def run(self, make: Callable[[Compiler], Operation[T]]) -> T:
+    def run(self, make: Callable[[Compiler], Operation[T]], *, is_reading: bool = False) -> T:
         """Run an operation in a transaction of its own. Never called on the event loop."""
-        return self.transact(lambda connection: run(make(self.sql), fetch_on(connection)))
+        return self.transact(self._runs(make, is_reading))
 
-    async def arun(self, make: Callable[[Compiler], Operation[T]]) -> T:
+    async def arun(self, make: Callable[[Compiler], Operation[T]], *, is_reading: bool = False) -> T:
         """``run``, for coroutines on any loop: with a sync engine on a thread, with an async one on this loop."""
-        return await self.atransact(lambda connection: run(make(self.sql), fetch_on(connection)))
+        return await self.atransact(self._runs(make, is_reading))
+
+    def _runs(self, make: Callable[[Compiler], Operation[T]], is_reading: bool) -> Callable[[Connection], T]:
+        def function(connection: Connection) -> T:
+            return run(make(self.sql), fetch_on(connection))
+
+        return OnlyReads(function) if is_reading else function
 
     def transact(self, function: Callable[[Connection], T]) -> T:
-        """Call ``function`` in a transaction that is committed when it returns, and rolled back when it raises."""
+        """Call ``function`` in a transaction that is committed when it returns, and rolled back when it raises.
+
+        If it is ``OnlyReads``, it takes no write lock of SQLite: it does not wait for a writer, nor hold one up.
+        """
         if self.engine is not None:
             with self.engine.connect() as connection:
                 return self._within(connection, function)
@@ -105,7 +114,7 @@ class Database:
             if not self._is_checked:
                 self._check_version(connection)
             if self.dialect.name == "sqlite":
-                begin_immediate(connection)
+                begin_sqlite(connection, "BEGIN" if isinstance(function, OnlyReads) else "BEGIN IMMEDIATE")
             return function(connection)
 
     def _check_version(self, connection: Connection) -> None:
@@ -156,14 +165,31 @@ class Database:
             engine.dispose(close=False)
 
 
+class OnlyReads(Generic[T]):
+    """A function that writes nothing in its transaction."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[[Connection], T]) -> None:
+        self._function = function
+
+    def __call__(self, connection: Connection) -> T:
+        return self._function(connection)
+
+
 def begin_immediate(connection: Connection) -> None:
     """Take SQLite's write lock now, unless the engine has begun a transaction by a recipe of its own."""
+    begin_sqlite(connection, "BEGIN IMMEDIATE")
+
+
+def begin_sqlite(connection: Connection, statement: str) -> None:
+    """Begin a transaction of SQLite, unless the engine has begun one by a recipe of its own."""
     driver: Any = connection.connection.dbapi_connection
     is_begun = getattr(connection.connection.driver_connection, "in_transaction", getattr(driver, "in_transaction", 0))
     if is_begun:
         return
-    if connection.dialect.is_async:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    if connection.dialect.is_async or statement != "BEGIN IMMEDIATE":
+        connection.exec_driver_sql(statement)
         return
     cursor = driver.cursor()
     try:
@@ -247,7 +273,8 @@ def open_database(bind: Any, compilers: Compilers) -> Database:
         url = make_url(bind)
         if url.get_backend_name() not in OLDEST:
             raise UnsupportedDatabase(url.get_backend_name())
-        patience = {"connect_args": {"timeout": 30}} if url.get_backend_name() == "sqlite" else {}
+        is_patient = url.get_backend_name() == "sqlite" and "timeout" not in url.query  # connect_args win over the URL
+        patience = {"connect_args": {"timeout": 30}} if is_patient else {}
         try:
             if not url.get_dialect().is_async or url.get_driver_name() == "psycopg":
                 return Database(create_engine(url, **patience), None, compilers, is_owned=True)

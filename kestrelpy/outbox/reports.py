@@ -13,6 +13,7 @@ from kestrelpy.outbox._checks import check_number
 from kestrelpy.outbox.errors import NotInTransaction, OutboxError
 from kestrelpy.outbox.queues import check_name, check_text
 from kestrelpy.outbox.results import Health, QueueCount, RetryStats, Times
+from kestrelpy.outbox.sql import reading
 
 if TYPE_CHECKING:
     from kestrelpy.outbox.core import OutboxCore
@@ -142,18 +143,21 @@ def wanted_times(
 # -- the operations --------------------------------------------------------------------------------------------------
 
 
+@reading
 def stats(sql: Compiler, queue: str | None) -> Operation[list[QueueCount]]:
     """The jobs of each queue in each status."""
     rows = yield sql(_STATS if queue is None else _STATS_OF_QUEUE), {"queue": queue}
     return [QueueCount(*row) for row in sorted(map(tuple, rows))]
 
 
+@reading
 def group_progress(sql: Compiler, queue: str, group: str) -> Operation[dict[str, int]]:
     """The jobs of a group in each status."""
     rows = yield sql(_PROGRESS), {"queue": queue, "job_group": group}
     return dict(sorted((row[0], row[1]) for row in rows))
 
 
+@reading
 def retry_stats(sql: Compiler, age_ms: int, queue: str | None) -> Operation[dict[str, RetryStats]]:
     """Of the jobs that were put ``age_ms`` ago or later."""
     text = _RETRY_STATS + ("" if queue is None else _OF_QUEUE) + " GROUP BY queue"
@@ -164,6 +168,7 @@ def retry_stats(sql: Compiler, age_ms: int, queue: str | None) -> Operation[dict
     return found
 
 
+@reading
 def processing_times(sql: Compiler, age_ms: int, queue: str | None, of: str) -> Operation[dict[str, Times]]:
     """Of the done jobs that were put ``age_ms`` ago or later."""
     before, after = _TIMES[sql.flavour.name]
@@ -178,6 +183,7 @@ def processing_times(sql: Compiler, age_ms: int, queue: str | None, of: str) -> 
     return found
 
 
+@reading
 def health(sql: Compiler, age_ms: int, *, is_patient: bool) -> Operation[tuple[int, int, int | None]]:
     """Jobs whose first failure is ``age_ms`` ago, jobs that wait for a dead or cancelled one, and for how many
     milliseconds the oldest ready one has been due. ``is_patient``: wait for as long as the database takes.

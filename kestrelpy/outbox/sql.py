@@ -38,6 +38,7 @@ class Statement:
 
 Query = tuple[Statement, Mapping[str, Any]]
 Operation = Generator[Query, Rows, T]
+Op = TypeVar("Op", bound=Callable[..., Generator[Query, Rows, Any]])
 Fetch = Callable[[str, Arguments], Rows]
 AsyncFetch = Callable[[str, Arguments], Awaitable[Rows]]
 
@@ -63,6 +64,20 @@ async def arun(operation: Operation[T], fetch: AsyncFetch) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+_READING: set[Callable[..., Operation[Any]]] = set()
+
+
+def reading(operation: Op) -> Op:
+    """Decorates an operation that writes nothing: on SQLite it takes no write lock."""
+    _READING.add(operation)
+    return operation
+
+
+def only_reads(operation: Callable[..., Operation[Any]]) -> bool:
+    """Whether it is decorated so."""
+    return operation in _READING
 
 
 MAX_CLAIM = 1000

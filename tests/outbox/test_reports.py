@@ -448,6 +448,35 @@ def test_looks_from_many_threads(outbox: Outbox) -> None:
     assert found == [True] * 8
 
 
+LOOKS: list[Callable[[Outbox], object]] = [
+    lambda box: box.stats(),
+    lambda box: box.group_progress("mail", "g"),
+    lambda box: box.retry_stats(),
+    lambda box: box.processing_times(),
+    lambda box: box.health().errors,
+    lambda box: [one.id for one in box.jobs()],
+    lambda box: [one.id for one in box.errors()],
+    lambda box: box.get(1).status,
+]
+
+
+@pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite"])
+@pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+def test_a_look_needs_no_write_lock_of_sqlite(sqlite_url: str, driver: str, journal: str) -> None:
+    with Outbox(sqlite_url) as box:
+        box.create_tables()
+        fill(box, [job(status="dead", first_error_ms=0, job_group="g")])
+        with box.core.open_store().database.engine.connect() as connection:  # type: ignore[attr-defined]
+            connection.exec_driver_sql(f"PRAGMA journal_mode={journal}")
+        seen = [look(box) for look in LOOKS]
+        with Outbox(sqlite_url.replace("sqlite:", f"{driver}:") + "?timeout=0.01") as other, box.begin() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            connection.exec_driver_sql("DELETE FROM kestrel_jobs")
+            assert [look(other) for look in LOOKS] == seen
+            with pytest.raises(sqlalchemy.exc.OperationalError, match="locked"):
+                other.retry(1)
+
+
 # -- the results -----------------------------------------------------------------------------------------------------
 
 

@@ -29,8 +29,6 @@ T = TypeVar("T")
 __all__ = ["Compilers", "Database", "LoopThread"]
 
 OLDEST = {"postgresql": (13,), "sqlite": (3, 35)}
-MIN_PATIENCE_MS = 5000
-"""How long to wait for SQLite's write lock at least, whatever the busy timeout of the caller's engine."""
 
 
 class Compilers:
@@ -196,29 +194,29 @@ def begin_sqlite(connection: Connection, statement: str) -> None:
         patience_ms = cursor.execute("PRAGMA busy_timeout").fetchone()[0]
         cursor.execute("PRAGMA busy_timeout = 0")
         try:
-            _begin_impatiently(cursor, max(patience_ms, MIN_PATIENCE_MS))
+            if not _begin_impatiently(cursor, patience_ms):
+                connection.exec_driver_sql(statement)  # raises SQLAlchemy's error
         finally:
             cursor.execute(f"PRAGMA busy_timeout = {patience_ms}")
     finally:
         cursor.close()
 
 
-def _begin_impatiently(cursor: Any, patience_ms: int) -> None:
+def _begin_impatiently(cursor: Any, patience_ms: int) -> bool:
     """Try each millisecond. SQLite's own wait tries ever more rarely: beside a program that commits all the time it
     does not get a turn for seconds.
     """
     pause = threading.Event()
-    tries = 0
-    while True:
+    for _ in range(patience_ms):
         try:
             cursor.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
-            tries += 1
-            if tries > patience_ms or not str(error).startswith("database is locked"):
-                raise
+            if not str(error).startswith("database is locked"):
+                return False
         else:
-            return
+            return True
         pause.wait(0.001)
+    return False
 
 
 async def _on_async(engine: AsyncEngine, function: Callable[[Connection], T]) -> T:

@@ -14,6 +14,9 @@ from bench.goals import Goal, figures_of
 from bench.measure import Workload
 from bench.report import short
 
+PREFIX = "kestrelpy-bench-"
+"""How the folder of a run begins; what is in it is gone with it."""
+
 
 def goals_text(goals: Sequence[Goal], facts: dict[str, Any]) -> str:
     """What of the goals was measured, and whether it is reached."""
@@ -30,11 +33,20 @@ def goals_text(goals: Sequence[Goal], facts: dict[str, Any]) -> str:
 
 
 def run(
-    name: str, about: str | None, workloads: Sequence[Workload], goals: Sequence[Goal], argv: Sequence[str] | None
+    name: str,
+    about: str | None,
+    workloads: Sequence[Workload],
+    goals: Sequence[Goal],
+    argv: Sequence[str] | None,
+    *,
+    parents: Sequence[argparse.ArgumentParser] = (),
 ) -> int:
-    """Run what ``argv`` asks for; returns the exit status."""
+    """Run what ``argv`` asks for; returns the exit status. ``parents``: with options that the caller has used."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m bench.{name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"python -m bench.{name}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=parents,
     )
     names = [workload.name for workload in workloads]
     parser.add_argument("--only", metavar="NAMES", help=f"of {', '.join(names)}, with commas in between")
@@ -50,7 +62,7 @@ def run(
         parser.error("--repeats and --scale must be above zero")
     results: list[measure.Result] = []
     facts: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="kestrelpy-bench-", dir=args.dir) as folder:
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=args.dir) as folder:
         scratch = Path(folder)
         for workload in workloads:
             if workload.name not in wanted:

@@ -17,6 +17,7 @@
 #   make bench-spark          the benchmarks on Spark
 #   make bench-jobs           jobs and the server, beside beanstalkd (which must be installed), huey and persist-queue
 #   make bench-kestrel        the kestrel server beside the beanstalk server, beanstalkd and redis (if they are installed)
+#   make bench-outbox         the outbox beside procrastinate, huey and a hand-written loop; PostgreSQL must be installed
 #   make demo-outbox          orders and mails in one transaction, with SIGKILLs and a proof; BIND=url of your database
 #   make pipeline             a service, a Spark query on it, a lake and a report, with SIGKILLs and a proof; INPUT=path
 #   make micro                single calls, measured with pyperf; ARGS="--fast" and so on
@@ -36,7 +37,7 @@ THEIR_TESTS = tests/unit/journal tests/unit/inbox tests/unit/test_codecs.py test
 	tests/regressions/test_found_by_crashes.py tests/regressions/test_found_by_fuzzing.py
 BIN := $(VENV)/bin
 
-.PHONY: help java postgresql demo demo-outbox test test-all test-spark soak coverage compare check api bench bench-against bench-spark bench-jobs bench-kestrel pipeline plots micro clean
+.PHONY: help java postgresql demo demo-outbox test test-all test-spark soak coverage compare check api bench bench-against bench-spark bench-jobs bench-kestrel bench-outbox pipeline plots micro clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -122,6 +123,9 @@ bench-jobs: $(VENV)/.installed-bench
 
 bench-kestrel: $(VENV)/.installed-bench
 	@$(BIN)/python -m bench.kestrel $(ARGS)
+
+bench-outbox: $(VENV)/.installed-bench
+	@$(BIN)/python -m bench.outbox $(ARGS)
 
 pipeline: $(VENV)/.installed-spark java
 	@$(BIN)/python -m kestrelpy.demo.pipeline $(if $(INPUT),--input '$(INPUT)') $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import platform
 import re
@@ -26,10 +27,17 @@ _PACKAGES = (
     "rocksdict",
     "redis",
     "huey",
+    "procrastinate",
+    "psycopg",
+    "sqlalchemy",
+    "dramatiq",
+    "rq",
     "pyspark",
     "pyarrow",
 )
-_SERVERS = {"redis-server": "--version", "beanstalkd": "-v"}
+_SERVERS = {"redis-server": "--version", "beanstalkd": "-v", "postgres": "--version"}
+_DEBIAN = "/usr/lib/postgresql/*/bin"
+"""Where Debian has the programs of PostgreSQL, which are not on the path."""
 
 
 def table(result: Result) -> str:
@@ -114,7 +122,7 @@ def _version(package: str) -> str:
 
 def _server_version(program: str, option: str) -> str:
     """The first number in what a program says of itself."""
-    path = shutil.which(program)
+    path = shutil.which(program) or max(glob.glob(f"{_DEBIAN}/{program}"), default=None)
     if path is None:
         return ""
     said = subprocess.run([path, option], capture_output=True, text=True, check=False).stdout

@@ -1,7 +1,7 @@
 """Pictures of results: ``python -m bench.plots FILE --into docs/plots``. Same results, same bytes.
 
-Bars for rivals, on a logarithmic scale, the median with a whisker from minimum to maximum; lines along an axis. What
-was not measured is not drawn.
+Bars for rivals, on a logarithmic scale, the median with a whisker from minimum to maximum; lines along an axis or
+along the time. What was not measured is not drawn.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Picture:
     unit: str = "microseconds per item"
 
 
+A_JOB = "microseconds a job"
+SOON = "commit to start, p50"
 BARS = (
     Picture("memory", "In memory: put and get, one thread", "memory", "both"),
     Picture("put", "Durable put, 100 bytes", "put", "put"),
@@ -38,6 +40,9 @@ BARS = (
     Picture("cycle", "A short durable queue: put, take and commit in turn", "cycle", "cycle"),
     Picture("batch", "By the thousand: put, take and commit", "batch", "both"),
     Picture("wake-up", "From a put to the consumer parked in get, median", "wake-up", "p50", "microseconds"),
+    Picture("outbox-jobs", "Jobs that wait in PostgreSQL, through four threads", "jobs", "us a job", A_JOB),
+    Picture("outbox-sqlite", "Jobs that wait in a SQLite file, through four threads", "sqlite", "us a job", A_JOB),
+    Picture("outbox-latency", "From commit to the start of the handler, median", "latency", SOON, "milliseconds"),
 )
 LINES = (
     Picture("size", "Durable put against the size of the item", "size", "put"),
@@ -46,6 +51,16 @@ LINES = (
     Picture("behind", "Put, take and commit against items waiting", "behind", "cycle"),
     Picture("memory-threads", "In memory, against threads on each side", "memory-threads", "items/s", "items a second"),
 )
+SERIES = tuple(
+    Picture(f"outbox-held-{file}", f"1,000 jobs/s beside a transaction that stays open: {title}", "held", phase, phase)
+    for file, title, phase in (
+        ("rate", "jobs started", "jobs/s"),
+        ("claim", "a claim", "ms a claim"),
+        ("wait", "from commit to start", "ms from commit to start, p50"),
+    )
+)
+PARTS = ("before", "held", "after")
+"""Of a series: a row each, whose samples are in the order of time."""
 OURS, FLOOR, THEIRS = "#1b6ca8", "#9aa0a6", "#d98841"
 WIDE, DOTS = 8.0, 100
 OTHERS = ("#d98841", "#3f8f5f", "#8e5ea2", "#b5484d", "#7a6a4f")
@@ -62,10 +77,11 @@ def draw(facts: dict[str, Any], into: Path) -> list[Path]:
     foot = _foot(facts)
     into.mkdir(parents=True, exist_ok=True)
     made = []
-    for pictures, paint in ((BARS, _bars), (LINES, _lines)):
+    for pictures, paint in ((BARS, _bars), (LINES, _lines), (SERIES, _series)):
         for picture in pictures:
             result = results.get(picture.workload, {"rows": []})
-            rows = [row for row in result["rows"] if row["phase"] == picture.phase]
+            phases = [f"{part}: {picture.phase}" for part in PARTS] if paint is _series else [picture.phase]
+            rows = [row for row in result["rows"] if row["phase"] in phases]
             if not rows:
                 continue
             high = 1.6 + 0.28 * len(rows) if paint is _bars else 4.8
@@ -143,6 +159,36 @@ def _lines(axes: Any, rows: Rows, picture: Picture, result: dict[str, Any]) -> N
     else:
         axes.set_ylim(bottom=0)
         axes.set_ylabel(picture.unit, fontsize=9)
+    axes.tick_params(labelsize=8)
+
+
+def _series(axes: Any, rows: Rows, picture: Picture, result: dict[str, Any]) -> None:
+    """A line for each contender, along the time; what is held is held between the two upright lines."""
+    length = next(row["median"] for row in result["rows"] if row["phase"] == "seconds a slice")
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    others = iter(OTHERS * len(names))
+    bounds: list[float] = []
+    for name in names:
+        parts = {row["phase"].partition(":")[0]: row["samples"] for row in rows if row["contender"] == name}
+        values = [value for part in PARTS for value in parts.get(part, ())]
+        color = _color(name)
+        axes.plot(
+            [(place + 1) * length for place in range(len(values))],
+            values,
+            color=next(others) if color == THEIRS else color,
+            linestyle="-" if color != FLOOR else ":" if "," in name else "--",
+            linewidth=1.6,
+            label=name,
+        )
+        before = len(parts.get("before", ()))
+        bounds = bounds or [(before + 0.5) * length, (before + len(parts.get("held", ())) + 0.5) * length]
+    for bound in bounds:
+        axes.axvline(bound, color="#5f6368", linewidth=0.8)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(_plainly)
+    axes.set_xlabel("seconds", fontsize=9)
+    axes.set_ylabel(f"{picture.unit} (logarithmic)", fontsize=9)
+    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes.tick_params(labelsize=8)
 
 

@@ -10,14 +10,21 @@ from typing import Any
 import pytest
 
 from bench import plots
+from bench.outbox.__main__ import workloads as outbox
 from bench.workloads import WORKLOADS
 
+OUTBOX = outbox()
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 
 
 def _row(contender: str, phase: str, median: float, at: int | None = None) -> dict[str, Any]:
     row = {"contender": contender, "phase": phase, "min": median * 0.9, "median": median, "max": median * 1.2}
     return row if at is None else row | {"at": at}
+
+
+def _series(contender: str) -> list[dict[str, Any]]:
+    samples = {"before": [1000.0, 999.0], "held": [900.0, 400.0, 200.0], "after": [1000.0]}
+    return [{"samples": found, **_row(contender, f"{part}: jobs/s", 1.0)} for part, found in samples.items()]
 
 
 def _facts() -> dict[str, Any]:
@@ -27,6 +34,7 @@ def _facts() -> dict[str, Any]:
         {"workload": "put", "rows": [_row("kestrelpy never", "put", 1.0), _row("queuelib", "put", 1234.0)]},
         {"workload": "size", "axis": "bytes", "rows": [*sized, _row("floor", "put", 0.5, 10)]},
         {"workload": "readers", "axis": "readers", "rows": [_row("kestrelpy never", "put", 1.0, at) for at in (1, 16)]},
+        {"workload": "held", "rows": [*_series("kestrelpy"), *_series("floor"), _row("floor", "seconds a slice", 5.0)]},
     ]
     return {"machine": machine, "settings": {"repeats": 7, "scale": 1.0}, "results": results}
 
@@ -39,8 +47,8 @@ def test_pictures_are_small_and_the_same_each_time(tmp_path: Path, capsys: pytes
     source.write_text(json.dumps(_facts()), encoding="utf-8")
     assert plots.main([str(source), "--into", str(tmp_path / "one")]) == 0
     made = sorted((tmp_path / "one").iterdir())
-    assert [path.name for path in made] == ["put.png", "readers.png", "size.png"]
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert [path.name for path in made] == ["outbox-held-rate.png", "put.png", "readers.png", "size.png"]
+    assert len(capsys.readouterr().out.splitlines()) == 4
     plots.draw(_facts(), tmp_path / "two")
     for path in made:
         data = path.read_bytes()
@@ -64,7 +72,7 @@ def test_without_the_library_it_says_so(
 
 
 def test_a_picture_is_of_a_workload() -> None:
-    axes = {workload.name: workload.axis for workload in WORKLOADS}
+    axes = {workload.name: workload.axis for workload in (*OUTBOX, *WORKLOADS)}
     assert all(axes[picture.workload] == "" for picture in plots.BARS)
     assert all(axes[picture.workload] for picture in plots.LINES)
     files = [picture.file for picture in (*plots.BARS, *plots.LINES)]

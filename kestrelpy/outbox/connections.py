@@ -54,13 +54,13 @@ def given(connection: Any) -> Given:
         return _given_sqlalchemy(connection)
     sqlite3, psycopg = sys.modules.get("sqlite3"), sys.modules.get("psycopg")
     if sqlite3 is not None and isinstance(connection, sqlite3.Connection):
-        _check(connection, connection)
+        _check(connection)
         return Given(_dialect("sqlite"), _sqlite_fetch(connection))
     if psycopg is not None and isinstance(connection, psycopg.Connection):
-        _check(connection, connection)
-        return Given(_dialect("postgresql"), _psycopg_fetch(connection, psycopg.rows.tuple_row))
+        _check(connection)
+        return Given(_dialect("postgresql"), _psycopg_fetch(connection, psycopg))
     raise TypeError(
-        f"put takes a Connection or Session of SQLAlchemy, a sqlite3.Connection or a psycopg.Connection, "
+        "put takes a Connection or Session of SQLAlchemy, a sqlite3.Connection or a psycopg.Connection, "
         f"not {_name(connection)}{_hint(connection)}"
     )
 
@@ -83,16 +83,25 @@ async def given_async(connection: Any) -> GivenAsync:
         return GivenAsync(under.dialect, fetch)
     psycopg = sys.modules.get("psycopg")
     if psycopg is not None and isinstance(connection, psycopg.AsyncConnection):
-        _check(connection, connection)
-        return GivenAsync(_dialect("postgresql"), _async_psycopg_fetch(connection, psycopg.rows.tuple_row))
+        _check(connection)
+        return GivenAsync(_dialect("postgresql"), _async_psycopg_fetch(connection, psycopg))
     raise TypeError(
-        f"aput takes an AsyncConnection or AsyncSession of SQLAlchemy, or a psycopg.AsyncConnection, "
-        f"not {_name(connection)}"
+        "aput takes an AsyncConnection or AsyncSession of SQLAlchemy, or a psycopg.AsyncConnection, "
+        f"not {_name(connection)}{_async_hint(connection)}"
     )
 
 
 def fetch_on(connection: Connection) -> Fetch:
     """What executes a statement on a connection of SQLAlchemy."""
+    options = connection.get_execution_options()
+    if options.get("stream_results") or options.get("yield_per"):
+        plain = {"stream_results": False, "yield_per": None}  # a cursor of the server takes queries only
+
+        def fetch_all(sql: str, arguments: Arguments) -> Rows:
+            result = connection.exec_driver_sql(sql, arguments, plain)
+            return result.fetchall() if result.returns_rows else ()
+
+        return fetch_all
 
     def fetch(sql: str, arguments: Arguments) -> Rows:
         result = connection.exec_driver_sql(sql, arguments)
@@ -102,33 +111,49 @@ def fetch_on(connection: Connection) -> Fetch:
 
 
 def _given_sqlalchemy(connection: Connection) -> Given:
-    driver = connection.connection.dbapi_connection
-    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT" or _commits_each(driver):
-        _check(driver, connection)
+    pooled = connection.connection
+    if _commits_each(pooled.dbapi_connection, pooled.driver_connection) and not _in_transaction(
+        pooled.driver_connection
+    ):
+        _begin(connection, pooled.driver_connection)
     return Given(connection.dialect, fetch_on(connection))
 
 
-def _check(driver: Any, connection: Any) -> None:
+def _begin(connection: Connection, driver: Any) -> None:
+    """The driver begins no transaction; by SQLAlchemy's recipe an event does, when the first statement comes, which is
+    now. Raises ``NotInTransaction`` if there is no such event.
+    """
+    if not connection.in_transaction():
+        begun = connection.begin()
+        if _in_transaction(driver):
+            return
+        begun.rollback()
+    raise NotInTransaction(_name(connection))
+
+
+def _check(driver: Any) -> None:
     """Raise ``NotInTransaction`` if the driver's connection commits each statement by itself, and nobody has begun a
     transaction by hand.
     """
-    if _commits_each(driver) and not _in_transaction(driver):
-        raise NotInTransaction(_name(connection))
+    if _commits_each(driver, driver) and not _in_transaction(driver):
+        raise NotInTransaction(_name(driver))
 
 
-def _commits_each(driver: Any) -> bool:
-    sqlite3 = sys.modules.get("sqlite3")
-    driver = getattr(driver, "_conn", driver) if sqlite3 and not isinstance(driver, sqlite3.Connection) else driver
-    autocommit = getattr(driver, "autocommit", None)
-    if autocommit is True or autocommit is False:
-        return autocommit
-    return getattr(driver, "isolation_level", "") is None
+def _commits_each(adapted: Any, driver: Any) -> bool:
+    """``adapted``: the driver's connection as SQLAlchemy has it, which is another one if the driver is asyncio's."""
+    for each in (adapted, getattr(driver, "_conn", None)):  # aiosqlite has sqlite3's there
+        autocommit = getattr(each, "autocommit", None)
+        if autocommit is True or autocommit is False:
+            return autocommit
+    return getattr(adapted, "isolation_level", "") is None
 
 
 def _in_transaction(driver: Any) -> bool:
-    found = getattr(driver, "in_transaction", None)  # sqlite3, and SQLAlchemy's face of aiosqlite
+    found = getattr(driver, "in_transaction", None)  # sqlite3, aiosqlite
     if found is not None:
         return bool(found)
+    if hasattr(driver, "is_in_transaction"):  # asyncpg
+        return bool(driver.is_in_transaction())
     status = getattr(getattr(driver, "info", None), "transaction_status", None)  # psycopg 3
     if status is None and hasattr(driver, "get_transaction_status"):  # psycopg2
         status = driver.get_transaction_status()
@@ -136,32 +161,48 @@ def _in_transaction(driver: Any) -> bool:
 
 
 def _sqlite_fetch(connection: Any) -> Fetch:
+    """The caller's factories may make something else of rows and texts than tuples of ``str``."""
+
     def fetch(sql: str, arguments: Arguments) -> Rows:
+        text_factory, connection.text_factory = connection.text_factory, str
         cursor = connection.cursor()
-        cursor.row_factory = None  # the caller's may make something else of a row
+        cursor.row_factory = None
         try:
             rows: Rows = cursor.execute(sql, arguments).fetchall()
             return rows
         finally:
             cursor.close()
+            connection.text_factory = text_factory
 
     return fetch
 
 
-def _psycopg_fetch(connection: Any, tuple_row: Any) -> Fetch:
+def _psycopg_fetch(connection: Any, psycopg: Any) -> Fetch:
+    """With a cursor of psycopg's own class: the caller's may have another style of parameters. In a pipeline the rows
+    come with its synchronization, which is at the end of a pipeline within.
+    """
+
     def fetch(sql: str, arguments: Arguments) -> Rows:
-        with connection.cursor(row_factory=tuple_row) as cursor:
-            cursor.execute(sql, arguments)
+        with psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
+            if connection.pgconn.pipeline_status:
+                with connection.pipeline():
+                    cursor.execute(sql, arguments)
+            else:
+                cursor.execute(sql, arguments)
             rows: Rows = cursor.fetchall() if cursor.description else ()
             return rows
 
     return fetch
 
 
-def _async_psycopg_fetch(connection: Any, tuple_row: Any) -> Callable[[str, Arguments], Awaitable[Rows]]:
+def _async_psycopg_fetch(connection: Any, psycopg: Any) -> Callable[[str, Arguments], Awaitable[Rows]]:
     async def fetch(sql: str, arguments: Arguments) -> Rows:
-        async with connection.cursor(row_factory=tuple_row) as cursor:
-            await cursor.execute(sql, arguments)
+        async with psycopg.AsyncCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
+            if connection.pgconn.pipeline_status:
+                async with connection.pipeline():
+                    await cursor.execute(sql, arguments)
+            else:
+                await cursor.execute(sql, arguments)
             rows: Rows = await cursor.fetchall() if cursor.description else ()
             return rows
 
@@ -191,3 +232,9 @@ def _hint(connection: object) -> str:
     if connection is None:
         return " (only an outbox on a WorkQueue puts without one: use outbox.begin())"
     return " (use aput)" if "Async" in type(connection).__name__ else ""
+
+
+def _async_hint(connection: object) -> str:
+    kind = type(connection)
+    is_known = kind.__module__.partition(".")[0] in ("sqlalchemy", "sqlite3", "psycopg")
+    return " (use put)" if is_known and kind.__name__ in ("Connection", "Session", "scoped_session") else ""

@@ -253,7 +253,7 @@ class Outbox:
     async def aput(self, connection: Any, queue: str | Callable[..., Any], payload: Any = None, **options: Any) -> Job:
         """``put`` on an ``AsyncConnection`` or ``AsyncSession`` of SQLAlchemy, or a ``psycopg.AsyncConnection``."""
         new, payloads = self.core.prepare(queue, (payload,), (options.pop("key", None),), **put_options(options))
-        row, is_new = await self._aperform(_needed(connection), put_one, new, payloads[0])
+        row, is_new = await self._aperform(_needed(connection, "abegin"), put_one, new, payloads[0])
         return self.core.job(row, is_new=is_new)
 
     def put_many(
@@ -271,7 +271,8 @@ class Outbox:
         what ``put`` raises. No payloads are no error.
         """
         new, made = self.core.prepare_many(queue, payloads, keys, options)
-        found = self._perform(_needed(connection), put_all, new, made) if made else []
+        _needed(connection)
+        found = self._perform(connection, put_all, new, made) if made else []
         return [self.core.job(row, is_new=is_new) for row, is_new in found]
 
     async def aput_many(
@@ -285,7 +286,8 @@ class Outbox:
     ) -> list[Job]:
         """``put_many`` for asyncio."""
         new, made = self.core.prepare_many(queue, payloads, keys, options)
-        found = await self._aperform(_needed(connection), put_all, new, made) if made else []
+        _needed(connection, "abegin")
+        found = await self._aperform(connection, put_all, new, made) if made else []
         return [self.core.job(row, is_new=is_new) for row, is_new in found]
 
     @contextlib.contextmanager
@@ -649,7 +651,7 @@ def check_timeout(timeout: float | None) -> None:
         check_number("timeout", timeout)
 
 
-def _needed(connection: Any) -> Any:
+def _needed(connection: Any, begin: str = "begin") -> Any:
     if connection is None:
-        raise TypeError("put takes the connection of your transaction: use outbox.begin() if you have none")
+        raise TypeError(f"put takes the connection of your transaction: use outbox.{begin}() if you have none")
     return connection

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy
 
+from kestrelpy.outbox import Outbox
+from kestrelpy.testing import ManualClock
+from tests.outbox.claimant import Claimant
 from tests.support import postgres
 
 
@@ -60,3 +64,34 @@ def engine(database_url: str) -> Iterator[sqlalchemy.Engine]:
     made = sqlalchemy.create_engine(database_url)
     yield made
     made.dispose()
+
+
+@pytest.fixture
+def make_outbox(engine: sqlalchemy.Engine, clock: ManualClock) -> Iterator[Callable[..., Outbox]]:
+    """``make_outbox(bind, **options)``: with its tables and the queues ``mail`` and ``bills``, on ``engine`` and the
+    manual clock unless these are given; closed at the end of the test.
+    """
+    made: list[Outbox] = []
+
+    def make(bind: Any = engine, **options: Any) -> Outbox:
+        made.append(Outbox(bind, **{"clock": clock, **options}))
+        made[-1].create_tables()
+        for queue in ("mail", "bills"):
+            made[-1].queue(queue)
+        return made[-1]
+
+    yield make
+    for outbox in made:
+        outbox.close()
+
+
+@pytest.fixture
+def outbox(make_outbox: Callable[..., Outbox]) -> Outbox:
+    """On a new database of either kind and the manual clock, with its tables and the queues ``mail`` and ``bills``."""
+    return make_outbox()
+
+
+@pytest.fixture
+def claimant(outbox: Outbox) -> Claimant:
+    """What a running outbox does, step by step, for ``outbox``."""
+    return Claimant(outbox)

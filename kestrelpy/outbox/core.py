@@ -199,7 +199,11 @@ class OutboxCore:
             raise ValueError("keys: a key is there twice")
         common = _dependency(depends_on)
         return new, [
-            NewPayload(*encode(consumer.queue, consumer.options, payload), key, common or _own(consumer, payload))
+            NewPayload(
+                *encode(consumer.queue, consumer.options, payload),
+                key,
+                _own(consumer, payload) if common is None else common,
+            )
             for payload, key in zip(payloads, names, strict=True)
         ]
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kestrelpy.outbox.errors import DuplicateJob, UnknownDependency
-from kestrelpy.outbox.job import COLUMNS, ID, KEY, STATUS
+from kestrelpy.outbox.errors import DuplicateJob, OutboxError, UnknownDependency
+from kestrelpy.outbox.job import COLUMNS, ID, KEY
 
 if TYPE_CHECKING:
     from kestrelpy.outbox.sql import Compiler, Operation, Rows
 
 __all__ = ["NewJob", "put_all", "put_one"]
+
+ATTEMPTS = 100
+"""So often a put finds that the job with its key was deleted just now, before it gives up."""
 
 Dependency = int | tuple[str, str]
 Known = dict[Dependency | None, tuple[int | None, str]]
@@ -113,7 +116,10 @@ ON CONFLICT (queue, "key") WHERE "key" IS NOT NULL DO NOTHING RETURNING id, adde
 _NOTIFY = "SELECT pg_notify(:channel, :queue)"
 _FIND_KEY = "SELECT " + COLUMNS + ' FROM {jobs} WHERE queue = :queue AND "key" = :key'
 _FIND_KEYS = "SELECT " + COLUMNS + ' FROM {jobs} WHERE queue = :queue AND "key" {is_one_of_names}'
-_LOCK_KEYS = _FIND_KEYS + " {for_update}"
+_LOCK_KEYS = _FIND_KEYS + " AND status IN ('ready', 'waiting', 'error') ORDER BY id {for_update}"
+"""Not those that run: a slow caller must not hold up the mark of one. In one order, so that two callers do not wait for
+each other.
+"""
 _STATUS_OF_ID = "SELECT id, status FROM {jobs} WHERE id = :id"
 _STATUS_OF_KEY = 'SELECT id, status FROM {jobs} WHERE queue = :queue AND "key" = :key'
 _REPLACE = (
@@ -131,21 +137,15 @@ _DELETE = "DELETE FROM {jobs} WHERE id {is_one_of}"
 def put_one(sql: Compiler, new: NewJob, payload: NewPayload) -> Operation[tuple[Sequence[Any], bool]]:
     """Put one job: its row, and whether it is new. Raises ``UnknownDependency``, ``DuplicateJob``."""
     depends_on, status = yield from _dependency(sql, payload.depends_on)
-    parameters = {
-        **new.parameters(sql),
-        "key": payload.key,
-        "status": status,
-        "payload": payload.text,
-        "payload_binary": payload.binary,
-        "payload_bytes": payload.payload_bytes,
-        "depends_on": depends_on,
-    }
+    parameters = {**new.parameters(sql), **_own(payload, depends_on, status)}
     notifies = new.channel is not None and sql.flavour.notifies
     insert = sql(_INSERT_NOTIFY if notifies else _INSERT)
-    while True:
+    for _ in range(ATTEMPTS):
         rows = yield insert, parameters
         if rows:
             return _row(new, payload, status, depends_on, rows[0]), True
+        if payload.key is None:
+            break
         if new.if_exists == "replace":
             rows = yield sql(_REPLACE), parameters
             if rows:
@@ -156,9 +156,9 @@ def put_one(sql: Compiler, new: NewJob, payload: NewPayload) -> Operation[tuple[
         if rows and new.if_exists == "return":
             return rows[0], False
         if rows:
-            assert payload.key is not None
             raise DuplicateJob(rows[0][ID], new.queue, payload.key)
         # The other was deleted between the two statements: the key is free.
+    raise _swallowed(new)
 
 
 def put_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]) -> Operation[list[tuple[Sequence[Any], bool]]]:
@@ -167,42 +167,68 @@ def put_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]) -> Opera
     for each in payloads:
         if each.depends_on not in known:
             known[each.depends_on] = yield from _dependency(sql, each.depends_on)
-    if new.if_exists == "replace":
-        return (yield from _replace_each(sql, new, payloads))
+    for _ in range(ATTEMPTS):
+        made = yield from _insert_all(sql, new, payloads, known)
+        if len(made) == len(payloads):
+            there: dict[str, Sequence[Any]] | None = {}
+        else:
+            there = yield from _those_there(sql, new, payloads, made)
+        if there is not None:
+            if new.channel is not None and sql.flavour.notifies and (made or new.if_exists == "replace"):
+                yield sql(_NOTIFY), new.parameters(sql)
+            return _in_order(new, made, payloads, known, there)
+        # One of the others was deleted between the two statements: its key is free.
+    raise _swallowed(new)
+
+
+def _insert_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload], known: Known) -> Operation[Rows]:
+    """Insert those whose keys are free: id, times and key of each."""
+    parameters = new.parameters(sql)
     if sql.flavour.name == "sqlite" and any(each.binary is not None for each in payloads):
-        return (yield from _put_each(sql, new, payloads))  # JSON, which has the rows there, has no bytes
+        made: list[Sequence[Any]] = []  # JSON, which has the rows there, has no bytes
+        for each in payloads:
+            rows = yield sql(_INSERT), {**parameters, **_own(each, *known[each.depends_on])}
+            made += [(*row, each.key) for row in rows]
+        return made
     rows = [
         (each.key, each.text, each.binary, each.payload_bytes, status, depends_on)
         for each in payloads
         for depends_on, status in [known[each.depends_on]]
     ]
     statement, values = sql.rows(_INSERT_ALL, _ROWS, rows)
-    parameters = new.parameters(sql)
-    made = yield statement, {**parameters, **values}
-    if len(made) == len(payloads):
-        found = _in_order(new, made, payloads, known, {})
-    else:
-        found = yield from _with_those_there(sql, new, payloads, known, made)
-    if new.channel is not None and sql.flavour.notifies and made:
-        yield sql(_NOTIFY), parameters
-    return found
+    return (yield statement, {**parameters, **values})
 
 
-def _with_those_there(
-    sql: Compiler, new: NewJob, payloads: Sequence[NewPayload], known: Known, made: Rows
-) -> Operation[list[tuple[Sequence[Any], bool]]]:
-    """Some keys were taken: look for the jobs that have them."""
+def _those_there(
+    sql: Compiler, new: NewJob, payloads: Sequence[NewPayload], made: Rows
+) -> Operation[dict[str, Sequence[Any]] | None]:
+    """The jobs that have the keys that were not free, by key; replaced, if they are to be.
+
+    If one of them is gone by now, or is in the way, what was made is deleted again: ``None``, or ``DuplicateJob``.
+    """
     new_keys = {row[3] for row in made}
-    taken = [each.key for each in payloads if each.key is not None and each.key not in new_keys]
-    rows = yield sql(_FIND_KEYS), {**new.parameters(sql), "names": sql.flavour.list_of(taken)}
-    there = {row[KEY]: row for row in rows}
-    if new.if_exists == "return" and len(there) == len(taken):
-        return _in_order(new, made, payloads, known, there)
+    taken = {each.key: each for each in payloads if each.key is not None and each.key not in new_keys}
+    parameters = {**new.parameters(sql), "names": sql.flavour.list_of(taken)}
+    there: dict[str, Sequence[Any]] = {}
+    if new.if_exists == "replace":  # locked, so that all of them can be replaced once the first one is
+        there = {row[KEY]: row for row in (yield sql(_LOCK_KEYS), parameters)}
+    others: dict[str, Sequence[Any]] = {}
+    if len(there) < len(taken):
+        others = {row[KEY]: row for row in (yield sql(_FIND_KEYS), parameters) if row[KEY] not in there}
+    if new.if_exists == "return":
+        there, others = others, {}
+    if len(there) == len(taken) and len(made) + len(taken) == len(payloads):
+        if new.if_exists == "replace":
+            for key, each in taken.items():
+                there[key] = (yield sql(_REPLACE), {**parameters, **_own(each, None, "")})[0]
+        return there
     yield sql(_DELETE), {"ids": sql.flavour.list_of([row[0] for row in made])}
-    if new.if_exists == "return":  # one of them was deleted in between
-        return (yield from _put_each(sql, new, payloads))
-    first = next(key for key in taken if key is not None)
-    raise DuplicateJob(there[first][ID] if first in there else 0, new.queue, first)
+    for key in taken:
+        if key in others:
+            raise DuplicateJob(others[key][ID], new.queue, key)
+    if len(made) + len(taken) < len(payloads):
+        raise _swallowed(new)
+    return None
 
 
 def _in_order(
@@ -220,38 +246,28 @@ def _in_order(
     return found
 
 
+def _own(payload: NewPayload, depends_on: int | None, status: str) -> dict[str, Any]:
+    """The parameters of one row that are not ``new.parameters``."""
+    return {
+        "key": payload.key,
+        "status": status,
+        "payload": payload.text,
+        "payload_binary": payload.binary,
+        "payload_bytes": payload.payload_bytes,
+        "depends_on": depends_on,
+    }
+
+
+def _swallowed(new: NewJob) -> OutboxError:
+    return OutboxError(
+        f"the database did not take the job of queue {new.queue!r}, and says nothing: is there a trigger or a policy?"
+    )
+
+
 def _row(new: NewJob, payload: NewPayload, status: str, depends_on: int | None, made: Sequence[Any]) -> tuple[Any, ...]:
     """A new row of ``COLUMNS``. Asking the database for what is known would cost more than the INSERT."""
     given = (new.queue, payload.key, new.group, new.lane, status, new.priority, payload.text, payload.binary)
     return (made[0], *given, new.context, depends_on, 0, made[1], made[2], None, None, None, None, None)
-
-
-def _replace_each(
-    sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]
-) -> Operation[list[tuple[Sequence[Any], bool]]]:
-    """Look for those that can't be replaced before the first is: what was replaced can't be taken back."""
-    keys = sql.flavour.list_of([each.key for each in payloads if each.key is not None])
-    for row in (yield sql(_LOCK_KEYS), {**new.parameters(sql), "names": keys}):
-        if row[STATUS] not in ("ready", "waiting", "error"):
-            raise DuplicateJob(row[ID], new.queue, row[KEY])
-    return (yield from _put_each(sql, new, payloads))
-
-
-def _put_each(
-    sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]
-) -> Operation[list[tuple[Sequence[Any], bool]]]:
-    """One after the other; what was new is deleted again if one can't be put."""
-    found: list[tuple[Sequence[Any], bool]] = []
-    try:
-        for each in payloads:
-            put = yield from put_one(sql, new, each)
-            found.append(put)
-    except (DuplicateJob, UnknownDependency):
-        made = [row[ID] for row, is_new in found if is_new]
-        if made:
-            yield sql(_DELETE), {"ids": sql.flavour.list_of(made)}
-        raise
-    return found
 
 
 def _dependency(sql: Compiler, depends_on: Dependency | None) -> Operation[tuple[int | None, str]]:

@@ -134,7 +134,8 @@ class Attempt:
 class Outcome:
     """What came of an attempt: ``status`` is ``"done"``, ``"error"``, ``"dead"`` or ``"back"`` (given back, untried).
 
-    ``delay_ms``: until it comes again; ``None`` with ``"back"``: as before. ``is_saved``: a transactional handler's
+    ``delay_ms``: until it comes again; ``None`` with ``"back"``: as before. ``exception``: what the handler has raised,
+    also where that is no failure. ``is_saved``: a transactional handler's
     transaction has marked it done.
     """
 
@@ -170,7 +171,7 @@ def outcome_of(attempt: Attempt, error: BaseException | None, seconds: float = 0
     if isinstance(error, RetryLater):
         later = _milliseconds(error.seconds)
         if later is not None:
-            return Outcome(attempt, "back", delay_ms=later)
+            return Outcome(attempt, "back", delay_ms=later, exception=error)
     options = attempt.consumer.options
     try:
         if options.counts_as_done(error):
@@ -214,6 +215,8 @@ def _failed(attempt: Attempt, tries: int) -> tuple[str, int]:
 
 def call_hooks(outcome: Outcome) -> None:
     """Call ``on_error`` and ``on_dead`` after the outcome was saved, each as it applies, in the job's context."""
+    if outcome.status not in ("error", "dead"):
+        return
     options = outcome.attempt.consumer.options
     hooks: list[Callable[[], object]] = []
     row = list(outcome.attempt.row[:19])

@@ -112,3 +112,19 @@ def test_a_queue_that_is_not_consumed_here(outbox: Outbox) -> None:
     outbox.queue("mail")
     with pytest.raises(UnknownQueue):
         outbox.retry_one("mail")
+
+
+def test_an_error_that_counts_as_done_calls_no_hook(outbox: Outbox) -> None:
+    told: list[BaseException] = []
+    job_id = failed(outbox, "mail", 7, [], on_error=lambda _, error: told.append(error))
+    told.clear()
+
+    def handler(value: Any) -> None:
+        raise FileExistsError
+
+    options: dict[str, Any] = {"done_on": FileExistsError, "on_error": lambda _, error: told.append(error)}
+    outbox.add_consumer("mail", handler, replace=True, **options)
+    again = outbox.retry_one("mail")
+    assert again is not None
+    assert (again.id, again.status) == (job_id, "done")
+    assert told == []

@@ -47,7 +47,12 @@ class Compilers:
         if found is None:
             if dialect.name == "postgresql":
                 has_clock = self._clock_ms is not None
-                found = Compiler(dialect, self.tables, Postgresql(server_time=not has_clock), self._clock_ms)
+                found = Compiler(
+                    dialect,
+                    self.tables,
+                    Postgresql(server_time=not has_clock, takes_text=dialect.driver != "asyncpg"),
+                    self._clock_ms,
+                )
             elif dialect.name == "sqlite":
                 found = Compiler(dialect, self.tables, Sqlite(), self._clock_ms or self._system_ms)
             else:

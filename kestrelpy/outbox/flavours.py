@@ -6,7 +6,7 @@ The other statements are the same text for both, with these fields in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy.outbox.job import COLUMNS
@@ -19,6 +19,8 @@ __all__ = ["BYTES", "CLAIMED", "HELD", "WAS_DUE", "Postgresql", "Sqlite"]
 CLAIMED = f"{COLUMNS}, held, was_due_ms, payload_bytes"
 """What a claim returns of a row. A row that is ``held`` was not claimed, but put behind others of its lane."""
 HELD, WAS_DUE, BYTES = 19, 20, 21
+SIZES = (250, 16, 1)
+"""How many rows an INSERT of SQLite has."""
 
 _BEHIND = """(i.lane IS NOT NULL AND EXISTS (
     SELECT 1 FROM {jobs} a WHERE a.queue = i.queue AND a.lane = i.lane AND a.lane IS NOT NULL AND a.id <> i.id
@@ -42,7 +44,8 @@ class Postgresql:
     name = "postgresql"
     notifies = True
 
-    def __init__(self, *, server_time: bool) -> None:
+    def __init__(self, *, server_time: bool, takes_text: bool) -> None:
+        self._takes_text = takes_text  # whether the driver takes an array as text; asyncpg takes lists alone
         now = "CAST(extract(epoch FROM statement_timestamp()) * 1000 AS bigint)"
         self.fields: Mapping[str, str] = {
             "now": now if server_time else "CAST(:now AS bigint)",
@@ -61,7 +64,16 @@ class Postgresql:
 
     def row_values(self, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         found = zip(*rows, strict=True) if rows else [()] * len(columns)
-        return {f"rows_{name}": list(values) for name, values in zip(columns, found, strict=True)}
+        if not self._takes_text:
+            return {f"rows_{name}": list(values) for name, values in zip(columns, found, strict=True)}
+        return {
+            f"rows_{name}": _array(kind, values) for (name, kind), values in zip(columns.items(), found, strict=True)
+        }
+
+    def batches(
+        self, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]
+    ) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        yield self.rows(columns), 0, self.row_values(columns, rows)
 
     def claim(self, sql: Compiler, status: str, queues: Sequence[tuple[str, int]], claim: Claim) -> Operation[Rows]:
         parameters = {
@@ -74,6 +86,19 @@ class Postgresql:
 
     def next_ready(self, sql: Compiler, queue: str) -> Operation[list[int]]:
         return [row[0] for row in (yield sql(_NEXT_READY), {"queue": queue}) if row[0] is not None]
+
+
+def _array(kind: str, values: Iterable[Any]) -> str:
+    """An array as PostgreSQL writes it. Drivers escape the quotes of JSON so slowly that it took most of a put."""
+    if kind == "text":
+        parts = [
+            "NULL" if each is None else '"' + each.replace("\\", "\\\\").replace('"', '\\"') + '"' for each in values
+        ]
+    elif kind == "bytea":
+        parts = ["NULL" if each is None else f'"\\\\x{each.hex()}"' for each in values]
+    else:
+        parts = ["NULL" if each is None else str(each) for each in values]
+    return "{" + ",".join(parts) + "}"
 
 
 _OPEN_QUEUES = """wanted AS (
@@ -183,6 +208,25 @@ class Sqlite:
 
     def row_values(self, _columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         return {"rows": json.dumps([list(row) for row in rows], ensure_ascii=False)}
+
+    def batches(
+        self, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]
+    ) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """As VALUES, which take bytes, and half the time of JSON; in few sizes, each of which is compiled once."""
+        start = 0
+        for size in SIZES:
+            while len(rows) - start >= size:
+                yield self._values(columns, size), size, self._placed(rows[start : start + size])
+                start += size
+
+    def _values(self, columns: Mapping[str, str], size: int) -> str:
+        names = ", ".join(f"column{place + 1} AS {name}" for place, name in enumerate(columns))
+        row = "(" + ", ".join(f":rows_{{at}}_{place}" for place in range(len(columns))) + ")"
+        values = ", ".join(row.replace("{at}", str(at)) for at in range(size))
+        return f"(SELECT {names}, 0 AS place FROM (VALUES {values})) AS r"
+
+    def _placed(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        return {f"rows_{at}_{place}": value for at, row in enumerate(rows) for place, value in enumerate(row)}
 
     def claim(self, sql: Compiler, status: str, queues: Sequence[tuple[str, int]], claim: Claim) -> Operation[Rows]:
         parameters = {**claim.parameters(), **sql.time(), "names": self.list_of(name for name, _ in queues)}

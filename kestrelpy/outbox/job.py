@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any, NoReturn, Protocol
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, overload
 
 __all__ = ["COLUMNS", "GiveUp", "Job", "RetryLater", "current_job"]
 
@@ -13,6 +13,9 @@ COLUMNS = (
     "added_ms, due_ms, started_ms, finished_ms, first_error_ms, error, worker"
 )
 """What is selected of a row, in the order that ``Job`` takes."""
+
+
+F = TypeVar("F")
 
 
 class RetryLater(Exception):
@@ -33,6 +36,26 @@ class Decoder(Protocol):
     def decode(self, queue: str, stored: str | bytes) -> Any: ...
 
 
+class _Field(Generic[F]):
+    """One column of a job's row. Rows are read by the thousand, and few of their fields are looked at."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    @overload
+    def __get__(self, job: None, kind: type[Job]) -> _Field[F]: ...
+    @overload
+    def __get__(self, job: Job, kind: type[Job]) -> F: ...
+    def __get__(self, job: Job | None, kind: type[Job]) -> F | _Field[F]:
+        if job is None:
+            return self
+        value: F = job.row[self._place]
+        return value
+
+    def __set__(self, job: Job, value: object) -> NoReturn:
+        raise AttributeError("a Job does not change: it is as it was read")
+
+
 class Job:
     """A job as it was when it was read. Does not change. Instants are milliseconds since the Unix epoch.
 
@@ -42,68 +65,46 @@ class Job:
     the put, as JSON text. ``is_new``: False if the put found a job with the same key.
     """
 
-    __slots__ = (
-        "_decoder",
-        "_stored",
-        "added_ms",
-        "context",
-        "depends_on",
-        "due_ms",
-        "error",
-        "finished_ms",
-        "first_error_ms",
-        "group",
-        "id",
-        "is_new",
-        "key",
-        "lane",
-        "priority",
-        "queue",
-        "started_ms",
-        "status",
-        "tries",
-        "worker",
-    )
+    __slots__ = ("_decoder", "is_new", "row")
 
-    id: int
-    queue: str
-    key: str | None
-    group: str | None
-    lane: str | None
-    status: str
-    priority: int
-    depends_on: int | None
-    tries: int
-    added_ms: int
-    due_ms: int
-    started_ms: int | None
-    finished_ms: int | None
-    first_error_ms: int | None
-    error: str | None
-    worker: str | None
-    context: str | None
+    id = _Field[int](0)
+    queue = _Field[str](1)
+    key = _Field["str | None"](2)
+    group = _Field["str | None"](3)
+    lane = _Field["str | None"](4)
+    status = _Field[str](5)
+    priority = _Field[int](6)
+    context = _Field["str | None"](9)
+    depends_on = _Field["int | None"](10)
+    tries = _Field[int](11)
+    added_ms = _Field[int](12)
+    due_ms = _Field[int](13)
+    started_ms = _Field["int | None"](14)
+    finished_ms = _Field["int | None"](15)
+    first_error_ms = _Field["int | None"](16)
+    error = _Field["str | None"](17)
+    worker = _Field["str | None"](18)
+
+    row: tuple[Any, ...]
     is_new: bool
-    _stored: str | bytes
     _decoder: Decoder
 
     def __init__(self, row: Sequence[Any], decoder: Decoder, *, is_new: bool = False) -> None:
-        store = object.__setattr__
-        for name, value in zip(_FIELDS, row, strict=True):
-            store(self, name, value)
-        binary = row[_BINARY]
-        store(self, "_stored", row[_TEXT] if binary is None else bytes(binary))
-        store(self, "_decoder", decoder)
-        store(self, "is_new", is_new)
+        _set_row(self, tuple(row[:_WIDTH]))
+        _set_decoder(self, decoder)
+        _set_is_new(self, is_new)
 
     @property
     def payload(self) -> Any:
         """The payload, decoded by the codec of its queue at each access. Raises what the codec raises."""
-        return self._decoder.decode(self.queue, self._stored)
+        return self._decoder.decode(self.queue, self.stored)
 
     @property
     def stored(self) -> str | bytes:
         """The payload as the codec has encoded it."""
-        return self._stored
+        binary = self.row[_BINARY]
+        stored: str | bytes = self.row[_TEXT] if binary is None else bytes(binary)
+        return stored
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a Job does not change: {name} is as it was read")
@@ -112,7 +113,10 @@ class Job:
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Job):
-            return all(getattr(self, name) == getattr(other, name) for name in (*_COMPARED, "_stored"))
+            return self.row[:_TEXT] == other.row[:_TEXT] and (self.stored, self.row[_BINARY + 1 :]) == (
+                other.stored,
+                other.row[_BINARY + 1 :],
+            )
         return NotImplemented
 
     def __hash__(self) -> int:
@@ -123,28 +127,10 @@ class Job:
         return f"<Job {self.id} of {self.queue}{key}: {self.status}, tries={self.tries}>"
 
 
-_FIELDS = (
-    "id",
-    "queue",
-    "key",
-    "group",
-    "lane",
-    "status",
-    "priority",
-    "_stored",  # the text, and then what the codec gave as bytes, if it did: see __init__
-    "_stored",
-    "context",
-    "depends_on",
-    "tries",
-    "added_ms",
-    "due_ms",
-    "started_ms",
-    "finished_ms",
-    "first_error_ms",
-    "error",
-    "worker",
-)
-_COMPARED = tuple(name for name in _FIELDS if name != "_stored")
+_set_row, _set_decoder, _set_is_new = (
+    vars(Job)[name].__set__ for name in ("row", "_decoder", "is_new")
+)  # past __setattr__, and quicker than object.__setattr__
+_WIDTH = COLUMNS.count(",") + 1
 _TEXT, _BINARY = 7, 8
 ID, QUEUE, KEY, LANE, STATUS, PRIORITY, CONTEXT, TRIES = 0, 1, 2, 4, 5, 6, 9, 11
 """Places in a row of ``COLUMNS`` that are read without a ``Job`` being made of it."""

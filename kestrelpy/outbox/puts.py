@@ -184,19 +184,15 @@ def put_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]) -> Opera
 def _insert_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload], known: Known) -> Operation[Rows]:
     """Insert those whose keys are free: id, times and key of each."""
     parameters = new.parameters(sql)
-    if sql.flavour.name == "sqlite" and any(each.binary is not None for each in payloads):
-        made: list[Sequence[Any]] = []  # JSON, which has the rows there, has no bytes
-        for each in payloads:
-            rows = yield sql(_INSERT), {**parameters, **_own(each, *known[each.depends_on])}
-            made += [(*row, each.key) for row in rows]
-        return made
     rows = [
         (each.key, each.text, each.binary, each.payload_bytes, status, depends_on)
         for each in payloads
         for depends_on, status in [known[each.depends_on]]
     ]
-    statement, values = sql.rows(_INSERT_ALL, _ROWS, rows)
-    return (yield statement, {**parameters, **values})
+    made: list[Sequence[Any]] = []
+    for statement, values in sql.batches(_INSERT_ALL, _ROWS, rows):
+        made += yield statement, {**parameters, **values}
+    return made
 
 
 def _those_there(

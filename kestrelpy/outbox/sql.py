@@ -7,7 +7,7 @@ connections of ``sqlite3`` and ``psycopg``: ``run`` and ``arun`` drive it with w
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -122,6 +122,13 @@ class Flavour(Protocol):
     def row_values(self, columns: Mapping[str, str], rows: Sequence[Sequence[Any]], /) -> dict[str, Any]:
         """The parameters of ``rows``."""
 
+    def batches(
+        self, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]
+    ) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Rows to be inserted, in as many statements as are best: what stands for ``{rows}``, how many these are, and
+        their parameters.
+        """
+
     def claim(self, sql: Compiler, status: str, queues: Sequence[tuple[str, int]], claim: Claim) -> Operation[Rows]:
         """Claim jobs of this status: rows of ``CLAIMED``. ``queues``: names, each with the most jobs of it."""
 
@@ -162,6 +169,17 @@ class Compiler:
         if found is None:
             found = self._compile(text.replace("{rows}", self.flavour.rows(columns)), text)
         return found, {**self.time(), **self.flavour.row_values(columns, rows)}
+
+    def batches(
+        self, text: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]
+    ) -> Iterator[tuple[Statement, dict[str, Any]]]:
+        """``rows`` for an INSERT of many: it may be several statements."""
+        for clause, count, values in self.flavour.batches(columns, rows):
+            known_as = f"{count}:{text}"
+            found = self._compiled.get(known_as)
+            if found is None:
+                found = self._compile(text.replace("{rows}", clause), known_as)
+            yield found, values
 
     def __call__(self, text: str) -> Statement:
         found = self._compiled.get(text)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kestrelpy.outbox.flavours import CLAIMED, HELD
 from kestrelpy.outbox.job import COLUMNS, LANE, QUEUE
+from kestrelpy.outbox.sql import single
 
 if TYPE_CHECKING:
     from kestrelpy.outbox.sql import Claim, Compiler, Operation, Rows
@@ -53,6 +54,14 @@ _OWN = {"r_id": "bigint", "r_token": "bigint"}
 _MARK = """UPDATE {jobs} AS j SET status = 'done', finished_ms = {now}, due_ms = j.was_due_ms, was_due_ms = NULL,
     error = NULL, token = NULL
 FROM {rows} WHERE j.id = r_id AND j.token = r_token RETURNING id"""
+_MARK_AND_FREE = (
+    "WITH marked AS ("
+    + _MARK
+    + """), freed AS (
+    UPDATE {jobs} SET status = 'ready' WHERE status = 'waiting' AND depends_on IN (SELECT id FROM marked)
+    RETURNING id, queue
+) SELECT id, NULL FROM marked UNION ALL SELECT id, queue FROM freed"""
+)
 _DELETE_DONE = "DELETE FROM {jobs} WHERE id {is_one_of} AND token = :token RETURNING id"
 _FREE_WAITING = """UPDATE {jobs} SET status = 'ready' WHERE status = 'waiting' AND depends_on {is_one_of}
 RETURNING queue"""
@@ -89,8 +98,6 @@ _FREE_LANES = """UPDATE {jobs} SET held = false WHERE id IN (
 _HELD_LANES = "SELECT DISTINCT queue, lane FROM {jobs} WHERE held AND status = 'ready' AND lane IS NOT NULL"
 _OVERLOOKED = """UPDATE {jobs} SET status = 'ready' WHERE status = 'waiting' AND NOT EXISTS (
     SELECT 1 FROM {jobs} d WHERE d.id = {jobs}.depends_on AND d.status <> 'done') RETURNING """
-_NEXT_ERROR = "SELECT min(due_ms) FROM {jobs} WHERE status = 'error' AND queue = :queue"
-_TIME = "SELECT {now}"
 _CLAIM_FAILED = (
     """UPDATE {jobs} SET status = 'running', token = :token, worker = :worker, tries = tries + 1, finished_ms = NULL,
 started_ms = {now}, was_due_ms = due_ms, due_ms = {now} + CAST(:lease_ms AS bigint)
@@ -99,6 +106,7 @@ WHERE id = :id AND status IN ('error', 'dead') RETURNING """
 )
 
 
+@single
 def claim(sql: Compiler, status: str, queues: Sequence[tuple[str, int]], wanted: Claim) -> Operation[Rows]:
     """Claim jobs that are ``"ready"`` or in ``"error"``, and due, of queues with the most of each: rows of ``CLAIMED``.
 
@@ -114,10 +122,14 @@ def lanes_of(rows: Rows) -> list[Lane]:
     return sorted({(row[QUEUE], row[LANE]) for row in rows if row[HELD]})
 
 
+@single
 def mark_done(sql: Compiler, done: Sequence[Done]) -> Operation[tuple[set[int], list[str]]]:
     """Mark jobs done, and make ready those that waited for them. Returns the ids whose token was still good, and the
     queues that have jobs ready now.
     """
+    if sql.flavour.updates_in_with:
+        rows = yield sql.rows(_MARK_AND_FREE, _OWN, done)
+        return {row[0] for row in rows if row[1] is None}, sorted({row[1] for row in rows if row[1] is not None})
     rows = yield sql.rows(_MARK, _OWN, done)
     marked = {row[0] for row in rows}
     return marked, (yield from free_waiting(sql, marked))
@@ -141,18 +153,21 @@ def free_waiting(sql: Compiler, done: Iterable[int]) -> Operation[list[str]]:
     return sorted({row[0] for row in (yield sql(_FREE_WAITING), {"ids": ids})})
 
 
+@single
 def fail(sql: Compiler, failures: Sequence[Failure], *, are_lapsed: bool = False) -> Operation[set[int]]:
     """Mark jobs as in error, or dead. Returns the ids whose token was still good, and whose lease is still over."""
     rows = yield sql.rows(_FAIL_LAPSED if are_lapsed else _FAIL, _FAILED, failures)
     return {row[0] for row in rows}
 
 
+@single
 def give_back(sql: Compiler, returned: Sequence[Return]) -> Operation[set[int]]:
     """Undo claims: the try is not counted. Returns the ids whose token was still good."""
     rows = yield sql.rows(_GIVE_BACK, _RETURNED, returned)
     return {row[0] for row in rows}
 
 
+@single
 def renew(sql: Compiler, running: Sequence[Done], lease_ms: int) -> Operation[set[int]]:
     """Renew the leases of running jobs. Returns the ids whose token was still good."""
     statement, values = sql.rows(_RENEW, _OWN, running)
@@ -160,11 +175,13 @@ def renew(sql: Compiler, running: Sequence[Done], lease_ms: int) -> Operation[se
     return {row[0] for row in rows}
 
 
+@single
 def lapsed(sql: Compiler, queues: Iterable[str]) -> Operation[Rows]:
     """Jobs of these queues whose lease is over: rows of ``COLUMNS`` and the token."""
     return (yield sql(_LAPSED), {**sql.time(), "names": sql.flavour.list_of(queues)})
 
 
+@single
 def free_lanes(sql: Compiler, lanes: Sequence[Lane] | None = None) -> Operation[list[str]]:
     """Free the first job that is held in each of these lanes, if nothing of the lane is active. ``None``: all lanes.
 
@@ -178,20 +195,16 @@ def free_lanes(sql: Compiler, lanes: Sequence[Lane] | None = None) -> Operation[
     return sorted({row[0] for row in rows})
 
 
+@single
 def free_overlooked(sql: Compiler) -> Operation[Rows]:
     """Make ready the jobs that wait for a done one: those whose put overlapped with its mark. Rows of ``COLUMNS``."""
     return (yield sql(_OVERLOOKED + COLUMNS), {})
 
 
+@single
 def next_due_ms(sql: Compiler, queues: Iterable[str]) -> Operation[tuple[int, int | None, int | None]]:
     """The time, and when the next job of these queues is due that is ready, and that is in error; ``None``: none is."""
-    ready: list[int] = []
-    failed: list[int] = []
-    now = (yield sql(_TIME), sql.time())[0][0]
-    for queue in queues:
-        failed += [row[0] for row in (yield sql(_NEXT_ERROR), {"queue": queue}) if row[0] is not None]
-        ready += yield from sql.flavour.next_ready(sql, queue)
-    return now, min(ready, default=None), min(failed, default=None)
+    return (yield from sql.flavour.next_due_ms(sql, list(queues)))
 
 
 def claim_failed(sql: Compiler, job_id: int, wanted: Claim) -> Operation[Rows]:

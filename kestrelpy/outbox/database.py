@@ -11,14 +11,14 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy.errors import UnsupportedFormat
 from kestrelpy.outbox.connections import fetch_on
 from kestrelpy.outbox.errors import MissingPackage, OutboxError, UnsupportedDatabase
 from kestrelpy.outbox.flavours import Postgresql, Sqlite
 from kestrelpy.outbox.schema import VERSION, OutboxTables
-from kestrelpy.outbox.sql import Compiler, Operation, run
+from kestrelpy.outbox.sql import Compiler, Kind, Operation, run
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Dialect, Engine
@@ -79,45 +79,38 @@ class Database:
         self._lock = threading.Lock()
         self._is_checked = False
 
-    def run(self, make: Callable[[Compiler], Operation[T]], *, is_reading: bool = False) -> T:
+    def run(self, make: Callable[[Compiler], Operation[T]], kind: Kind = "write") -> T:
         """Run an operation in a transaction of its own. Never called on the event loop."""
-        return self.transact(self._runs(make, is_reading))
+        return self.transact(lambda connection: run(make(self.sql), fetch_on(connection)), kind)
 
-    async def arun(self, make: Callable[[Compiler], Operation[T]], *, is_reading: bool = False) -> T:
+    async def arun(self, make: Callable[[Compiler], Operation[T]], kind: Kind = "write") -> T:
         """``run``, for coroutines on any loop: with a sync engine on a thread, with an async one on this loop."""
-        return await self.atransact(self._runs(make, is_reading))
+        return await self.atransact(lambda connection: run(make(self.sql), fetch_on(connection)), kind)
 
-    def _runs(self, make: Callable[[Compiler], Operation[T]], is_reading: bool) -> Callable[[Connection], T]:
-        def function(connection: Connection) -> T:
-            return run(make(self.sql), fetch_on(connection))
-
-        return OnlyReads(function) if is_reading else function
-
-    def transact(self, function: Callable[[Connection], T]) -> T:
-        """Call ``function`` in a transaction that is committed when it returns, and rolled back when it raises.
-
-        If it is ``OnlyReads``, it takes no write lock of SQLite: it does not wait for a writer, nor hold one up.
-        """
+    def transact(self, function: Callable[[Connection], T], kind: Kind = "write") -> T:
+        """Call ``function`` in a transaction that is committed when it returns, and rolled back when it raises."""
         if self.engine is not None:
             with self.engine.connect() as connection:
-                return self._within(connection, function)
+                return self._within(connection, function, kind)
         if self.loop is not None:
-            return asyncio.run_coroutine_threadsafe(self.atransact(function), self.loop).result()
+            return asyncio.run_coroutine_threadsafe(self.atransact(function, kind), self.loop).result()
         thread, engine = self._own_loop()
-        return thread.run(_on_async(engine, lambda connection: self._within(connection, function)))
+        return thread.run(_on_async(engine, lambda connection: self._within(connection, function, kind)))
 
-    async def atransact(self, function: Callable[[Connection], T]) -> T:
+    async def atransact(self, function: Callable[[Connection], T], kind: Kind = "write") -> T:
         """``transact`` from a coroutine."""
         if self.async_engine is None:
-            return await asyncio.to_thread(self.transact, function)
-        return await _on_async(self.async_engine, lambda connection: self._within(connection, function))
+            return await asyncio.to_thread(self.transact, function, kind)
+        return await _on_async(self.async_engine, lambda connection: self._within(connection, function, kind))
 
-    def _within(self, connection: Connection, function: Callable[[Connection], T]) -> T:
+    def _within(self, connection: Connection, function: Callable[[Connection], T], kind: Kind) -> T:
+        if kind == "single" and self.dialect.name == "postgresql" and self._is_checked:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
         with connection.begin():
             if not self._is_checked:
                 self._check_version(connection)
             if self.dialect.name == "sqlite":
-                begin_sqlite(connection, "BEGIN" if isinstance(function, OnlyReads) else "BEGIN IMMEDIATE")
+                begin_sqlite(connection, "BEGIN" if kind == "read" else "BEGIN IMMEDIATE")
             return function(connection)
 
     def _check_version(self, connection: Connection) -> None:
@@ -166,18 +159,6 @@ class Database:
         if self.is_owned:
             engine = self.engine if self.engine is not None else self.async_engine.sync_engine  # type: ignore[union-attr]
             engine.dispose(close=False)
-
-
-class OnlyReads(Generic[T]):
-    """A function that writes nothing in its transaction."""
-
-    __slots__ = ("_function",)
-
-    def __init__(self, function: Callable[[Connection], T]) -> None:
-        self._function = function
-
-    def __call__(self, connection: Connection) -> T:
-        return self._function(connection)
 
 
 def begin_immediate(connection: Connection) -> None:

@@ -43,6 +43,7 @@ class Postgresql:
 
     name = "postgresql"
     notifies = True
+    updates_in_with = True
 
     def __init__(self, *, server_time: bool, takes_text: bool) -> None:
         self._takes_text = takes_text  # whether the driver takes an array as text; asyncpg takes lists alone
@@ -84,8 +85,10 @@ class Postgresql:
         }
         return (yield sql(_CLAIM_READY if status == "ready" else _CLAIM_ERROR), parameters)
 
-    def next_ready(self, sql: Compiler, queue: str) -> Operation[list[int]]:
-        return [row[0] for row in (yield sql(_NEXT_READY), {"queue": queue}) if row[0] is not None]
+    def next_due_ms(self, sql: Compiler, queues: Sequence[str]) -> Operation[tuple[int, int | None, int | None]]:
+        rows = yield sql(_NEXT_DUE), {**sql.time(), "names": list(queues)}
+        now, ready, failed = rows[0]
+        return now, ready, failed
 
 
 def _array(kind: str, values: Iterable[Any]) -> str:
@@ -115,14 +118,22 @@ _LEVELS = """RECURSIVE level(priority) AS (
 """The priorities there are in a queue, one look into the index for each, and only as far as they are needed: within
 each the due jobs come first. Without it a million jobs put for the future would be passed at each claim.
 """
-_NEXT_READY = (
-    "WITH "
-    + _LEVELS.replace("wanted.queue", "CAST(:queue AS text)")
+_NEXT_DUE = (
+    """SELECT {now}, (
+    SELECT min(first.due_ms) FROM unnest(CAST(:names AS text[])) AS wanted(queue) CROSS JOIN LATERAL (
+        WITH """
+    + _LEVELS
     + """
-SELECT min(first.due_ms) FROM level CROSS JOIN LATERAL (
-    SELECT due_ms FROM {jobs} WHERE queue = CAST(:queue AS text) AND status = 'ready' AND NOT held
-    AND priority = level.priority ORDER BY due_ms LIMIT 1
-) first"""
+        SELECT soonest.due_ms FROM level CROSS JOIN LATERAL (
+            SELECT j.due_ms FROM {jobs} j WHERE j.queue = wanted.queue AND j.status = 'ready' AND NOT j.held
+            AND j.priority = level.priority ORDER BY j.due_ms LIMIT 1
+        ) soonest
+    ) first
+), (
+    SELECT min(first.due_ms) FROM unnest(CAST(:names AS text[])) AS wanted(queue) CROSS JOIN LATERAL (
+        SELECT j.due_ms FROM {jobs} j WHERE j.queue = wanted.queue AND j.status = 'error' ORDER BY j.due_ms LIMIT 1
+    ) first
+)"""
 )
 _TAKE = """, chosen AS (
     SELECT id, is_behind FROM (
@@ -189,6 +200,7 @@ class Sqlite:
 
     name = "sqlite"
     notifies = False
+    updates_in_with = False
 
     def __init__(self) -> None:
         self.fields: Mapping[str, str] = {
@@ -262,19 +274,23 @@ class Sqlite:
             rows += yield sql(_HOLD), {**parameters, "ids": self.list_of(held)}
         return rows
 
-    def next_ready(self, sql: Compiler, queue: str) -> Operation[list[int]]:
-        found = []
-        level = (yield sql(_FIRST_LEVEL), {"queue": queue})[0][0]
-        while level is not None:
-            parameters = {"queue": queue, "level": level}
-            found.append((yield sql(_FIRST_DUE), parameters)[0][0])
-            level = (yield sql(_NEXT_LEVEL), parameters)[0][0]
-        return found
+    def next_due_ms(self, sql: Compiler, queues: Sequence[str]) -> Operation[tuple[int, int | None, int | None]]:
+        ready: list[int] = []
+        failed: list[int] = []
+        for queue in queues:
+            failed += [row[0] for row in (yield sql(_NEXT_ERROR), {"queue": queue}) if row[0] is not None]
+            level = (yield sql(_FIRST_LEVEL), {"queue": queue})[0][0]
+            while level is not None:
+                parameters = {"queue": queue, "level": level}
+                ready.append((yield sql(_FIRST_DUE), parameters)[0][0])
+                level = (yield sql(_NEXT_LEVEL), parameters)[0][0]
+        return sql.time()["now"], min(ready, default=None), min(failed, default=None)
 
 
 _PAUSED = "SELECT queue FROM {queues} WHERE paused AND queue {is_one_of_names}"
 _FIRST_LEVEL = "SELECT min(priority) FROM {jobs} WHERE queue = :queue AND status = 'ready' AND NOT held"
 _NEXT_LEVEL = _FIRST_LEVEL + " AND priority > :level"
+_NEXT_ERROR = "SELECT min(due_ms) FROM {jobs} WHERE status = 'error' AND queue = :queue"
 _FIRST_DUE = """SELECT min(due_ms) FROM {jobs} WHERE queue = :queue AND status = 'ready' AND NOT held
 AND priority = :level"""
 _FIND_READY = (

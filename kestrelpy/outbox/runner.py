@@ -224,17 +224,18 @@ class Runner:
             self._renew(now)
         if now >= self._next_look:
             self._look_at_running(now)
-        if now >= self._next_poll:
-            self._poll(now)
-        if now >= self._next_minute:
-            self._each_minute(now)
         if now >= self._next_due:
             self._has_more, self._next_due = True, float("inf")
         if now >= self._next_retry:
             self._next_retry = float("inf")
             self._claim_retries(now)
-        if self._has_more:
+        if self._has_more or now >= self._next_poll:
             self._claim_ready(now)
+        if not self._wake.is_set() or now >= self._next_poll + 1.0:  # a job that has come does not wait for what can
+            if now >= self._next_poll:
+                self._poll(now)
+            if now >= self._next_minute:
+                self._each_minute(now)
         self._relay()
         next_one: float = min(self._next_renewal, self._next_poll, self._next_due, self._next_retry, self._next_look)
         return next_one - self._clock()
@@ -398,9 +399,8 @@ class Runner:
         if not names:
             return
         time_ms, ready_ms, failed_ms = self._store.perform(None, claims.next_due_ms, names)
-        self._has_more = True
-        if ready_ms is not None and ready_ms > time_ms:
-            self._next_due = now + (ready_ms - time_ms) / 1000
+        if ready_ms is not None:
+            self._next_due = now + max(0, ready_ms - time_ms) / 1000
         if failed_ms is not None:
             self._next_retry = min(self._next_retry, now + max(0, failed_ms - time_ms) / 1000)
 

@@ -37,7 +37,10 @@ def save(store: JobStore, outcomes: Sequence[Outcome]) -> set[int]:
         else:
             what.failed.append((attempt.id, attempt.token, outcome.status, outcome.delay_ms or 0, outcome.error))
     if len(saved) < len(outcomes):
-        ids, _ = store.perform(None, claims.finish, what)
+        if what.done and not (what.deleted or what.failed or what.returned):
+            ids, _ = store.perform(None, claims.mark_done, what.done)  # one statement
+        else:
+            ids, _ = store.perform(None, claims.finish, what)
         saved |= ids
     lanes = sorted({outcome.lane for outcome in outcomes if outcome.lane is not None})
     if lanes:

@@ -8,7 +8,7 @@ connections of ``sqlite3`` and ``psycopg``: ``run`` and ``arun`` drive it with w
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Dialect
@@ -66,18 +66,29 @@ async def arun(operation: Operation[T], fetch: AsyncFetch) -> T:
         return result
 
 
-_READING: set[Callable[..., Operation[Any]]] = set()
+Kind = Literal["write", "read", "single"]
+"""What transaction an operation needs: ``read`` takes no write lock of SQLite, and neither waits for a writer nor holds
+one up; ``single`` is one statement on PostgreSQL, or several that need not be one transaction, and saves the round
+trips of BEGIN and COMMIT there.
+"""
+_KINDS: dict[Callable[..., Operation[Any]], Kind] = {}
 
 
 def reading(operation: Op) -> Op:
-    """Decorates an operation that writes nothing: on SQLite it takes no write lock."""
-    _READING.add(operation)
+    """Decorates an operation that writes nothing."""
+    _KINDS[operation] = "read"
     return operation
 
 
-def only_reads(operation: Callable[..., Operation[Any]]) -> bool:
-    """Whether it is decorated so."""
-    return operation in _READING
+def single(operation: Op) -> Op:
+    """Decorates an operation of one statement."""
+    _KINDS[operation] = "single"
+    return operation
+
+
+def kind_of(operation: Callable[..., Operation[Any]]) -> Kind:
+    """What transaction an operation needs."""
+    return _KINDS.get(operation, "write")
 
 
 MAX_CLAIM = 1000
@@ -111,6 +122,7 @@ class Flavour(Protocol):
 
     name: str
     notifies: bool
+    updates_in_with: bool
     fields: Mapping[str, str]
 
     def list_of(self, values: Iterable[Any]) -> Any:
@@ -132,8 +144,8 @@ class Flavour(Protocol):
     def claim(self, sql: Compiler, status: str, queues: Sequence[tuple[str, int]], claim: Claim) -> Operation[Rows]:
         """Claim jobs of this status: rows of ``CLAIMED``. ``queues``: names, each with the most jobs of it."""
 
-    def next_ready(self, sql: Compiler, queue: str) -> Operation[list[int]]:
-        """When the next ready job of each priority is due; some may be left out, not the first."""
+    def next_due_ms(self, sql: Compiler, queues: Sequence[str]) -> Operation[tuple[int, int | None, int | None]]:
+        """The time, and when the next job is due that is ready, and that is in error."""
 
 
 class Compiler:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from kestrelpy.outbox.connections import given, given_async
-from kestrelpy.outbox.sql import Compiler, Operation, arun, only_reads, run
+from kestrelpy.outbox.sql import Compiler, Operation, arun, kind_of, run
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -73,7 +73,7 @@ class DatabaseStore:
         **kw: P.kwargs,
     ) -> T:
         if connection is None:
-            return self.database.run(lambda sql: operation(sql, *args, **kw), is_reading=only_reads(operation))
+            return self.database.run(lambda sql: operation(sql, *args, **kw), kind_of(operation))
         on = given(connection)
         return run(operation(self.compilers.of(on.dialect), *args, **kw), on.fetch)
 
@@ -85,7 +85,7 @@ class DatabaseStore:
         **kw: P.kwargs,
     ) -> T:
         if connection is None:
-            return await self.database.arun(lambda sql: operation(sql, *args, **kw), is_reading=only_reads(operation))
+            return await self.database.arun(lambda sql: operation(sql, *args, **kw), kind_of(operation))
         on = await given_async(connection)
         return await arun(operation(self.compilers.of(on.dialect), *args, **kw), on.fetch)
 

@@ -84,7 +84,7 @@ _LAPSED = (
     "SELECT "
     + COLUMNS
     + """, token FROM {jobs} WHERE status = 'running' AND due_ms <= {now} AND relay_batch IS NULL
-    AND queue {is_one_of_names} ORDER BY due_ms LIMIT 1000"""
+    AND queue {is_one_of_names} ORDER BY due_ms, id LIMIT 1000"""
 )
 _LANES = {"r_queue": "text", "r_lane": "text"}
 _FREE_LANES = """UPDATE {jobs} SET held = false WHERE id IN (

@@ -156,6 +156,20 @@ class OutboxCore:
             raise OutboxError("this outbox is not bound: pass Outbox(bind), or call outbox.bind(...) first")
         return self.store
 
+    def switch(self, clock: Clock, random: Callable[[], float], worker: str) -> Callable[[], None]:
+        """For the test kit: work with these and with no store yet, until the function is called that is returned. That
+        undoes all changes, also of what is registered.
+        """
+        before = vars(self).copy()
+        self.clock = self.time = clock
+        self.random = random
+        self.worker = worker
+        self.queues = self.queues.copy()
+        self.relays = list(self.relays)
+        self.store = self._compilers = None
+        self.is_virtual = True
+        return lambda: vars(self).update(before)
+
     def token(self) -> int:
         """For a claim: 62 random bits."""
         return int(self.random() * (1 << 53)) << 9 | int(self.random() * (1 << 9))

@@ -8,9 +8,10 @@ that of ``astart`` while it runs, and otherwise one of the database's own, on a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy.errors import UnsupportedFormat
@@ -86,6 +87,14 @@ class Database:
     async def arun(self, make: Callable[[Compiler], Operation[T]], kind: Kind = "write") -> T:
         """``run``, for coroutines on any loop: with a sync engine on a thread, with an async one on this loop."""
         return await self.atransact(lambda connection: run(make(self.sql), fetch_on(connection)), kind)
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A transaction of the engine, committed at the end of the block. Raises ``OutboxError`` on an AsyncEngine."""
+        if self.engine is None:
+            raise OutboxError("this outbox has an AsyncEngine: use abegin()")
+        with self.engine.begin() as connection:
+            yield connection
 
     def transact(self, function: Callable[[Connection], T], kind: Kind = "write") -> T:
         """Call ``function`` in a transaction that is committed when it returns, and rolled back when it raises."""

@@ -87,6 +87,8 @@ class Outbox:
     def bind(self, bind: Any) -> None:
         """Bind an outbox that was made without. Raises ``OutboxError`` if it is bound already; else as ``Outbox``."""
         self._check_open()
+        if self.core.is_virtual:
+            return
         if self.core.store is not None:
             raise OutboxError("this outbox is bound already")
         from kestrelpy.outbox.database import open_database
@@ -116,7 +118,7 @@ class Outbox:
 
     def close(self) -> None:
         """Stop, and dispose of an engine that was made from a URL. A second call does nothing."""
-        if self._is_closed:
+        if self._is_closed or self.core.is_virtual:
             return
         self.stop()
         self._is_closed = True
@@ -126,7 +128,7 @@ class Outbox:
 
     async def aclose(self) -> None:
         """``close`` for asyncio."""
-        if self._is_closed:
+        if self._is_closed or self.core.is_virtual:
             return
         self._is_closed = True
         forget(self)
@@ -295,10 +297,7 @@ class Outbox:
         """A transaction for callers who have none: its connection, committed at the end of the block, rolled back if
         that raises.
         """
-        database = self._database()
-        if database.engine is None:
-            raise OutboxError("this outbox has an AsyncEngine: use abegin()")
-        with database.engine.begin() as connection:
+        with self._database().begin() as connection:
             yield connection
 
     @contextlib.asynccontextmanager

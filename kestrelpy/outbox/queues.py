@@ -136,6 +136,12 @@ class KnownQueues:
         self._known[queue] = made
         return made
 
+    def copy(self) -> KnownQueues:
+        """The same queues; what is registered in one of the two is not in the other."""
+        made = KnownQueues(self._defaults)
+        made._known = dict(self._known)
+        return made
+
     def remove(self, queue: str) -> None:
         """Let ``queue`` be declared only. Raises ``UnknownQueue`` if it has no consumer."""
         found = self._known.get(queue)

@@ -393,7 +393,8 @@ class Runner:
         """Look for what no hint was given for: lapsed leases, overlooked dependants, and what is due next."""
         assert self._poll_interval is not None
         self._next_poll = now + self._poll_interval
-        for outcome in sweep(self._core):
+        lapses, _ = sweep(self._core)
+        for outcome in lapses:
             self._after(outcome)
         names = [consumer.queue for consumer in self._consumers()]
         if not names:

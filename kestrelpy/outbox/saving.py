@@ -12,6 +12,7 @@ from kestrelpy.outbox.job import QUEUE
 
 if TYPE_CHECKING:
     from kestrelpy.outbox.core import OutboxCore
+    from kestrelpy.outbox.sql import Rows
     from kestrelpy.outbox.store import JobStore
 
 __all__ = ["save", "sweep"]
@@ -48,9 +49,10 @@ def save(store: JobStore, outcomes: Sequence[Outcome]) -> set[int]:
     return saved
 
 
-def sweep(core: OutboxCore) -> list[Outcome]:
+def sweep(core: OutboxCore) -> tuple[list[Outcome], Rows]:
     """Find what others have left: leases that are over, dependants whose put overlapped with the mark of the other job,
-    lanes that nobody has freed. Returns the outcomes of the lapsed jobs that were saved.
+    lanes that nobody has freed. Returns the outcomes of the lapsed jobs that were saved, whose hooks are to be called,
+    and the rows of the dependants.
     """
     store = core.open_store()
     known = {each.queue: each for each in core.queues.all()}
@@ -64,6 +66,6 @@ def sweep(core: OutboxCore) -> list[Outcome]:
             ]
             saved = store.perform(None, claims.fail, failures, are_lapsed=True)
             outcomes = [each for each in outcomes if each.attempt.id in saved]
-    store.perform(None, claims.free_overlooked)
+    freed = store.perform(None, claims.free_overlooked)
     store.perform(None, claims.free_lanes)
-    return outcomes
+    return outcomes, freed

@@ -59,8 +59,7 @@ async def arun_within(
     database: Database = store.database
     try:
         if database.async_engine is None:
-            assert database.engine is not None
-            with database.engine.begin() as connection:
+            with database.begin() as connection:
                 attempt.connection = connection
                 outcome = _committable(await attempt.arun(clock, is_stopping))
                 saved, _ = run(finish(database.sql, _mark_of(attempt)), fetch_on(connection))

@@ -11,7 +11,11 @@ and writes queues from Spark.
         queue.put(b"resize photo 7")
         with queue.get(timeout=5) as item:  # committed at the end of the block
             print(item.data)
+
+PYTEST_DONT_REWRITE
 """
+# The last line is for pytest. It finds the plugin of kestrelpy.outbox where kestrelpy is installed, and would warn of
+# each program that has imported this package before pytest started.
 
 from __future__ import annotations
 

@@ -80,6 +80,7 @@ LAYERS = {
     "__main__": 9,
     "testing": 9,  # nothing above imports it
     "outbox.testing": 9,  # nor the test kit of the outbox
+    "outbox.pytest_plugin": 9,
 }
 """A folder, a module at the top, or one that is not of its folder's layer, and its layer. Two folders of one layer do
 not import each other.
@@ -213,6 +214,7 @@ PUBLIC = {
         "exponential Carrier opentelemetry Outbox QueueCount RetryStats Times Health"
     ),
     "kestrelpy.outbox.testing": "virtual VirtualOutbox Run StillWaiting ANY",
+    "kestrelpy.outbox.pytest_plugin": "virtual_outbox VirtualOutboxes",
     "kestrelpy.server": (
         "BeanstalkServer KestrelServer ConfigError QueueServer QueueProtocol Parser Connection Wait FutureWait "
         "parse_address run run_in_thread serve serve_in_thread"

@@ -46,7 +46,7 @@ def markdown() -> str:
 
 def _module(module: ModuleType) -> Iterator[str]:
     yield f"## {module.__name__}\n"
-    yield _prose(inspect.getdoc(module) or "")
+    yield _prose((inspect.getdoc(module) or "").removesuffix("\n\nPYTEST_DONT_REWRITE"))
     errors = []
     for name in module.__all__:
         thing = getattr(module, name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kestrelpy import Clock, InvalidName, SystemClock
 from kestrelpy.outbox._checks import check_number
 from kestrelpy.outbox.context import capture, check_context
-from kestrelpy.outbox.errors import InvalidPayload, OutboxError
+from kestrelpy.outbox.errors import InvalidPayload, MissingPackage, OutboxError
 from kestrelpy.outbox.job import Job
 from kestrelpy.outbox.puts import Dependency, NewJob, NewPayload
 from kestrelpy.outbox.queues import KnownQueues, QueueConsumer, check_name, check_text, encode
@@ -123,19 +123,22 @@ class OutboxCore:
     def tables(self) -> OutboxTables:
         """SQLAlchemy's tables. Raises ``MissingPackage``."""
         if self._tables is None:
-            from kestrelpy.outbox.schema import OutboxTables
-
+            try:
+                from kestrelpy.outbox.schema import OutboxTables
+            except ModuleNotFoundError:
+                raise MissingPackage("sqlalchemy", "outbox") from None
             self._tables = OutboxTables(self.table, self.schema)
         return self._tables
 
     @property
     def compilers(self) -> Compilers:
         if self._compilers is None:
+            tables = self.tables
             from kestrelpy.outbox.database import Compilers
 
             clock = self.clock
             clock_ms = None if clock is None else lambda: clock.time_ns() // 1_000_000
-            self._compilers = Compilers(self.tables, clock_ms, self.now_ms)
+            self._compilers = Compilers(tables, clock_ms, self.now_ms)
         return self._compilers
 
     @property

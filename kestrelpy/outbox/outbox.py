@@ -91,10 +91,11 @@ class Outbox:
             return
         if self.core.store is not None:
             raise OutboxError("this outbox is bound already")
+        compilers = self.core.compilers
         from kestrelpy.outbox.database import open_database
         from kestrelpy.outbox.store import DatabaseStore
 
-        self.core.store = DatabaseStore(self.core.compilers, open_database(bind, self.core.compilers))
+        self.core.store = DatabaseStore(compilers, open_database(bind, compilers))
 
     @property
     def metadata(self) -> MetaData:

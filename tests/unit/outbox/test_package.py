@@ -45,3 +45,20 @@ def test_names_of_other_packages_are_theirs() -> None:
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match=r"'kestrelpy\.outbox' has no attribute 'Inbox'"):
         kestrelpy.outbox.Inbox  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_where_sqlalchemy_is_missing_one_line_names_the_extra(script: Any) -> None:
+    told = script(
+        """
+        import sys
+        sys.modules["sqlalchemy"] = None
+        from kestrelpy.outbox import MissingPackage, Outbox
+        from kestrelpy.outbox.testing import virtual
+        for use in (lambda: Outbox("sqlite://"), lambda: Outbox().metadata, virtual(Outbox()).__enter__):
+            try:
+                use()
+            except MissingPackage as missing:
+                print(missing)
+        """
+    )
+    assert told == "\n".join(["sqlalchemy is not installed: pip install kestrelpy[outbox]"] * 3)

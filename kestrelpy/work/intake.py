@@ -85,12 +85,16 @@ class JobIntake:
         if self._max_bytes is not None and scheduler.bytes + size > self._max_bytes:
             raise QueueFull(f"work queue {core.name}: this put would exceed max_bytes={self._max_bytes}")
 
-    def check_key_locked(self, tube: Tube, key: str, now: float) -> None:
-        core = self._core
-        scheduler = core.scheduler
+    def check_key_locked(self, tube: Tube, key: str, now: float) -> Tube:
+        """The tube, in which no live job has the key from here on. Raises ``DuplicateJob``.
+
+        It is another object than ``tube`` if the key was that of an expired job: the tube went with its last job.
+        """
+        scheduler = self._core.scheduler
         other = scheduler.keys.get((tube.name, key))
         if other is not None and not scheduler.expire(scheduler.jobs[other], now):
             raise DuplicateJob(other, tube.name, key)
+        return scheduler.tubes.get(tube.name) or scheduler.make_tube(tube.name)
 
     def make_locked(self, tube: Tube, body: bytes, priority: int, delay: float, ttr: float, now: float) -> StoredJob:
         """A new job without id, key and expiry. ``JobRecovery._put`` must set the same fields."""
@@ -107,7 +111,7 @@ class JobIntake:
     ) -> None:
         """Set the key and the expiry, which only some jobs have. Raises ``DuplicateJob``."""
         if key is not None:
-            self.check_key_locked(stored.tube, key, now)
+            stored.tube = self.check_key_locked(stored.tube, key, now)
             stored.key = key
         if expires_in is not None:
             stored.expires = (now + expires_in, stored.id)

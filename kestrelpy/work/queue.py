@@ -366,7 +366,7 @@ class WorkQueue:
             if where is stored.tube:
                 return
             if stored.key is not None:
-                self._intake.check_key_locked(where, stored.key, now)
+                where = self._intake.check_key_locked(where, stored.key, now)
             core.jobs_being_written = (stored,)
             try:
                 at = core.append(records.encode_state(stored.id, tube, core.state_of(stored, now)))

@@ -323,3 +323,22 @@ def test_very_many_expired_jobs_are_passed_over_in_slices(
             clock._elapsed_ns += 5_000_000_000
         with pytest.raises(QueueEmpty):
             make(queue.session())
+
+
+@pytest.mark.parametrize("call", ["put", "move"])
+def test_the_key_of_the_last_job_of_a_tube_is_free_when_it_has_expired(
+    queue: WorkQueue, clock: ManualClock, call: str
+) -> None:
+    """More is due than a call does, so the key's check drops the job, and its tube with it."""
+    moved = queue.put(b"new", key="k")
+    queue.put_many([b""] * (core_module.CALL_SLICE + 1), expires_in=1)
+    queue.put(b"expired", tube="t", key="k", expires_in=1)
+    clock._elapsed_ns += 2_000_000_000  # no timer has run yet
+    job_id = queue.put(b"new", tube="t", key="k") if call == "put" else moved
+    if call == "move":
+        queue.move(moved, "t")
+    queue._check()
+    with queue.session() as session:
+        session.watch("t")
+        session.ignore("default")
+        assert session.reserve(0).id == job_id

@@ -309,21 +309,26 @@ class WorkCore:
             scheduler.note(tube)
         jobs_being_written, self.jobs_being_written, self._disturbed = self.jobs_being_written, (), False
         for job in jobs_being_written:
-            is_live = scheduler.jobs.get(job.id) is job
-            if is_live and job.id in self.unrecorded:
+            if scheduler.jobs.get(job.id) is not job:
+                continue
+            if job.id in self.unrecorded:
                 self.unrecorded.remove(job.id)
             try:
-                if is_live:
-                    self.rewrite_locked(job, now)
-                else:
-                    scheduler.last_id = max(scheduler.last_id, job.id)
-                    log.over(self.append(pack_gone(GONE, EXPIRED, job.id)))
+                self.rewrite_locked(job, now)
             except QueueDiskFull:  # written later, when there is room
-                if is_live:
-                    scheduler.unsaved[job.id] = job
-                    self._void_locked(job.id)
-                else:
-                    self.unrecorded.append(job.id)
+                scheduler.unsaved[job.id] = job
+                self._void_locked(job.id)
+        self._write_never_put_locked([job.id for job in jobs_being_written if scheduler.jobs.get(job.id) is not job])
+
+    def _write_never_put_locked(self, gone: list[int]) -> None:
+        """After an interrupt: write that these jobs are gone, for all of them or for none, as they may be a batch."""
+        if gone:
+            self.scheduler.last_id = max(self.scheduler.last_id, *gone)
+            try:
+                for at in self.log.append_many([pack_gone(GONE, EXPIRED, job_id) for job_id in gone]):
+                    self.log.over(at)
+            except QueueDiskFull:  # written later, when there is room
+                self.unrecorded += gone
 
     def end_locked(self) -> None:
         """Before the lock is released: record the end of expired jobs, and set the timers."""

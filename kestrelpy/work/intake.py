@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 from kestrelpy import QueueFull
 from kestrelpy.work.core import WorkCore
 from kestrelpy.work.errors import Draining, DuplicateJob, JobTooBig
@@ -27,33 +30,78 @@ class JobIntake:
     def put_many_locked(
         self,
         bodies: list[bytes],
-        tube: Tube,
+        tube: str,
         priority: int,
         delay: float,
         ttr: float,
         expires_in: float | None,
         now: float,
-    ) -> None:
+    ) -> range:
+        first_id = self._core.scheduler.last_id + 1
+        with self._needed_locked((tube,)) as tubes:
+            self._check_many_locked(bodies)
+            lives = []
+            for job_id, body in enumerate(bodies, first_id):
+                stored = self.make_locked(tubes[tube], body, priority, delay, ttr, now)
+                stored.id = job_id
+                if expires_in is not None:
+                    stored.expires = (now + expires_in, job_id)
+                lives.append(stored)
+            self._store_locked(lives, now)
+        return range(first_id, first_id + len(bodies))
+
+    @contextmanager
+    def _needed_locked(self, names: Iterable[str]) -> Iterator[dict[str, Tube]]:
+        """The tubes of these names. They are not forgotten meanwhile: an expired job of theirs may be dropped, and a
+        waiter that only they were there for may leave. Raises as ``WorkCore.tube_locked``.
+        """
+        core = self._core
+        tubes: dict[str, Tube] = {}
+        try:
+            for name in names:
+                if name not in tubes:
+                    tube = tubes[name] = core.scheduler.tubes.get(name) or core.tube_locked(name)
+                    tube.using += 1
+            yield tubes
+        finally:
+            for tube in tubes.values():
+                tube.using -= 1
+                core.scheduler.forget_unneeded(tube)
+
+    def _check_many_locked(self, bodies: list[bytes]) -> None:
+        """Whether there is room for jobs with these bodies. Raises ``Draining``, ``QueueFull``, ``QueueDiskFull``."""
         core = self._core
         self.check_room_locked(len(bodies), sum(map(len, bodies)))
         if len(core.scheduler.jobs) + len(bodies) > core.jobs_held:
             core.hold_room_locked(len(bodies))
-        lives = []
-        for job_id, body in enumerate(bodies, core.scheduler.last_id + 1):
-            stored = self.make_locked(tube, body, priority, delay, ttr, now)
-            stored.id = job_id
-            self.set_key_and_expiry_locked(stored, None, expires_in, now)
-            lives.append(stored)
-        core.jobs_being_written = lives
-        ids = (
-            core.log.append_many([encode_put(core.origin_of(stored, now), stored.body) for stored in lives])
-            if lives
-            else ()
-        )
-        for stored, at in zip(lives, ids, strict=True):
-            self.add_locked(stored, at, now)
+
+    def _store_locked(self, lives: list[StoredJob], now: float) -> None:
+        """Write new jobs, all or none, and then add them to the scheduler. Raises as ``JobLog.append``.
+
+        After an interrupt all of them are in memory, or none: they come into ``jobs`` in one step, and ``repair`` makes
+        the lists from that. The counters may count jobs then that did not come.
+        """
+        core = self._core
+        scheduler = core.scheduler
         if not lives:
-            core.scheduler.forget_unneeded(tube)
+            return
+        core.jobs_being_written = lives
+        ids = core.log.append_many([encode_put(core.origin_of(stored, now), stored.body) for stored in lives])
+        for stored, at in zip(lives, ids, strict=True):
+            tube, stored.at = stored.tube, at
+            tube.total_jobs += 1
+            if not tube.is_changed:
+                scheduler.note(tube)
+            if stored.delay:
+                stored.state, stored.sort_key = DELAYED, (now + stored.delay, stored.id)
+        scheduler.total_jobs += len(lives)
+        scheduler.last_id = lives[-1].id
+        scheduler.jobs.update([(stored.id, stored) for stored in lives])
+        for stored in lives:
+            if stored.delay or stored.key or stored.expires or stored.tube.waiting:
+                scheduler.add(stored, now)
+            else:
+                scheduler.add_plain(stored)
 
     def forget_empty_locked(self, name: str) -> None:
         """After a failed put: remove its tube, if nothing needs that. It may have been made for the put."""

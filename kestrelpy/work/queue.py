@@ -271,16 +271,10 @@ class WorkQueue:
         core, intake = self._core, self._intake
         checked = [intake.checked(body, priority, delay, ttr) for body in bodies]
         with core.deliveries, core.lock, core.turn as now:
-            first_id = core.scheduler.last_id + 1
-            where = core.scheduler.tubes.get(tube) or core.tube_locked(tube)
-            try:
-                intake.put_many_locked(checked, where, priority, delay, ttr, expires_in, now)
-            except BaseException:
-                intake.forget_empty_locked(tube)
-                raise
+            ids = intake.put_many_locked(checked, tube, priority, delay, ttr, expires_in, now)
         if core.always:
             core.sync()
-        return range(first_id, first_id + len(checked))
+        return ids
 
     def new_id(self) -> int:
         """Draw an id for a later ``put(..., job_id=...)``. An id that is never put is not given out again.

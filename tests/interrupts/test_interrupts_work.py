@@ -10,6 +10,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +18,7 @@ import pytest
 
 from kestrelpy import QueueClosed, QueueEmpty
 from kestrelpy._process import forget
-from kestrelpy.testing import ManualClock, MemoryDisk
+from kestrelpy.testing import CrashingDisk, ManualClock, MemoryDisk
 from kestrelpy.work import Session, WorkQueue
 from kestrelpy.work.core import WorkCore
 from tests.interrupts import strikes
@@ -33,9 +34,9 @@ PLACES = 60
 class Scene:
     """A queue with jobs in every state, two sessions, and somebody who waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, disk: MemoryDisk | None = None) -> None:
         self.clock = ManualClock(1_700_000_000_000)
-        self.disk = MemoryDisk()
+        self.disk = disk or MemoryDisk()
         self.queue = self.open()
         self.queue.put_many([b"%d" % number for number in range(6)], priority=100)
         self.queue.put_many([b"delayed"] * 3, delay=5)
@@ -137,6 +138,45 @@ def test_memory_and_journal_agree_afterwards(name: str) -> None:
         except BaseException as error:
             raise AssertionError(f"{name}, struck at place {at}, {striker.where}: {error!r}") from error
     assert struck > count // 2
+
+
+BATCHES: dict[str, Callable[[Scene], Call]] = {
+    "put_many": lambda scene: lambda: scene.queue.put_many([b"new 1", b"new 2", b"new 3"], tube="other"),
+}
+"""The first of their jobs is for somebody who waits."""
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_is_whole_or_not_there(name: str) -> None:
+    """In memory, and in the journal: if the process dies right then, or while the next call repairs."""
+    counting = interrupter_at(0)
+    scene = Scene()
+    counting.run(BATCHES[name](scene))
+    scene.check()
+    for at in range(1, counting.places + 1):
+        disk = CrashingDisk()
+        scene = Scene(disk)
+        striker = interrupter_at(at)
+        striker.run(BATCHES[name](scene))
+        left: list[MemoryDisk] = []
+        disk.before_operation = partial(_note, disk, left)
+        found = [new_jobs(scene.queue)]
+        disk.before_operation = None
+        scene.check()
+        for each in left:
+            scene.disk = each
+            scene.queue = scene.open()
+            found.append(new_jobs(scene.queue))
+            scene.queue.close()
+        assert set(found) <= {0, 3}, f"struck at place {at}, {striker.where}: {found}"
+
+
+def _note(disk: CrashingDisk, left: list[MemoryDisk]) -> None:
+    left.append(disk.after_kill())
+
+
+def new_jobs(queue: WorkQueue) -> int:
+    return sum(queue.peek(job.id).body.startswith(b"new") for tube in queue.tubes() for job in queue.jobs(tube))
 
 
 def test_a_close_that_was_struck_is_finished_by_the_next() -> None:

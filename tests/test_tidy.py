@@ -205,8 +205,8 @@ PUBLIC = {
         "NothingToReport local_session register JavaMissing FilesNotSeen DataLoss SinkMistake"
     ),
     "kestrelpy.work": (
-        "WorkQueue Session Job WorkStats TubeStats JobStats JobNotFound NotReserved DuplicateJob Draining DeadlineSoon "
-        "JobTooBig TubeNotFound"
+        "WorkQueue Session Job NewJob WorkStats TubeStats JobStats JobNotFound NotReserved DuplicateJob Draining "
+        "DeadlineSoon JobTooBig TubeNotFound"
     ),
     "kestrelpy.outbox": (
         "OutboxError UnknownQueue UnknownDependency JobNotFound InvalidPayload DuplicateJob UnsupportedDatabase "
@@ -237,8 +237,8 @@ METHODS = {
     ),
     "Item": "commit abort",
     "work.WorkQueue": (
-        "put put_many new_id delete kick kick_job peek peek_ready peek_delayed peek_buried move clear jobs pause_tube "
-        "tubes stats stats_tube stats_job drain sync checkpoint close session"
+        "put put_many put_all new_id delete kick kick_job peek peek_ready peek_delayed peek_buried move clear jobs "
+        "pause_tube tubes stats stats_tube stats_job drain sync checkpoint close session"
     ),
     "work.Session": (
         "use watch ignore reserve reserve_many reserve_job reserve_future areserve delete release bury touch close"

@@ -15,6 +15,7 @@ from kestrelpy.work.errors import (
     TubeNotFound,
 )
 from kestrelpy.work.job import Job
+from kestrelpy.work.new_job import NewJob
 from kestrelpy.work.queue import WorkQueue
 from kestrelpy.work.session import Session
 from kestrelpy.work.stats import JobStats, TubeStats, WorkStats
@@ -27,6 +28,7 @@ __all__ = [
     "JobNotFound",
     "JobStats",
     "JobTooBig",
+    "NewJob",
     "NotReserved",
     "Session",
     "TubeNotFound",

@@ -24,10 +24,16 @@ class NotReserved(KestrelError, LookupError):
 
 
 class DuplicateJob(KestrelError, ValueError):
-    """The live job ``job_id`` of ``tube`` has ``key`` already. Nothing was stored."""
+    """The live job ``job_id`` of ``tube`` has ``key`` already. Nothing was stored.
 
-    def __init__(self, job_id: int, tube: str, key: str) -> None:
-        super().__init__(f"job {job_id} of tube {tube!r} has the key {key!r} already")
+    ``job_id`` is ``None`` if two jobs of one ``put_all`` have the key.
+    """
+
+    def __init__(self, job_id: int | None, tube: str, key: str) -> None:
+        if job_id is None:
+            super().__init__(f"two of these jobs have the key {key!r} in tube {tube!r}")
+        else:
+            super().__init__(f"job {job_id} of tube {tube!r} has the key {key!r} already")
         self.job_id = job_id
         self.tube = tube
         self.key = key

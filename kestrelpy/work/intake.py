@@ -1,16 +1,33 @@
-"""``JobIntake``: the limits of a work queue, and how a new job is made. All but ``checked`` with the lock held."""
+"""``JobIntake``: the limits of a work queue, and how a new job is made. All but ``checked`` and
+``checked_jobs`` with the lock held.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
+from typing import NamedTuple
 
 from kestrelpy import QueueFull
 from kestrelpy.work.core import WorkCore
 from kestrelpy.work.errors import Draining, DuplicateJob, JobTooBig
-from kestrelpy.work.options import MAX_PRIORITY, MAX_SECONDS, check_priority, check_seconds, check_span
+from kestrelpy.work.new_job import NewJob
+from kestrelpy.work.options import MAX_PRIORITY, MAX_SECONDS, check_key, check_priority, check_seconds, check_span
 from kestrelpy.work.records import DELAYED, READY, encode_put
 from kestrelpy.work.stored import StoredJob, Tube
+
+
+class CheckedJob(NamedTuple):
+    """A ``NewJob`` whose fields were checked and converted."""
+
+    body: bytes
+    tube: str
+    priority: int
+    delay: float
+    ttr: float
+    key: str | None
+    expires_in: float | None
 
 
 class JobIntake:
@@ -49,6 +66,24 @@ class JobIntake:
                 lives.append(stored)
             self._store_locked(lives, now)
         return range(first_id, first_id + len(bodies))
+
+    def put_all_locked(self, jobs: list[CheckedJob], now: float) -> list[int]:
+        """``jobs`` comes from ``checked_jobs``."""
+        with self._needed_locked(job.tube for job in jobs) as tubes:
+            self._check_many_locked([job.body for job in jobs])
+            lives = []
+            keys = set()
+            for job_id, job in enumerate(jobs, self._core.scheduler.last_id + 1):
+                stored = self.make_locked(tubes[job.tube], job.body, job.priority, job.delay, job.ttr, now)
+                stored.id = job_id
+                if job.key is not None:
+                    if (job.tube, job.key) in keys:
+                        raise DuplicateJob(None, job.tube, job.key)
+                    keys.add((job.tube, job.key))
+                self.set_key_and_expiry_locked(stored, job.key, job.expires_in, now)
+                lives.append(stored)
+            self._store_locked(lives, now)
+        return [stored.id for stored in lives]
 
     @contextmanager
     def _needed_locked(self, names: Iterable[str]) -> Iterator[dict[str, Tube]]:
@@ -97,7 +132,7 @@ class JobIntake:
         scheduler.total_jobs += len(lives)
         scheduler.last_id = lives[-1].id
         scheduler.jobs.update([(stored.id, stored) for stored in lives])
-        for stored in lives:
+        for stored in sorted(lives, key=attrgetter("priority")):  # a waiter gets the most urgent one
             if stored.delay or stored.key or stored.expires or stored.tube.waiting:
                 scheduler.add(stored, now)
             else:
@@ -122,6 +157,20 @@ class JobIntake:
         if not (0 <= priority <= MAX_PRIORITY and 0 <= delay <= MAX_SECONDS and 0 < ttr <= MAX_SECONDS):
             check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
         return body
+
+    def checked_jobs(self, jobs: Iterable[NewJob]) -> list[CheckedJob]:
+        """The jobs of a ``put_all``, as plain types. Raises what ``put`` raises for such arguments."""
+        found = []
+        for job in jobs:
+            if not isinstance(job, NewJob):
+                raise TypeError(f"put_all takes objects of the class NewJob, not {type(job).__name__}")
+            priority = check_priority(job.priority)
+            delay, ttr = check_seconds("delay", job.delay), check_span("ttr", job.ttr)
+            body = self.checked(job.body, priority, delay, ttr)
+            key = None if job.key is None else check_key(job.key)
+            expires_in = None if job.expires_in is None else check_span("expires_in", job.expires_in)
+            found.append(CheckedJob(body, job.tube, priority, delay, ttr, key, expires_in))
+        return found
 
     def check_room_locked(self, jobs: int, size: int) -> None:
         core = self._core

@@ -43,6 +43,7 @@ from kestrelpy.work.stored import StoredJob
 if TYPE_CHECKING:
     from kestrelpy import Clock
     from kestrelpy._disk.interface import Disk
+    from kestrelpy.work.new_job import NewJob
 
 __all__ = ["WorkQueue"]
 
@@ -272,6 +273,20 @@ class WorkQueue:
         checked = [intake.checked(body, priority, delay, ttr) for body in bodies]
         with core.deliveries, core.lock, core.turn as now:
             ids = intake.put_many_locked(checked, tube, priority, delay, ttr, expires_in, now)
+        if core.always:
+            core.sync()
+        return ids
+
+    def put_all(self, jobs: Iterable[NewJob]) -> list[int]:
+        """Put jobs of several tubes, each with its own options: all or none, also across a crash. Returns their ids.
+
+        All are checked before one is written. Raises as ``put``; ``DuplicateJob`` also if two of them have the same
+        tube and key; ``TypeError`` for anything but ``NewJob`` objects.
+        """
+        core, intake = self._core, self._intake
+        checked = intake.checked_jobs(jobs)
+        with core.deliveries, core.lock, core.turn as now:
+            ids = intake.put_all_locked(checked, now)
         if core.always:
             core.sync()
         return ids

@@ -19,7 +19,7 @@ import pytest
 from kestrelpy import QueueClosed, QueueEmpty
 from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, MemoryDisk
-from kestrelpy.work import Session, WorkQueue
+from kestrelpy.work import NewJob, Session, WorkQueue
 from kestrelpy.work.core import WorkCore
 from tests.interrupts import strikes
 from tests.interrupts.strikes import interrupter_at
@@ -27,6 +27,7 @@ from tests.support.budget import SEED, share
 from tests.support.patience import PATIENCE, until
 
 Call = Callable[[], object]
+MANY = [NewJob(b"new 1", "t", key="k"), NewJob(b"new 2", "other", priority=1), NewJob(b"new 3", delay=3)]
 PLACES = 60
 """How many places of each call are struck in one run; all of those that it has, if these are fewer."""
 
@@ -91,6 +92,7 @@ CALLS: dict[str, Callable[[Scene], Call]] = {
     "put with all": lambda scene: lambda: scene.queue.put(b"new", tube="t", delay=1, key="k", expires_in=9),
     "put to one who waits": lambda scene: lambda: scene.queue.put(b"new", tube="other"),
     "put_many": lambda scene: lambda: scene.queue.put_many([b"a", b"b", b"c"], tube="t"),
+    "put_all": lambda scene: lambda: scene.queue.put_all(MANY),
     "reserve": lambda scene: lambda: scene.session.reserve(0),
     "reserve in vain": lambda scene: lambda: _nothing(lambda: scene.waiting.reserve(0)),
     "reserve_future": lambda scene: lambda: scene.waiting.reserve_future(3),
@@ -141,6 +143,7 @@ def test_memory_and_journal_agree_afterwards(name: str) -> None:
 
 
 BATCHES: dict[str, Callable[[Scene], Call]] = {
+    "put_all": lambda scene: lambda: scene.queue.put_all(MANY),
     "put_many": lambda scene: lambda: scene.queue.put_many([b"new 1", b"new 2", b"new 3"], tube="other"),
 }
 """The first of their jobs is for somebody who waits."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,12 +34,13 @@ SIZES = (0, 30, 300, 900)
 
 
 STEPS = {
-    "put": 8, "put_many": 2, "reserve": 8, "reserve_many": 2, "reserve_job": 2, "delete": 7, "release": 4, "bury": 3,
-    "touch": 1, "kick": 2, "kick_job": 1, "move": 2, "clear": 0.5, "pause": 1, "advance": 3, "sync": 1.5,
-    "checkpoint": 1.5, "close": 0.7, "kill": 1, "new_session": 1, "close_session": 1, "draw": 0.5, "wait": 0.5,
+    "put": 8, "put_many": 2, "put_all": 2, "reserve": 8, "reserve_many": 2, "reserve_job": 2, "delete": 7,
+    "release": 4, "bury": 3, "touch": 1, "kick": 2, "kick_job": 1, "move": 2, "clear": 0.5, "pause": 1,
+    "advance": 3, "sync": 1.5, "checkpoint": 1.5, "close": 0.7, "kill": 1, "new_session": 1, "close_session": 1,
+    "draw": 0.5, "wait": 0.5,
 }  # fmt: skip
 """How often each step comes, next to the others."""
-WRITING = {"put", "put_many", "delete", "release", "bury", "kick", "kick_job", "move", "clear", "pause"}
+WRITING = {"put", "put_many", "put_all", "delete", "release", "bury", "kick", "kick_job", "move", "clear", "pause"}
 """Steps that are on disk when they return, if syncs are to be always; and all before them."""
 
 
@@ -62,7 +63,7 @@ class Bounds:
     put_before: int
     """The highest id of a job that must have been put."""
     power: bool
-    batch: range = range(0)
+    batch: Sequence[int] = ()
     """Jobs of which there are all or none."""
 
 
@@ -83,13 +84,13 @@ class Program:
         self.choose = choose
         self.pair = pair
         self.steps = {**STEPS, **(steps or {})}
-        self.batch = range(0)
+        self.batch: Sequence[int] = ()
         self.pair.new_session()
 
     def step(self, among: Collection[str] = ()) -> str:
         names = [name for name in self.steps if not among or name in among]
         name = self.choose.choices(names, [self.steps[name] for name in names])[0]
-        self.batch = range(0)
+        self.batch = ()
         if not self.pair.sessions:
             self.pair.new_session()
         getattr(self, name)()
@@ -133,7 +134,22 @@ class Program:
         sizes = self.choose.choices(SIZES, k=self.choose.randrange(1, 6))
         # One ttr for all of them: it is so long that no two of them ever end at the same moment.
         ids = self.pair.put_many(sizes, tube=self.choose.choice(TUBES), ttr=self.seconds(100_000))
-        self.batch = ids or range(0)
+        self.batch = ids or ()
+
+    def put_all(self) -> None:
+        """Of several tubes. No two of them ever end at the same moment."""
+        self.batch = self.pair.put_all([self.one_of_many() for _ in range(self.choose.randrange(1, 6))]) or ()
+
+    def one_of_many(self) -> tuple[int, dict[str, Any]]:
+        choose, how = self.choose, dict[str, Any]()
+        if choose.random() < 0.2:
+            how["delay"] = self.seconds(0, 2, 30)
+        if choose.random() < 0.1:
+            how["key"] = choose.choice("kl")
+        if choose.random() < 0.1:
+            how["expires_in"] = self.seconds(1, 20)
+        how |= {"tube": choose.choice(TUBES), "priority": choose.choice(PRIORITIES), "ttr": self.seconds(1, 5, 60)}
+        return choose.choice(SIZES), how
 
     def draw(self) -> None:
         assert self.pair.queue.new_id() == self.pair.model.new_id()
@@ -302,7 +318,7 @@ class WorkExplorer:
                 durable = before
             elif name in ("sync", "checkpoint", "close") or (sync == "always" and name in WRITING and after != before):
                 durable = after
-        self._judge_all(pair, pair.disk.after_kill(), after, after, durable, range(0), choose, "the end")  # type: ignore[attr-defined]
+        self._judge_all(pair, pair.disk.after_kill(), after, after, durable, (), choose, "the end")  # type: ignore[attr-defined]
         pair.vanish()
 
     def _judge_all(
@@ -312,7 +328,7 @@ class WorkExplorer:
         before: Marks,
         after: Marks,
         durable: Marks,
-        batch: range,
+        batch: Sequence[int],
         choose: random.Random,
         where: str,
     ) -> None:
@@ -351,7 +367,7 @@ def marks(pair: Pair) -> Marks:
     return Marks(versions, model.total_jobs, model.timeouts, pauses)
 
 
-def between(first: Marks, last: Marks, batch: range, *, power: bool) -> Bounds:
+def between(first: Marks, last: Marks, batch: Sequence[int], *, power: bool) -> Bounds:
     return Bounds(
         first.versions,
         last.versions,

@@ -188,7 +188,7 @@ class Run:
         return True
 
     def judge(self, first: Marks, *, power: bool, left: CrashingDisk | None = None) -> None:
-        bounds = between(first, marks(self.pair), range(0), power=power)
+        bounds = between(first, marks(self.pair), (), power=power)
         judge(left or self.disk.after_kill(), self.pair, bounds, self.choose)
 
     @contextmanager

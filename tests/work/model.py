@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 URGENT = 1024
 MARGIN = 1.0
@@ -187,6 +187,22 @@ class Model:
             self._add(self.last_id, body, tube, priority, delay, ttr, None, expires_in)
         self.settle()
         return range(first, self.last_id + 1)
+
+    def put_all(self, jobs: list[tuple[bytes, dict[str, Any]]]) -> list[int]:
+        """``jobs``: bodies, each with the options of its own put, of which ``tube`` is one."""
+        self._admit([body for body, _ in jobs])
+        named = [(how["tube"], how["key"]) for _, how in jobs if how.get("key") is not None]
+        twins = [twin for twin in (self.holder_of(*each) for each in named) if twin is not None]
+        if twins or len(set(named)) < len(named):
+            alone = {"job_id": twins[0].id} if len(twins) == 1 and len(set(named)) == len(named) else {}
+            raise Refused("DuplicateJob", **alone)
+        first = self.last_id + 1
+        for body, how in jobs:
+            self.last_id += 1
+            options = {"priority": 65536, "delay": 0, "ttr": 60, "key": None, "expires_in": None, **how}
+            self._add(self.last_id, body, **options)
+        self.settle()
+        return list(range(first, self.last_id + 1))
 
     def _admit(self, bodies: list[bytes]) -> None:
         """Whether they may come in. Where several things are wrong, any of them may be what is said."""

@@ -18,7 +18,7 @@ import pytest
 from kestrelpy._disk.interface import Disk
 from kestrelpy._process import forget
 from kestrelpy.testing import CrashingDisk, ManualClock, MemoryDisk
-from kestrelpy.work import Job, JobStats, Session, WorkQueue
+from kestrelpy.work import Job, JobStats, NewJob, Session, WorkQueue
 from kestrelpy.work.core import YIELD_SECONDS
 from tests.work.model import MARGIN, STATES, WAITING, Model, ModelJob, ModelSession, ModelWaiter, Refused
 
@@ -152,6 +152,14 @@ class Pair:
         bodies = [self.body(size) for size in sizes]
         result: range | None = self.same(
             lambda: self.queue.put_many(iter(bodies), **how), lambda: self.model.put_many(bodies, **how)
+        )
+        return result
+
+    def put_all(self, jobs: list[tuple[int, dict[str, Any]]]) -> list[int] | None:
+        """``jobs``: sizes, each with the options of its own put."""
+        new = [(self.body(size), how) for size, how in jobs]
+        result: list[int] | None = self.same(
+            lambda: self.queue.put_all(NewJob(body, **how) for body, how in new), lambda: self.model.put_all(new)
         )
         return result
 

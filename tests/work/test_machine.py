@@ -89,6 +89,23 @@ class WorkMachine(RuleBasedStateMachine):
         # One ttr for all of them would let two reservations end at the same moment, if they are made at the same one.
         self.pair.put_many(sizes[:1] if ttr else sizes, tube=tube, priority=priority, ttr=self.pair.seconds(ttr or 900))
 
+    @rule(
+        jobs=st.lists(st.tuples(SIZES, TUBE, PRIORITIES, st.sampled_from([None, None, "k", "l"])), max_size=4),
+        base=st.none() | BASES,
+        lives=st.none() | BASES,
+        ttr=BASES,
+    )
+    def put_all(
+        self, jobs: list[tuple[int, str, int, str | None]], base: int | None, lives: int | None, ttr: int
+    ) -> None:
+        made = []
+        for number, (size, tube, priority, key) in enumerate(jobs):
+            how = {"tube": tube, "priority": priority, "key": key, **self.options(base or 0, ttr, base is not None)}
+            if lives is not None and number % 2:
+                how["expires_in"] = self.pair.seconds(lives)
+            made.append((size, how))
+        self.pair.put_all(made)
+
     @rule()
     def draw_an_id(self) -> None:
         assert self.pair.queue.new_id() == self.pair.model.new_id()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import groupby
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -158,6 +159,20 @@ def batches_are_many_records_in_many_writes() -> Iterator[None]:
     def append_many(self: JobLog, some: list[bytes]) -> range:
         ids = [self.append(record) for record in some]
         return range(ids[0], ids[-1] + 1)
+
+    with patch.object(JobLog, "append_many", append_many):
+        yield
+
+
+@fault("(g)", steps={"put_all": 8.0})
+def a_batch_of_several_tubes_is_a_batch_for_each() -> Iterator[None]:
+    real = JobLog.append_many
+
+    def append_many(self: JobLog, some: list[bytes]) -> list[int]:
+        ids: list[int] = []
+        for _, of_one in groupby(some, lambda record: records.unpack_put(record)[1] if record[0] == records.PUT else 0):
+            ids += real(self, list(of_one))
+        return ids
 
     with patch.object(JobLog, "append_many", append_many):
         yield

@@ -22,6 +22,7 @@ from kestrelpy.work.errors import JobNotFound, NotReserved, TubeNotFound
 from kestrelpy.work.intake import JobIntake
 from kestrelpy.work.job import Job, delete_by
 from kestrelpy.work.journal import JobJournal
+from kestrelpy.work.listing import all_jobs, first_job
 from kestrelpy.work.options import (
     PLAIN,
     check_interval,
@@ -49,8 +50,6 @@ __all__ = ["WorkQueue"]
 
 _STEP = 500
 """How many jobs are kicked or cleared in one go, with the lock held."""
-_PAGE = 250
-"""How many jobs are listed in one go, with the lock held."""
 _NAMES_BYTES = 512
 """Room for the tube's name and the key in a record."""
 
@@ -434,27 +433,15 @@ class WorkQueue:
 
     def peek_ready(self, tube: str = "default") -> Job:
         """The most urgent job that is ready in the tube. Raises ``JobNotFound``."""
-        return self._peek(tube, READY)
+        return first_job(self._core, tube, READY)
 
     def peek_delayed(self, tube: str = "default") -> Job:
         """The delayed job of the tube that is due first. Raises ``JobNotFound``."""
-        return self._peek(tube, DELAYED)
+        return first_job(self._core, tube, DELAYED)
 
     def peek_buried(self, tube: str = "default") -> Job:
         """The job of the tube that was buried first. Raises ``JobNotFound``."""
-        return self._peek(tube, BURIED)
-
-    def _peek(self, tube: str, state: int) -> Job:
-        core = self._core
-        while True:
-            with core.deliveries, core.lock, core.turn as now:
-                page = core.scheduler.page(tube, state, None, _PAGE)
-                if not page:
-                    raise JobNotFound(None, f"no job of {tube!r} is {STATES[state]}")
-                stored = next((stored for _, stored in page if not core.scheduler.expire(stored, now)), None)
-                if stored is not None:
-                    return Job(core, None, stored)
-            core.yield_lock()  # all jobs of this page had expired, and are dropped now: look again
+        return first_job(self._core, tube, BURIED)
 
     # -- lists -------------------------------------------------------------------------------------------------------
 
@@ -466,24 +453,7 @@ class WorkQueue:
         if state is not None and state not in STATES:
             raise ValueError(f"state must be one of {', '.join(STATES)}, not {state!r}")
         chosen = range(len(STATES)) if state is None else (STATES.index(state),)
-        return itertools.chain.from_iterable(self._listed(tube, each) for each in chosen)
-
-    def _listed(self, tube: str, state: int) -> Iterator[JobStats]:
-        core = self._core
-        last: object = None
-        while True:
-            with core.deliveries, core.lock, core.turn as now:
-                page = core.scheduler.page(tube, state, last, _PAGE)
-                found = self._all_stats_locked(tube, page, now)
-            yield from found
-            if not page:
-                return
-            last = page[-1][0]
-
-    def _all_stats_locked(self, tube: str, page: list[tuple[object, StoredJob]], now: float) -> list[JobStats]:
-        core = self._core
-        alive = [stored for _, stored in page if not core.scheduler.expire(stored, now)]
-        return [job_stats(stored, now) for stored in alive if stored.tube.name == tube]
+        return itertools.chain.from_iterable(all_jobs(self._core, tube, each) for each in chosen)
 
     # -- figures -----------------------------------------------------------------------------------------------------
 

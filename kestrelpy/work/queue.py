@@ -443,6 +443,16 @@ class WorkQueue:
         """The job of the tube that was buried first. Raises ``JobNotFound``."""
         return first_job(self._core, tube, BURIED)
 
+    def peek_key(self, key: str, tube: str = "default") -> Job:
+        """The job of the tube that has this key, in whatever state it is. Raises ``JobNotFound``."""
+        core = self._core
+        check_key(key)
+        with core.deliveries, core.lock, core.turn as now:
+            job_id = core.scheduler.keys.get((tube, key))
+            if job_id is None:
+                raise JobNotFound(None, f"no job of {tube!r} has the key {key!r}")
+            return Job(core, None, core.find_locked(job_id, now))
+
     # -- lists -------------------------------------------------------------------------------------------------------
 
     def jobs(self, tube: str = "default", state: str | None = None) -> Iterator[JobStats]:

@@ -12,11 +12,15 @@ if TYPE_CHECKING:
 
 __all__ = ["JobStats", "TubeStats", "WorkStats"]
 
+_SHOWN = 32
+"""How many bytes of a body are shown, at the most."""
+
 
 class JobStats(NamedTuple):
-    """The figures of one job. ``state``: ``"ready"``, ``"delayed"``, ``"reserved"`` or ``"buried"``.
+    """One job at one moment. ``state``: ``"ready"``, ``"delayed"``, ``"reserved"`` or ``"buried"``.
 
-    Durations are in seconds. ``time_left``: until a delayed job is ready, or a reservation ends; otherwise 0.
+    Durations are in seconds. ``age``: since the job was put. ``time_left``: until a delayed job is ready, or a
+    reservation ends; otherwise 0.
     """
 
     id: int
@@ -34,6 +38,12 @@ class JobStats(NamedTuple):
     kicks: int
     body_bytes: int
     key: str | None
+    body: bytes
+
+    def __repr__(self) -> str:
+        """With the beginning of the body."""
+        shown = self if len(self.body) <= _SHOWN else self._replace(body=self.body[: _SHOWN - 3] + b"...")
+        return f"JobStats({', '.join(f'{name}={value!r}' for name, value in shown._asdict().items())})"
 
 
 class TubeStats(NamedTuple):
@@ -105,6 +115,7 @@ def job_stats(job: StoredJob, now: float) -> JobStats:
         kicks=job.kicks,
         body_bytes=len(job.body),
         key=job.key,
+        body=job.body,
     )
 
 

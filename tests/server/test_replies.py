@@ -21,6 +21,7 @@ JOB = JobStats(
     kicks=9,
     body_bytes=4,
     key=None,
+    body=b"body",
 )
 
 

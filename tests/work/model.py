@@ -366,6 +366,12 @@ class Model:
             raise Refused("JobNotFound")
         return jobs[0]
 
+    def peek_key(self, key: str, tube: str) -> ModelJob:
+        job = self.holder_of(tube, key)
+        if job is None:
+            raise Refused("JobNotFound", job_id=None)
+        return job
+
     def move(self, job_id: int, tube: str) -> None:
         job = self.find(job_id)
         wrong = []

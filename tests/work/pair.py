@@ -288,10 +288,15 @@ class Pair:
             got = self.both(partial(peek, name), partial(model.peek, name, state))
             if got is not None:
                 self.same_jobs([got[0]], [got[1]])
+        for key in "kl":
+            got = self.both(partial(queue.peek_key, key, name), partial(model.peek_key, key, name))
+            if got is not None:
+                self.same_jobs([got[0]], [got[1]])
 
     def compare_job(self, job: ModelJob, stats: JobStats) -> None:
         facts = (stats.id, stats.tube, stats.state, stats.priority, stats.ttr, stats.key, stats.body_bytes)
         assert facts == (job.id, job.tube, job.state, job.priority, job.ttr, job.key, len(job.body))
+        assert stats.body == job.body
         counts = (stats.reserves, stats.timeouts, stats.releases, stats.buries, stats.kicks)
         assert counts == (job.reserves, job.timeouts, job.releases, job.buries, job.kicks), job
         assert abs(stats.delay - job.delay) < CLOSE

@@ -31,6 +31,7 @@ from kestrelpy.work import (
     TubeNotFound,
     WorkQueue,
 )
+from kestrelpy.work.core import CALL_SLICE
 
 START_MS = 1_700_000_000_000
 
@@ -379,6 +380,46 @@ def test_peeks(world: World) -> None:
     buried.delete()
     with pytest.raises(JobNotFound):
         queue.peek(2)
+
+
+def test_a_job_is_found_by_its_key(world: World) -> None:
+    queue = world.queue
+    queue.put(b"a", key="k")
+    other = queue.put(b"b", key="k", tube="other", delay=5)
+    assert [queue.peek_key("k").body, queue.peek_key("k", "other").id] == [b"a", other]
+    with queue.session() as session:
+        reserved = session.reserve(0)
+        assert queue.peek_key("k").id == reserved.id
+        with pytest.raises(NotReserved):
+            queue.peek_key("k").delete()
+        reserved.delete()
+    with pytest.raises(JobNotFound, match="no job of 'default' has the key 'k'") as gone:
+        queue.peek_key("k")
+    assert gone.value.job_id is None
+    with pytest.raises(JobNotFound):
+        queue.peek_key("k", "nowhere")
+    with pytest.raises(ValueError, match="key"):
+        queue.peek_key("")
+    assert world.reopen().peek_key("k", "other").body == b"b"
+
+
+def test_an_expired_job_is_not_found_by_its_key(world: World) -> None:
+    queue = world.queue
+    queue.put_many([b""] * (CALL_SLICE + 1), expires_in=1)
+    queue.put(b"", tube="t", key="k", expires_in=1)
+    world.clock._elapsed_ns += 2_000_000_000  # no timer has run yet
+    with pytest.raises(JobNotFound):
+        queue.peek_key("k", "t")
+
+
+def test_the_stats_of_a_job_have_its_body(world: World) -> None:
+    queue = world.queue
+    queue.put(b"a" * 32)
+    queue.put(b"b" * 33)
+    stats = list(queue.jobs())
+    assert [each.body for each in stats] == [b"a" * 32, b"b" * 33] == [queue.stats_job(each.id).body for each in stats]
+    assert repr(stats[0]).endswith(f"body_bytes=32, key=None, body={b'a' * 32!r})")
+    assert repr(stats[1]).endswith(f"body_bytes=33, key=None, body={b'b' * 29 + b'...'!r})")
 
 
 def test_a_closed_queue_says_so(world: World) -> None:

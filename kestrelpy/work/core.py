@@ -87,6 +87,16 @@ class Compaction(Protocol):
     def abandon(self) -> None: ...
 
 
+class BodyLimits(Protocol):
+    """The part of ``JobIntake`` that a change of a body uses."""
+
+    def checked_body(self, body: bytes | bytearray | memoryview) -> bytes:
+        """The body as bytes. Raises ``JobTooBig``, ``TypeError``."""
+
+    def check_growth_locked(self, size: int) -> None:
+        """Whether the bodies may take ``size`` bytes more. Raises ``QueueFull``."""
+
+
 class LeftTubes(NamedTuple):
     """The tubes that a session watched and used, when the garbage collector found that nobody has the session."""
 
@@ -160,6 +170,7 @@ class WorkCore:
         "jobs_being_written",
         "jobs_held",
         "journal",
+        "limits",
         "lock",
         "log",
         "must_check",
@@ -171,6 +182,7 @@ class WorkCore:
         "unrecorded",
     )
     compactor: Compaction
+    limits: BodyLimits
 
     def __init__(
         self,
@@ -540,8 +552,14 @@ class WorkCore:
 
     def rewrite_locked(self, job: StoredJob, now: float) -> None:
         """Write the job again, with its state. Raises as ``JobLog.append``."""
+        self.write_again_locked(job, job.body, self.state_of(job, now), now)
+
+    def write_again_locked(self, job: StoredJob, body: bytes, state: State, now: float) -> None:
+        """Write the job again, in one record, with a body and a state that it perhaps does not have yet. Raises as
+        ``JobLog.append``; then nothing is changed.
+        """
         self.jobs_being_written = (job,)
-        at = self.append(records.encode_put(self.origin_of(job, now), job.body, self.state_of(job, now)))
+        at = self.append(records.encode_put(self.origin_of(job, now), body, state))
         self.log.over(job.at)
         job.at = at
         self.saved_locked(job, 0)
@@ -553,10 +571,21 @@ class WorkCore:
 
     # -- changes of a job --------------------------------------------------------------------------------------------
 
-    def become_locked(self, job: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
-        """Write the new state of a job, and then change the job in memory."""
-        self.write_state_locked(job, new)
+    def become_locked(
+        self, job: StoredJob, new: State, now: float, *, due: float = 0.0, body: bytes | None = None
+    ) -> None:
+        """Write the new state of a job, and perhaps its new body, and then change the job in memory."""
         scheduler = self.scheduler
+        if body is None:
+            self.write_state_locked(job, new)
+        else:
+            more = len(body) - len(job.body)
+            self.limits.check_growth_locked(more)
+            if job.new_timeouts:  # the disk was full; only a STATE record adds them to the queue's timeouts
+                self.write_state_locked(job, self.state_of(job, now))
+            self.write_again_locked(job, body, new, now)
+            job.body = body  # first: if an interrupt strikes before the rest, the job is held as before
+            scheduler.bytes += more
         scheduler.take_out(job)
         job.priority, job.delay = new.priority, new.delay
         job.releases, job.buries, job.kicks = new.releases, new.buries, new.kicks

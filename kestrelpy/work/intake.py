@@ -1,5 +1,5 @@
-"""``JobIntake``: the limits of a work queue, and how a new job is made. All but ``checked`` and
-``checked_jobs`` with the lock held.
+"""``JobIntake``: the limits of a work queue, and how a new job is made. All but the calls that begin with ``checked``
+want the queue's lock.
 """
 
 from __future__ import annotations
@@ -157,6 +157,14 @@ class JobIntake:
         if not (0 <= priority <= MAX_PRIORITY and 0 <= delay <= MAX_SECONDS and 0 < ttr <= MAX_SECONDS):
             check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
         return body
+
+    def checked_body(self, body: bytes | bytearray | memoryview) -> bytes:
+        return self.checked(body, 0, 0, 1)
+
+    def check_growth_locked(self, size: int) -> None:
+        core = self._core
+        if self._max_bytes is not None and size > 0 and core.scheduler.bytes + size > self._max_bytes:
+            raise QueueFull(f"work queue {core.name}: this body would exceed max_bytes={self._max_bytes}")
 
     def checked_jobs(self, jobs: Iterable[NewJob]) -> list[CheckedJob]:
         """The jobs of a ``put_all``, as plain types. Raises what ``put`` raises for such arguments."""

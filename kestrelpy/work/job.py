@@ -65,15 +65,25 @@ class Job:
         if core.always:
             core.sync()
 
-    def release(self, priority: int | None = None, delay: float = 0) -> bool:
+    def release(
+        self,
+        priority: int | None = None,
+        delay: float = 0,
+        *,
+        body: bytes | bytearray | memoryview | None = None,
+    ) -> bool:
         """Give the job back, ready at once or in ``delay`` seconds. False if it was buried instead: its attempts have
         reached ``max_attempts``.
+
+        ``priority``, ``body``: the job's new ones. All of it happens, or nothing, also across a crash. With a body, the
+        whole job is written again. Raises ``JobTooBig``; ``QueueFull`` if a larger body would exceed ``max_bytes``.
         """
         self._ended = True
         delay = check_seconds("delay", delay)
         if priority is not None:
             priority = check_priority(priority)
         core = self._core
+        new_body = None if body is None else core.limits.checked_body(body)
         with core.deliveries, core.lock, core.turn as now:
             stored, scheduler = self._held_locked(), core.scheduler
             attempts_used_up = scheduler.attempts_used_up(stored.timeouts + stored.releases + 1)
@@ -87,17 +97,18 @@ class Job:
                 buries=stored.buries + attempts_used_up,
                 burial=scheduler.burials + 1 if attempts_used_up else 0,
             )
-            core.become_locked(stored, new, now, due=now + delay)
+            core.become_locked(stored, new, now, due=now + delay, body=new_body)
         if core.always:
             core.sync()
         return not attempts_used_up
 
-    def bury(self, priority: int | None = None) -> None:
-        """Set the job aside until it is kicked, like a dead letter."""
+    def bury(self, priority: int | None = None, *, body: bytes | bytearray | memoryview | None = None) -> None:
+        """Set the job aside until it is kicked, like a dead letter. ``priority``, ``body``: as in ``release``."""
         self._ended = True
         if priority is not None:
             priority = check_priority(priority)
         core = self._core
+        new_body = None if body is None else core.limits.checked_body(body)
         with core.deliveries, core.lock, core.turn as now:
             stored = self._held_locked()
             new = core.state_of(stored, now)._replace(
@@ -106,7 +117,7 @@ class Job:
                 buries=stored.buries + 1,
                 burial=core.scheduler.burials + 1,
             )
-            core.become_locked(stored, new, now)
+            core.become_locked(stored, new, now, body=new_body)
         if core.always:
             core.sync()
 

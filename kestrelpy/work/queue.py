@@ -135,7 +135,7 @@ class WorkQueue:
                 max_attempts=max_attempts,
             )
             self._compactor = core.compactor = Compactor(core, disk_clock, segment_bytes)
-            self._intake = JobIntake(core, max_job_bytes, max_jobs, max_bytes)
+            self._intake = core.limits = JobIntake(core, max_job_bytes, max_jobs, max_bytes)
             if queue is not None:
                 self._replay(queue, disk, is_known=is_known, quarantine=quarantine)
                 with core.deliveries, core.lock, core.turn:  # do what has fallen due since the last time

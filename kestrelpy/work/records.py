@@ -5,7 +5,8 @@ how it changed. So the last record counts, and reading a record twice does no ha
 
 ======== ==========================================================================================================
 PUT      a new job: how it was put, its body
-CARRIED  a job written again, because its old record held a segment back: how it was put, its state, its body
+CARRIED  a job written again: how it was put, its state, its body. Its old record held a segment back, or it has got
+         another body
 STATE    the state of a job from here on
 GONE     a job that was deleted, or has expired
 TUBE     the counters and the pause of a tube

@@ -368,17 +368,26 @@ class Session:
         if held is not None:
             self._notify_block(held.id, held.reserves)
 
-    def release(self, job_id: int, priority: int | None = None, delay: float = 0) -> bool:
+    def release(
+        self,
+        job_id: int,
+        priority: int | None = None,
+        delay: float = 0,
+        *,
+        body: bytes | bytearray | memoryview | None = None,
+    ) -> bool:
         """``Job.release``. Raises ``NotReserved``, ``JobNotFound``."""
         job = self._held(job_id)
-        was_released = job.release(priority, delay)
+        was_released = job.release(priority, delay, body=body)
         self._notify_block(job.id, job.reserves)
         return was_released
 
-    def bury(self, job_id: int, priority: int | None = None) -> None:
+    def bury(
+        self, job_id: int, priority: int | None = None, *, body: bytes | bytearray | memoryview | None = None
+    ) -> None:
         """``Job.bury``. Raises ``NotReserved``, ``JobNotFound``."""
         job = self._held(job_id)
-        job.bury(priority)
+        job.bury(priority, body=body)
         self._notify_block(job.id, job.reserves)
 
     def touch(self, job_id: int) -> None:

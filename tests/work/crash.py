@@ -106,8 +106,10 @@ class Program:
         job = self.job(reserved=True)
         if job is None:
             return None
-        session, model = next(each for each in self.pair.sessions if each[1] is job.holder)
-        return session, model, job
+        return *self.pair.sessions[self.holder_of(job)], job
+
+    def holder_of(self, job: ModelJob) -> int:
+        return next(at for at, (_, model) in enumerate(self.pair.sessions) if model is job.holder)
 
     def seconds(self, *bases: int) -> float:
         return self.pair.seconds(self.choose.choice(bases))
@@ -187,22 +189,15 @@ class Program:
             pair.same(lambda: pair.queue.delete(found.id), lambda: pair.model.delete(found.id))
 
     def release(self) -> None:
-        if (held := self.held()) is not None:
-            session, model, job = held
-            priority = self.choose.choice((None, *PRIORITIES))
+        if (job := self.job(reserved=True)) is not None:
+            priority, size = self.choose.choice((None, *PRIORITIES)), self.choose.choice((None, None, *SIZES))
             delay = self.choose.choice((0, self.seconds(0, 2, 30)))
-            self.pair.same(
-                lambda: session.release(job.id, priority, delay),
-                lambda: self.pair.model.release(model, job.id, priority, delay),
-            )
+            self.pair.release(self.holder_of(job), job.id, priority, delay, size)
 
     def bury(self) -> None:
-        if (held := self.held()) is not None:
-            session, model, job = held
-            priority = self.choose.choice((None, *PRIORITIES))
-            self.pair.same(
-                lambda: session.bury(job.id, priority), lambda: self.pair.model.bury(model, job.id, priority)
-            )
+        if (job := self.job(reserved=True)) is not None:
+            priority, size = self.choose.choice((None, *PRIORITIES)), self.choose.choice((None, None, *SIZES))
+            self.pair.bury(self.holder_of(job), job.id, priority, size)
 
     def touch(self) -> None:
         if (held := self.held()) is not None:
@@ -483,7 +478,8 @@ def matches(version: Version, stats: JobStats, now: float) -> bool:
     if state == "delayed" and due <= now:
         state, due = "ready", 0.0
     found_due = now + stats.time_left if stats.state == "delayed" else 0.0
-    same = (stats.state, stats.tube, stats.priority) == (state, version.tube, version.priority)
+    facts = (stats.state, stats.tube, stats.priority, stats.body)
+    same = facts == (state, version.tube, version.priority, version.body)
     counts = (stats.timeouts, stats.releases, stats.buries, stats.kicks)
     same = same and counts == (version.timeouts, version.releases, version.buries, version.kicks)
     return same and abs(found_due - due) < CLOSE and abs(stats.delay - version.delay) < CLOSE
@@ -497,9 +493,9 @@ def check_figures(queue: WorkQueue, pair: Pair, bounds: Bounds, found: dict[int,
     promised(stats.bytes == sum(each.body_bytes for each in found.values()), "(h) bytes")
     for job_id, each in found.items():
         known = pair.model.known[job_id]
-        promised(queue.peek(job_id).body == known.body, f"(c) job {job_id} has another body")
+        promised(queue.peek(job_id).body == each.body, f"(c) job {job_id} has another body")
         facts = (each.key, each.ttr, each.body_bytes)
-        promised(facts == (known.key, known.ttr, len(known.body)), f"(c) job {job_id} has {facts}")
+        promised(facts == (known.key, known.ttr, len(each.body)), f"(c) job {job_id} has {facts}")
     highest = max((bounds.put_before, *found))
     new = queue.put(b"and on it goes")
     promised(new > highest, f"(e) id {new} is used again")

@@ -43,6 +43,7 @@ class Version(NamedTuple):
     kicks: int
     burying: int
     """Which burying it was, of all; not to be seen from outside, but by the order of the buried."""
+    body: bytes
 
 
 @dataclass(eq=False)
@@ -84,7 +85,7 @@ class ModelJob:
         state = "ready" if self.state == "reserved" else self.state
         due = round(self.due, 3) if state == "delayed" else 0.0
         counts = (self.timeouts, self.releases, self.buries, self.kicks)
-        return Version(state, self.tube, self.priority, self.delay, due, *counts, self.burying)
+        return Version(state, self.tube, self.priority, self.delay, due, *counts, self.burying, self.body)
 
     def time_left(self, now: float) -> float:
         return self.due - now if self.state in ("delayed", "reserved") else 0.0
@@ -101,6 +102,8 @@ class ModelWaiter:
     outcome: int | str = WAITING
     job_id: int = 0
     """Which job a ``DeadlineSoon`` names."""
+    body: bytes = b""
+    """That of the job it was given, at that moment."""
 
 
 @dataclass
@@ -323,8 +326,16 @@ class Model:
         self._drop(job)
         self.settle()
 
-    def release(self, session: ModelSession, job_id: int, priority: int | None = None, delay: float = 0) -> bool:
+    def release(
+        self,
+        session: ModelSession,
+        job_id: int,
+        priority: int | None = None,
+        delay: float = 0,
+        body: bytes | None = None,
+    ) -> bool:
         job = self._held(session, job_id)
+        self._change_body(job, body)
         if priority is not None:
             job.priority = priority
         job.delay = delay
@@ -333,12 +344,25 @@ class Model:
         self.settle()
         return alive
 
-    def bury(self, session: ModelSession, job_id: int, priority: int | None = None) -> None:
+    def bury(self, session: ModelSession, job_id: int, priority: int | None = None, body: bytes | None = None) -> None:
         job = self._held(session, job_id)
+        self._change_body(job, body)
         if priority is not None:
             job.priority = priority
         self._bury(job)
         self.settle()
+
+    def _change_body(self, job: ModelJob, body: bytes | None) -> None:
+        if body is None:
+            return
+        wrong = []
+        if len(body) > self.max_job_bytes:
+            wrong.append("JobTooBig")
+        if len(body) > len(job.body) and self.bytes() - len(job.body) + len(body) > self.max_bytes:
+            wrong.append("QueueFull")
+        if wrong:
+            raise Refused(*wrong)
+        job.body = body
 
     def touch(self, session: ModelSession, job_id: int) -> None:
         job = self._held(session, job_id)
@@ -551,6 +575,7 @@ class Model:
             job = self.best(waiter.tubes)
             if job is not None:
                 self._reserve(job, waiter.session)
+                waiter.body = job.body
                 self.answer(waiter, job.id)
                 return True
         return False

@@ -199,6 +199,23 @@ class Pair:
         assert abs(job.delay - model.delay) < CLOSE
         assert abs(job.time_left - model.time_left(self.model.now)) < CLOSE
 
+    def release(
+        self, at: int, job_id: int, priority: int | None = None, delay: float = 0, size: int | None = None
+    ) -> None:
+        session, model = self.sessions[at]
+        body = None if size is None else self.body(size)
+        self.same(
+            lambda: session.release(job_id, priority, delay, body=body),
+            lambda: self.model.release(model, job_id, priority, delay, body),
+        )
+
+    def bury(self, at: int, job_id: int, priority: int | None = None, size: int | None = None) -> None:
+        session, model = self.sessions[at]
+        body = None if size is None else self.body(size)
+        self.same(
+            lambda: session.bury(job_id, priority, body=body), lambda: self.model.bury(model, job_id, priority, body)
+        )
+
     def wait(self, at: int, timeout: float | None) -> None:
         session, model = self.sessions[at]
         soon = self.model.soonest(model)
@@ -244,7 +261,7 @@ class Pair:
                 assert getattr(error, "job_id", 0) == waiter.job_id
             else:
                 job = future.result(0)
-                assert (job.id, job.body) == (waiter.outcome, self.model.known[job.id].body)
+                assert (job.id, job.body) == (waiter.outcome, waiter.body)
         self.futures = [each for each in self.futures if each[1].outcome == WAITING]
 
     def compare_figures(self) -> None:

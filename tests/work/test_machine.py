@@ -164,21 +164,14 @@ class WorkMachine(RuleBasedStateMachine):
         session, model = self.pair.sessions[which]
         self.pair.same(lambda: session.delete(job_id), lambda: self.pair.model.delete(job_id, model))
 
-    @rule(at=AT, priority=st.none() | PRIORITIES, base=st.none() | BASES)
-    def release(self, at: int, priority: int | None, base: int | None) -> None:
-        which, job_id = self.holder(at)
-        session, model = self.pair.sessions[which]
+    @rule(at=AT, priority=st.none() | PRIORITIES, base=st.none() | BASES, size=st.none() | SIZES)
+    def release(self, at: int, priority: int | None, base: int | None, size: int | None) -> None:
         delay = 0 if base is None else self.pair.seconds(base)
-        self.pair.same(
-            lambda: session.release(job_id, priority, delay),
-            lambda: self.pair.model.release(model, job_id, priority, delay),
-        )
+        self.pair.release(*self.holder(at), priority, delay, size)
 
-    @rule(at=AT, priority=st.none() | PRIORITIES)
-    def bury(self, at: int, priority: int | None) -> None:
-        which, job_id = self.holder(at)
-        session, model = self.pair.sessions[which]
-        self.pair.same(lambda: session.bury(job_id, priority), lambda: self.pair.model.bury(model, job_id, priority))
+    @rule(at=AT, priority=st.none() | PRIORITIES, size=st.none() | SIZES)
+    def bury(self, at: int, priority: int | None, size: int | None) -> None:
+        self.pair.bury(*self.holder(at), priority, size)
 
     @rule(at=AT)
     def touch(self, at: int) -> None:

@@ -73,11 +73,34 @@ def the_priority_of_a_release_is_not_written() -> Iterator[None]:
     def write_state(self: WorkCore, job: StoredJob, state: State) -> None:
         write(self, job, state._replace(priority=job.priority))
 
-    def become(self: WorkCore, stored: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
+    def become(self: WorkCore, stored: StoredJob, new: State, now: float, **others: Any) -> None:
         with patch.object(WorkCore, "write_state_locked", write_state):
-            real(self, stored, new, now, due=due)
+            real(self, stored, new, now, **others)
 
     with patch.object(WorkCore, "become_locked", become):
+        yield
+
+
+@fault("(a)", steps={"release": 12.0})
+def the_new_body_of_a_job_is_not_written() -> Iterator[None]:
+    real = WorkCore.write_again_locked
+
+    def write(self: WorkCore, job: StoredJob, body: bytes, state: State, now: float) -> None:
+        real(self, job, job.body, state, now)
+
+    with patch.object(WorkCore, "write_again_locked", write):
+        yield
+
+
+@fault("(a)", steps={"release": 12.0})
+def the_new_body_and_the_state_of_a_job_are_two_records() -> Iterator[None]:
+    real = WorkCore.write_again_locked
+
+    def write(self: WorkCore, job: StoredJob, body: bytes, state: State, now: float) -> None:
+        real(self, job, body, self.state_of(job, now), now)
+        self.write_state_locked(job, state)
+
+    with patch.object(WorkCore, "write_again_locked", write):
         yield
 
 
@@ -298,12 +321,19 @@ def expiry_is_forgotten() -> Iterator[None]:
 def memory_is_changed_before_the_disk() -> Iterator[None]:
     """BD-W14: a release that fails leaves the job nowhere, or where it was not."""
 
-    def become(self: WorkCore, stored: StoredJob, new: State, now: float, *, due: float = 0.0) -> None:
+    def become(
+        self: WorkCore, stored: StoredJob, new: State, now: float, *, due: float = 0.0, body: bytes | None = None
+    ) -> None:
         self.scheduler.take_out(stored)
         stored.priority, stored.delay = new.priority, new.delay
         stored.releases, stored.buries, stored.kicks = new.releases, new.buries, new.kicks
         self.scheduler.change_state(stored, new.state, now, due=due)
-        self.write_state_locked(stored, new)
+        if body is None:
+            self.write_state_locked(stored, new)
+            return
+        self.scheduler.bytes += len(body) - len(stored.body)
+        stored.body = body
+        self.write_again_locked(stored, body, new, now)
 
     with patch.object(WorkCore, "become_locked", become):
         yield

@@ -114,6 +114,7 @@ CALLS: dict[str, Callable[[Scene], Call]] = {
     "use": lambda scene: lambda: scene.session.use("t"),
     "close a session": lambda scene: scene.session.close,
     "time": lambda scene: lambda: scene.clock.advance(70),
+    "save_reserves": lambda scene: scene.queue.save_reserves,
     "checkpoint": lambda scene: scene.queue.checkpoint,
 }
 

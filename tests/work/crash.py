@@ -37,7 +37,7 @@ STEPS = {
     "put": 8, "put_many": 2, "put_all": 2, "reserve": 8, "reserve_many": 2, "reserve_job": 2, "delete": 7,
     "release": 4, "bury": 3, "touch": 1, "kick": 2, "kick_job": 1, "move": 2, "clear": 0.5, "pause": 1,
     "advance": 3, "sync": 1.5, "checkpoint": 1.5, "close": 0.7, "kill": 1, "new_session": 1, "close_session": 1,
-    "draw": 0.5, "wait": 0.5,
+    "draw": 0.5, "wait": 0.5, "save_reserves": 1,
 }  # fmt: skip
 """How often each step comes, next to the others."""
 WRITING = {"put", "put_many", "put_all", "delete", "release", "bury", "kick", "kick_job", "move", "clear", "pause"}
@@ -229,6 +229,9 @@ class Program:
 
     def advance(self) -> None:
         self.pair.advance(self.choose.choice((1, 1, 2, 10)))
+
+    def save_reserves(self) -> None:
+        self.pair.same(self.pair.queue.save_reserves, self.pair.model.save_reserves)
 
     def sync(self) -> None:
         self.pair.queue.sync()

@@ -384,6 +384,10 @@ class Model:
         self._kick(job)
         self.settle()
 
+    def save_reserves(self) -> None:
+        for job in self.jobs.values():
+            self._save(job)
+
     def peek(self, tube: str, state: str) -> ModelJob:
         jobs = self.in_state(tube, state)
         if not jobs:

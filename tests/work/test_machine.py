@@ -225,6 +225,10 @@ class WorkMachine(RuleBasedStateMachine):
         self.pair.advance(seconds)
 
     @rule()
+    def save_reserves(self) -> None:
+        self.pair.same(self.pair.queue.save_reserves, self.pair.model.save_reserves)
+
+    @rule()
     def sync(self) -> None:
         self.pair.queue.sync()
 

@@ -20,6 +20,7 @@ from kestrelpy import (
     QueueFull,
     WrongKind,
 )
+from kestrelpy._process import forget
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 from kestrelpy.work import (
     Draining,
@@ -285,6 +286,34 @@ def test_expiry(world: World) -> None:
     assert not list(world.reopen().jobs())
 
 
+def test_reserves_survive_a_kill_once_they_are_saved(world: World) -> None:
+    world.options["checkpoint_interval"] = 1000
+    queue = world.reopen()
+    queue.put_many([b""] * 1100)
+    session = queue.session()
+    session.reserve_many(1050)
+    written = queue.stats().records_written
+    queue.save_reserves()
+    assert queue.stats().records_written == written + 1050
+    queue.save_reserves()
+    assert queue.stats().records_written == written + 1050
+    session.reserve(0)
+    kill(world)
+    queue = world.open()
+    assert [job.reserves for job in queue.jobs()] == [1] * 1050 + [0] * 50
+    assert queue.stats().ready == 1100
+    queue.close()
+    with pytest.raises(QueueClosed):
+        queue.save_reserves()
+    world.open()
+
+
+def kill(world: World) -> None:
+    world.disk.kill()
+    forget(world.queue)
+    world.queue._abandon()
+
+
 def test_max_attempts(world: World) -> None:
     world.options["max_attempts"] = 3
     queue = world.reopen()
@@ -464,6 +493,7 @@ def test_always_is_on_disk_when_it_returns() -> None:
             lambda: queue.put(b"a"),
             lambda: queue.put_many([b"b", b"c"]),
             lambda: jobs.extend(session.reserve_many(3)),
+            lambda: queue.save_reserves(),
             lambda: jobs[0].delete(),
             lambda: jobs[1].release(priority=1),
             lambda: jobs[2].bury(),

@@ -177,6 +177,12 @@ def moves_are_not_written() -> Iterator[None]:
         yield
 
 
+@fault("itself", steps={"reserve": 16.0, "save_reserves": 8.0, "kill": 8.0, "release": 1.0, "checkpoint": 0.0})
+def reserves_are_not_written_when_they_are_saved() -> Iterator[None]:
+    with patch.object(WorkQueue, "save_reserves", lambda self: None):
+        yield
+
+
 @fault("(g)", steps={"put_many": 8.0})
 def batches_are_many_records_in_many_writes() -> Iterator[None]:
     def append_many(self: JobLog, some: list[bytes]) -> range:

@@ -184,7 +184,7 @@ LET_BE = {
 """Uses all the same: where the randomness comes from that the layers below are passed, the attributes of files, and
 the sync of macOS.
 """
-MAY_SLEEP = {"stress", "crash", "processes"}
+MAY_SLEEP = {"stress", "crash", "processes", "faults"}
 """Folders of tests, beside the unit tests, that may wait for the passing of time."""
 SLEEPERS: dict[str, str] = {}
 """Unit tests that may do so all the same, and why."""

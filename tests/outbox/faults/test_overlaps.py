@@ -1,0 +1,38 @@
+"""Transactions that overlap, statement by statement: ``overlaps.py`` says what is done."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.outbox.faults import overlaps
+from tests.support.budget import ALL, SEED, Tally, share
+
+PARTS = {
+    "marks": {"postgresql": 4, "sqlite": 1, "sqlite-wal": 1},
+    **{name: dict.fromkeys(("postgresql", "sqlite", "sqlite-wal"), 1) for name in ("lanes", "keys", "leases")},
+}
+SCHEDULES = {"marks": {"postgresql": 1250, "sqlite": 2500, "sqlite-wal": 2500}}
+"""In each part: 10,000 in all."""
+OTHERS = 1000
+CASES = [(name, kind, part) for name, kinds in PARTS.items() for kind, parts in kinds.items() for part in range(parts)]
+
+
+@pytest.mark.parametrize(("name", "kind", "part"), [case for case in CASES if ALL or case[2] == 0])
+def test_transactions_overlap(
+    name: str, kind: str, part: int, tmp_path: Path, tally: Tally, request: pytest.FixtureRequest
+) -> None:
+    if kind == "postgresql":
+        url = str(request.getfixturevalue("postgres_url"))
+    else:
+        url = f"sqlite:///{tmp_path / 'outbox.db'}"
+        with closing(sqlite3.connect(tmp_path / "outbox.db")) as connection:
+            connection.execute(f"PRAGMA journal_mode = {'WAL' if kind == 'sqlite-wal' else 'DELETE'}")
+    count = share(SCHEDULES.get(name, {}).get(kind, OTHERS))
+    counts = overlaps.run(url, name, SEED * 10 + part, count)
+    tally.add(f"schedules of an outbox's transactions: {name}", count)
+    assert counts["different orders"] > 0.9 * count
+    assert counts["claimed"] > count

@@ -38,3 +38,9 @@ def check_number(name: str, value: object, least: float = 0.0, most: float = mat
         wanted = f"at least {least:,}" if math.isinf(most) else f"from {least:,} to {most:,}"
         raise ValueError(f"{name} must be {wanted}, not {value!r}")
     return number
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raises ``TypeError`` and ``ValueError`` for what is neither ``None`` nor a number of seconds."""
+    if timeout is not None:
+        check_number("timeout", timeout)

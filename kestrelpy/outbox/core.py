@@ -15,7 +15,7 @@ from kestrelpy.outbox._checks import check_number
 from kestrelpy.outbox.context import capture, check_context
 from kestrelpy.outbox.errors import InvalidPayload, MissingPackage, OutboxError
 from kestrelpy.outbox.job import Job
-from kestrelpy.outbox.puts import Dependency, NewJob, NewPayload
+from kestrelpy.outbox.puts import Dependency, NewPayload, PutOptions
 from kestrelpy.outbox.queues import KnownQueues, QueueConsumer, check_name, check_text, encode
 
 if TYPE_CHECKING:
@@ -193,13 +193,13 @@ class OutboxCore:
         priority: int,
         delay: float,
         at_ms: int | None,
-    ) -> tuple[NewJob, list[NewPayload]]:
+    ) -> tuple[PutOptions, list[NewPayload]]:
         """Check and encode all that a put is given, before anything is sent. Raises what ``Outbox.put`` raises."""
         consumer = self.queues.find(queue)
         if if_exists not in IF_EXISTS:
             raise ValueError(f"if_exists must be 'raise', 'return' or 'replace', not {if_exists!r}")
         delay_ms, due_ms = _due(delay, at_ms)
-        new = NewJob(
+        new = PutOptions(
             consumer.queue,
             if_exists=if_exists,
             group=check_text("group", group),
@@ -230,7 +230,7 @@ class OutboxCore:
         payloads: Sequence[Any],
         keys: Sequence[str | None] | None,
         options: dict[str, Any],
-    ) -> tuple[NewJob, list[NewPayload]]:
+    ) -> tuple[PutOptions, list[NewPayload]]:
         """``prepare`` with a key for each payload, or none. Raises what ``Outbox.put_many`` raises."""
         given = list(payloads)
         names = [None] * len(given) if keys is None else list(keys)
@@ -256,6 +256,13 @@ def put_options(options: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         raise TypeError(f"put has no option {sorted(unknown)[0]!r}")
     return {**_PUT_OPTIONS, **options}
+
+
+def needed(connection: Any, begin: str = "begin") -> Any:
+    """Raises ``TypeError`` for a put without a connection."""
+    if connection is None:
+        raise TypeError(f"put takes the connection of your transaction: use outbox.{begin}() if you have none")
+    return connection
 
 
 def check_identifier(what: str, name: object) -> str:

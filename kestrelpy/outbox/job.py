@@ -130,6 +130,8 @@ class Job:
 _set_row, _set_decoder, _set_is_new = (
     vars(Job)[name].__set__ for name in ("row", "_decoder", "is_new")
 )  # past __setattr__, and quicker than object.__setattr__
+FIELDS = tuple(name for name, field in vars(Job).items() if isinstance(field, _Field))
+"""The names of the columns that a ``Job`` has."""
 _WIDTH = COLUMNS.count(",") + 1
 _TEXT, _BINARY = 7, 8
 ID, QUEUE, KEY, LANE, STATUS, PRIORITY, CONTEXT, TRIES = 0, 1, 2, 4, 5, 6, 9, 11

@@ -12,8 +12,8 @@ from kestrelpy import Clock
 from kestrelpy._process import forget, remember
 from kestrelpy.errors import QueueClosed
 from kestrelpy.outbox import admin, reports
-from kestrelpy.outbox._checks import check_count, check_number
-from kestrelpy.outbox.core import OutboxCore, Settings, put_options
+from kestrelpy.outbox._checks import check_timeout
+from kestrelpy.outbox.core import OutboxCore, Settings, needed, put_options
 from kestrelpy.outbox.errors import OutboxError
 from kestrelpy.outbox.job import Job
 from kestrelpy.outbox.puts import put_all, put_one
@@ -250,13 +250,13 @@ class Outbox:
             delay=delay,
             at_ms=at_ms,
         )
-        row, is_new = self._perform(_needed(connection), put_one, new, payloads[0])
+        row, is_new = self._perform(needed(connection), put_one, new, payloads[0])
         return self.core.job(row, is_new=is_new)
 
     async def aput(self, connection: Any, queue: str | Callable[..., Any], payload: Any = None, **options: Any) -> Job:
         """``put`` on an ``AsyncConnection`` or ``AsyncSession`` of SQLAlchemy, or a ``psycopg.AsyncConnection``."""
         new, payloads = self.core.prepare(queue, (payload,), (options.pop("key", None),), **put_options(options))
-        row, is_new = await self._aperform(_needed(connection, "abegin"), put_one, new, payloads[0])
+        row, is_new = await self._aperform(needed(connection, "abegin"), put_one, new, payloads[0])
         return self.core.job(row, is_new=is_new)
 
     def put_many(
@@ -274,7 +274,7 @@ class Outbox:
         what ``put`` raises. No payloads are no error.
         """
         new, made = self.core.prepare_many(queue, payloads, keys, options)
-        _needed(connection)
+        needed(connection)
         found = self._perform(connection, put_all, new, made) if made else []
         return [self.core.job(row, is_new=is_new) for row, is_new in found]
 
@@ -289,7 +289,7 @@ class Outbox:
     ) -> list[Job]:
         """``put_many`` for asyncio."""
         new, made = self.core.prepare_many(queue, payloads, keys, options)
-        _needed(connection, "abegin")
+        needed(connection, "abegin")
         found = await self._aperform(connection, put_all, new, made) if made else []
         return [self.core.job(row, is_new=is_new) for row, is_new in found]
 
@@ -358,20 +358,10 @@ class Outbox:
         retry_interval: float,
     ) -> None:
         self._check_open()
-        from kestrelpy.outbox.runner import Runner
+        from kestrelpy.outbox.runner import make_runner
 
         store = self.core.open_store()
-        names = None if queues is None else frozenset(map(check_name, [queues] if isinstance(queues, str) else queues))
-        runner = Runner(
-            self.core,
-            store,
-            queues=names,
-            threads=check_count("threads", threads, 1),
-            prefetch=None if prefetch is None else check_count("prefetch", prefetch),
-            poll_interval=None if poll_interval is None else check_number("poll_interval", poll_interval, 0.001),
-            retry_interval=check_number("retry_interval", retry_interval, 0.001),
-            loop=loop,
-        )
+        runner = make_runner(self.core, loop, queues, threads, prefetch, poll_interval, retry_interval)
         store.check()
         self.core.started_ms = self.core.now_ms()
         self._runner = runner
@@ -643,15 +633,3 @@ class Outbox:
 
     def __repr__(self) -> str:
         return f"<Outbox {self.core.table}{' (closed)' if self._is_closed else ''}>"
-
-
-def check_timeout(timeout: float | None) -> None:
-    """Raises ``TypeError``, ``ValueError``."""
-    if timeout is not None:
-        check_number("timeout", timeout)
-
-
-def _needed(connection: Any, begin: str = "begin") -> Any:
-    if connection is None:
-        raise TypeError(f"put takes the connection of your transaction: use outbox.{begin}() if you have none")
-    return connection

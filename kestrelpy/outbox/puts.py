@@ -17,7 +17,7 @@ from kestrelpy.outbox.job import COLUMNS, ID, KEY
 if TYPE_CHECKING:
     from kestrelpy.outbox.sql import Compiler, Operation, Rows
 
-__all__ = ["NewJob", "put_all", "put_one"]
+__all__ = ["PutOptions", "put_all", "put_one"]
 
 ATTEMPTS = 100
 """So often a put finds that the job with its key was deleted just now, before it gives up."""
@@ -27,7 +27,7 @@ Known = dict[Dependency | None, tuple[int | None, str]]
 """What is depended on: its id, and the status of a job that depends on it."""
 
 
-class NewJob:
+class PutOptions:
     """What is common to the jobs of one call, checked and encoded."""
 
     __slots__ = ("at_ms", "channel", "context", "delay_ms", "group", "if_exists", "lane", "priority", "queue")
@@ -134,7 +134,7 @@ WHERE queue = :queue AND "key" = :key AND status IN ('ready', 'waiting', 'error'
 _DELETE = "DELETE FROM {jobs} WHERE id {is_one_of}"
 
 
-def put_one(sql: Compiler, new: NewJob, payload: NewPayload) -> Operation[tuple[Sequence[Any], bool]]:
+def put_one(sql: Compiler, new: PutOptions, payload: NewPayload) -> Operation[tuple[Sequence[Any], bool]]:
     """Put one job: its row, and whether it is new. Raises ``UnknownDependency``, ``DuplicateJob``."""
     depends_on, status = yield from _dependency(sql, payload.depends_on)
     parameters = {**new.parameters(sql), **_own(payload, depends_on, status)}
@@ -161,7 +161,9 @@ def put_one(sql: Compiler, new: NewJob, payload: NewPayload) -> Operation[tuple[
     raise _swallowed(new)
 
 
-def put_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]) -> Operation[list[tuple[Sequence[Any], bool]]]:
+def put_all(
+    sql: Compiler, new: PutOptions, payloads: Sequence[NewPayload]
+) -> Operation[list[tuple[Sequence[Any], bool]]]:
     """Put jobs of one queue, all of them or none: each row, and whether it is new."""
     known: Known = {None: (None, "ready")}
     for each in payloads:
@@ -181,7 +183,7 @@ def put_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]) -> Opera
     raise _swallowed(new)
 
 
-def _insert_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload], known: Known) -> Operation[Rows]:
+def _insert_all(sql: Compiler, new: PutOptions, payloads: Sequence[NewPayload], known: Known) -> Operation[Rows]:
     """Insert those whose keys are free: id, times and key of each."""
     parameters = new.parameters(sql)
     rows = [
@@ -196,7 +198,7 @@ def _insert_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload], know
 
 
 def _those_there(
-    sql: Compiler, new: NewJob, payloads: Sequence[NewPayload], made: Rows
+    sql: Compiler, new: PutOptions, payloads: Sequence[NewPayload], made: Rows
 ) -> Operation[dict[str, Sequence[Any]] | None]:
     """The jobs that have the keys that were not free, by key; replaced, if they are to be.
 
@@ -228,7 +230,7 @@ def _those_there(
 
 
 def _in_order(
-    new: NewJob, made: Rows, payloads: Sequence[NewPayload], known: Known, there: dict[str, Sequence[Any]]
+    new: PutOptions, made: Rows, payloads: Sequence[NewPayload], known: Known, there: dict[str, Sequence[Any]]
 ) -> list[tuple[Sequence[Any], bool]]:
     """The rows in the order of the payloads. Ids are given out in that order; keys say which were not new."""
     rows = iter(sorted(made, key=lambda row: row[0]))
@@ -254,13 +256,15 @@ def _own(payload: NewPayload, depends_on: int | None, status: str) -> dict[str, 
     }
 
 
-def _swallowed(new: NewJob) -> OutboxError:
+def _swallowed(new: PutOptions) -> OutboxError:
     return OutboxError(
         f"the database did not take the job of queue {new.queue!r}, and says nothing: is there a trigger or a policy?"
     )
 
 
-def _row(new: NewJob, payload: NewPayload, status: str, depends_on: int | None, made: Sequence[Any]) -> tuple[Any, ...]:
+def _row(
+    new: PutOptions, payload: NewPayload, status: str, depends_on: int | None, made: Sequence[Any]
+) -> tuple[Any, ...]:
     """A new row of ``COLUMNS``. Asking the database for what is known would cost more than the INSERT."""
     given = (new.queue, payload.key, new.group, new.lane, status, new.priority, payload.text, payload.binary)
     return (made[0], *given, new.context, depends_on, 0, made[1], made[2], None, None, None, None, None)

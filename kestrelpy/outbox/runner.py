@@ -23,15 +23,17 @@ import sys
 import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import Context
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy.outbox import admin, claims, reports
+from kestrelpy.outbox._checks import check_count, check_number
 from kestrelpy.outbox.database import LoopThread
 from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks, log
 from kestrelpy.outbox.job import QUEUE
+from kestrelpy.outbox.queues import check_name
 from kestrelpy.outbox.saving import sweep
 from kestrelpy.outbox.sql import MAX_CLAIM, Claim
 from kestrelpy.outbox.transactions import arun_within, run_within
@@ -52,6 +54,29 @@ WINDOW = 0.05
 """Seconds: what was finished within them is claimed ahead."""
 MAX_UNSAVED = 3000
 MINUTE = 60.0
+
+
+def make_runner(
+    core: OutboxCore,
+    loop: asyncio.AbstractEventLoop | None,
+    queues: Iterable[str] | None,
+    threads: int,
+    prefetch: int | None,
+    poll_interval: float | None,
+    retry_interval: float,
+) -> Runner:
+    """A runner with the arguments of ``Outbox.start``, checked. Raises ``TypeError``, ``ValueError``."""
+    names = None if queues is None else frozenset(map(check_name, [queues] if isinstance(queues, str) else queues))
+    return Runner(
+        core,
+        core.open_store(),
+        queues=names,
+        threads=check_count("threads", threads, 1),
+        prefetch=None if prefetch is None else check_count("prefetch", prefetch),
+        poll_interval=None if poll_interval is None else check_number("poll_interval", poll_interval, 0.001),
+        retry_interval=check_number("retry_interval", retry_interval, 0.001),
+        loop=loop,
+    )
 
 
 class Runner:

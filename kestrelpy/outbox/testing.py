@@ -62,7 +62,7 @@ from kestrelpy.outbox._checks import check_count, check_number
 from kestrelpy.outbox.errors import JobNotFound, OutboxError
 from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks
 from kestrelpy.outbox.flavours import BYTES, CLAIMED, WAS_DUE
-from kestrelpy.outbox.job import COLUMNS, ID, QUEUE, Job
+from kestrelpy.outbox.job import COLUMNS, FIELDS, ID, QUEUE, Job
 from kestrelpy.outbox.outbox import Outbox
 from kestrelpy.outbox.saving import save, sweep
 from kestrelpy.outbox.sql import Claim, reading
@@ -109,7 +109,7 @@ WHERE id = :id RETURNING """
 _NAMES = [name.strip().strip('"') for name in COLUMNS.split(",")]
 _PUT_BACK = f"""INSERT INTO {{jobs}} ({COLUMNS}, payload_bytes)
 VALUES ({", ".join(f":{name}" for name in _NAMES)}, :payload_bytes)"""
-_FIELDS = {name for name in Job.__slots__ if not name.startswith("_")}
+_FIELDS = {*FIELDS, "is_new"}
 """What ``contains`` may be asked for, beside the payload."""
 
 

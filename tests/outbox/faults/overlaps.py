@@ -341,7 +341,7 @@ def leases(scene: Scene) -> None:
         scene.done |= saved if status == "done" else set()
 
     def look() -> None:
-        accepted.update(outcome.attempt.id for outcome in sweep(core))
+        accepted.update(outcome.attempt.id for outcome in sweep(core)[0])
 
     def consume() -> None:
         for status in ("ready", "error"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kestrelpy.outbox import claims
+from kestrelpy.outbox import admin, claims
 from kestrelpy.outbox.claims import Finish
 from kestrelpy.outbox.execution import Attempt, Outcome, lapse_of
 from kestrelpy.outbox.job import QUEUE
@@ -43,19 +43,25 @@ def save(store: JobStore, outcomes: Sequence[Outcome]) -> set[int]:
         else:
             ids, _ = store.perform(None, claims.finish, what)
         saved |= ids
+    for queue in sorted({each.attempt.consumer.queue for each in outcomes if _is_not_kept(each)}):
+        store.perform(None, admin.prune, queue, ["dead"], 0)  # not one that another job waits for
     lanes = sorted({outcome.lane for outcome in outcomes if outcome.lane is not None})
     if lanes:
         store.perform(None, claims.free_lanes, lanes)
     return saved
 
 
+def _is_not_kept(outcome: Outcome) -> bool:
+    return outcome.status == "dead" and outcome.attempt.consumer.options.keep_dead == 0
+
+
 def sweep(core: OutboxCore) -> tuple[list[Outcome], Rows]:
     """Find what others have left: leases that are over, dependants whose put overlapped with the mark of the other job,
     lanes that nobody has freed. Returns the outcomes of the lapsed jobs that were saved, whose hooks are to be called,
-    and the rows of the dependants.
+    and the rows of the dependants. Of queues that are only declared here, the retries and the back-off are not known.
     """
     store = core.open_store()
-    known = {each.queue: each for each in core.queues.all()}
+    known = {each.queue: each for each in core.queues.all() if each.handler is not None}
     outcomes: list[Outcome] = []
     if known:
         rows = store.perform(None, claims.lapsed, list(known))

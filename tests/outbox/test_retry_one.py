@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from kestrelpy.outbox import Outbox, UnknownQueue
+from kestrelpy.outbox import GiveUp, Outbox, UnknownQueue
 
 
 @pytest.fixture
@@ -128,3 +128,19 @@ def test_an_error_that_counts_as_done_calls_no_hook(outbox: Outbox) -> None:
     assert again is not None
     assert (again.id, again.status) == (job_id, "done")
     assert told == []
+
+
+def test_a_dead_job_that_is_not_kept_is_deleted_with_its_mark(outbox: Outbox) -> None:
+    def handler(value: Any) -> None:
+        raise GiveUp("no")
+
+    outbox.add_consumer("mail", handler, keep_dead=0)
+    with outbox.begin() as connection:
+        gone = outbox.put(connection, "mail", 1)
+        kept = outbox.put(connection, "mail", 2)
+        outbox.put(connection, "mail", 3, depends_on=kept)
+    with outbox.running(poll_interval=0.01):
+        while outbox.jobs(status="ready") or outbox.jobs(status="running"):
+            pass
+    assert [job.id for job in outbox.jobs(status="dead")] == [kept.id]
+    assert gone.id not in {job.id for job in outbox.jobs()}

@@ -866,6 +866,34 @@ def test_jobs_contains_and_assert_put(outbox: Outbox, kit: VirtualOutbox) -> Non
     kit.assert_put("mail", {"to": "eve"}, count=0)
 
 
+def test_every_attribute_can_be_asked_for(outbox: Outbox, kit: VirtualOutbox) -> None:
+    outbox.add_consumer("mail", Handler(ValueError("no")))
+    kit.put("mail", 1, key="k")
+    kit.consume("mail", expect="error")
+    names = [
+        "id",
+        "key",
+        "group",
+        "lane",
+        "status",
+        "priority",
+        "context",
+        "depends_on",
+        "tries",
+        "added_ms",
+        "due_ms",
+        "started_ms",
+        "finished_ms",
+        "first_error_ms",
+        "error",
+        "worker",
+    ]
+    (job,) = kit.jobs()
+    assert kit.contains("mail", 1, **{name: getattr(job, name) for name in names})
+    for name in names:
+        assert not kit.contains("mail", **{name: "another"})
+
+
 def test_assert_put_says_what_is_there(outbox: Outbox, in_memory: VirtualOutbox) -> None:
     outbox.queue("mail")
     outbox.queue("order")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -20,67 +18,10 @@ from kestrelpy import JournaledQueue, open_reader
 from kestrelpy.cli import _common, _framing, main
 from kestrelpy.cli._framing import Framing
 from kestrelpy.errors import ItemTooLarge
+from tests.cli.programs import Done, Run, Spawn, refused
 from tests.support.paths import ROOT
 
 LIMIT = 1000
-
-
-class Done(NamedTuple):
-    """How a command ended."""
-
-    status: int
-    out: bytes
-    err: str
-
-
-Run = Callable[..., Done]
-Process = subprocess.Popen[bytes]
-Spawn = Callable[..., Process]
-
-
-@pytest.fixture
-def run(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in this process."""
-
-    def one(*arguments: object, stdin: bytes = b"") -> Done:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        status = main([str(argument) for argument in arguments])
-        out, err = capsysbinary.readouterr()
-        return Done(status, out, err.decode())
-
-    return one
-
-
-def refused(done: Done, status: int, *words: str) -> None:
-    """It ended so, with one line that has these words."""
-    assert done.status == status, done
-    assert done.err.count("\n") == 1, done
-    assert done.err.startswith("kestrelpy")
-    assert "Traceback" not in done.err
-    for word in words:
-        assert word in done.err, done
-
-
-@pytest.fixture
-def spawn() -> Iterator[Spawn]:
-    """Start a command in a process of its own; none is left behind."""
-    started: list[Process] = []
-
-    def one(*arguments: object, stdout: int | BinaryIO = subprocess.PIPE, unbuffered: bool = False) -> Process:
-        command = [sys.executable, *(["-u"] if unbuffered else []), "-m", "kestrelpy", *map(str, arguments)]
-        pipe = subprocess.PIPE
-        process = Process(command, cwd=ROOT, stdin=pipe, stdout=stdout, stderr=pipe, bufsize=0)
-        started.append(process)
-        return process
-
-    yield one
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ Rules:
    a closed pipe and SIGTERM it is 130, 141 and 143, without a message.
 4. An error is one line on standard error, never a traceback (unless KESTRELPY_TRACEBACK is set).
 5. Only ``put`` makes a queue, and ``serve`` the queue of its jobs. No other command creates a file, except ``lake`` and
-   ``report`` in the folder that their arguments name.
+   ``report`` in the folder that their arguments name, and ``outbox init`` the database that it is given.
+6. What others have put is escaped before a terminal sees it. The password of a URL is never shown.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from kestrelpy.cli import analysing, demo, looking, managing, moving, serving
+from kestrelpy.cli import analysing, demo, looking, managing, moving, outbox, serving
 from kestrelpy.cli._common import CommandError
 from kestrelpy.cli._signals import Interrupted, unwinding
 from kestrelpy.errors import InvalidName, KestrelError, NoDefaultReader
@@ -65,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     managing.add_commands(commands)
     analysing.add_commands(commands)
     serving.add_commands(commands)
+    outbox.add_commands(commands)
     return parser
 
 

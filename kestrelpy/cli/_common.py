@@ -154,7 +154,11 @@ def binary_size(size: int) -> str:
 
 def printable(data: bytes) -> str:
     """Data on one line: text as it is; control characters for a terminal, and bytes that are no text, are escaped."""
-    text = data.decode("utf-8", "backslashreplace")
+    return escaped(data.decode("utf-8", "backslashreplace"))
+
+
+def escaped(text: str) -> str:
+    """Text on one line: control characters for a terminal, and all else that it does not print, are escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

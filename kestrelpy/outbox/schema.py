@@ -33,7 +33,7 @@ class OutboxTables:
     def __init__(self, name: str, schema: str | None) -> None:
         self.name = name
         self.schema = schema
-        self.metadata = MetaData(schema=schema)
+        self.metadata = MetaData(schema=schema, info={"version": VERSION})
         self.jobs = self._jobs()
         self.queues = Table(
             f"{name}_queues",

@@ -23,7 +23,7 @@ from kestrelpy.work.job_log import JobLog
 from kestrelpy.work.journal import JobJournal
 from kestrelpy.work.scheduler import NEVER, Scheduler
 from kestrelpy.work.session import Job
-from kestrelpy.work.stored import SessionState, StoredJob, is_held
+from kestrelpy.work.stored import SessionState, StoredJob, Tube, is_held
 from kestrelpy.work.waiting import Awaiting, Delivery
 from tests.use.planting import defect
 
@@ -259,6 +259,49 @@ def what_has_expired_is_there_until_somebody_comes() -> Iterator[None]:
         return job
 
     with patch.object(Scheduler, "expire", lambda *_: False), patch.object(Scheduler, "take", take):
+        yield
+
+
+@defect(
+    "U17",
+    "a job with the key of an expired one, the last of its tube, is in a tube that is gone: nobody can reserve it",
+    test="tests/work/test_work_slices.py::test_the_key_of_the_last_job_of_a_tube_is_free_when_it_has_expired",
+)
+def the_key_of_an_expired_job_takes_the_tube_with_it() -> Iterator[None]:
+    real = intake.JobIntake.check_key_locked
+
+    def check(self: intake.JobIntake, tube: Tube, key: str, now: float) -> Tube:
+        scheduler = self._core.scheduler
+        was_taken = (tube.name, key) in scheduler.keys
+        found = real(self, tube, key, now)
+        if was_taken:
+            scheduler.forget_unneeded(found)
+        return tube
+
+    with patch.object(intake.JobIntake, "check_key_locked", check):
+        yield
+
+
+@defect(
+    "U18",
+    "a put of jobs that Ctrl-C strikes leaves a part of the batch",
+    test="tests/interrupts/test_interrupts_work.py::test_a_batch_is_whole_or_not_there",
+    unreachable="its interrupts come before and after calls, and in callbacks: none comes between two jobs of a batch",
+)
+def batches_come_into_memory_one_by_one() -> Iterator[None]:
+    class OneByOne(dict[int, StoredJob]):
+        """Does not take many at once."""
+
+        def update(self, *_: Any, **__: Any) -> None:
+            """``_store_locked`` adds them one by one then."""
+
+    real = Scheduler.__init__
+
+    def init(self: Scheduler, max_attempts: int | None = None) -> None:
+        real(self, max_attempts)
+        self.jobs = OneByOne()
+
+    with patch.object(Scheduler, "__init__", init):
         yield
 
 

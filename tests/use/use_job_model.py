@@ -38,6 +38,9 @@ class JobModel:
     def __init__(self, number: int, data: bytes, tube: str, priority: int, ttr: float, key: str | None) -> None:
         self.number = number
         self.data = data
+        self.bodies = {data}
+        """All that its body may be: a call that gives it another one may be interrupted."""
+        self.changes = 0
         self.tube = tube
         self.priority = priority
         self.ttr = ttr
@@ -190,7 +193,7 @@ class Work:
     def see(self, job_id: int, body: bytes) -> JobModel:
         head = body.split(b":", 1)[0]
         job = self.jobs.get(int(head)) if head.isdigit() else None
-        if job is None or job.data != body:
+        if job is None or body not in job.bodies:
             raise self.world.fail(f"the work queue has job {job_id} that nobody has put: {body[:30]!r}")
         if job.state in (REFUSED, GONE):
             raise self.world.fail(f"{job} is seen again as job {job_id}")

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from kestrelpy import DurabilityUnknown, JournaledQueue, QueueClosed, QueueEmpty, QueueFull, QueueLocked, WrongKind
 from kestrelpy import open_reader as open_elsewhere
 from kestrelpy.inbox import PartWriter
-from kestrelpy.work import DeadlineSoon, DuplicateJob, Job, JobNotFound, NotReserved, WorkQueue
+from kestrelpy.work import DeadlineSoon, DuplicateJob, Job, JobNotFound, NewJob, NotReserved, WorkQueue
 from kestrelpy.work.core import CALL_SLICE
 from tests.use.use_job_model import (
     FLYING,
     GONE,
     MAYBE,
     NAME,
+    NEVER,
     REFUSED,
     THERE,
     TUBES,
@@ -163,7 +164,7 @@ def draw_job(w: World, work: Work, rng: random.Random, tube: str) -> JobModel:
 def settle_put(w: World, work: Work, jobs: list[JobModel], result: Result) -> None:
     work.refresh()
     if result.ok:
-        ids = list(result.value) if isinstance(result.value, range) else [result.value]
+        ids = [result.value] if isinstance(result.value, int) else list(result.value)
         for job, job_id in zip(jobs, ids, strict=True):
             if job.state in (FLYING, MAYBE) or job.id == 0:
                 work.store(job, job_id)
@@ -230,6 +231,37 @@ def put_jobs(w: World, rng: random.Random, process: Process) -> None:
         if life is not None:
             job.expires = now + float(life)
     settle_put(w, work, jobs, w.call(process, work.queue.put_many, [job.data for job in jobs], **options))
+
+
+@operation("job_put_all", 1)
+def put_jobs_of_all_tubes(w: World, rng: random.Random, process: Process) -> None:
+    work = mine(w, process)
+    if work is None or work.queue is None:
+        return
+    now, age, nested = work.refresh(), work.age, w.nested
+    jobs = [draw_job(w, work, rng, rng.choice(TUBES)) for _ in range(rng.choice((0, 1, 2, 5)))]
+    new = []
+    for job in jobs:
+        delay, ttr = seconds(rng, 0, 0, 0.5), seconds(rng, 0.7, 3, 60)
+        life = seconds(rng, 0.2, 1.5) if rng.random() < 0.2 else None
+        job.ttr, job.due = float(ttr), now + float(delay) if delay else 0.0
+        job.expires = NEVER if life is None else now + float(life)
+        new.append(NewJob(job.data, job.tube, job.priority, delay, ttr, job.key, life))
+    named = [(job.tube, job.key) for job in jobs if job.key is not None]
+    twins = [other for other in work.jobs.values() if other.key is not None and other not in jobs]
+    twins = [other for other in twins if (other.tube, other.key) in named or other.vague]
+    result = w.call(process, work.queue.put_all, new)
+    settle_put(w, work, jobs, result)
+    w.saw("a batch of jobs of several tubes")
+    if work.age != age or nested != w.nested:
+        return
+    twice = len(set(named)) < len(named)
+    if isinstance(result.error, DuplicateJob):
+        alive = any(twin.state in (THERE, MAYBE) for twin in twins)
+        w.require(twice or alive, f"{result.error!r}, and there is none")
+    elif result.ok:
+        alive = any(twin.is_alive(now) and not twin.vague for twin in twins)
+        w.require(not twice and not alive, f"{jobs} are put, and others have their keys too")
 
 
 # -- sessions --------------------------------------------------------------------------------------------------------
@@ -365,7 +397,7 @@ def reserve_late(w: World, rng: random.Random, process: Process) -> None:
         if other is not process:
             w.call(other, advance_of(other), seconds_late)
     work.stopped_early = work.due_since(work.now() - seconds_late) >= CALL_SLICE
-    reserve(w, rng, process)
+    rng.choice((reserve, reserve, put_job))(w, rng, process)
     work.stopped_early = False
     w.call(process, advance_of(process), 0)
     for model in w.models.values():
@@ -442,11 +474,12 @@ def settle(w: World, rng: random.Random, process: Process) -> None:
     was_held = job.handle is handle and job.until > now and not job.vague
     delay, full = seconds(rng, 0, 0, 0.4), is_full(w)
     priority = rng.choice((None, None, 3))
+    body = another_body(job, rng) if what in ("release", "bury") and rng.random() < 0.4 else None
     going = Going([job])
     if what == "release":
-        result = w.call(process, handle.release, priority, delay)
+        result = w.call(process, handle.release, priority, delay, body=body)
     elif what == "bury":
-        result = w.call(process, handle.bury, priority)
+        result = w.call(process, handle.bury, priority, body=body)
     else:
         result = w.call(process, getattr(handle, what))
     if work.age != age:
@@ -460,11 +493,22 @@ def settle(w: World, rng: random.Random, process: Process) -> None:
     if result.ok:
         if nested != w.nested:
             job.vague = job.vague or what != "delete"
+        elif body is not None:
+            job.bodies = {body}
+            w.saw("a job has another body")
         become(work, job, what, later, float(delay), priority, result.value)
         if what == "delete" and full:
             w.saw("a delete on a full disk")
         return
     settle_refused(w, work, job, what, result, was_held=was_held and nested == w.nested)
+
+
+def another_body(job: JobModel, rng: random.Random) -> bytes:
+    """From here on the job may have it."""
+    job.changes += 1
+    body = b"%d:%d " % (job.number, job.changes) + b"k" * rng.choice((0, 1, 100, 500))
+    job.bodies.add(body)
+    return body
 
 
 def become(work: Work, job: JobModel, what: str, now: float, delay: float, priority: int | None, alive: object) -> None:
@@ -582,7 +626,7 @@ def change(w: World, rng: random.Random, process: Process) -> None:
     elif what == "clear":
         result, touched = w.call(process, queue.stats), []
     elif what == "sync":
-        result, touched = w.call(process, rng.choice((queue.sync, queue.checkpoint))), []
+        result, touched = w.call(process, rng.choice((queue.sync, queue.checkpoint, queue.save_reserves))), []
     else:
         assert job is not None
         arguments = (job.id, tube) if what == "move" else (job.id,)

@@ -422,6 +422,7 @@ def drop_reader(w: World, rng: random.Random, process: Process) -> None:
     reader = model.readers.get(name)
     result = w.call(process, opened.queue.drop_reader, name)
     if isinstance(result.error, QueueLocked):
+        reader = model.readers.get(name)  # another process may have opened it during the call
         elsewhere = reader is not None and reader.process is not None and not is_here(process, reader)
         w.require(w.depth or w.locks_unsure or elsewhere, f"{result.error!r}, and nobody has it")
         return

@@ -110,22 +110,30 @@ def fetch_on(connection: Connection) -> Fetch:
     return fetch
 
 
-def _given_sqlalchemy(connection: Connection) -> Given:
+def commits_each(connection: Connection) -> bool:
+    """Whether the driver's connection commits each statement by itself, unless somebody begins by hand."""
     pooled = connection.connection
-    if _commits_each(pooled.dbapi_connection, pooled.driver_connection) and not _in_transaction(
-        pooled.driver_connection
-    ):
-        _begin(connection, pooled.driver_connection)
+    return _commits_each(pooled.dbapi_connection, pooled.driver_connection)
+
+
+def in_transaction(connection: Connection) -> bool:
+    """Whether the driver's connection is in a transaction."""
+    return _in_transaction(connection.connection.driver_connection)
+
+
+def _given_sqlalchemy(connection: Connection) -> Given:
+    if commits_each(connection) and not in_transaction(connection):
+        _begin(connection)
     return Given(connection.dialect, fetch_on(connection))
 
 
-def _begin(connection: Connection, driver: Any) -> None:
+def _begin(connection: Connection) -> None:
     """The driver begins no transaction; by SQLAlchemy's recipe an event does, when the first statement comes, which is
     now. Raises ``NotInTransaction`` if there is no such event.
     """
     if not connection.in_transaction():
         begun = connection.begin()
-        if _in_transaction(driver):
+        if in_transaction(connection):
             return
         begun.rollback()
     raise NotInTransaction(_name(connection))

@@ -8,14 +8,14 @@ that of ``astart`` while it runs, and otherwise one of the database's own, on a 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy.errors import UnsupportedFormat
-from kestrelpy.outbox.connections import fetch_on
+from kestrelpy.outbox.connections import commits_each, fetch_on, in_transaction
 from kestrelpy.outbox.errors import MissingPackage, OutboxError, UnsupportedDatabase
 from kestrelpy.outbox.flavours import Postgresql, Sqlite
 from kestrelpy.outbox.schema import VERSION, OutboxTables
@@ -23,7 +23,7 @@ from kestrelpy.outbox.sql import Compiler, Kind, Operation, run
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Dialect, Engine
-    from sqlalchemy.ext.asyncio import AsyncEngine
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 T = TypeVar("T")
 
@@ -75,6 +75,8 @@ class Database:
         assert used is not None
         self.dialect = used.dialect
         self.sql = compilers.of(used.dialect)
+        if used.dialect.name == "sqlite":
+            compilers.tables.become_those_of_sqlite()
         self.loop: asyncio.AbstractEventLoop | None = None  # that of astart, while it runs
         self._own: tuple[LoopThread, AsyncEngine] | None = None
         self._lock = threading.Lock()
@@ -87,14 +89,6 @@ class Database:
     async def arun(self, make: Callable[[Compiler], Operation[T]], kind: Kind = "write") -> T:
         """``run``, for coroutines on any loop: with a sync engine on a thread, with an async one on this loop."""
         return await self.atransact(lambda connection: run(make(self.sql), fetch_on(connection)), kind)
-
-    @contextlib.contextmanager
-    def begin(self) -> Iterator[Connection]:
-        """A transaction of the engine, committed at the end of the block. Raises ``OutboxError`` on an AsyncEngine."""
-        if self.engine is None:
-            raise OutboxError("this outbox has an AsyncEngine: use abegin()")
-        with self.engine.begin() as connection:
-            yield connection
 
     def transact(self, function: Callable[[Connection], T], kind: Kind = "write") -> T:
         """Call ``function`` in a transaction that is committed when it returns, and rolled back when it raises."""
@@ -113,19 +107,51 @@ class Database:
         return await _on_async(self.async_engine, lambda connection: self._within(connection, function, kind))
 
     def _within(self, connection: Connection, function: Callable[[Connection], T], kind: Kind) -> T:
-        if kind == "single" and self.dialect.name == "postgresql" and self._is_checked:
+        self._check(connection)
+        if kind == "single" and self.dialect.name == "postgresql":
             connection.execution_options(isolation_level="AUTOCOMMIT")
         with connection.begin():
-            if not self._is_checked:
-                self._check_version(connection)
             if self.dialect.name == "sqlite":
-                begin_sqlite(connection, "BEGIN" if kind == "read" else "BEGIN IMMEDIATE")
+                begin_sqlite(connection, is_reading=kind == "read")
             return function(connection)
 
-    def _check_version(self, connection: Connection) -> None:
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A transaction for a caller, committed at the end of the block. Raises ``OutboxError`` on an AsyncEngine."""
+        if self.engine is None:
+            raise OutboxError("this outbox has an AsyncEngine: use abegin()")
+        with self.engine.connect() as connection:
+            self._check(connection)
+            with connection.begin():
+                begin_by_hand(connection)
+                yield connection
+
+    @asynccontextmanager
+    async def abegin(self) -> AsyncIterator[AsyncConnection]:
+        """``begin`` on an AsyncEngine. Raises ``OutboxError`` on another one."""
+        if self.async_engine is None:
+            raise OutboxError("this outbox has no AsyncEngine: use begin()")
+        async with self.async_engine.connect() as connection:
+            await connection.run_sync(self._check)
+            async with connection.begin():
+                await connection.run_sync(begin_by_hand)
+                yield connection
+
+    def _check(self, connection: Connection) -> None:
+        """On the first connection: is the database new enough, and has the engine transactions? With the isolation
+        AUTOCOMMIT it has none; then this connection, and those to come, get some.
+        """
+        if self._is_checked:
+            return
         version = connection.dialect.server_version_info
         if version is not None and version < OLDEST[self.dialect.name]:
             raise UnsupportedDatabase(f"{self.dialect.name} {'.'.join(map(str, version))}")
+        if self.dialect.name == "postgresql" and commits_each(connection):
+            connection.execution_options(isolation_level="READ COMMITTED")
+            if self.engine is not None:
+                self.engine = self.engine.execution_options(isolation_level="READ COMMITTED")
+            if self.async_engine is not None:
+                self.async_engine = self.async_engine.execution_options(isolation_level="READ COMMITTED")
         self._is_checked = True
 
     def _own_loop(self) -> tuple[LoopThread, AsyncEngine]:
@@ -137,7 +163,8 @@ class Database:
             if self._own is None:
                 assert self.async_engine is not None
                 under = self.async_engine.sync_engine
-                copy = Engine(under.pool.recreate(), under.dialect, under.url)
+                options = under.get_execution_options()
+                copy = Engine(under.pool.recreate(), under.dialect, under.url, execution_options=options)
                 self._own = LoopThread("kestrelpy-outbox-database"), AsyncEngine(copy)
             return self._own
 
@@ -170,27 +197,44 @@ class Database:
             engine.dispose(close=False)
 
 
-def begin_immediate(connection: Connection) -> None:
-    """Take SQLite's write lock now, unless the engine has begun a transaction by a recipe of its own."""
-    begin_sqlite(connection, "BEGIN IMMEDIATE")
+def begin_sqlite(connection: Connection, *, is_reading: bool) -> None:
+    """Begin a transaction of SQLite, at once with the write lock unless it only reads.
 
-
-def begin_sqlite(connection: Connection, statement: str) -> None:
-    """Begin a transaction of SQLite, unless the engine has begun one by a recipe of its own."""
-    driver: Any = connection.connection.dbapi_connection
-    is_begun = getattr(connection.connection.driver_connection, "in_transaction", getattr(driver, "in_transaction", 0))
+    One that SQLAlchemy's recipe has begun is begun again: it would take the lock with its first write, and that fails
+    at once where it has read before and somebody else has written since.
+    """
+    is_begun = in_transaction(connection)
+    if is_reading:
+        if not is_begun:
+            connection.exec_driver_sql("BEGIN")
+        return
     if is_begun:
+        connection.exec_driver_sql("ROLLBACK")
+    try:
+        _begin_immediate(connection)
+    except BaseException:
+        if is_begun:
+            connection.exec_driver_sql("BEGIN")  # SQLAlchemy, or the driver, is about to roll it back
+        raise
+
+
+def begin_by_hand(connection: Connection) -> None:
+    """Begin a transaction of SQLite where neither the driver nor a recipe does."""
+    if connection.dialect.name == "sqlite" and commits_each(connection) and not in_transaction(connection):
+        connection.exec_driver_sql("BEGIN")
+
+
+def _begin_immediate(connection: Connection) -> None:
+    if connection.dialect.is_async:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
         return
-    if connection.dialect.is_async or statement != "BEGIN IMMEDIATE":
-        connection.exec_driver_sql(statement)
-        return
-    cursor = driver.cursor()
+    cursor = connection.connection.cursor()
     try:
         patience_ms = cursor.execute("PRAGMA busy_timeout").fetchone()[0]
         cursor.execute("PRAGMA busy_timeout = 0")
         try:
             if not _begin_impatiently(cursor, patience_ms):
-                connection.exec_driver_sql(statement)  # raises SQLAlchemy's error
+                connection.exec_driver_sql("BEGIN IMMEDIATE")  # raises SQLAlchemy's error
         finally:
             cursor.execute(f"PRAGMA busy_timeout = {patience_ms}")
     finally:

@@ -103,7 +103,7 @@ class Outbox:
         return self.core.tables.metadata
 
     def create_tables(self) -> None:
-        """Create the tables and indexes that are missing. Any number of processes may call it at once.
+        """Create the tables that are missing, with their indexes. Any number of processes may call it at once.
 
         Raises ``UnsupportedFormat`` for tables of a newer version, ``UnsupportedDatabase``, and what the driver raises.
         """
@@ -304,10 +304,7 @@ class Outbox:
     @contextlib.asynccontextmanager
     async def abegin(self) -> AsyncIterator[AsyncConnection]:
         """``begin`` for asyncio."""
-        database = self._database()
-        if database.async_engine is None:
-            raise OutboxError("this outbox has no AsyncEngine: use begin()")
-        async with database.async_engine.begin() as connection:
+        async with self._database().abegin() as connection:
             yield connection
 
     # -- running -----------------------------------------------------------------------------------------------------

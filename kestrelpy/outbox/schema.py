@@ -51,6 +51,11 @@ class OutboxTables:
         )
         self.version = Table(f"{name}_version", self.metadata, Column("version", Integer, nullable=False))
 
+    def become_those_of_sqlite(self) -> None:
+        """SQLite has no IDENTITY, and Alembic would find at each comparison that it is missing."""
+        self.jobs.c.id.server_default = None
+        self.jobs.c.id.identity = None
+
     def _jobs(self) -> Table:
         table = Table(
             self.name,

@@ -30,6 +30,9 @@ T = TypeVar("T")
 __all__ = ["Compilers", "Database", "LoopThread"]
 
 OLDEST = {"postgresql": (13,), "sqlite": (3, 35)}
+CONFLICTS = ("40001", "40P01", "23505")
+"""States by which PostgreSQL says that another transaction was in the way: serialization, deadlock, unique index."""
+ATTEMPTS = 10
 
 
 class Compilers:
@@ -83,11 +86,33 @@ class Database:
         self._is_checked = False
 
     def run(self, make: Callable[[Compiler], Operation[T]], kind: Kind = "write") -> T:
-        """Run an operation in a transaction of its own. Never called on the event loop."""
+        """Run an operation in a transaction of its own. Never called on the event loop.
+
+        If another transaction was in the way, it is run again. Two claims that overlap may both take a job of one lane:
+        the unique index of what runs in lanes lets the later one fail, and when it is run again it sees the other.
+        """
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return self._run(make, kind)
+            except Exception as error:
+                if not _is_conflict(error):
+                    raise
+        return self._run(make, kind)
+
+    def _run(self, make: Callable[[Compiler], Operation[T]], kind: Kind) -> T:
         return self.transact(lambda connection: run(make(self.sql), fetch_on(connection)), kind)
 
     async def arun(self, make: Callable[[Compiler], Operation[T]], kind: Kind = "write") -> T:
         """``run``, for coroutines on any loop: with a sync engine on a thread, with an async one on this loop."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return await self._arun(make, kind)
+            except Exception as error:
+                if not _is_conflict(error):
+                    raise
+        return await self._arun(make, kind)
+
+    async def _arun(self, make: Callable[[Compiler], Operation[T]], kind: Kind) -> T:
         return await self.atransact(lambda connection: run(make(self.sql), fetch_on(connection)), kind)
 
     def transact(self, function: Callable[[Connection], T], kind: Kind = "write") -> T:
@@ -256,6 +281,12 @@ def _begin_impatiently(cursor: Any, patience_ms: int) -> bool:
             return True
         pause.wait(0.001)
     return False
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Whether another transaction was in the way, and this one is rolled back."""
+    found: Any = getattr(error, "orig", None)
+    return (getattr(found, "sqlstate", None) or getattr(found, "pgcode", None)) in CONFLICTS
 
 
 async def _on_async(engine: AsyncEngine, function: Callable[[Connection], T]) -> T:

@@ -3,7 +3,9 @@
 Rules:
 1. An outcome is written only where ``token`` is still the claim's. A job that lapsed and was claimed again has another.
 2. Leaving ``running`` takes the token away, whoever does it.
-3. Lanes: a claim puts a ready job behind others of its lane (``held``), and the end of a job frees the next. Each of
+3. A caller may keep his transaction open. What frees jobs leaves those alone that he has changed (``SKIP LOCKED``): the
+   sweep finds them when he has come to an end.
+4. Lanes: a claim puts a ready job behind others of its lane (``held``), and the end of a job frees the next. Each of
    them looks again once its own transaction is committed (``free_lanes``), so of two that overlap one sees the other.
 """
 
@@ -58,13 +60,16 @@ _MARK_AND_FREE = (
     "WITH marked AS ("
     + _MARK
     + """), freed AS (
-    UPDATE {jobs} SET status = 'ready' WHERE status = 'waiting' AND depends_on IN (SELECT id FROM marked)
-    RETURNING id, queue
+    UPDATE {jobs} SET status = 'ready' WHERE id {is_in}(
+        SELECT w.id FROM {jobs} w WHERE w.status = 'waiting' AND w.depends_on {is_in}(SELECT id FROM marked){end_in}
+        {skip_locked}
+    ){end_in} RETURNING id, queue
 ) SELECT id, NULL FROM marked UNION ALL SELECT id, queue FROM freed"""
 )
 _DELETE_DONE = "DELETE FROM {jobs} WHERE id {is_one_of} AND token = :token RETURNING id"
-_FREE_WAITING = """UPDATE {jobs} SET status = 'ready' WHERE status = 'waiting' AND depends_on {is_one_of}
-RETURNING queue"""
+_FREE_WAITING = """UPDATE {jobs} SET status = 'ready' WHERE id {is_in}(
+    SELECT w.id FROM {jobs} w WHERE w.status = 'waiting' AND w.depends_on {is_one_of} {skip_locked}
+){end_in} RETURNING queue"""
 _FAILED = {"r_id": "bigint", "r_token": "bigint", "r_status": "text", "r_delay_ms": "bigint", "r_error": "text"}
 _FAIL = """UPDATE {jobs} AS j SET status = r_status, token = NULL, was_due_ms = NULL, error = r_error,
     first_error_ms = coalesce(j.first_error_ms, {now}),
@@ -87,17 +92,20 @@ _LAPSED = (
     AND queue {is_one_of_names} ORDER BY due_ms, id LIMIT 1000"""
 )
 _LANES = {"r_queue": "text", "r_lane": "text"}
-_FREE_LANES = """UPDATE {jobs} SET held = false WHERE id IN (
+_FREE_LANES = """UPDATE {jobs} SET held = false WHERE id {is_in}(
+    SELECT f.id FROM {jobs} f WHERE f.held AND f.id {is_in}(
     SELECT min(h.id) FROM {jobs} h JOIN {rows} ON h.queue = r_queue AND h.lane = r_lane
     WHERE h.held AND h.status = 'ready' AND h.lane IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM {jobs} a WHERE a.queue = h.queue AND a.lane = h.lane AND a.lane IS NOT NULL AND a.id <> h.id
         AND a.status IN ('ready', 'running', 'error')
         AND (a.status IN ('running', 'error') OR (a.id < h.id AND NOT a.held AND a.due_ms <= {now})))
     GROUP BY h.queue, h.lane
-) AND held RETURNING queue"""
+){end_in} {skip_locked}){end_in} RETURNING queue"""
 _HELD_LANES = "SELECT DISTINCT queue, lane FROM {jobs} WHERE held AND status = 'ready' AND lane IS NOT NULL"
-_OVERLOOKED = """UPDATE {jobs} SET status = 'ready' WHERE status = 'waiting' AND NOT EXISTS (
-    SELECT 1 FROM {jobs} d WHERE d.id = {jobs}.depends_on AND d.status <> 'done') RETURNING """
+_OVERLOOKED = """UPDATE {jobs} SET status = 'ready' WHERE id {is_in}(
+    SELECT w.id FROM {jobs} w WHERE w.status = 'waiting' AND NOT EXISTS (
+        SELECT 1 FROM {jobs} d WHERE d.id = w.depends_on AND d.status <> 'done') {skip_locked}
+){end_in} RETURNING """
 _CLAIM_FAILED = (
     """UPDATE {jobs} SET status = 'running', token = :token, worker = :worker, tries = tries + 1, finished_ms = NULL,
 started_ms = {now}, was_due_ms = due_ms, due_ms = {now} + CAST(:lease_ms AS bigint)

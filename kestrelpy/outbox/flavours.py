@@ -54,6 +54,8 @@ class Postgresql:
             "is_one_of_names": "= ANY (CAST(:names AS text[]))",
             "for_update": "FOR UPDATE",
             "skip_locked": "FOR UPDATE SKIP LOCKED",
+            "is_in": "= ANY (ARRAY",  # a join could be planned over all of the table
+            "end_in": ")",
         }
 
     def list_of(self, values: Iterable[Any]) -> Any:
@@ -209,6 +211,8 @@ class Sqlite:
             "is_one_of_names": "IN (SELECT value FROM json_each(:names))",
             "for_update": "",
             "skip_locked": "",
+            "is_in": "IN ",
+            "end_in": "",
         }
 
     def list_of(self, values: Iterable[Any]) -> Any:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kestrelpy.outbox.flavours import CLAIMED, HELD
-from kestrelpy.outbox.job import COLUMNS, LANE, QUEUE
+from kestrelpy.outbox.flavours import CLAIMED, HELD, WAS_DUE
+from kestrelpy.outbox.job import COLUMNS, ID, LANE, PRIORITY, QUEUE
 from kestrelpy.outbox.sql import single
 
 if TYPE_CHECKING:
@@ -107,22 +107,29 @@ _OVERLOOKED = """UPDATE {jobs} SET status = 'ready' WHERE id {is_in}(
         SELECT 1 FROM {jobs} d WHERE d.id = w.depends_on AND d.status <> 'done') {skip_locked}
 ){end_in} RETURNING """
 _CLAIM_FAILED = (
-    """UPDATE {jobs} SET status = 'running', token = :token, worker = :worker, tries = tries + 1, finished_ms = NULL,
-started_ms = {now}, was_due_ms = due_ms, due_ms = {now} + CAST(:lease_ms AS bigint)
-WHERE id = :id AND status IN ('error', 'dead') RETURNING """
+    """UPDATE {jobs} AS j SET status = 'running', token = :token, worker = :worker, tries = tries + 1,
+finished_ms = NULL, started_ms = {now}, was_due_ms = due_ms, due_ms = {now} + CAST(:lease_ms AS bigint)
+WHERE id = :id AND status IN ('error', 'dead') AND (lane IS NULL OR NOT EXISTS (
+    SELECT 1 FROM {jobs} a WHERE a.queue = j.queue AND a.lane = j.lane AND a.lane IS NOT NULL
+    AND a.status = 'running')) RETURNING """
     + CLAIMED
 )
 
 
 @single
 def claim(sql: Compiler, status: str, queues: Sequence[tuple[str, int]], wanted: Claim) -> Operation[Rows]:
-    """Claim jobs that are ``"ready"`` or in ``"error"``, and due, of queues with the most of each: rows of ``CLAIMED``.
+    """Claim jobs that are ``"ready"`` or in ``"error"``, and due, of queues with the most of each: rows of ``CLAIMED``,
+    the most urgent first; of those in error, what was due first.
 
-    A row that is ``held`` was not claimed. If there are any, call ``free_lanes`` for their lanes after the commit.
+    A row that is ``held`` was not claimed; they come last. If there are any, call ``free_lanes`` for their lanes after
+    the commit.
     """
     if not queues or wanted.jobs < 1:
         return []
-    return (yield from sql.flavour.claim(sql, status, queues, wanted))
+    rows = yield from sql.flavour.claim(sql, status, queues, wanted)
+    if status == "ready":
+        return sorted(rows, key=lambda row: (row[HELD], row[PRIORITY], row[WAS_DUE], row[ID]))
+    return sorted(rows, key=lambda row: (row[WAS_DUE], row[ID]))
 
 
 def lanes_of(rows: Rows) -> list[Lane]:
@@ -216,7 +223,9 @@ def next_due_ms(sql: Compiler, queues: Iterable[str]) -> Operation[tuple[int, in
 
 
 def claim_failed(sql: Compiler, job_id: int, wanted: Claim) -> Operation[Rows]:
-    """Claim one job that is in error or dead, due or not: its row of ``CLAIMED``, or none."""
+    """Claim one job that is in error or dead, due or not: its row of ``CLAIMED``, or none if another one of its lane
+    runs.
+    """
     return (yield sql(_CLAIM_FAILED), {**sql.time(), **wanted.parameters(), "id": job_id})
 
 
@@ -257,5 +266,5 @@ def held_among(rows: Rows) -> bool:
 
 
 def claimed_among(rows: Rows) -> list[Sequence[Any]]:
-    """The rows of a claim that are running now, most urgent first."""
+    """The rows of a claim that are running now."""
     return [row for row in rows if not row[HELD]]

@@ -43,6 +43,7 @@ class Postgresql:
 
     name = "postgresql"
     notifies = True
+    aborts = True
     updates_in_with = True
 
     def __init__(self, *, server_time: bool, takes_text: bool) -> None:
@@ -202,6 +203,7 @@ class Sqlite:
 
     name = "sqlite"
     notifies = False
+    aborts = False
     updates_in_with = False
 
     def __init__(self) -> None:

@@ -2,13 +2,15 @@
 
 Rules:
 1. A put never makes a unique violation, which would leave the caller's transaction unusable: ``ON CONFLICT``.
-2. What a batch has written before it meets a conflict is deleted again, in the same transaction.
+2. What a batch has written before it meets a conflict is deleted again, in the same transaction. What it has written
+   before an error of SQLite, or an interrupt, goes with a savepoint; an error of PostgreSQL ends the transaction.
 3. A put takes no lock on the job that it depends on. One that overlaps with the mark of that job is found by the sweep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy.outbox.errors import DuplicateJob, OutboxError, UnknownDependency
@@ -132,6 +134,11 @@ WHERE queue = :queue AND "key" = :key AND status IN ('ready', 'waiting', 'error'
     + COLUMNS
 )
 _DELETE = "DELETE FROM {jobs} WHERE id {is_one_of}"
+_BEGIN = "DELETE FROM {jobs} WHERE id = 0"
+"""Python's ``sqlite3`` begins the caller's transaction before it. Else the savepoint would be a transaction."""
+_SAVEPOINT = "SAVEPOINT kestrelpy_put_many"
+_ROLLBACK = "ROLLBACK TO kestrelpy_put_many"
+_RELEASE = "RELEASE kestrelpy_put_many"
 
 
 def put_one(sql: Compiler, new: PutOptions, payload: NewPayload) -> Operation[tuple[Sequence[Any], bool]]:
@@ -165,6 +172,24 @@ def put_all(
     sql: Compiler, new: PutOptions, payloads: Sequence[NewPayload]
 ) -> Operation[list[tuple[Sequence[Any], bool]]]:
     """Put jobs of one queue, all of them or none: each row, and whether it is new."""
+    if sql.flavour.aborts:
+        return (yield from _put_all(sql, new, payloads))
+    for statement in (_BEGIN, _SAVEPOINT):
+        yield sql(statement), {}
+    try:
+        found = yield from _put_all(sql, new, payloads)
+    except GeneratorExit:
+        raise
+    except BaseException:  # a full disk, an interrupt: the caller may go on and commit
+        with suppress(Exception):
+            yield sql(_ROLLBACK), {}
+            yield sql(_RELEASE), {}
+        raise
+    yield sql(_RELEASE), {}
+    return found
+
+
+def _put_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]) -> Operation[list[tuple[Sequence[Any], bool]]]:
     known: Known = {None: (None, "ready")}
     for each in payloads:
         if each.depends_on not in known:

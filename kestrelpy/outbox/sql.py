@@ -44,11 +44,18 @@ AsyncFetch = Callable[[str, Arguments], Awaitable[Rows]]
 
 
 def run(operation: Operation[T], fetch: Fetch) -> T:
-    """Run an operation with ``fetch``, which executes one statement and returns its rows."""
+    """Run an operation with ``fetch``, which executes one statement and returns its rows. An error of it, or an
+    interrupt, is raised in the operation, too, which may have something to take back.
+    """
     try:
         statement, parameters = next(operation)
         while True:
-            statement, parameters = operation.send(fetch(statement.sql, statement.arguments(parameters)))
+            try:
+                statement, parameters = operation.send(fetch(statement.sql, statement.arguments(parameters)))
+            except StopIteration:
+                raise
+            except BaseException as error:
+                statement, parameters = operation.throw(error)
     except StopIteration as end:
         result: T = end.value
         return result
@@ -59,8 +66,13 @@ async def arun(operation: Operation[T], fetch: AsyncFetch) -> T:
     try:
         statement, parameters = next(operation)
         while True:
-            rows = await fetch(statement.sql, statement.arguments(parameters))
-            statement, parameters = operation.send(rows)
+            try:
+                rows = await fetch(statement.sql, statement.arguments(parameters))
+                statement, parameters = operation.send(rows)
+            except StopIteration:
+                raise
+            except BaseException as error:
+                statement, parameters = operation.throw(error)
     except StopIteration as end:
         result: T = end.value
         return result
@@ -118,10 +130,13 @@ class Claim:
 
 
 class Flavour(Protocol):
-    """One of the two. Its ``fields`` are what the shared statements have in braces."""
+    """One of the two. Its ``fields`` are what the shared statements have in braces. ``aborts``: an error of a statement
+    ends the caller's transaction.
+    """
 
     name: str
     notifies: bool
+    aborts: bool
     updates_in_with: bool
     fields: Mapping[str, str]
 

@@ -25,7 +25,10 @@ __all__ = ["aretry_one", "retry_one"]
 
 
 def retry_one(core: OutboxCore, consumer: QueueConsumer) -> Job | None:
-    """Run the job of the queue that fails longest, due or not, worn out or not; as it is afterwards."""
+    """Run the job of the queue that fails longest, due or not, worn out or not; as it is afterwards.
+
+    An interrupt of the handler is its failure, and is raised again once that is saved: it was meant for the caller.
+    """
     store = core.open_store()
     attempt = _attempt(core, consumer, store.perform(None, admin.oldest_error, consumer.queue))
     if attempt is None:
@@ -41,7 +44,10 @@ def retry_one(core: OutboxCore, consumer: QueueConsumer) -> Job | None:
         outcome = run_within(store, attempt, clock)
     else:
         outcome = attempt.run(clock)
-    return _afterwards(core, outcome, save(store, [outcome]), attempt)
+    found = _afterwards(core, outcome, save(store, [outcome]), attempt)
+    if isinstance(outcome.exception, KeyboardInterrupt):
+        raise outcome.exception
+    return found
 
 
 async def aretry_one(core: OutboxCore, consumer: QueueConsumer) -> Job | None:
@@ -58,7 +64,11 @@ async def aretry_one(core: OutboxCore, consumer: QueueConsumer) -> Job | None:
     attempt.row = rows[0]
     outcome = await _arun(core, attempt)
     saved = await asyncio.to_thread(save, store, [outcome])
-    return await asyncio.to_thread(_afterwards, core, outcome, saved, attempt)
+    found = await asyncio.to_thread(_afterwards, core, outcome, saved, attempt)
+    task = asyncio.current_task()
+    if isinstance(outcome.exception, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise outcome.exception
+    return found
 
 
 async def _arun(core: OutboxCore, attempt: Attempt) -> Outcome:

@@ -39,7 +39,7 @@ class Actor:
         """For a lock."""
         self.patience_ms = LOOK_MS
         self.at_commit: Callable[[], object] | None = None
-        """Called once, right before its next commit."""
+        """Called once, right before its next commit, or before a statement that commits itself."""
         self._call = work
         self._scheduler = steps.scheduler
 
@@ -73,7 +73,7 @@ class Steps:
         """The names of the actors, in the order of the steps."""
         self._ended = False  # a transaction, in the last step
         self.engine = sqlalchemy.create_engine(url, creator=_creator(url), poolclass=sqlalchemy.QueuePool, pool_size=9)
-        sqlalchemy.event.listen(self.engine, "before_cursor_execute", lambda *_: self._pause())
+        sqlalchemy.event.listen(self.engine, "before_cursor_execute", lambda each, *_: self._execute(each))
         sqlalchemy.event.listen(self.engine, "commit", lambda _: self._commit())
         sqlalchemy.event.listen(self.engine, "rollback", lambda _: self._end())
 
@@ -107,10 +107,11 @@ class Steps:
     def close(self) -> None:
         self.engine.dispose()
 
-    def _pause(self) -> None:
-        here = current()
-        if here is not None:
-            here.pause()
+    def _execute(self, connection: sqlalchemy.Connection) -> None:
+        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+            self._commit()
+        else:
+            self._pause()
 
     def _commit(self) -> None:
         self._end()
@@ -122,6 +123,11 @@ class Steps:
     def _end(self) -> None:
         self._pause()
         self._ended = True
+
+    def _pause(self) -> None:
+        here = current()
+        if here is not None:
+            here.pause()
 
 
 def _creator(url: str) -> Callable[[], Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import sys
 from collections.abc import Callable
 
 from kestrelpy._value import Value, set_field
 from kestrelpy.outbox._checks import check_count, check_number
+from kestrelpy.outbox._logging import log
 
 __all__ = ["Exponential", "exponential"]
 
@@ -82,10 +81,9 @@ def seconds_of(
         else:
             seconds = backoff(failures) if callable(backoff) else backoff
         pause = check_number("what backoff gives", seconds, 0.0, _FINITE)
-    except Exception:
+    except (Exception, SystemExit):
         pause = default.seconds(failures, unit)
-        with contextlib.suppress(Exception):  # a filter or handler of the user's
-            logging.getLogger("kestrelpy.outbox").exception(
-                "queue %r: backoff failed after failure %s of a job; it waits %.1f s by default", queue, failures, pause
-            )
+        log.exception(
+            "queue %r: backoff failed after failure %s of a job; it waits %.1f s by default", queue, failures, pause
+        )
     return min(pause, MAX_SECONDS)

@@ -7,7 +7,7 @@ Rules:
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import logging
 import math
 import traceback
@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
+from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.backoff import exponential, seconds_of
 from kestrelpy.outbox.context import restored
 from kestrelpy.outbox.job import CONTEXT, ID, LANE, TRIES, GiveUp, Job, RetryLater, running
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
     from kestrelpy.outbox.core import OutboxCore
     from kestrelpy.outbox.queues import QueueConsumer
 
-__all__ = ["Attempt", "Outcome", "call_hooks", "lapse_of", "log", "outcome_of"]
+__all__ = ["Attempt", "Outcome", "call_hooks", "lapse_of", "outcome_of"]
 
-log = logging.getLogger("kestrelpy.outbox")
 MAX_ERROR_BYTES = 16 << 10
 _DEFAULT_BACKOFF = exponential()
 _TEXT, _BINARY = 7, 8
@@ -127,8 +127,13 @@ class Attempt:
         handler = self.consumer.handler
         assert handler is not None
         if self.consumer.options.transactional:
-            return handler(self.payload(), self.connection)
-        return handler(self.payload())
+            value = handler(self.payload(), self.connection)
+        else:
+            value = handler(self.payload())
+        if not self.consumer.is_async and inspect.iscoroutine(value):
+            value.close()
+            raise TypeError(f"{handler!r} gave a coroutine, which nobody awaits: register the async function itself")
+        return value
 
 
 class Outcome:
@@ -169,14 +174,14 @@ def outcome_of(attempt: Attempt, error: BaseException | None, seconds: float = 0
     if error is None:
         return Outcome(attempt, "done")
     if isinstance(error, RetryLater):
-        later = _milliseconds(error.seconds)
+        later = _milliseconds(error)
         if later is not None:
             return Outcome(attempt, "back", delay_ms=later, exception=error)
     options = attempt.consumer.options
     try:
         if options.counts_as_done(error):
             return Outcome(attempt, "done", exception=error)
-    except Exception:
+    except (Exception, SystemExit):
         log.exception("queue %r: done_on failed; the error of job %s counts", attempt.consumer.queue, attempt.id)
     if isinstance(error, GiveUp):
         status, delay_ms = "dead", 0
@@ -184,18 +189,16 @@ def outcome_of(attempt: Attempt, error: BaseException | None, seconds: float = 0
         status, delay_ms = _failed(attempt, attempt.row[TRIES])
     tries = attempt.row[TRIES]
     level = logging.ERROR if tries >= 3 or status == "dead" else logging.WARNING
-    words = f"is dead: {error}" if isinstance(error, GiveUp) else f"failed at try {tries}"
-    with contextlib.suppress(Exception):  # a filter or handler of the user's
-        log.log(
-            level,
-            "job %s of queue %r %s after %.3f s%s",
-            attempt.id,
-            attempt.consumer.queue,
-            words,
-            seconds,
-            f"; again in {delay_ms / 1000:.1f} s" if status == "error" else "; it is dead",
-            exc_info=error,
-        )
+    log.log(
+        level,
+        "job %s of queue %r %s after %.3f s%s",
+        attempt.id,
+        attempt.consumer.queue,
+        f"is dead: {_words_of(error)}" if isinstance(error, GiveUp) else f"failed at try {tries}",
+        seconds,
+        f"; again in {delay_ms / 1000:.1f} s" if status == "error" else "; it is dead",
+        exc_info=error,
+    )
     return Outcome(attempt, status, delay_ms=delay_ms, error=_text_of(error, attempt.core), exception=error)
 
 
@@ -230,26 +233,33 @@ def call_hooks(outcome: Outcome) -> None:
         on_dead = options.on_dead
         hooks.append(lambda: on_dead(job))
     for hook in hooks:
-        try:
-            Context().run(_within, outcome.attempt, hook)
-        except BaseException:
-            with contextlib.suppress(Exception):
-                log.exception("queue %r: a hook failed for job %s", outcome.attempt.consumer.queue, job.id)
+        Context().run(_within, outcome.attempt, hook)
 
 
 def _within(attempt: Attempt, hook: Callable[[], object]) -> None:
     attempt.in_hook = True  # for a carrier that does something once a run
     running.set(attempt)
     with restored(attempt.core.context, attempt.row[CONTEXT], log):
-        hook()
+        try:
+            hook()
+        except BaseException:
+            log.exception("queue %r: a hook failed for job %s", attempt.consumer.queue, attempt.id)
 
 
-def _milliseconds(seconds: object) -> int | None:
+def _milliseconds(error: RetryLater) -> int | None:
+    """``None`` for what is no number of seconds."""
     try:
-        number = float(seconds)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        number = float(error.seconds)
+    except Exception:  # OverflowError, and what a subclass raises, or a __float__
         return None
     return round(min(number, 1 << 32) * 1000) if number >= 0 and not math.isnan(number) else None
+
+
+def _words_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # of a __str__ of the user's
+        return type(error).__name__
 
 
 def _text_of(error: BaseException, core: OutboxCore) -> str:

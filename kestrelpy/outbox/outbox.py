@@ -17,7 +17,7 @@ from kestrelpy.outbox.core import OutboxCore, Settings, needed, put_options
 from kestrelpy.outbox.errors import OutboxError
 from kestrelpy.outbox.job import Job
 from kestrelpy.outbox.puts import put_all, put_one
-from kestrelpy.outbox.queues import check_name
+from kestrelpy.outbox.queues import check_handler, check_name
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
@@ -196,8 +196,7 @@ class Outbox:
 
     def add_consumer(self, queue: str, handler: Callable[..., Any], *, replace: bool = False, **options: Any) -> None:
         """``consumer`` as a call, also while running. ``replace``: instead of the consumer that the queue has."""
-        if not callable(handler):
-            raise TypeError(f"a handler is a function, not {handler!r}")
+        check_handler(handler)
         self.core.queues.add(queue, handler, options, replace=replace)
 
     def remove_consumer(self, queue: str) -> None:

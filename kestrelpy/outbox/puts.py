@@ -189,7 +189,9 @@ def put_all(
     return found
 
 
-def _put_all(sql: Compiler, new: NewJob, payloads: Sequence[NewPayload]) -> Operation[list[tuple[Sequence[Any], bool]]]:
+def _put_all(
+    sql: Compiler, new: PutOptions, payloads: Sequence[NewPayload]
+) -> Operation[list[tuple[Sequence[Any], bool]]]:
     known: Known = {None: (None, "ready")}
     for each in payloads:
         if each.depends_on not in known:

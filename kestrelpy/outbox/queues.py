@@ -60,6 +60,9 @@ class QueueOptions(Value, kw_only=True):
             function = getattr(self, name)
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function, or None, not {function!r}")
+        for name in ("validate", "depends_on", "backoff", "done_on", "on_error", "on_dead"):
+            if is_async(getattr(self, name)):
+                raise TypeError(f"{name} must be a def function: nobody would await {getattr(self, name)!r}")
         check_count("max_payload_bytes", self.max_payload_bytes)
         if self.max_retries is not None:
             check_count("max_retries", self.max_retries)
@@ -104,9 +107,7 @@ class QueueConsumer:
         self.queue = queue
         self.handler = handler
         self.options = options
-        self.is_async = handler is not None and (
-            inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - an object with an async __call__
-        )
+        self.is_async = handler is not None and is_async(handler)
 
 
 class KnownQueues:
@@ -122,8 +123,8 @@ class KnownQueues:
     ) -> QueueConsumer:
         """Raises ``InvalidName``, ``ValueError`` for a second consumer, ``TypeError`` for what can't be called."""
         check_name(queue)
-        if handler is not None and not callable(handler):
-            raise TypeError(f"a handler is a function, not {handler!r}")
+        if handler is not None:
+            check_handler(handler)
         found = self._known.get(queue)
         if found is not None and found.handler is not None and handler is not None and not replace:
             raise ValueError(f"queue {queue!r} has a consumer already: pass replace=True to replace it")
@@ -152,7 +153,7 @@ class KnownQueues:
     def find(self, queue: str | Callable[..., Any]) -> QueueConsumer:
         """By name, or by the function that consumes it. Raises ``UnknownQueue``, ``InvalidName``."""
         if callable(queue):
-            found = [each for each in list(self._known.values()) if each.handler is queue]
+            found = [each for each in list(self._known.values()) if each.handler == queue]  # methods are made anew
             if len(found) != 1:
                 name = getattr(queue, "__qualname__", repr(queue))
                 raise UnknownQueue(name) if not found else ValueError(f"{name} consumes several queues: name one")
@@ -174,6 +175,21 @@ class KnownQueues:
     def decode(self, queue: str, stored: str | bytes) -> Any:
         """Raises what the codec raises."""
         return self.options(queue).codec.decode(stored)
+
+
+def is_async(function: object) -> bool:
+    """Whether it is an ``async def`` function, or an object with an async ``__call__``."""
+    return inspect.iscoroutinefunction(function) or (
+        not isinstance(function, type) and inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    )
+
+
+def check_handler(handler: object) -> None:
+    """Raises ``TypeError`` for what can't be called, and for a generator, of which a call would run nothing."""
+    if not callable(handler):
+        raise TypeError(f"a handler is a function, not {handler!r}")
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise TypeError(f"a handler must not be a generator: a call of {handler!r} would run nothing of it")
 
 
 def check_name(queue: object) -> str:

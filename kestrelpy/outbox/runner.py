@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 from kestrelpy.outbox import admin, claims, reports
 from kestrelpy.outbox._checks import check_count, check_number
+from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.database import LoopThread
-from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks, log
+from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks
 from kestrelpy.outbox.job import QUEUE
 from kestrelpy.outbox.queues import check_name
 from kestrelpy.outbox.saving import sweep
@@ -229,13 +230,13 @@ class Runner:
                 if self._failures:
                     log.info("the database is back after %s failures", self._failures)
                 self._failures = 0
-            except Exception as error:
+            except BaseException as error:
                 pause = self._failed(error)
             self._wake.wait(max(pause, 0.0))
             self._wake.clear()
         self._give_back_queued()
 
-    def _failed(self, error: Exception) -> float:
+    def _failed(self, error: BaseException) -> float:
         """The database failed: how long to wait."""
         if not self._failures:
             log.warning("the database failed; trying again until it works: %s", error)
@@ -580,5 +581,5 @@ def _call(hook: Any, message: str, words: str) -> None:
         return
     try:
         hook()
-    except Exception:
+    except BaseException:
         log.exception("on_system_error or on_system_recovery failed")

@@ -8,7 +8,6 @@ it may have missed.
 from __future__ import annotations
 
 import asyncio
-import logging
 import select
 import selectors
 import socket
@@ -16,13 +15,14 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kestrelpy.outbox._logging import log
+
 if TYPE_CHECKING:
     from kestrelpy.outbox.core import OutboxCore
     from kestrelpy.outbox.database import Database
 
 __all__ = ["Listener", "listener_for"]
 
-log = logging.getLogger("kestrelpy.outbox")
 LOOK_SECONDS = 0.01
 """How often ``data_version`` is read."""
 MAX_PAUSE = 2.0
@@ -52,7 +52,7 @@ class Listener:
             try:
                 self._listen(self._on_wake, self._stopping)
                 failures = 0
-            except Exception as error:
+            except BaseException as error:
                 if not failures:
                     log.warning("listening for new jobs failed, and goes on by polling until it works: %s", error)
                 failures += 1

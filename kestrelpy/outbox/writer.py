@@ -5,7 +5,6 @@ There is no timer: while one transaction is committed, the outcomes of the next 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential
 
+from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.execution import Outcome
 from kestrelpy.outbox.saving import save
 from kestrelpy.outbox.sql import MAX_CLAIM
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_PAUSE", "OutcomeWriter"]
 
-log = logging.getLogger("kestrelpy.outbox")
 MAX_PAUSE = 2.0
 """Seconds between tries while the database is away: it is found within 5 s of its return."""
 

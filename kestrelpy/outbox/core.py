@@ -111,13 +111,21 @@ class OutboxCore:
         self.time: Clock = clock if clock is not None else SystemClock()
         self.store: JobStore | None = None
         self.random: Callable[[], float] = _random
-        self.worker = f"{socket.gethostname()}:{os.getpid()}"
+        self.worker = _worker()
         self.relays: list[Relaying] = []
-        self.slow: Callable[[], int] = lambda: 0  # how many handlers run for longer than slow_after
+        self.slow: Callable[[], int] = _none  # how many handlers run for longer than slow_after
         self.started_ms: int | None = None  # when this process has started it
         self.is_virtual = False  # under the test kit: nothing is started
         self._tables: OutboxTables | None = None
         self._compilers: Compilers | None = None
+
+    def abandon(self) -> None:
+        """In a forked child: nothing runs, and the connections are the parent's."""
+        self.worker = _worker()
+        self.slow = _none
+        self.started_ms = None
+        if self.store is not None:
+            self.store.abandon()
 
     @property
     def tables(self) -> OutboxTables:
@@ -270,6 +278,14 @@ def check_identifier(what: str, name: object) -> str:
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
         raise InvalidName(name, f"{what} must be 1 to 41 characters of A-Z a-z 0-9 _, not starting with a digit")
     return name
+
+
+def _worker() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _none() -> int:
+    return 0
 
 
 def _random() -> float:

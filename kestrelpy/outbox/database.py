@@ -11,10 +11,12 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from concurrent.futures import Future, wait
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy.errors import UnsupportedFormat
+from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.connections import commits_each, fetch_on, in_transaction
 from kestrelpy.outbox.errors import MissingPackage, OutboxError, UnsupportedDatabase
 from kestrelpy.outbox.flavours import Postgresql, Sqlite
@@ -120,8 +122,9 @@ class Database:
         if self.engine is not None:
             with self.engine.connect() as connection:
                 return self._within(connection, function, kind)
-        if self.loop is not None:
-            return asyncio.run_coroutine_threadsafe(self.atransact(function, kind), self.loop).result()
+        loop = self.loop
+        if loop is not None and not loop.is_closed() and loop_here() is not loop:
+            return wait_for(asyncio.run_coroutine_threadsafe(self.atransact(function, kind), loop), loop)
         thread, engine = self._own_loop()
         return thread.run(_on_async(engine, lambda connection: self._within(connection, function, kind)))
 
@@ -289,6 +292,24 @@ def _is_conflict(error: Exception) -> bool:
     return (getattr(found, "sqlstate", None) or getattr(found, "pgcode", None)) in CONFLICTS
 
 
+def wait_for(future: Future[T], loop: asyncio.AbstractEventLoop) -> T:
+    """The result of what runs on a loop of the caller's. Raises ``ConnectionError`` if that is closed meanwhile."""
+    while True:
+        done, _ = wait([future], 1.0)
+        if done:
+            return future.result()
+        if loop.is_closed():
+            raise ConnectionError("the event loop was closed")
+
+
+def loop_here() -> asyncio.AbstractEventLoop | None:
+    """The event loop that the caller runs on."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 async def _on_async(engine: AsyncEngine, function: Callable[[Connection], T]) -> T:
     async with engine.connect() as connection:
         return await connection.run_sync(function)
@@ -299,23 +320,31 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
+        self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while not self._is_closing:
+            try:
+                self.loop.run_forever()
+            except BaseException:  # a SystemExit in a task or a callback of a handler gets out of the loop
+                log.exception("something on an event loop of the outbox wanted to end it")
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there, and wait for it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
-    def close(self) -> None:
-        """Cancel what runs there, and end the thread."""
-        self.run(_cancel_all())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+    def close(self, timeout: float = 5.0) -> None:
+        """Cancel what runs there, and end the thread. What does not end in time is left to itself."""
+        ending = asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop)
+        with suppress(TimeoutError):
+            ending.result(timeout)
+            self._is_closing = True
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+            self.loop.close()
 
 
 async def _cancel_all() -> None:

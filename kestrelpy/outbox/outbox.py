@@ -12,10 +12,10 @@ from kestrelpy import Clock
 from kestrelpy._process import forget, remember
 from kestrelpy.errors import QueueClosed
 from kestrelpy.outbox import admin, reports
-from kestrelpy.outbox._checks import check_timeout
 from kestrelpy.outbox.core import OutboxCore, Settings, needed, put_options
 from kestrelpy.outbox.errors import OutboxError
 from kestrelpy.outbox.job import Job
+from kestrelpy.outbox.lifecycle import EXIT_SECONDS, Lifecycle
 from kestrelpy.outbox.puts import put_all, put_one
 from kestrelpy.outbox.queues import check_handler, check_name
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from kestrelpy.outbox.database import Database
     from kestrelpy.outbox.results import Health, QueueCount, RetryStats, Times
-    from kestrelpy.outbox.runner import Runner
     from kestrelpy.outbox.sql import Operation
 
 __all__ = ["Outbox"]
@@ -77,7 +76,8 @@ class Outbox:
         )
         self.core = OutboxCore(table, schema, context, clock, settings, queue_options)
         self._is_closed = False
-        self._runner: Runner | None = None
+        self._is_ending = False  # the interpreter is
+        self._lifecycle = Lifecycle(self.core)
         if bind is not None:
             self.bind(bind)
         remember(self, must_close=False)
@@ -121,7 +121,7 @@ class Outbox:
         """Stop, and dispose of an engine that was made from a URL. A second call does nothing."""
         if self._is_closed or self.core.is_virtual:
             return
-        self.stop()
+        self.stop(EXIT_SECONDS if self._is_ending else None)
         self._is_closed = True
         forget(self)
         if self.core.store is not None:
@@ -131,6 +131,7 @@ class Outbox:
         """``close`` for asyncio."""
         if self._is_closed or self.core.is_virtual:
             return
+        await self.astop()
         self._is_closed = True
         forget(self)
         if self.core.store is not None:
@@ -148,15 +149,16 @@ class Outbox:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _dismiss(self, error: QueueClosed) -> None:
-        """The interpreter is ending: nobody waits in here."""
+    def _dismiss(self, error: QueueClosed) -> None:  # noqa: ARG002 - its name is part of the protocol
+        """The interpreter is ending. Handlers go on for a while, until ``close``."""
+        self._is_ending = True
+        self._lifecycle.begin_stop(EXIT_SECONDS)
 
     def _abandon(self) -> None:
         """In a forked child: stopped, with its registrations; the parent's connections are not touched."""
-        self._runner = None
-        self.core.started_ms = None
-        if self.core.store is not None:
-            self.core.store.abandon()
+        remember(self, must_close=False)  # in the child there may be another fork
+        self._lifecycle.abandon()
+        self.core.abandon()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -326,62 +328,34 @@ class Outbox:
 
         Raises ``OutboxError`` before ``create_tables``, ``TypeError``, ``ValueError``.
         """
-        if self._runner is None and not self.core.is_virtual:
-            self._start(None, queues, threads, prefetch, poll_interval, retry_interval)
-
-    async def astart(
-        self,
-        queues: Iterable[str] | None = None,
-        *,
-        threads: int = 4,
-        prefetch: int | None = None,
-        poll_interval: float | None = None,
-        retry_interval: float = 1.0,
-    ) -> None:
-        """``start`` with the ``async`` handlers on the calling event loop."""
-        if self._runner is None and not self.core.is_virtual:
-            loop = asyncio.get_running_loop()
-            self.core.open_store().use_loop(loop)
-            await asyncio.to_thread(self._start, loop, queues, threads, prefetch, poll_interval, retry_interval)
-
-    def _start(
-        self,
-        loop: asyncio.AbstractEventLoop | None,
-        queues: Iterable[str] | None,
-        threads: int,
-        prefetch: int | None,
-        poll_interval: float | None,
-        retry_interval: float,
-    ) -> None:
         self._check_open()
-        from kestrelpy.outbox.runner import make_runner
+        self._lifecycle.start(
+            queues,
+            threads=threads,
+            prefetch=prefetch,
+            poll_interval=poll_interval,
+            retry_interval=retry_interval,
+        )
 
-        store = self.core.open_store()
-        runner = make_runner(self.core, loop, queues, threads, prefetch, poll_interval, retry_interval)
-        store.check()
-        self.core.started_ms = self.core.now_ms()
-        self._runner = runner
-        runner.start()
+    async def astart(self, queues: Iterable[str] | None = None, **options: Any) -> None:
+        """``start`` with the ``async`` handlers on the calling event loop."""
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._lifecycle.start, queues, loop=loop, **options)
 
     def stop(self, timeout: float | None = None) -> bool:
         """Claim no more jobs, and wait for the handlers that run. What was claimed and not begun is given back.
 
         After ``timeout`` seconds ``async`` handlers are cancelled, and the jobs of the others are given back. Returns
-        True if nothing was left running. Never takes longer than ``timeout`` and a second.
+        True if nothing was left running. Never takes longer than ``timeout`` and a second. Called in a handler it does
+        not wait, as that handler is running: False. Interrupted, it goes on by itself; call it again to wait. Raises
+        ``OutboxError`` on the event loop of ``astart``, which it would block: use ``astop`` there.
         """
-        check_timeout(timeout)
-        runner, self._runner = self._runner, None
-        self.core.started_ms = None
-        return True if runner is None else runner.stop(timeout)
+        return self._lifecycle.stop(timeout)
 
     async def astop(self, timeout: float | None = None) -> bool:
         """``stop`` for asyncio."""
-        if self._runner is None:
-            return True
-        try:
-            return await asyncio.to_thread(self.stop, timeout)
-        finally:
-            self.core.open_store().use_loop(None)
+        return not self._lifecycle.is_running or await asyncio.to_thread(self.stop, timeout)
 
     @contextlib.contextmanager
     def running(self, queues: Iterable[str] | None = None, **options: Any) -> Iterator[Outbox]:

@@ -11,35 +11,34 @@ Rules:
 2. Nothing that a database, a handler or a hook raises ends a thread.
 3. Who stops first sets ``_stopping``; the feeder gives back what no worker has begun. After that only the writer works.
 
-NOTE ON LOCKING: ``_lock`` guards ``_claimed`` and the counts by queue, and is held for a few statements at a time.
-Queues between the threads are ``SimpleQueue``.
+NOTE ON LOCKING: ``_lock`` guards the count of hooks. Queues between the threads are ``SimpleQueue``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import sys
+import contextlib
 import threading
-import traceback
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from kestrelpy.outbox import admin, claims, reports
-from kestrelpy.outbox._checks import check_count, check_number
+from kestrelpy.outbox import claims
 from kestrelpy.outbox._logging import log
-from kestrelpy.outbox.database import LoopThread
+from kestrelpy.outbox.agenda import Agenda
+from kestrelpy.outbox.claimed import ClaimedJobs
+from kestrelpy.outbox.database import LoopThread, loop_here
 from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks
-from kestrelpy.outbox.job import QUEUE
-from kestrelpy.outbox.queues import check_name
+from kestrelpy.outbox.flavours import BYTES, WAS_DUE
+from kestrelpy.outbox.job import ID, PRIORITY, QUEUE, running
 from kestrelpy.outbox.saving import sweep
-from kestrelpy.outbox.sql import MAX_CLAIM, Claim
+from kestrelpy.outbox.sql import MAX_BYTES, MAX_CLAIM, Claim
 from kestrelpy.outbox.transactions import arun_within, run_within
+from kestrelpy.outbox.upkeep import Upkeep, log_slow
 from kestrelpy.outbox.wakeup import Listener, listener_for
-from kestrelpy.outbox.watch import ErrorWatch
 from kestrelpy.outbox.writer import MAX_PAUSE, OutcomeWriter
 
 if TYPE_CHECKING:
@@ -55,29 +54,10 @@ WINDOW = 0.05
 """Seconds: what was finished within them is claimed ahead."""
 MAX_UNSAVED = 3000
 MINUTE = 60.0
-
-
-def make_runner(
-    core: OutboxCore,
-    loop: asyncio.AbstractEventLoop | None,
-    queues: Iterable[str] | None,
-    threads: int,
-    prefetch: int | None,
-    poll_interval: float | None,
-    retry_interval: float,
-) -> Runner:
-    """A runner with the arguments of ``Outbox.start``, checked. Raises ``TypeError``, ``ValueError``."""
-    names = None if queues is None else frozenset(map(check_name, [queues] if isinstance(queues, str) else queues))
-    return Runner(
-        core,
-        core.open_store(),
-        queues=names,
-        threads=check_count("threads", threads, 1),
-        prefetch=None if prefetch is None else check_count("prefetch", prefetch),
-        poll_interval=None if poll_interval is None else check_number("poll_interval", poll_interval, 0.001),
-        retry_interval=check_number("retry_interval", retry_interval, 0.001),
-        loop=loop,
-    )
+LOOK_AHEAD_SECONDS = 0.05
+"""Between two questions when the next job is due: so late one may start that is due while others come all the time."""
+LAST_SECONDS = 0.8
+"""How long a stop may go on after its timeout."""
 
 
 class Runner:
@@ -103,28 +83,31 @@ class Runner:
         self._retry_interval = retry_interval
         self._clock = core.time.monotonic
         self._lock = threading.Lock()
-        self._wake = threading.Event()
+        self._agenda = Agenda(self._clock)
         self._stopping = False
+        self._deadline: float | None = None  # of the stop
         self._giving_up = False  # the timeout of the stop is over
-        self._jobs: SimpleQueue[Attempt | Outcome | None] = SimpleQueue()
+        self._was_idle = False  # at the end of the stop
+        self._ended = threading.Event()
+        self._pause = threading.Event()  # is never set
+        self._jobs: SimpleQueue[Attempt | Callable[[], object] | None] = SimpleQueue()
         self._writer = OutcomeWriter(store, self._clock, self._finish)
-        self._claimed: dict[int, Attempt] = {}  # guarded by self._lock
-        self._by_queue: Counter[str] = Counter()  # guarded by self._lock: of those claimed, by queue
-        self._retrying: Counter[str] = Counter()  # guarded by self._lock: of those claimed, the retries
+        self._claimed = ClaimedJobs()
+        self._hooks = 0  # guarded by self._lock: how many outcomes wait for their hooks, or are in them
         self._busy: list[Attempt | None] = [None] * threads  # what each worker runs
         self._finished = [0] * threads  # how many jobs each worker has run
         self._async: dict[Attempt, asyncio.Task[None]] = {}  # what runs on the loop; changed there only
-        self._async_claimed = 0  # guarded by self._lock
         self._loop = loop
         self._loop_thread: LoopThread | None = None
         self._samples: deque[tuple[float, int]] = deque()
-        self._has_more = True  # the last claim took all it wanted
+        self._more: set[str] = set()  # the queues of which there may be ready jobs; of the feeder
+        self._retries_wait = False  # for room, or for others of their queue to end; of the feeder
         self._low = 0  # how many jobs are left for the workers when the feeder is woken
         self._retry_from: dict[str, float] = {}  # by queue: the end of the pause after a failure
-        self._next_poll = self._next_renewal = self._next_retry = self._next_minute = self._next_look = 0.0
-        self._next_due = float("inf")
+        self._last_poll = self._next_look_ahead = 0.0
+        self._poll_seconds = 5.0
         self._failures = 0  # of the database, in a row
-        self._watch = ErrorWatch()
+        self._upkeep = Upkeep(core, store, self._run_soon)
         self.lost = 0  # outcomes that were refused
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"kestrelpy-outbox-{number}", daemon=True)
@@ -139,8 +122,13 @@ class Runner:
         """Start all threads."""
         database = getattr(self._store, "database", None)
         self._listener = None if database is None else listener_for(self._core, database, self.wake)
-        if self._poll_interval is None:
-            self._poll_interval = 1.0 if self._listener is None else 5.0
+        if self._poll_interval is not None:
+            self._poll_seconds = self._poll_interval
+        elif self._listener is None:
+            self._poll_seconds = 1.0
+        self._last_poll = now = self._clock()
+        for what in ("poll", "ready", "retry", "renewal", "minute"):
+            self._agenda.plan(what, now)
         self._core.slow = self._slow
         self._writer.start()
         for thread in (*self._threads, self._feeder):
@@ -150,60 +138,94 @@ class Runner:
 
     def wake(self) -> None:
         """There may be a job: look."""
-        self._has_more = True
-        self._wake.set()
+        self._agenda.plan_now("ready")
 
-    def begin_stop(self) -> None:
-        """Claim no more."""
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the event loop of its handlers was closed, and nobody has stopped it."""
+        return self._loop is not None and self._loop.is_closed()
+
+    def is_inside(self) -> bool:
+        """Whether the caller is a handler or a hook of this outbox."""
+        attempt = running.get()
+        return isinstance(attempt, Attempt) and attempt.core is self._core
+
+    def would_block_its_loop(self) -> bool:
+        """Whether the caller runs on the event loop that the handlers need to end."""
+        return self._loop is not None and loop_here() is self._loop
+
+    def begin_stop(self, timeout: float | None = None) -> None:
+        """Claim no more, and have the feeder end everything. After ``timeout`` seconds it waits no longer for handlers;
+        a later call may make that earlier.
+        """
+        if timeout is not None:
+            deadline = self._clock() + timeout
+            self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
         self._stopping = True
-        self._wake.set()
+        self._agenda.wake()
 
     def stop(self, timeout: float | None) -> bool:
         """Claim no more, and wait for the running handlers. After ``timeout`` seconds cancel those that are async, and
-        give back the rest. True if nothing was left running.
+        give back the rest. True if nothing was left running. It may be called again, and by several threads.
         """
-        self.begin_stop()
+        self.begin_stop(timeout)
+        if self._feeder.ident is None:  # an interrupted start
+            return True
+        is_ended = self._ended.wait(None if timeout is None else timeout + LAST_SECONDS)
+        return is_ended and self._was_idle
+
+    def abandon(self) -> None:
+        """In a forked child, which has none of the threads."""
         if self._listener is not None:
-            self._listener.stop()
-        self._feeder.join()
-        deadline = None if timeout is None else self._clock() + timeout
-        is_done = self._wait_for_running(deadline)
-        if not is_done:
+            self._listener.abandon()
+
+    def _end(self) -> None:
+        """The last that the feeder does: wait for the handlers, and end all other threads."""
+        if self._listener is not None:
+            self._listener.stop(LAST_SECONDS / 2)
+        self._give_back_queued()
+        is_idle = self._wait_until_idle()
+        if not is_idle:
             self._give_up()
-        self._writer.end(None if is_done else 1.0)
+        self._writer.end(None if is_idle else LAST_SECONDS / 2)
         for _ in self._threads:
             self._jobs.put(None)
-        if is_done:
-            for thread in self._threads:
-                thread.join()
+        for thread in self._threads if is_idle else ():
+            thread.join()
         if self._loop_thread is not None:
-            self._loop_thread.close()
+            self._loop_thread.close(LAST_SECONDS / 4)
         for relay in self._core.relays:
             relay.release()
-        return is_done
+        if self._loop is not None:
+            self._store.use_loop(None)
+        self._was_idle = is_idle
 
-    def _wait_for_running(self, deadline: float | None) -> bool:
-        """Wait until no handler runs. False if that took too long."""
-        while any(self._busy) or self._async or self._jobs.qsize():
-            if deadline is not None and self._clock() >= deadline:
+    def _wait_until_idle(self) -> bool:
+        """Wait until all that was claimed is saved, and all hooks are called. False if that took too long."""
+        while self._claimed or self._hooks:
+            if self._deadline is not None and self._clock() >= self._deadline:
                 return False
-            self._wake.wait(0.01)
+            self._pause.wait(0.01)
         return True
 
     def _give_up(self) -> None:
         """Cancel what is async; give back what can't be."""
         self._giving_up = True
-        if self._loop is not None or self._loop_thread is not None:
-            loop = self._loop_to_use()
-            loop.call_soon_threadsafe(self._cancel)
-            for _ in range(50):
-                if not self._async:
-                    break
-                self._wake.wait(0.01)
-        for attempt in [*self._busy, *self._async]:
-            if attempt is not None:
-                attempt.is_lost = True
-                self._writer.put(Outcome(attempt, "back"))
+        loop = self._loop if self._loop_thread is None else self._loop_thread.loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(self._cancel)
+                for _ in range(25):
+                    if not self._async:
+                        break
+                    self._pause.wait(0.01)
+        for attempt in self._claimed:
+            attempt.is_lost = True
+            self._writer.put(Outcome(attempt, "back"))
 
     def _cancel(self) -> None:
         for task in self._async.values():
@@ -226,58 +248,75 @@ class Runner:
     def _feed(self) -> None:
         while not self._stopping:
             try:
-                pause = self._turn()
+                self._turn()
                 if self._failures:
                     log.info("the database is back after %s failures", self._failures)
                 self._failures = 0
             except BaseException as error:
-                pause = self._failed(error)
-            self._wake.wait(max(pause, 0.0))
-            self._wake.clear()
-        self._give_back_queued()
+                self._agenda.rest(self._failed(error))
+            else:
+                self._agenda.sleep()
+        try:
+            self._end()
+        except BaseException:
+            log.exception("the end of a stop failed")
+        finally:
+            self._ended.set()
 
     def _failed(self, error: BaseException) -> float:
-        """The database failed: how long to wait."""
+        """The database failed: how long to wait. What was to be done in this turn is to be done then."""
         if not self._failures:
             log.warning("the database failed; trying again until it works: %s", error)
         self._failures += 1
-        return float(min(0.02 * 2**self._failures, MAX_PAUSE))
+        pause = min(0.01 * float(2 << min(self._failures, 10)), MAX_PAUSE)
+        for what in ("renewal", "poll", "ready", "retry"):
+            self._agenda.plan(what, self._clock() + pause)
+        return pause
 
-    def _turn(self) -> float:
-        """Do what is due. Returns the seconds until something is."""
-        now = self._clock()
-        if now >= self._next_renewal:
+    def _turn(self) -> None:
+        """Do what is due."""
+        agenda, now = self._agenda, self._clock()
+        if agenda.take("renewal", now):
             self._renew(now)
-        if now >= self._next_look:
+        if agenda.take("slow", now):
             self._look_at_running(now)
-        if now >= self._next_due:
-            self._has_more, self._next_due = True, float("inf")
-        if now >= self._next_retry:
-            self._next_retry = float("inf")
-            self._claim_retries(now)
-        if self._has_more or now >= self._next_poll:
-            self._claim_ready(now)
-        if not self._wake.is_set() or now >= self._next_poll + 1.0:  # a job that has come does not wait for what can
-            if now >= self._next_poll:
-                self._poll(now)
-            if now >= self._next_minute:
-                self._each_minute(now)
+        consumers = self._consumers()
+        self._take_what_may_be_there(consumers, now)
+        if self._retries_wait:
+            self._claim_retries(consumers, now)
+        if self._more:
+            self._claim_ready(consumers, now)
+        if not agenda.is_woken or self._is_late(now):  # a job that has come does not wait for what can
+            self._poll(now)
+        if agenda.take("due", now) and consumers:
+            self._look_ahead(consumers)
         self._relay()
-        next_one: float = min(self._next_renewal, self._next_poll, self._next_due, self._next_retry, self._next_look)
-        return next_one - self._clock()
 
-    def _consumers(self) -> list[QueueConsumer]:
-        return [
-            each
+    def _take_what_may_be_there(self, consumers: Mapping[str, QueueConsumer], now: float) -> None:
+        """See to it that claims look for what may be there, and later for what is due next."""
+        is_retry, is_ready = self._agenda.take("retry", now), self._agenda.take("ready", now)
+        if is_ready:
+            self._more.update(consumers)
+        self._more.intersection_update(consumers)
+        self._retries_wait |= is_retry
+        if is_ready or is_retry:
+            self._agenda.plan("due", max(now, self._next_look_ahead))
+
+    def _is_late(self, now: float) -> bool:
+        return now >= self._last_poll + self._poll_seconds + 1.0
+
+    def _consumers(self) -> dict[str, QueueConsumer]:
+        """What is consumed here now."""
+        return {
+            each.queue: each
             for each in self._core.queues.all()
             if each.handler is not None and (self._queues is None or each.queue in self._queues)
-        ]
+        }
 
     def _room(self) -> tuple[int, int]:
         """How many jobs the workers, and the loop, can be given now."""
-        with self._lock:
-            unsaved = len(self._claimed)
-            loop_room = ASYNC_AT_ONCE - self._async_claimed
+        unsaved = len(self._claimed)
+        loop_room = ASYNC_AT_ONCE - self._claimed.async_ones
         ahead = self._ahead()
         self._low = ahead // 2
         free = sum(attempt is None for attempt in self._busy)
@@ -296,29 +335,36 @@ class Runner:
         passed = max(now - first_time, WINDOW)
         return min(int((total - first_total) * WINDOW / passed), MAX_CLAIM)
 
-    def _claim_ready(self, now: float) -> None:
-        """Claim jobs for their first run, if there is room for a good part of them."""
-        room, loop_room = self._room()
-        wanted = []
-        for consumer in self._consumers():
-            most = loop_room if consumer.is_async else room
-            if consumer.options.concurrency is not None:
-                most = min(most, consumer.options.concurrency - self._by_queue[consumer.queue])
-            if most > 0:
-                wanted.append((consumer.queue, most))
-        count = min(max((most for _, most in wanted), default=0) if len(wanted) == 1 else room + loop_room, MAX_CLAIM)
-        if not wanted or count < 1:
-            return
-        rows, token = self._claim("ready", wanted, count)
+    def _claim_ready(self, consumers: Mapping[str, QueueConsumer], now: float) -> None:
+        """Claim jobs for their first run, for the workers and for the loop."""
+        for is_async, room in zip((False, True), self._room(), strict=True):
+            wanted = []
+            for queue in self._more:
+                most = self._most(consumers[queue], room)
+                if consumers[queue].is_async is is_async and most > 0:
+                    wanted.append((queue, most))
+            if wanted:
+                self._claim_first_runs(consumers, wanted, room, now)
+
+    def _claim_first_runs(
+        self, consumers: Mapping[str, QueueConsumer], wanted: Sequence[tuple[str, int]], room: int, now: float
+    ) -> None:
+        rows, token = self._claim("ready", wanted, room)
         claimed = claims.claimed_among(rows)
         lanes = claims.lanes_of(rows)
         if lanes:
             self._store.perform(None, claims.free_lanes, lanes)
+            self._agenda.wake()
         found = Counter(row[QUEUE] for row in claimed)
-        self._has_more = len(claimed) >= count or bool(lanes) or any(found[queue] >= most for queue, most in wanted)
-        self._hand_out(claimed, token, now)
-        if lanes:
-            self._wake.set()
+        if not lanes and len(claimed) < min(room, MAX_CLAIM) and sum(row[BYTES] for row in claimed) < MAX_BYTES:
+            self._more -= {queue for queue, most in wanted if found[queue] < most}
+        self._hand_out(consumers, claimed, token, now)
+
+    def _most(self, consumer: QueueConsumer, room: int) -> int:
+        """How many jobs of a queue can be claimed now."""
+        if consumer.options.concurrency is None:
+            return room
+        return min(room, consumer.options.concurrency - self._claimed.of_queue(consumer.queue))
 
     def _claim(self, status: str, wanted: Sequence[tuple[str, int]], count: int) -> tuple[Any, int]:
         token = self._core.token()
@@ -327,51 +373,72 @@ class Runner:
         )
         return self._store.perform(None, claims.claim, status, wanted, claim), token
 
-    def _claim_retries(self, now: float) -> None:
+    def _claim_retries(self, consumers: Mapping[str, QueueConsumer], now: float) -> None:
         """Claim jobs in error that are due: one of each queue whose retries stop at a failure."""
-        room, loop_room = self._room()
-        wanted = []
-        for consumer in self._consumers():
-            queue = consumer.queue
-            if now < self._retry_from.get(queue, 0.0):
-                self._next_retry = min(self._next_retry, self._retry_from[queue])
+        self._retries_wait = False
+        for is_async, room in zip((False, True), self._room(), strict=True):
+            wanted = []
+            for queue, consumer in consumers.items():
+                if consumer.is_async is not is_async:
+                    continue
+                if now < self._retry_from.get(queue, 0.0):
+                    self._agenda.plan("retry", self._retry_from[queue])
+                    continue
+                if consumer.options.stop_at_failure and self._claimed.retries(queue):
+                    continue
+                most = self._most(consumer, room)
+                if most > 0:
+                    wanted.append((queue, 1 if consumer.options.stop_at_failure else most))
+                else:
+                    self._retries_wait = True  # for a job to end
+            if not wanted:
                 continue
-            most = loop_room if consumer.is_async else max(room, 1)
-            if consumer.options.stop_at_failure:
-                most = min(most, 1 - self._retrying[queue])
-            if consumer.options.concurrency is not None:
-                most = min(most, consumer.options.concurrency - self._by_queue[queue])
-            if most > 0:
-                wanted.append((queue, most))
-        if not wanted:
-            return
-        rows, token = self._claim("error", wanted, min(sum(most for _, most in wanted), MAX_CLAIM))
-        self._hand_out(rows, token, now, is_retry=True)
+            rows, token = self._claim("error", wanted, room)
+            found = Counter(row[QUEUE] for row in rows)
+            stopping = {queue for queue, _ in wanted if consumers[queue].options.stop_at_failure}
+            if len(rows) >= room or any(found[queue] >= most for queue, most in wanted if queue not in stopping):
+                self._retries_wait = True
+            self._hand_out(consumers, rows, token, now, is_retry=True)
 
-    def _hand_out(self, rows: Sequence[Any], token: int, now: float, *, is_retry: bool = False) -> None:
+    def _hand_out(
+        self,
+        consumers: Mapping[str, QueueConsumer],
+        rows: Sequence[Any],
+        token: int,
+        now: float,
+        *,
+        is_retry: bool = False,
+    ) -> None:
         """Give claimed jobs to the workers and to the loop."""
         if not rows:
             return
-        known = {each.queue: each for each in self._core.queues.all()}
         until = now + self._core.settings.lease
+        current = self._consumers()  # a handler that was replaced before the put of a job does not get it
         attempts = []
-        for row in sorted(rows, key=lambda row: (row[6], row[20], row[0])):
-            attempt = Attempt(self._core, known[row[QUEUE]], row, token)
+        for row in sorted(rows, key=lambda row: (row[PRIORITY], row[WAS_DUE], row[ID])):
+            queue = row[QUEUE]
+            attempt = Attempt(self._core, current.get(queue, consumers[queue]), row, token)
             attempt.until, attempt.is_retry = until, is_retry
             attempts.append(attempt)
-        for_loop = [attempt for attempt in attempts if attempt.consumer.is_async]
-        with self._lock:
-            for attempt in attempts:
-                self._claimed[attempt.id] = attempt
-                self._by_queue[attempt.consumer.queue] += 1
-                if is_retry:
-                    self._retrying[attempt.consumer.queue] += 1
-            self._async_claimed += len(for_loop)
+        for_loop = [each for each in attempts if each.consumer.is_async and each.consumer.queue in current]
+        self._claimed.add(attempts)
         for attempt in attempts:
-            if not attempt.consumer.is_async:
+            if attempt.consumer.queue not in current:
+                self._writer.put(Outcome(attempt, "back"))
+            elif not attempt.consumer.is_async:
                 self._jobs.put(attempt)
         if for_loop:
-            self._loop_to_use().call_soon_threadsafe(self._spawn, for_loop)
+            self._give_to_loop(for_loop)
+        self._agenda.plan("slow", now + _look_seconds(attempts))
+
+    def _give_to_loop(self, attempts: Sequence[Attempt]) -> None:
+        try:
+            self._loop_to_use().call_soon_threadsafe(self._spawn, attempts)
+        except RuntimeError:
+            log.exception("the event loop of astart() was closed without astop(): the outbox stops")
+            for attempt in attempts:
+                self._writer.put(Outcome(attempt, "back"))
+            self.begin_stop()
 
     def _loop_to_use(self) -> asyncio.AbstractEventLoop:
         if self._loop is not None:
@@ -383,9 +450,13 @@ class Runner:
     def _renew(self, now: float) -> None:
         """Renew the leases of all that is claimed, but not of what has hung."""
         lease = self._core.settings.lease
-        self._next_renewal = now + lease / 3
-        with self._lock:
-            attempts = [attempt for attempt in self._claimed.values() if not self._has_hung(attempt, now)]
+        self._agenda.plan("renewal", now + lease / 3)
+        attempts = []
+        for attempt in self._claimed:
+            if self._has_hung(attempt, now):
+                self._claimed.release_retry(attempt)
+            else:
+                attempts.append(attempt)
         if not attempts:
             return
         own = [(attempt.id, attempt.token) for attempt in attempts]
@@ -400,68 +471,55 @@ class Runner:
         return attempt.started is not None and now - attempt.started > attempt.consumer.options.hung_after
 
     def _look_at_running(self, now: float) -> None:
-        """Log the handlers that are slow, each with its stack, once per ``slow_after``."""
-        self._next_look = now + 1.0 if self._claimed else float("inf")
-        for attempt in self._running():
-            slow_after = attempt.consumer.options.slow_after
-            if attempt.started is None or now - attempt.started <= slow_after * (attempt.warned + 1):
-                continue
-            attempt.warned += 1
-            log.error(
-                "job %s of queue %r runs for %.1f s already:\n%s",
-                attempt.id,
-                attempt.consumer.queue,
-                now - attempt.started,
-                _stack_of(attempt),
-            )
+        running = self._running()
+        log_slow(running, now)
+        if self._claimed:
+            self._agenda.plan("slow", now + _look_seconds(running))
 
     def _poll(self, now: float) -> None:
-        """Look for what no hint was given for: lapsed leases, overlooked dependants, and what is due next."""
-        assert self._poll_interval is not None
-        self._next_poll = now + self._poll_interval
-        lapses, _ = sweep(self._core)
-        for outcome in lapses:
-            self._after(outcome)
-        names = [consumer.queue for consumer in self._consumers()]
-        if not names:
-            return
-        time_ms, ready_ms, failed_ms = self._store.perform(None, claims.next_due_ms, names)
-        if ready_ms is not None:
-            self._next_due = now + max(0, ready_ms - time_ms) / 1000
-        if failed_ms is not None:
-            self._next_retry = min(self._next_retry, now + max(0, failed_ms - time_ms) / 1000)
+        """Look for what no hint was given for: lapsed leases, overlooked dependants, and all else."""
+        if self._agenda.take("poll", now):
+            self._last_poll = now
+            self._agenda.plan("poll", now + self._poll_seconds)
+            lapses, _ = sweep(self._core)
+            for outcome in lapses:
+                self._after(outcome)
+            self._agenda.plan("ready", now)
+            self._agenda.plan("retry", now)
+        if self._agenda.take("minute", now):
+            self._agenda.plan("minute", now + MINUTE)
+            self._agenda.plan("prune", now)
+            self._upkeep.begin_pruning()
+            self._upkeep.look_at_health()
+        if self._agenda.take("prune", now) and self._upkeep.prune_slice():
+            self._agenda.plan("prune", now)
 
-    def _each_minute(self, now: float) -> None:
-        """Delete what was kept long enough, and look at the health."""
-        self._next_minute = now + MINUTE
-        for queue, statuses, keep_ms in admin.prunable(self._core.queues.all()):
-            while not self._stopping:
-                if self._store.perform(None, admin.prune, queue, statuses, keep_ms) < admin.SLICE:
-                    break
-        health = reports.look(self._core)
-        change = self._watch.observe(self._core.now_ms(), len(health.reasons))
-        settings = self._core.settings
-        if change == "error":
-            _call(settings.on_system_error, "the outbox is unhealthy: %s", "; ".join(health.reasons))
-        elif change == "recovery":
-            _call(settings.on_system_recovery, "the outbox is healthy again%s", "")
+    def _look_ahead(self, consumers: Mapping[str, QueueConsumer]) -> None:
+        """Ask when the next job is due. In busy times that takes a twentieth of the time."""
+        now = self._clock()
+        time_ms, ready_ms, failed_ms = self._store.perform(None, claims.next_due_ms, list(consumers))
+        self._next_look_ahead = self._clock() + max(LOOK_AHEAD_SECONDS, 20 * (self._clock() - now))
+        for what, due_ms in (("ready", ready_ms), ("retry", failed_ms)):
+            if due_ms is not None:
+                self._agenda.plan(what, now + (due_ms - time_ms) / 1000)
 
     def _relay(self) -> None:
         for relay in self._core.relays:
             if relay.step():
-                self._wake.set()
+                self._agenda.wake()
 
     def _give_back_queued(self) -> None:
         """Give back what was claimed and not begun."""
-        while True:
-            try:
+        hooks = []
+        with contextlib.suppress(Empty):
+            while True:
                 item = self._jobs.get_nowait()
-            except Empty:
-                return
-            if isinstance(item, Attempt):
-                self._writer.put(Outcome(item, "back"))
-            elif item is not None:
-                call_hooks(item)
+                if isinstance(item, Attempt):
+                    self._writer.put(Outcome(item, "back"))
+                else:
+                    hooks.append(item)
+        for item in hooks:
+            self._jobs.put(item)
 
     # -- workers and the loop ----------------------------------------------------------------------------------------
 
@@ -472,23 +530,27 @@ class Runner:
             item = jobs.get()
             if item is None:
                 return
-            if isinstance(item, Outcome):
-                call_hooks(item)
+            if not isinstance(item, Attempt):
+                self._run_hook(item)
                 continue
             busy[number] = item
             item.where = where
-            if not item.is_lost:
-                outcome = Outcome(item, "back") if self._stopping else self._run_one(item)
-                if not item.is_lost or outcome.is_saved:
-                    self._writer.put(outcome)
-                else:
-                    self._forget(item)
+            if item.is_lost:
+                self._claimed.forget(item)
             else:
-                self._forget(item)
+                self._writer.put(Outcome(item, "back") if self._stopping else self._run_one(item))
             finished[number] += 1
             busy[number] = None
-            if self._has_more and jobs.qsize() <= self._low:
-                self._wake.set()
+            if (self._more or self._retries_wait) and jobs.qsize() <= self._low:
+                self._agenda.wake()
+
+    def _run_hook(self, hook: Callable[[], object]) -> None:
+        try:
+            hook()
+        except BaseException:
+            log.exception("a hook failed")
+        with self._lock:
+            self._hooks -= 1
 
     def _run_one(self, attempt: Attempt) -> Outcome:
         if attempt.consumer.options.transactional:
@@ -512,10 +574,8 @@ class Runner:
                 outcome = await attempt.arun(self._clock, self._is_giving_up)
         finally:
             self._async.pop(attempt, None)
-            with self._lock:
-                self._async_claimed -= 1
         self._writer.put(outcome)
-        self._wake.set()
+        self._agenda.wake()
 
     def _is_giving_up(self) -> bool:
         return self._giving_up
@@ -525,7 +585,6 @@ class Runner:
     def _finish(self, batch: Sequence[Outcome], saved: set[int]) -> None:
         """After outcomes were saved or refused: forget the jobs, call the hooks, wake the feeder."""
         for outcome in batch:
-            self._forget(outcome.attempt)
             if outcome.attempt.id in saved or outcome.is_saved:
                 self._after(outcome)
             else:
@@ -536,50 +595,37 @@ class Runner:
                     outcome.attempt.consumer.queue,
                     outcome.status,
                 )
-        self._wake.set()
-
-    def _forget(self, attempt: Attempt) -> None:
-        with self._lock:
-            if self._claimed.get(attempt.id) is attempt:
-                del self._claimed[attempt.id]
-                self._by_queue[attempt.consumer.queue] -= 1
-                if attempt.is_retry:
-                    self._retrying[attempt.consumer.queue] -= 1
+            self._claimed.forget(outcome.attempt)
+        self._agenda.wake()
 
     def _after(self, outcome: Outcome) -> None:
         """After an outcome was saved."""
         now = self._clock()
-        attempt = outcome.attempt
+        attempt, agenda = outcome.attempt, self._agenda
         options, queue = attempt.consumer.options, attempt.consumer.queue
         if outcome.status in ("error", "dead"):
             if attempt.is_retry and options.stop_at_failure:
                 self._retry_from[queue] = now + self._retry_interval
-            due = now + (outcome.delay_ms or 0) / 1000 if outcome.status == "error" else now
-            self._next_retry = min(self._next_retry, max(due, self._retry_from.get(queue, 0.0)))
+                agenda.plan("retry", self._retry_from[queue])
+            if outcome.status == "error":
+                due = now + (outcome.delay_ms or 0) / 1000
+                agenda.plan("retry", max(due, self._retry_from.get(queue, 0.0)))
             if options.on_error is not None or options.on_dead is not None:
-                self._jobs.put(outcome)
-        elif outcome.status == "back" and outcome.delay_ms is not None:
-            self._next_due = min(self._next_due, now + outcome.delay_ms / 1000)
-            self._next_retry = min(self._next_retry, now + outcome.delay_ms / 1000)
+                self._run_soon(partial(call_hooks, outcome))
         elif attempt.is_retry:
-            self._next_retry = now  # a success goes on at once
-        if outcome.status != "error" and (outcome.lane is not None or options.concurrency is not None):
-            self._has_more = True
+            agenda.plan("retry", now)  # what is no failure goes on at once
+        if outcome.status == "back" and outcome.delay_ms is not None:
+            agenda.plan("retry" if attempt.is_retry else "ready", now + outcome.delay_ms / 1000)
+        if outcome.status != "error" and outcome.lane is not None:
+            agenda.plan("ready", now)
+
+    def _run_soon(self, hook: Callable[[], object]) -> None:
+        """Have a worker call a hook."""
+        with self._lock:
+            self._hooks += 1
+        self._jobs.put(hook)
 
 
-def _stack_of(attempt: Attempt) -> str:
-    if isinstance(attempt.where, asyncio.Task):
-        frames = attempt.where.get_stack(limit=20)
-        return "".join(traceback.format_list([f for frame in frames for f in traceback.extract_stack(frame, limit=1)]))
-    frame = sys._current_frames().get(attempt.where)
-    return "".join(traceback.format_stack(frame)) if frame is not None else ""
-
-
-def _call(hook: Any, message: str, words: str) -> None:
-    if hook is None:
-        log.log(logging.ERROR if words else logging.INFO, message, words)
-        return
-    try:
-        hook()
-    except BaseException:
-        log.exception("on_system_error or on_system_recovery failed")
+def _look_seconds(attempts: Iterable[Attempt]) -> float:
+    """How soon to look whether one of these is slow."""
+    return max(min((attempt.consumer.options.slow_after for attempt in attempts), default=1.0) / 2, 0.01)

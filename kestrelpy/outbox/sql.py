@@ -105,6 +105,8 @@ def kind_of(operation: Callable[..., Operation[Any]]) -> Kind:
 
 MAX_CLAIM = 1000
 """The most jobs that one claim takes, also told to PostgreSQL's planner, which knows no parameter's value."""
+MAX_BYTES = 16 << 20
+"""A claim ends with the job whose payload comes to so many bytes with those before."""
 
 
 class Claim:
@@ -112,7 +114,7 @@ class Claim:
 
     __slots__ = ("jobs", "lease_ms", "max_bytes", "token", "worker")
 
-    def __init__(self, *, worker: str, token: int, lease_ms: int, jobs: int, max_bytes: int = 16 << 20) -> None:
+    def __init__(self, *, worker: str, token: int, lease_ms: int, jobs: int, max_bytes: int = MAX_BYTES) -> None:
         self.worker = worker
         self.token = token
         self.lease_ms = lease_ms

@@ -40,10 +40,16 @@ class Listener:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread, and wait for it."""
+    def stop(self, timeout: float) -> None:
+        """End the thread, and wait for it; no longer than ``timeout``, as it may be connecting."""
         self._stopping.stop()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        if not self._thread.is_alive():
+            self._stopping.close()
+
+    def abandon(self) -> None:
+        """In a forked child, which does not have the thread."""
         self._stopping.close()
 
     def _run(self) -> None:

@@ -489,6 +489,7 @@ def test_an_error_without_a_text_is_a_failure(outbox: Outbox, kind: str, error: 
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "ä\0\ud800" * 20_000], ids=["ascii", "hostile"])
+@pytest.mark.usefixtures("quiet")  # xdist can't send the record to its master
 def test_the_text_of_an_error_is_16_kib_at_most_and_its_end(outbox: Outbox, text: str) -> None:
     outbox.add_consumer("q", raising(Boom(text + "the end")), max_retries=0)
     job = put(outbox, "q", 1)

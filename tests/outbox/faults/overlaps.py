@@ -47,6 +47,7 @@ class Scene:
         self.outbox.add_consumer("kept", print)
         self.outbox.add_consumer("short", print, keep_done=0)
         self.outbox.create_tables()
+        self._stretch_statements()
         self.running: dict[int, Attempt] = {}
         """Jobs that are claimed and whose end is not saved."""
         self.done: set[int] = set()
@@ -55,14 +56,29 @@ class Scene:
         """Jobs that no put overlaps with, in lanes: by their ids they run."""
         self.lanes: dict[int, str | None] = {}
 
+    def _stretch_statements(self) -> None:
+        """What is one statement without a transaction gets one in most schedules. Statements that overlap see nothing
+        of each other, and nor do these, until their commits, which are steps of their own.
+        """
+        database: Any = self.outbox.core.open_store().database  # type: ignore[attr-defined]
+        run = database.run
+        self.stretches = True
+
+        def run_stretched(make: Any, kind: str = "write") -> Any:
+            return run(make, "write" if kind == "single" and self.stretches else kind)
+
+        database.run = run_stretched
+
     # -- between schedules -------------------------------------------------------------------------------------------
 
     def begin(self, seed: str) -> None:
         """A new schedule, without jobs."""
         self.choose = random.Random(seed)
+        self.stretches = self.choose.random() < 0.7
         self.running.clear()
         self.done.clear()
         self.in_order.clear()
+        self.lanes.clear()
         with self.steps.engine.begin() as connection:
             connection.exec_driver_sql("DELETE FROM kestrel_jobs")
 
@@ -102,6 +118,7 @@ class Scene:
             self.counts["claims refused by the index of lanes"] += 1
             return []
         found = [Attempt(core, consumers[row[1]], row, wanted.token) for row in claims.claimed_among(rows)]
+        assert len(found) <= count, f"claimed {len(found)} jobs, and not {count} at most"
         for attempt in found:
             self._note_claimed(attempt)
         lanes = claims.lanes_of(rows)
@@ -231,12 +248,15 @@ def _by_hand(scene: Scene, what: str, job_id: int) -> None:
 def lanes(scene: Scene) -> None:
     """Claims, ends and puts in two lanes: one job of a lane runs at a time, in order, and no lane is left behind."""
     choose, steps = scene.choose, scene.steps
-    for _ in range(choose.choice((2, 4, 6))):
-        lane = choose.choice(("left", "left", "right"))
-        [made] = scene.put("kept", lane=lane, priority=choose.choice((0, 0, -1)))
+    is_tight = choose.random() < 0.5  # one that is due soon, and one that may pass it until then
+    for number in range(2 if is_tight else choose.choice((2, 4, 6))):
+        lane = "left" if is_tight else choose.choice(("left", "left", "right"))
+        delay = (10, 0)[number] if is_tight else choose.choice((0, 0, 0, 10))
+        [made] = scene.put("kept", lane=lane, priority=choose.choice((0, 0, -1)), delay=delay)
         scene.lanes[made] = lane
-        scene.in_order.append(made)
-    running = scene.claim(choose.choice((0, 1, 3)))
+        if not delay:  # until it is due, others may pass it
+            scene.in_order.append(made)
+    running = [] if is_tight else scene.claim(choose.choice((0, 1, 3)))
 
     def consume(first: list[Attempt]) -> None:
         for attempt in first:
@@ -253,16 +273,25 @@ def lanes(scene: Scene) -> None:
         commits = choose.random() < 0.8
         steps.add("put", lambda: _put_in_lane(scene, choose.choice(("left", "right")), commits=commits))
     elif other == "cancel":
-        target = choose.choice(scene.in_order)
-        scene.in_order.remove(target)
+        target = choose.choice(list(scene.lanes))
+        scene.in_order = [job_id for job_id in scene.in_order if job_id != target]
         steps.add(other, lambda: _by_hand(scene, other, target))
     else:
         steps.add(other, scene.sweep)
+    steps.add("time", partial(_pass_time, scene, choose.randrange(3 if is_tight else 12)))
     _run(scene)
     assert not scene.running
     scene.drain()
     behind = [job for job in scene.jobs().values() if job.status not in ENDED]
     assert not behind, f"left behind: {behind}"
+
+
+def _pass_time(scene: Scene, pauses: int) -> None:
+    actor = current()
+    assert actor is not None
+    for _ in range(pauses):
+        actor.pause()
+    scene.clock.advance(10)
 
 
 def _put_in_lane(scene: Scene, lane: str, *, commits: bool) -> None:
@@ -325,18 +354,18 @@ def _put_with_keys(scene: Scene, connection: Any, queue: str, name: str) -> None
 def leases(scene: Scene) -> None:
     """A lease is over, and the owner comes back: one outcome for each claim, the owner's or the sweep's."""
     choose, steps, core = scene.choose, scene.steps, scene.outbox.core
-    scene.put("kept", 3)
+    scene.put(choose.choice(("kept", "short")), 3)
     owned = scene.claim(3)
     scene.running.clear()
-    own = {attempt.id: attempt for attempt in owned}
     scene.clock.advance(LEASE + choose.choice((-1, 0, 1)))
     accepted: Counter[int] = Counter()
 
     def finish(status: str) -> None:
+        renewed: set[int] = set()
         if choose.random() < 0.5:
             renewed = core.open_store().perform(None, claims.renew, [(each.id, each.token) for each in owned], 30_000)
-            assert renewed <= own.keys()
         saved = save(core.open_store(), [Outcome(attempt, status) for attempt in owned])
+        assert renewed <= saved, f"renewed and then refused: {renewed - saved}"
         accepted.update(saved)
         scene.done |= saved if status == "done" else set()
 

@@ -115,11 +115,13 @@ class Runner:
         ]
         self._feeder = threading.Thread(target=self._feed, name="kestrelpy-outbox-feeder", daemon=True)
         self._listener: Listener | None = None
+        self._begun = threading.Event()
+        self._start_error: BaseException | None = None
 
     # -- from outside ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all threads."""
+        """Start all threads. The feeder starts the others, and ends them, also if this call is interrupted."""
         database = getattr(self._store, "database", None)
         self._listener = None if database is None else listener_for(self._core, database, self.wake)
         if self._poll_interval is not None:
@@ -130,11 +132,10 @@ class Runner:
         for what in ("poll", "ready", "retry", "renewal", "minute"):
             self._agenda.plan(what, now)
         self._core.slow = self._slow
-        self._writer.start()
-        for thread in (*self._threads, self._feeder):
-            thread.start()
-        if self._listener is not None:
-            self._listener.start()
+        self._feeder.start()
+        self._begun.wait()
+        if self._start_error is not None:
+            raise self._start_error
 
     def wake(self) -> None:
         """There may be a job: look."""
@@ -174,12 +175,13 @@ class Runner:
         """
         self.begin_stop(timeout)
         if self._feeder.ident is None:  # an interrupted start
+            self.abandon()
             return True
         is_ended = self._ended.wait(None if timeout is None else timeout + LAST_SECONDS)
         return is_ended and self._was_idle
 
     def abandon(self) -> None:
-        """In a forked child, which has none of the threads."""
+        """In a forked child, which has none of the threads, or where none was started."""
         if self._listener is not None:
             self._listener.abandon()
 
@@ -195,7 +197,8 @@ class Runner:
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads if is_idle else ():
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
         if self._loop_thread is not None:
             self._loop_thread.close(LAST_SECONDS / 4)
         for relay in self._core.relays:
@@ -246,6 +249,15 @@ class Runner:
     # -- the feeder --------------------------------------------------------------------------------------------------
 
     def _feed(self) -> None:
+        try:
+            self._writer.start()
+            for thread in self._threads:
+                thread.start()
+            if self._listener is not None:
+                self._listener.start()
+        except BaseException as error:  # there can be no more threads
+            self._start_error, self._stopping = error, True
+        self._begun.set()
         while not self._stopping:
             try:
                 self._turn()

@@ -53,7 +53,8 @@ class OutcomeWriter:
         if timeout is not None:
             self._ending.set()
         self._outcomes.put(None)
-        self._thread.join(timeout)
+        if self._thread.ident is not None:  # none, where a start has failed
+            self._thread.join(timeout)
 
     def _write(self) -> None:
         is_ending = False

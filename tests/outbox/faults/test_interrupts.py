@@ -1,5 +1,5 @@
 """Ctrl-C at any place of a call of the outbox: it was done or not done, the caller's transaction is the caller's, no
-lock and no connection is kept, and the outbox goes on.
+lock and no connection is kept, no thread is left, and the outbox goes on.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -18,6 +19,7 @@ from kestrelpy.outbox import DuplicateJob
 from kestrelpy.outbox.outbox import Outbox
 from tests.interrupts.strikes import Interrupter, interrupter_at, watchdog
 from tests.support.budget import ALL, SEED, Tally, share
+from tests.support.patience import until
 
 Call = Callable[[], object]
 PLACES = 400
@@ -215,6 +217,75 @@ def test_a_call_is_done_or_not_done(name: str, scene: Scene, tally: Tally) -> No
         scene.check()
 
     assert strike(name, run, tally)
+
+
+# -- start and stop --------------------------------------------------------------------------------------------------
+
+
+def _threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kestrelpy-outbox")]
+
+
+def _works(scene: Scene) -> None:
+    """Started, it runs a job; stopped, nothing of it is left."""
+    scene.outbox.start(threads=2, poll_interval=0.2)
+    with scene.outbox.begin() as connection:
+        scene.outbox.put(connection, "q", "works")
+    until(lambda: "works" in scene.ran)
+    assert scene.outbox.stop()
+    assert not _threads()
+    assert set(scene.statuses().values()) <= {"done", "cancelled", "ready", "error"}
+
+
+@pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning")  # closed when it is collected
+@pytest.mark.parametrize("name", ["start", "stop", "running", "close"])
+def test_start_and_stop_are_done_or_not_done(name: str, scene: Scene, tally: Tally) -> None:
+    def block() -> None:
+        with scene.outbox.running(threads=2):
+            pass
+
+    def run(striker: Interrupter) -> None:
+        scene.reset()
+        scene.outbox.stop()
+        outbox = scene.outbox
+        if name == "start":
+            striker.run(lambda: outbox.start(threads=2))
+        elif name == "running":
+            striker.run(block)
+        else:
+            outbox.start(threads=2)
+            striker.run(outbox.stop if name == "stop" else outbox.close)
+        if name == "close":
+            outbox.close()
+            assert not _threads()
+            scene.outbox = Outbox(scene.engine, backoff=0.0)
+            scene.outbox.add_consumer("q", scene.ran.append)
+        scene.outbox.stop()
+        assert not _threads(), _threads()
+        assert "running" not in scene.statuses().values()
+        _works(scene)
+        scene.check()
+
+    assert strike(name, run, tally)
+
+
+@pytest.mark.parametrize("name", ["feeder", "writer", "0", "1", "listener"])
+def test_a_start_that_gets_no_thread_leaves_none(name: str, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == f"kestrelpy-outbox-{name}":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    scene.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            scene.outbox.start(threads=2)
+    assert not _threads()
+    _works(scene)
+    scene.check()
 
 
 # -- a handler that is run by hand -----------------------------------------------------------------------------------

@@ -51,7 +51,8 @@ def run(operation: Operation[T], fetch: Fetch) -> T:
         statement, parameters = next(operation)
         while True:
             try:
-                statement, parameters = operation.send(fetch(statement.sql, statement.arguments(parameters)))
+                while True:  # the jump is inside, where an interrupt may strike: docs/interrupts.md, rule 3
+                    statement, parameters = operation.send(fetch(statement.sql, statement.arguments(parameters)))
             except StopIteration:
                 raise
             except BaseException as error:
@@ -67,8 +68,9 @@ async def arun(operation: Operation[T], fetch: AsyncFetch) -> T:
         statement, parameters = next(operation)
         while True:
             try:
-                rows = await fetch(statement.sql, statement.arguments(parameters))
-                statement, parameters = operation.send(rows)
+                while True:
+                    rows = await fetch(statement.sql, statement.arguments(parameters))
+                    statement, parameters = operation.send(rows)
             except StopIteration:
                 raise
             except BaseException as error:

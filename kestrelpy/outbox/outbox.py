@@ -385,8 +385,9 @@ class Outbox:
         try:
             if not self.core.is_virtual:
                 until_signal(self.stop)
-        finally:
-            self.stop()
+        except BaseException:  # the second signal, perhaps
+            self.stop(0)
+            raise
 
     async def arun(self, queues: Iterable[str] | None = None, **options: Any) -> None:
         """``run`` for asyncio."""
@@ -396,8 +397,9 @@ class Outbox:
         try:
             if not self.core.is_virtual:
                 await auntil_signal(self.astop)
-        finally:
-            await self.astop()
+        except BaseException:
+            await self.astop(0)
+            raise
 
     # -- looking and mending -----------------------------------------------------------------------------------------
 

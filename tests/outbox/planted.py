@@ -112,7 +112,7 @@ def sqlite_reads_before_it_takes_the_lock() -> None:
     from kestrelpy.outbox import database
 
     begin = database.begin_sqlite
-    _replace(database, "begin_sqlite", lambda connection, _: begin(connection, "BEGIN"))
+    _replace(database, "begin_sqlite", lambda connection, **_: begin(connection, is_reading=True))
 
 
 # -- dependencies and lanes ------------------------------------------------------------------------------------------

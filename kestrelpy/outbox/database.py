@@ -12,7 +12,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy.errors import UnsupportedFormat
@@ -86,6 +86,7 @@ class Database:
         self._own: tuple[LoopThread, AsyncEngine] | None = None
         self._lock = threading.Lock()
         self._is_checked = False
+        self.path: str | None = None  # of SQLite's file, once it is known
 
     def run(self, make: Callable[[Compiler], Operation[T]], kind: Kind = "write") -> T:
         """Run an operation in a transaction of its own. Never called on the event loop.
@@ -181,6 +182,15 @@ class Database:
             if self.async_engine is not None:
                 self.async_engine = self.async_engine.execution_options(isolation_level="READ COMMITTED")
         self._is_checked = True
+
+    def check(self, tables: OutboxTables) -> None:
+        """Raises ``OutboxError`` if there are no tables, or if threads can't share them."""
+        self.transact(lambda connection: check_tables(connection, tables), "read")
+        if self.dialect.name == "sqlite":
+            rows = self.transact(lambda connection: fetch_on(connection)("PRAGMA database_list", ()), "read")
+            self.path = next((row[2] for row in rows if row[1] == "main"), "")
+            if not self.path:
+                raise OutboxError("threads can't share a SQLite database in memory: use a file, or the test kit")
 
     def _own_loop(self) -> tuple[LoopThread, AsyncEngine]:
         """A loop on a thread, with a pool of its own: a connection of asyncio belongs to one loop."""
@@ -331,20 +341,21 @@ class LoopThread:
                 self.loop.run_forever()
             except BaseException:  # a SystemExit in a task or a callback of a handler gets out of the loop
                 log.exception("something on an event loop of the outbox wanted to end it")
+        self.loop.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there, and wait for it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Cancel what runs there, and end the thread. What does not end in time is left to itself."""
-        ending = asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop)
-        with suppress(TimeoutError):
-            ending.result(timeout)
-            self._is_closing = True
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join()
-            self.loop.close()
+        """Cancel what runs there, and end the thread when it has ended; wait for that."""
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop)
+        self._thread.join(timeout)
+
+    async def _end(self) -> None:
+        await _cancel_all()
+        self._is_closing = True
+        self.loop.stop()
 
 
 async def _cancel_all() -> None:

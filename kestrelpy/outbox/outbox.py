@@ -200,6 +200,7 @@ class Outbox:
         """``consumer`` as a call, also while running. ``replace``: instead of the consumer that the queue has."""
         check_handler(handler)
         self.core.queues.add(queue, handler, options, replace=replace)
+        self._lifecycle.wake()
 
     def remove_consumer(self, queue: str) -> None:
         """Claim no more jobs of ``queue``. It stays declared. Raises ``UnknownQueue`` if it has no consumer."""

@@ -45,7 +45,7 @@ class JobStore(Protocol):
         """The same from a coroutine."""
 
     def check(self) -> None:
-        """Raises ``OutboxError`` if there are no tables."""
+        """Raises ``OutboxError`` if there are no tables, or if threads can't share them."""
 
     def use_loop(self, loop: AbstractEventLoop | None) -> None:
         """Work on this loop, if on any: that of ``astart``, until it is stopped."""
@@ -93,9 +93,7 @@ class DatabaseStore:
         self.database.loop = None if self.database.async_engine is None else loop
 
     def check(self) -> None:
-        from kestrelpy.outbox.database import check_tables
-
-        self.database.transact(lambda connection: check_tables(connection, self.compilers.tables))
+        self.database.check(self.compilers.tables)
 
     def close(self) -> None:
         self.database.close()

@@ -11,6 +11,7 @@ import asyncio
 import select
 import selectors
 import socket
+import sqlite3
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -91,8 +92,8 @@ class Stopping:
 def listener_for(core: OutboxCore, database: Database, on_wake: Callable[[], object]) -> Listener | None:
     """What listens on this database; ``None`` where nothing can, and polling has to do."""
     if database.dialect.name == "sqlite":
-        open_it = _sqlite_opener(database)
-        return None if open_it is None else Listener(lambda wake, stopping: _watch(open_it(), wake, stopping), on_wake)
+        path = database.path
+        return None if path is None else Listener(lambda wake, stopping: _watch(path, wake, stopping), on_wake)
     if core.channel is None:
         return None
     channel = core.channel
@@ -170,26 +171,9 @@ async def _listen_asyncpg(url: Any, channel: str, wake: Callable[[], object], st
             await connection.close()
 
 
-def _sqlite_opener(database: Database) -> Callable[[], Any] | None:
-    """Opens a connection of its own to a file; ``None`` for a database in memory, which only one connection sees."""
-    import sqlite3
-
-    engine = database.engine
-    used = engine if engine is not None else database.async_engine
-    assert used is not None
-    path = used.url.database
-    if path in (None, "", ":memory:") or "mode=memory" in str(path):
-        return None
-    is_uri = str(path).startswith("file:")
-
-    def open_it() -> Any:
-        return sqlite3.connect(str(path), uri=is_uri, isolation_level=None)
-
-    return open_it
-
-
-def _watch(connection: Any, wake: Callable[[], object], stopping: Stopping) -> None:
+def _watch(path: str, wake: Callable[[], object], stopping: Stopping) -> None:
     """``data_version`` changes with each commit of another connection, in whatever process."""
+    connection = sqlite3.connect(path, isolation_level=None)
     try:
         cursor = connection.cursor()
         last = None

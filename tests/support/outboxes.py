@@ -66,6 +66,11 @@ def all_become(outbox: Outbox, queue: str, status: str) -> list[Job]:
     return outbox.jobs(queue, limit=10_000)
 
 
+def threads_left() -> list[str]:
+    """The names of the threads that outboxes have here."""
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("kestrelpy-outbox"))
+
+
 class Steps:
     """What several threads have seen, in order, and how to wait for it."""
 

@@ -157,7 +157,7 @@ def test_a_timeout_must_be_seconds(outbox: Outbox, timeout: Any) -> None:
         outbox.stop(timeout)
 
 
-@pytest.mark.parametrize("queues", ["a", ["a"], {"a", "later"}], ids=str)
+@pytest.mark.parametrize("queues", ["a", ["a"], {"a", "later"}], ids=["str", "list", "set"])
 def test_queues_chooses_some(outbox: Outbox, queues: Any) -> None:
     for queue in ("a", "b"):
         outbox.add_consumer(queue, lambda _: None)

@@ -23,6 +23,7 @@ __all__ = [
     "STATUSES",
     "cancel",
     "check_ended",
+    "check_key",
     "errors",
     "find",
     "get",
@@ -81,7 +82,16 @@ def wanted(
     if index(limit) < 0:
         raise ValueError(f"limit must not be negative, not {limit!r}")
     name = None if queue is None else check_name(queue)
-    return name, status, check_text("group", group), index(limit), index(after_id)
+    after = max(-1, min(index(after_id), NO_LIMIT))
+    return name, status, check_text("group", group), min(index(limit), NO_LIMIT), after
+
+
+def check_key(key: object) -> str:
+    """A key that is looked for. Raises ``TypeError``, ``ValueError``."""
+    found = check_text("key", key)
+    if found is None:
+        raise TypeError("key must be a str, not None")
+    return found
 
 
 def wanted_errors(queue: str | None, limit: int | None) -> tuple[str | None, int]:
@@ -97,10 +107,15 @@ def check_ended(status: str) -> str:
     return status
 
 
+def _in_range(job_id: int) -> int:
+    """An id as the database can be asked for; one that no job has for all others."""
+    return job_id if 0 < job_id <= NO_LIMIT else 0
+
+
 @reading
 def get(sql: Compiler, job_id: int) -> Operation[Sequence[Any]]:
     """Raises ``JobNotFound``."""
-    rows = yield sql(_GET), {"id": job_id}
+    rows = yield sql(_GET), {"id": _in_range(job_id)}
     if not rows:
         raise JobNotFound(job_id)
     return rows[0]
@@ -143,7 +158,7 @@ def retry(sql: Compiler, job_id: int) -> Operation[bool]:
     """Make a job ready that has ended or failed; False while it is ready, waiting or running. Raises
     ``JobNotFound``.
     """
-    rows = yield sql(_RETRY), {**sql.time(), "id": job_id}
+    rows = yield sql(_RETRY), {**sql.time(), "id": _in_range(job_id)}
     if not rows:
         yield from get(sql, job_id)
     return bool(rows)
@@ -157,7 +172,7 @@ def retry_all(sql: Compiler, queue: str, status: str) -> Operation[int]:
 
 def cancel(sql: Compiler, job_id: int) -> Operation[bool]:
     """Cancel a job that is not running and has not ended. Raises ``JobNotFound``."""
-    rows = yield sql(_CANCEL), {**sql.time(), "id": job_id}
+    rows = yield sql(_CANCEL), {**sql.time(), "id": _in_range(job_id)}
     if not rows:
         yield from get(sql, job_id)
     for row in rows:

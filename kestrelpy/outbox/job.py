@@ -109,7 +109,8 @@ class Job:
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a Job does not change: {name} is as it was read")
 
-    __delattr__ = __setattr__  # type: ignore[assignment]
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a Job does not change: {name} is as it was read")
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Job):

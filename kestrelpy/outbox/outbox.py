@@ -413,12 +413,12 @@ class Outbox:
         return self.core.job(await self._aperform(connection, admin.get, index(job_id)))
 
     def find(self, queue: str, key: str, *, connection: Any = None) -> Job:
-        """A job by its queue and key. Raises ``JobNotFound``."""
-        return self.core.job(self._perform(connection, admin.find, check_name(queue), key))
+        """A job by its queue and key. Raises ``JobNotFound``, ``TypeError``, ``ValueError``."""
+        return self.core.job(self._perform(connection, admin.find, check_name(queue), admin.check_key(key)))
 
     async def afind(self, queue: str, key: str, *, connection: Any = None) -> Job:
         """``find`` for asyncio."""
-        return self.core.job(await self._aperform(connection, admin.find, check_name(queue), key))
+        return self.core.job(await self._aperform(connection, admin.find, check_name(queue), admin.check_key(key)))
 
     def jobs(
         self,
@@ -498,6 +498,7 @@ class Outbox:
         """Delete the jobs of the queues known here that ended longer ago than ``keep_done`` (done and cancelled) or
         ``keep_dead``. Returns how many. A running outbox does so each minute.
         """
+        self._check_open()
         total = 0
         for which in admin.prunable(self.core.queues.all()):
             deleted = admin.SLICE
@@ -508,6 +509,7 @@ class Outbox:
 
     async def aprune(self, *, connection: Any = None) -> int:
         """``prune`` for asyncio."""
+        self._check_open()
         total = 0
         for which in admin.prunable(self.core.queues.all()):
             deleted = admin.SLICE

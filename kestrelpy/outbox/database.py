@@ -12,7 +12,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy.errors import UnsupportedFormat
@@ -20,6 +20,7 @@ from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.connections import commits_each, fetch_on, in_transaction
 from kestrelpy.outbox.errors import MissingPackage, OutboxError, UnsupportedDatabase
 from kestrelpy.outbox.flavours import Postgresql, Sqlite
+from kestrelpy.outbox.fork_gate import gate
 from kestrelpy.outbox.schema import VERSION, OutboxTables
 from kestrelpy.outbox.sql import Compiler, Kind, Operation, run
 
@@ -31,6 +32,8 @@ T = TypeVar("T")
 
 __all__ = ["Compilers", "Database", "LoopThread"]
 
+_PARENTS: list[object] = []
+"""In a forked child, what is the parent's: it must not be closed here, nor by the garbage collector."""
 OLDEST = {"postgresql": (13,), "sqlite": (3, 35)}
 CONFLICTS = ("40001", "40P01", "23505")
 """States by which PostgreSQL says that another transaction was in the way: serialization, deadlock, unique index."""
@@ -139,7 +142,7 @@ class Database:
         self._check(connection)
         if kind == "single" and self.dialect.name == "postgresql":
             connection.execution_options(isolation_level="AUTOCOMMIT")
-        with connection.begin():
+        with gate if self.dialect.name == "sqlite" else nullcontext(), connection.begin():
             if self.dialect.name == "sqlite":
                 begin_sqlite(connection, is_reading=kind == "read")
             return function(connection)
@@ -225,13 +228,17 @@ class Database:
         await asyncio.to_thread(self.close)
 
     def abandon(self) -> None:
-        """In a forked child: forget the connections, which are the parent's. Those of a caller's engine, its pool does
-        not give out in another process.
+        """In a forked child: use none of the connections, which are the parent's. A caller's engine gets a new pool,
+        too, as SQLAlchemy tells every program to do there: the old one would give out the parent's.
         """
+        from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
         self._lock = threading.Lock()
+        self.loop = None
+        engine = self.engine if self.engine is not None else self.async_engine.sync_engine  # type: ignore[union-attr]
+        _PARENTS.append((self._own, engine.pool))
         self._own = None
-        if self.is_owned:
-            engine = self.engine if self.engine is not None else self.async_engine.sync_engine  # type: ignore[union-attr]
+        if not isinstance(engine.pool, StaticPool | SingletonThreadPool):  # they hold what there is in memory only
             engine.dispose(close=False)
 
 

@@ -8,6 +8,7 @@ it may have missed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
 import selectors
 import socket
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy.outbox._logging import log
+from kestrelpy.outbox.fork_gate import gate
 
 if TYPE_CHECKING:
     from kestrelpy.outbox.core import OutboxCore
@@ -35,6 +37,7 @@ class Listener:
     def __init__(self, listen: Callable[[Callable[[], object], Stopping], None], on_wake: Callable[[], object]) -> None:
         self._listen = listen
         self._on_wake = on_wake
+        self._failures = 0  # in a row
         self._stopping = Stopping()
         self._thread = threading.Thread(target=self._run, name="kestrelpy-outbox-listener", daemon=True)
 
@@ -46,47 +49,74 @@ class Listener:
         self._stopping.stop()
         if self._thread.ident is not None:
             self._thread.join(timeout)
-        if not self._thread.is_alive():
-            self._stopping.close()
 
     def abandon(self) -> None:
         """In a forked child, which does not have the thread."""
         self._stopping.close()
 
     def _run(self) -> None:
-        failures = 0
         while not self._stopping.is_set():
             try:
-                self._listen(self._on_wake, self._stopping)
-                failures = 0
+                self._stopping.open()
+                self._listen(self._hear, self._stopping)
             except BaseException as error:
-                if not failures:
+                if not self._failures:
                     log.warning("listening for new jobs failed, and goes on by polling until it works: %s", error)
-                failures += 1
-                self._stopping.wait(min(0.05 * 2**failures, MAX_PAUSE))
+                self._failures = min(self._failures + 1, 10)
+                self._stopping.wait(min(0.05 * 2**self._failures, MAX_PAUSE))
+        self._stopping.close()
+
+    def _hear(self) -> None:
+        """The first call says that it listens."""
+        self._failures = 0
+        self._on_wake()
 
 
 class Stopping:
-    """An event that a selector can wait for, too."""
+    """An event that a selector can wait for, too. The thread that waits opens and closes it: an interrupt of the main
+    thread can't lose the sockets.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self.reader, self._writer = socket.socketpair()
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._poll: Any = None
+
+    def open(self) -> None:
+        if self._sockets is None:
+            self._sockets = socket.socketpair()
+        if self._event.is_set():
+            self._wake()
+
+    @property
+    def reader(self) -> socket.socket:
+        assert self._sockets is not None
+        return self._sockets[0]
 
     def stop(self) -> None:
         self._event.set()
-        self._writer.send(b"x")
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._sockets is not None:
+            with contextlib.suppress(OSError):  # it was closed just now
+                self._sockets[1].send(b"x")
 
     def is_set(self) -> bool:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is set, at once or within so many seconds. A select costs a third of an event's wait."""
-        return bool(select.select([self.reader], [], [], seconds)[0])
+        """Whether it is set, at once or within so many seconds. A poll costs a third of an event's wait."""
+        if self._sockets is None or not hasattr(select, "poll"):
+            return self._event.wait(seconds)
+        if self._poll is None:
+            self._poll = select.poll()  # select.select takes no descriptor above 1023
+            self._poll.register(self.reader, select.POLLIN)
+        return bool(self._poll.poll(seconds * 1000))
 
     def close(self) -> None:
-        self.reader.close()
-        self._writer.close()
+        for each in self._sockets or ():
+            each.close()
 
 
 def listener_for(core: OutboxCore, database: Database, on_wake: Callable[[], object]) -> Listener | None:
@@ -180,7 +210,8 @@ def _watch(path: str, wake: Callable[[], object], stopping: Stopping) -> None:
         while True:
             if stopping.wait(LOOK_SECONDS):
                 break
-            version = cursor.execute("PRAGMA data_version").fetchone()[0]
+            with gate:
+                version = cursor.execute("PRAGMA data_version").fetchone()[0]
             if version != last:
                 last = version
                 wake()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kestrelpy.outbox.core import OutboxCore
     from kestrelpy.outbox.queues import QueueConsumer
 
-__all__ = ["Attempt", "Outcome", "call_hooks", "lapse_of", "outcome_of"]
+__all__ = ["Attempt", "Outcome", "call_hooks", "lapse_of", "outcome_of", "unexpected"]
 
 MAX_ERROR_BYTES = 16 << 10
 _DEFAULT_BACKOFF = exponential()
@@ -42,6 +42,7 @@ class Attempt:
         "core",
         "in_hook",
         "is_lost",
+        "is_reported",
         "is_retry",
         "row",
         "started",
@@ -63,6 +64,7 @@ class Attempt:
         self.until = 0.0  # when its lease is over, by the monotonic clock
         self.is_retry = False
         self.is_lost = False  # its lease could not be renewed: somebody else has it
+        self.is_reported = False  # its outcome is known to the writer
         self.warned = 0  # how often it was logged for being slow
         self.value: Any = None  # what the handler has returned, for the test kit
         self.in_hook = False
@@ -200,6 +202,12 @@ def outcome_of(attempt: Attempt, error: BaseException | None, seconds: float = 0
         exc_info=error,
     )
     return Outcome(attempt, status, delay_ms=delay_ms, error=_text_of(error, attempt.core), exception=error)
+
+
+def unexpected(attempt: Attempt, error: BaseException) -> Outcome:
+    """For what the outbox itself, or a back-off or a predicate of the user's, raises where nothing should."""
+    log.error("job %s of queue %r failed in an unexpected way", attempt.id, attempt.consumer.queue, exc_info=error)
+    return Outcome(attempt, "error", delay_ms=5000, error=type(error).__qualname__, exception=error)
 
 
 def lapse_of(attempt: Attempt) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -382,10 +383,10 @@ class Outbox:
         """
         from kestrelpy.outbox.signals import until_signal
 
-        self.start(queues, **options)
+        if self.core.is_virtual:
+            return
         try:
-            if not self.core.is_virtual:
-                until_signal(self.stop)
+            until_signal(partial(self.start, queues, **options), self.stop)
         except BaseException:  # the second signal, perhaps
             self.stop(0)
             raise
@@ -394,10 +395,10 @@ class Outbox:
         """``run`` for asyncio."""
         from kestrelpy.outbox.signals import auntil_signal
 
-        await self.astart(queues, **options)
+        if self.core.is_virtual:
+            return
         try:
-            if not self.core.is_virtual:
-                await auntil_signal(self.astop)
+            await auntil_signal(partial(self.astart, queues, **options), self.astop)
         except BaseException:
             await self.astop(0)
             raise

@@ -11,7 +11,8 @@ Rules:
 2. Nothing that a database, a handler or a hook raises ends a thread.
 3. Who stops first sets ``_stopping``; the feeder gives back what no worker has begun. After that only the writer works.
 
-NOTE ON LOCKING: ``_lock`` guards the count of hooks. Queues between the threads are ``SimpleQueue``.
+NOTE ON LOCKING: ``_lock`` guards the count of hooks, and who is the first to report an attempt. It is held for a few
+statements at a time. Queues between the threads are ``SimpleQueue``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import asyncio
 import contextlib
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -31,13 +32,13 @@ from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.agenda import Agenda
 from kestrelpy.outbox.claimed import ClaimedJobs
 from kestrelpy.outbox.database import LoopThread, loop_here
-from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks
+from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks, unexpected
 from kestrelpy.outbox.flavours import BYTES, WAS_DUE
 from kestrelpy.outbox.job import ID, PRIORITY, QUEUE, running
 from kestrelpy.outbox.saving import sweep
 from kestrelpy.outbox.sql import MAX_BYTES, MAX_CLAIM, Claim
 from kestrelpy.outbox.transactions import arun_within, run_within
-from kestrelpy.outbox.upkeep import Upkeep, log_slow
+from kestrelpy.outbox.upkeep import Upkeep, log_slow, look_seconds
 from kestrelpy.outbox.wakeup import Listener, listener_for
 from kestrelpy.outbox.writer import MAX_PAUSE, OutcomeWriter
 
@@ -86,7 +87,6 @@ class Runner:
         self._agenda = Agenda(self._clock)
         self._stopping = False
         self._deadline: float | None = None  # of the stop
-        self._giving_up = False  # the timeout of the stop is over
         self._was_idle = False  # at the end of the stop
         self._ended = threading.Event()
         self._pause = threading.Event()  # is never set
@@ -96,7 +96,7 @@ class Runner:
         self._hooks = 0  # guarded by self._lock: how many outcomes wait for their hooks, or are in them
         self._busy: list[Attempt | None] = [None] * threads  # what each worker runs
         self._finished = [0] * threads  # how many jobs each worker has run
-        self._async: dict[Attempt, asyncio.Task[None]] = {}  # what runs on the loop; changed there only
+        self._async: dict[Attempt, asyncio.Task[Outcome | None]] = {}  # what runs on the loop; changed there only
         self._loop = loop
         self._loop_thread: LoopThread | None = None
         self._samples: deque[tuple[float, int]] = deque()
@@ -217,7 +217,6 @@ class Runner:
 
     def _give_up(self) -> None:
         """Cancel what is async; give back what can't be."""
-        self._giving_up = True
         loop = self._loop if self._loop_thread is None else self._loop_thread.loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it is closed
@@ -227,8 +226,7 @@ class Runner:
                         break
                     self._pause.wait(0.01)
         for attempt in self._claimed:
-            attempt.is_lost = True
-            self._writer.put(Outcome(attempt, "back"))
+            self._report(attempt, Outcome(attempt, "back"))
 
     def _cancel(self) -> None:
         for task in self._async.values():
@@ -298,11 +296,14 @@ class Runner:
             self._claim_retries(consumers, now)
         if self._more:
             self._claim_ready(consumers, now)
-        if not agenda.is_woken or self._is_late(now):  # a job that has come does not wait for what can
+        is_late = now >= self._last_poll + self._poll_seconds + 1.0
+        if is_late or not agenda.is_woken:  # a job that has come does not wait for what can
             self._poll(now)
         if agenda.take("due", now) and consumers:
             self._look_ahead(consumers)
-        self._relay()
+        for relay in self._core.relays:
+            if relay.step():
+                agenda.wake()
 
     def _take_what_may_be_there(self, consumers: Mapping[str, QueueConsumer], now: float) -> None:
         """See to it that claims look for what may be there, and later for what is due next."""
@@ -313,9 +314,6 @@ class Runner:
         self._retries_wait |= is_retry
         if is_ready or is_retry:
             self._agenda.plan("due", max(now, self._next_look_ahead))
-
-    def _is_late(self, now: float) -> bool:
-        return now >= self._last_poll + self._poll_seconds + 1.0
 
     def _consumers(self) -> dict[str, QueueConsumer]:
         """What is consumed here now."""
@@ -436,12 +434,12 @@ class Runner:
         self._claimed.add(attempts)
         for attempt in attempts:
             if attempt.consumer.queue not in current:
-                self._writer.put(Outcome(attempt, "back"))
+                self._report(attempt, Outcome(attempt, "back"))
             elif not attempt.consumer.is_async:
                 self._jobs.put(attempt)
         if for_loop:
             self._give_to_loop(for_loop)
-        self._agenda.plan("slow", now + _look_seconds(attempts))
+        self._agenda.plan("slow", now + look_seconds(attempts))
 
     def _give_to_loop(self, attempts: Sequence[Attempt]) -> None:
         try:
@@ -449,7 +447,7 @@ class Runner:
         except RuntimeError:
             log.exception("the event loop of astart() was closed without astop(): the outbox stops")
             for attempt in attempts:
-                self._writer.put(Outcome(attempt, "back"))
+                self._report(attempt, Outcome(attempt, "back"))
             self.begin_stop()
 
     def _loop_to_use(self) -> asyncio.AbstractEventLoop:
@@ -486,7 +484,7 @@ class Runner:
         running = self._running()
         log_slow(running, now)
         if self._claimed:
-            self._agenda.plan("slow", now + _look_seconds(running))
+            self._agenda.plan("slow", now + look_seconds(running))
 
     def _poll(self, now: float) -> None:
         """Look for what no hint was given for: lapsed leases, overlooked dependants, and all else."""
@@ -515,11 +513,6 @@ class Runner:
             if due_ms is not None:
                 self._agenda.plan(what, now + (due_ms - time_ms) / 1000)
 
-    def _relay(self) -> None:
-        for relay in self._core.relays:
-            if relay.step():
-                self._agenda.wake()
-
     def _give_back_queued(self) -> None:
         """Give back what was claimed and not begun."""
         hooks = []
@@ -527,7 +520,7 @@ class Runner:
             while True:
                 item = self._jobs.get_nowait()
                 if isinstance(item, Attempt):
-                    self._writer.put(Outcome(item, "back"))
+                    self._report(item, Outcome(item, "back"))
                 else:
                     hooks.append(item)
         for item in hooks:
@@ -547,14 +540,34 @@ class Runner:
                 continue
             busy[number] = item
             item.where = where
-            if item.is_lost:
-                self._claimed.forget(item)
-            else:
-                self._writer.put(Outcome(item, "back") if self._stopping else self._run_one(item))
+            self._report(item, self._outcome_of(item))
             finished[number] += 1
             busy[number] = None
             if (self._more or self._retries_wait) and jobs.qsize() <= self._low:
                 self._agenda.wake()
+
+    def _outcome_of(self, attempt: Attempt) -> Outcome | None:
+        """Run a ``def`` handler. ``None`` if somebody else has the job."""
+        if attempt.is_lost:
+            return None
+        if self._stopping:
+            return Outcome(attempt, "back")
+        try:
+            if attempt.consumer.options.transactional:
+                return run_within(self._store, attempt, self._clock)
+            return attempt.run(self._clock)
+        except BaseException as error:
+            return unexpected(attempt, error)
+
+    def _report(self, attempt: Attempt, outcome: Outcome | None) -> None:
+        """Have an outcome saved. Of an attempt that was given back, what comes later is dropped."""
+        if outcome is None:
+            self._claimed.forget(attempt)
+            return
+        with self._lock:
+            is_first, attempt.is_reported = not attempt.is_reported, True
+        if is_first:
+            self._writer.put(outcome)
 
     def _run_hook(self, hook: Callable[[], object]) -> None:
         try:
@@ -564,33 +577,33 @@ class Runner:
         with self._lock:
             self._hooks -= 1
 
-    def _run_one(self, attempt: Attempt) -> Outcome:
-        if attempt.consumer.options.transactional:
-            return run_within(self._store, attempt, self._clock)
-        return attempt.run(self._clock)
-
     def _spawn(self, attempts: Sequence[Attempt]) -> None:
         """Make a task for each, on the loop."""
         loop = asyncio.get_running_loop()
         for attempt in attempts:
             self._async[attempt] = task = loop.create_task(self._run_async(attempt), context=Context())
             attempt.where = task
+            task.add_done_callback(partial(self._end_task, attempt))
 
-    async def _run_async(self, attempt: Attempt) -> None:
-        try:
-            if attempt.is_lost or self._stopping:
-                outcome = Outcome(attempt, "back")
-            elif attempt.consumer.options.transactional:
-                outcome = await arun_within(self._store, attempt, self._clock, self._is_giving_up)
-            else:
-                outcome = await attempt.arun(self._clock, self._is_giving_up)
-        finally:
-            self._async.pop(attempt, None)
-        self._writer.put(outcome)
+    async def _run_async(self, attempt: Attempt) -> Outcome | None:
+        if attempt.is_lost:
+            return None
+        if self._stopping:
+            return Outcome(attempt, "back")
+        if attempt.consumer.options.transactional:
+            return await arun_within(self._store, attempt, self._clock, lambda: self._stopping)
+        return await attempt.arun(self._clock, lambda: self._stopping)
+
+    def _end_task(self, attempt: Attempt, task: asyncio.Task[Outcome | None]) -> None:
+        self._async.pop(attempt, None)
+        if task.cancelled():  # before it began
+            outcome: Outcome | None = Outcome(attempt, "back")
+        elif (error := task.exception()) is not None:
+            outcome = unexpected(attempt, error)
+        else:
+            outcome = task.result()
+        self._report(attempt, outcome)
         self._agenda.wake()
-
-    def _is_giving_up(self) -> bool:
-        return self._giving_up
 
     # -- what came of them -------------------------------------------------------------------------------------------
 
@@ -636,8 +649,3 @@ class Runner:
         with self._lock:
             self._hooks += 1
         self._jobs.put(hook)
-
-
-def _look_seconds(attempts: Iterable[Attempt]) -> float:
-    """How soon to look whether one of these is slow."""
-    return max(min((attempt.consumer.options.slow_after for attempt in attempts), default=1.0) / 2, 0.01)

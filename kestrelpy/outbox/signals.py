@@ -14,27 +14,31 @@ __all__ = ["auntil_signal", "until_signal"]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def until_signal(stop: Callable[[], object]) -> None:
-    """Wait for the first signal, and call ``stop`` after it. A second signal does what it did before this call."""
-    asked = threading.Event()
+def until_signal(start: Callable[[], object], stop: Callable[[], object]) -> None:
+    """Call ``start``, wait for the first signal, which may come before, and call ``stop``. A second signal does what it
+    did before this call.
+    """
+    asked = threading.Lock()  # an event's own lock may be held when the handler strikes; this one is all there is
+    asked.acquire()
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def ask(_number: int, _frame: FrameType | None) -> None:
         _restore(before)  # the next one ends the process now
-        asked.set()
+        asked.release()
 
-    for number in SIGNALS:
-        signal.signal(number, ask)
     try:
+        for number in SIGNALS:
+            signal.signal(number, ask)
+        start()
         while True:  # see docs/interrupts.md, rule 3
-            if asked.wait(3600.0):
+            if asked.acquire(timeout=3600.0):
                 break
         stop()
     finally:
         _restore(before)
 
 
-async def auntil_signal(stop: Callable[[], Awaitable[object]]) -> None:
+async def auntil_signal(start: Callable[[], Awaitable[object]], stop: Callable[[], Awaitable[object]]) -> None:
     """``until_signal`` on an event loop."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -44,9 +48,10 @@ async def auntil_signal(stop: Callable[[], Awaitable[object]]) -> None:
         _restore(before)
         loop.call_soon_threadsafe(asked.set)
 
-    for number in SIGNALS:
-        signal.signal(number, ask)
     try:
+        for number in SIGNALS:
+            signal.signal(number, ask)
+        await start()
         await asked.wait()
         await stop()
     finally:

@@ -77,6 +77,11 @@ def log_slow(running: Iterable[Attempt], now: float) -> None:
         )
 
 
+def look_seconds(attempts: Iterable[Attempt]) -> float:
+    """How soon to look whether one of these is slow."""
+    return max(min((attempt.consumer.options.slow_after for attempt in attempts), default=1.0) / 2, 0.01)
+
+
 def _stack_of(attempt: Attempt) -> str:
     if isinstance(attempt.where, asyncio.Task):
         frames = attempt.where.get_stack(limit=20)

@@ -7,6 +7,7 @@ other processes has the fault as well, if it calls ``plant_from_environment``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Generator
@@ -14,7 +15,9 @@ from typing import Any, NamedTuple
 
 VARIABLE = "KESTRELPY_PLANTED"
 FAULTS: dict[str, Fault] = {}
-OVERLAPS = "tests/outbox/faults/test_overlaps.py::test_transactions_overlap"
+FOLDER = "tests/outbox/faults"
+OVERLAPS = f"{FOLDER}/test_overlaps.py::test_transactions_overlap"
+KILLS = f"{FOLDER}/test_kills.py::test_a_consumer_is_killed"
 
 
 class Fault(NamedTuple):
@@ -45,14 +48,29 @@ def pytest_configure() -> None:
     plant_from_environment()
 
 
+def pytest_sessionfinish() -> None:
+    for old in PENDING:
+        print(f"{NOT_PLANTED}: no statement has {old!r}")
+
+
+NOT_PLANTED = "not planted"
+PENDING: set[str] = set()
+"""Texts that no statement had so far."""
+
+
 def in_statements(old: str, new: str, *, beside: str = "") -> None:
     """Change the text of all statements, or of those with ``beside`` in them."""
     from kestrelpy.outbox.sql import Compiler
 
     compile_it = Compiler._compile
 
+    PENDING.add(old)
+
     def compile_changed(self: Compiler, text: str, known_as: str) -> Any:
-        return compile_it(self, text.replace(old, new) if beside in text else text, known_as)
+        if beside in text and old in text:
+            PENDING.discard(old)
+            text = text.replace(old, new)
+        return compile_it(self, text, known_as)
 
     _replace(Compiler, "_compile", compile_changed)
 
@@ -65,7 +83,7 @@ def _replace(owner: Any, name: str, other: Any) -> None:
 # -- tokens and leases -----------------------------------------------------------------------------------------------
 
 
-@fault(f"{OVERLAPS}[leases-postgresql-0]", "refused|accepted twice|run again")
+@fault(f"{OVERLAPS}[leases-postgresql-0]", "NotNull|refused|accepted twice|run again")
 def no_token_is_compared() -> None:
     in_statements(" AND j.token = r_token", "")
 
@@ -115,12 +133,35 @@ def sqlite_reads_before_it_takes_the_lock() -> None:
     _replace(database, "begin_sqlite", lambda connection, **_: begin(connection, is_reading=True))
 
 
+@fault("tests/outbox/test_claims.py::test_no_more_than_asked_for", "assert")
+def an_update_where_id_is_in_a_limited_select() -> None:
+    """A planner that runs the SELECT again for each row takes more than the limit."""
+    from kestrelpy.outbox.flavours import CLAIMED, Postgresql
+
+    naive = (
+        """UPDATE {jobs} SET status = 'running', token = :token, worker = :worker, tries = tries + 1,
+        started_ms = {now}, was_due_ms = due_ms, due_ms = {now} + CAST(:lease_ms AS bigint)
+        WHERE id IN (SELECT i.id FROM {jobs} i WHERE i.queue = ANY (CAST(:queues AS text[])) AND i.status = 'ready'
+                     AND i.due_ms <= {now} ORDER BY i.priority, i.due_ms, i.id LIMIT :jobs FOR UPDATE SKIP LOCKED)
+        RETURNING """
+        + CLAIMED
+    )
+
+    def claim(self: Postgresql, sql: Any, status: str, queues: Any, claim: Any) -> Generator[Any, Any, Any]:
+        for kind in ("hashjoin", "mergejoin", "hashagg", "sort", "material"):
+            yield sql(f"SELECT set_config('enable_{kind}', 'off', false)"), {}
+        names = [name for name, _ in queues]
+        return (yield sql(naive), {**claim.parameters(), **sql.time(), "queues": names})
+
+    _replace(Postgresql, "claim", claim)
+
+
 # -- dependencies and lanes ------------------------------------------------------------------------------------------
 
 
 @fault(f"{OVERLAPS}[marks-postgresql-0]", "left behind")
 def overlooked_dependants_are_not_swept() -> None:
-    in_statements("WHERE status = 'waiting' AND NOT EXISTS", "WHERE false AND NOT EXISTS")
+    in_statements("w.status = 'waiting' AND NOT EXISTS", "false AND NOT EXISTS")
 
 
 @fault(f"{OVERLAPS}[marks-sqlite-0]", "before [0-9]+ is done")
@@ -136,7 +177,7 @@ def a_dependant_is_ready_at_once() -> None:
     _replace(puts, "_dependency", ready)
 
 
-@fault(f"{OVERLAPS}[lanes-postgresql-0]", "at the same time|is claimed before", share=0.2)
+@fault(f"{OVERLAPS}[lanes-postgresql-0]", "at the same time|is claimed before", share=0.3)
 def two_claims_of_a_lane_touch_no_common_row() -> None:
     from kestrelpy.outbox.schema import OutboxTables
 
@@ -151,7 +192,7 @@ def two_claims_of_a_lane_touch_no_common_row() -> None:
 
 @fault(f"{OVERLAPS}[lanes-sqlite-0]", "left behind")
 def lanes_are_not_freed() -> None:
-    in_statements(") AND held RETURNING", ") AND false RETURNING")
+    in_statements("WHERE f.held AND", "WHERE false AND")
 
 
 # -- puts ------------------------------------------------------------------------------------------------------------
@@ -177,8 +218,148 @@ def a_key_that_is_there_is_a_unique_violation() -> None:
     in_statements('ON CONFLICT (queue, "key") WHERE "key" IS NOT NULL DO NOTHING', "")
 
 
-@fault("tests/outbox/faults/test_full_disk.py", "room for")
+@fault("tests/outbox/test_races.py::test_a_slow_caller_holds_up_no_consumer", "assert not True")
+def a_put_locks_the_job_it_depends_on() -> None:
+    in_statements(
+        "SELECT id, status FROM {jobs} WHERE id = :id", "SELECT id, status FROM {jobs} WHERE id = :id FOR UPDATE"
+    )
+
+
+@fault(f"{FOLDER}/test_full_disk.py", "room for")
 def a_batch_that_fails_is_not_taken_back() -> None:
     from kestrelpy.outbox.flavours import Sqlite
 
     _replace(Sqlite, "aborts", True)
+
+
+# -- running ---------------------------------------------------------------------------------------------------------
+
+
+@fault(f"{FOLDER}/test_long_handlers.py", "by 0.*by|by 1.*by|== 1|did not happen")
+def a_lease_is_not_renewed() -> None:
+    from kestrelpy.outbox.runner import Runner
+
+    _replace(Runner, "_renew", lambda self, now: None)
+
+
+@fault(f"{KILLS}[postgresql-1]", "done without having run", share=0.4)
+def a_job_is_marked_before_its_handler_returns() -> None:
+    from kestrelpy.outbox.execution import Outcome
+    from kestrelpy.outbox.runner import Runner
+
+    run = Runner._run_one
+
+    def mark_and_run(self: Runner, attempt: Any) -> Outcome:
+        if not attempt.consumer.options.transactional:
+            self._writer.put(Outcome(attempt, "done"))
+        return run(self, attempt)
+
+    _replace(Runner, "_run_one", mark_and_run)
+
+
+@fault(f"{KILLS}[sqlite-1]", "not there exactly once|an order with two jobs", share=0.4)
+def a_transactional_handler_is_committed_before_the_mark() -> None:
+    import threading
+
+    from kestrelpy.outbox import runner
+    from kestrelpy.outbox.execution import Outcome
+
+    def run_within(store: Any, attempt: Any, clock: Any) -> Outcome:
+        def work(connection: Any) -> Outcome:
+            attempt.connection = connection
+            outcome: Outcome = attempt.run(clock)
+            if outcome.status != "done":
+                connection.rollback()
+            return outcome
+
+        outcome: Outcome = store.database.transact(work)
+        threading.Event().wait(0.05)
+        return outcome
+
+    _replace(runner, "run_within", run_within)
+
+
+@fault(
+    "tests/outbox/running/test_start_stop.py::test_what_was_claimed_and_not_begun_is_given_back_in_its_order", "assert"
+)
+def a_stop_forgets_what_is_queued() -> None:
+    from queue import Empty
+
+    from kestrelpy.outbox.execution import Attempt
+    from kestrelpy.outbox.runner import Runner
+
+    def forget(self: Runner) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                item = self._jobs.get_nowait()
+                if isinstance(item, Attempt):
+                    self._claimed.forget(item)
+
+    _replace(Runner, "_give_back_queued", forget)
+
+
+@fault(f"{FOLDER}/test_clock_jumps.py::test_a_failure_is_refused_whose_lease_a_jump_has_taken", "assert not")
+def hooks_are_called_before_the_save() -> None:
+    from kestrelpy.outbox.execution import call_hooks
+    from kestrelpy.outbox.runner import Runner
+
+    run = Runner._run_one
+
+    def run_and_call(self: Runner, attempt: Any) -> Any:
+        outcome = run(self, attempt)
+        call_hooks(outcome)
+        return outcome
+
+    _replace(Runner, "_run_one", run_and_call)
+
+
+@fault(f"{FOLDER}/test_restarts.py", "no job for")
+def the_feeder_ends_with_the_first_error_of_the_database() -> None:
+    from kestrelpy.outbox.runner import Runner
+
+    def fail(self: Runner, error: BaseException) -> float:
+        raise error
+
+    _replace(Runner, "_failed", fail)
+
+
+@fault(f"{FOLDER}/test_interrupts.py::test_start_and_stop_are_done_or_not_done", "kestrelpy-outbox")
+def the_threads_are_started_by_the_caller() -> None:
+    """So an interrupt of the start leaves some that nobody ends."""
+    from kestrelpy.outbox.runner import Runner
+
+    start = Runner.start
+
+    def start_by_hand(self: Runner) -> None:
+        for thread in self._threads:
+            thread.start()
+        self._threads = []
+        start(self)
+
+    _replace(Runner, "start", start_by_hand)
+
+
+# -- by hand ---------------------------------------------------------------------------------------------------------
+
+
+@fault(f"{FOLDER}/test_interrupts.py::test_a_call_is_done_or_not_done[sqlite-retry]", "== 0")
+def a_retry_keeps_the_tries() -> None:
+    in_statements(" tries = 0,", "", beside="SET status = 'ready', due_ms = {now}")
+
+
+@fault(
+    f"{FOLDER}/test_interrupts.py::test_ctrl_c_in_a_handler_that_is_run_by_hand_is_a_failure_and_is_raised", "DID NOT"
+)
+def retry_one_swallows_an_interrupt() -> None:
+    from kestrelpy.outbox import by_hand, outbox
+
+    retry_one = by_hand.retry_one
+
+    def swallow(*args: Any) -> Any:
+        try:
+            return retry_one(*args)
+        except KeyboardInterrupt:
+            return None
+
+    _replace(by_hand, "retry_one", swallow)
+    assert outbox

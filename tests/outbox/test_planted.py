@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.outbox.planted import FAULTS, VARIABLE
+from tests.outbox.planted import FAULTS, NOT_PLANTED, VARIABLE
 from tests.support import postgres
 from tests.support.budget import Tally, drawn
 from tests.support.paths import ROOT
@@ -24,6 +24,7 @@ def test_a_planted_fault_is_found(name: str, tally: Tally) -> None:
     environment = {**os.environ, VARIABLE: name, "KESTRELPY_SHARE": str(fault.share)}
     command = [sys.executable, "-m", "pytest", *options, fault.test]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    assert NOT_PLANTED not in done.stdout, done.stdout
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, f"not found:\n{done.stdout}\n{done.stderr}"
     said = "\n".join(line for line in done.stdout.splitlines() if line.startswith("E "))
     assert re.search(fault.says, said), f"found for another reason:\n{done.stdout}"

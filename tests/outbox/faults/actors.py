@@ -111,7 +111,7 @@ def consume(setting: Setting, who: str, *, threads: int = 3) -> None:
     logging.getLogger("kestrelpy.outbox").addFilter(lambda record: "failed at try" not in record.getMessage())
     notes = Notes(setting.folder, who)
     outbox = setting.outbox(consumes=True)
-    _register(outbox, notes, random.Random(f"{setting.seed} {who}"))
+    _register(outbox, notes, random.Random(f"{setting.seed} {who}"), 1.3 * setting.lease)
     outbox.start(threads=threads, poll_interval=0.3, retry_interval=0.02)
     expected = _own_threads()
     notes("started", str(os.getpid()))
@@ -126,10 +126,12 @@ def _own_threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("kestrelpy-outbox")}
 
 
-def _register(outbox: Outbox, notes: Notes, choose: random.Random) -> None:
+def _register(outbox: Outbox, notes: Notes, choose: random.Random, long: float) -> None:
     def plain(name: str) -> None:
         with _run(notes, name):
             _take_time(choose)
+            if name.endswith("long"):
+                time.sleep(long)  # its lease is renewed meanwhile
             if "fails" in name and choose.random() < 0.5:
                 raise RuntimeError(name)
 
@@ -233,6 +235,8 @@ class Producer:
             + ("after", "after", "key", "many", "later", "urgent")
         )
         self._number += 1
+        if self._number == 3:
+            kind = "long"
         made = [f"{self._who}.{self._number}.{place}:{kind}" for place in range(5 if kind == "many" else 1)]
         options: dict[str, Any] = {}
         if kind == "lane":

@@ -25,6 +25,7 @@ import sqlalchemy
 
 from tests.outbox.faults.actors import Setting, consume, produce, spawn
 from tests.outbox.faults.ledger import Ledger
+from tests.outbox.planted import plant_from_environment
 from tests.processes.programs import as_program, rounds
 from tests.support import postgres
 
@@ -125,10 +126,9 @@ class Stage:
             os.waitpid(pid, 0)
 
 
-def main(what: str, seed: int, limit: int | None, seconds: float | None, plant: Any) -> Counter[str]:
+def main(what: str, seed: int, limit: int | None, seconds: float | None, _: object) -> Counter[str]:
     choose, counts = random.Random(seed), Counter[str]()
-    if plant is not None:
-        plant()
+    plant_from_environment()
     kind, _, driver = what.partition("+")
     with tempfile.TemporaryDirectory() as name, database(kind, Path(name)) as url:
         setting = Setting(url, Path(name), seed, driver=driver, lease=LEASE, pause=0.03)

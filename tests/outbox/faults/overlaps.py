@@ -258,16 +258,21 @@ def lanes(scene: Scene) -> None:
             scene.in_order.append(made)
     running = [] if is_tight else scene.claim(choose.choice((0, 1, 3)))
 
-    def consume(first: list[Attempt]) -> None:
+    def consume(first: list[Attempt], pauses: int | None) -> None:
         for attempt in first:
             scene.end([attempt], choose.choice(("done", "done", "error", "back", "dead")))
+        if pauses is not None:
+            _pass_time(scene, pauses)
         for _ in range(2):
             status = choose.choice(("ready", "ready", "ready", "error"))
-            scene.end(scene.claim(choose.choice((1, 2, 5)), status), choose.choice(("done", "done", "error")))
+            found = scene.claim(choose.choice((1, 2, 5)), status)
+            _pause(choose.randrange(3))  # as long as a handler runs
+            scene.end(found, choose.choice(("done", "done", "error")))
 
     for number in range(choose.choice((2, 2, 3))):
         mine, running = running[: 2 - number], running[2 - number :]
-        steps.add(f"consume {number}", partial(consume, mine))
+        pauses = choose.randrange(3) if is_tight and number == 1 else None
+        steps.add(f"consume {number}", partial(consume, mine, pauses))
     other = choose.choice(("put", "put", "sweep", "cancel"))
     if other == "put":
         commits = choose.random() < 0.8
@@ -278,7 +283,8 @@ def lanes(scene: Scene) -> None:
         steps.add(other, lambda: _by_hand(scene, other, target))
     else:
         steps.add(other, scene.sweep)
-    steps.add("time", partial(_pass_time, scene, choose.randrange(3 if is_tight else 12)))
+    if not is_tight:
+        steps.add("time", partial(_pass_time, scene, choose.randrange(12)))
     _run(scene)
     assert not scene.running
     scene.drain()
@@ -287,11 +293,15 @@ def lanes(scene: Scene) -> None:
 
 
 def _pass_time(scene: Scene, pauses: int) -> None:
+    _pause(pauses)
+    scene.clock.advance(10)
+
+
+def _pause(count: int) -> None:
     actor = current()
     assert actor is not None
-    for _ in range(pauses):
+    for _ in range(count):
         actor.pause()
-    scene.clock.advance(10)
 
 
 def _put_in_lane(scene: Scene, lane: str, *, commits: bool) -> None:

@@ -14,10 +14,10 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from tests.outbox.faults.actors import Setting
 from tests.outbox.faults.kills import Stage
+from tests.outbox.planted import plant_from_environment
 from tests.processes.programs import as_program, rounds
 from tests.support import postgres
 
@@ -27,10 +27,9 @@ SOON = 5.0
 CONSUMERS, PRODUCERS = 2, 2
 
 
-def main(what: str, seed: int, limit: int | None, seconds: float | None, plant: Any) -> Counter[str]:
+def main(what: str, seed: int, limit: int | None, seconds: float | None, _: object) -> Counter[str]:
     choose, counts = random.Random(seed), Counter[str]()
-    if plant is not None:
-        plant()
+    plant_from_environment()
     with tempfile.TemporaryDirectory() as name, postgres.private_cluster(fsync=False) as cluster:
         setting = Setting(cluster.url(), Path(name), seed, driver=what, lease=LEASE, pause=0.02)
         setting.create()

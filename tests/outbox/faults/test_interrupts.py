@@ -214,6 +214,8 @@ def test_a_call_is_done_or_not_done(name: str, scene: Scene, tally: Tally) -> No
         wanted = [{each: status for each, status in {**before, **change}.items() if status} for change in allowed]
         found = scene.statuses()
         assert found in (wanted if struck else wanted[-1:]), f"{found}"
+        if found == {**before, "error": "ready"}:
+            assert scene.outbox.get(scene.jobs["error"].id).tries == 0
         scene.check()
 
     assert strike(name, run, tally)

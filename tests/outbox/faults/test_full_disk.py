@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ import sqlalchemy
 from sqlalchemy.exc import OperationalError
 
 from kestrelpy.outbox.outbox import Outbox
-from tests.support.budget import Tally, share
+from tests.outbox.faults import full_disks
+from tests.processes import no_room
+from tests.processes.programs import counts_of
+from tests.support.budget import SEED, Tally, share
 from tests.support.patience import until
 
 FULL = (sqlite3.OperationalError, OperationalError)
@@ -94,6 +98,23 @@ def test_a_put_that_finds_no_room_leaves_nothing(
         assert list(connection.exec_driver_sql("SELECT count(*) FROM orders")) == [(2 * refused,)]
         PUTS[name](outbox, connection)
     assert len(outbox.jobs(limit=5000)) > len(before) - 1
+
+
+@pytest.fixture
+def _tmpfs() -> None:
+    reason = no_room.reason_not_available()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("_tmpfs")
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+def test_a_file_system_is_full_anywhere(mode: str, tmp_path: Path, tally: Tally) -> None:
+    counts = counts_of(full_disks, tmp_path, mode, SEED, limit=max(30, share(300)))
+    refused = counts["refused at the commit"] + counts.get("refused before it", 0)
+    assert refused > 5
+    tally.add("transactions with a put that a full file system has refused", refused)
 
 
 def test_consumers_go_on_when_there_is_room(small: SmallFile, outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from functools import partial
@@ -35,6 +35,7 @@ from kestrelpy.outbox.database import LoopThread, loop_here
 from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks, unexpected
 from kestrelpy.outbox.flavours import BYTES, WAS_DUE
 from kestrelpy.outbox.job import ID, PRIORITY, QUEUE, running
+from kestrelpy.outbox.prefetch import Prefetch
 from kestrelpy.outbox.saving import sweep
 from kestrelpy.outbox.sql import MAX_BYTES, MAX_CLAIM, Claim
 from kestrelpy.outbox.transactions import arun_within, run_within
@@ -51,8 +52,6 @@ __all__ = ["Runner"]
 
 ASYNC_AT_ONCE = 100
 """How many ``async`` handlers run at once in a process, unless their queues' ``concurrency`` says less."""
-WINDOW = 0.05
-"""Seconds: what was finished within them is claimed ahead."""
 MAX_UNSAVED = 3000
 MINUTE = 60.0
 LOOK_AHEAD_SECONDS = 0.05
@@ -79,7 +78,7 @@ class Runner:
         self._core = core
         self._store = store
         self._queues = queues
-        self._prefetch = prefetch
+        self._prefetch = Prefetch(prefetch)
         self._poll_interval = poll_interval
         self._retry_interval = retry_interval
         self._clock = core.time.monotonic
@@ -99,7 +98,6 @@ class Runner:
         self._async: dict[Attempt, asyncio.Task[Outcome | None]] = {}  # what runs on the loop; changed there only
         self._loop = loop
         self._loop_thread: LoopThread | None = None
-        self._samples: deque[tuple[float, int]] = deque()
         self._more: set[str] = set()  # the queues of which there may be ready jobs; of the feeder
         self._retries_wait = False  # for room, or for others of their queue to end; of the feeder
         self._low = 0  # how many jobs are left for the workers when the feeder is woken
@@ -327,23 +325,11 @@ class Runner:
         """How many jobs the workers, and the loop, can be given now."""
         unsaved = len(self._claimed)
         loop_room = ASYNC_AT_ONCE - self._claimed.async_ones
-        ahead = self._ahead()
+        ahead = self._prefetch.jobs(self._clock(), sum(self._finished))
         self._low = ahead // 2
         free = sum(attempt is None for attempt in self._busy)
         room = free + ahead - self._jobs.qsize()
         return max(0, min(room, MAX_UNSAVED - unsaved, MAX_CLAIM)), max(0, loop_room)
-
-    def _ahead(self) -> int:
-        """How many jobs to claim ahead: as many as were finished in the last 50 ms."""
-        if self._prefetch is not None:
-            return self._prefetch
-        now, total = self._clock(), sum(self._finished)
-        self._samples.append((now, total))
-        while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW:
-            self._samples.popleft()
-        first_time, first_total = self._samples[0]
-        passed = max(now - first_time, WINDOW)
-        return min(int((total - first_total) * WINDOW / passed), MAX_CLAIM)
 
     def _claim_ready(self, consumers: Mapping[str, QueueConsumer], now: float) -> None:
         """Claim jobs for their first run, for the workers and for the loop."""

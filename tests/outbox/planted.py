@@ -247,14 +247,14 @@ def a_job_is_marked_before_its_handler_returns() -> None:
     from kestrelpy.outbox.execution import Outcome
     from kestrelpy.outbox.runner import Runner
 
-    run = Runner._run_one
+    run = Runner._outcome_of
 
-    def mark_and_run(self: Runner, attempt: Any) -> Outcome:
+    def mark_and_run(self: Runner, attempt: Any) -> Outcome | None:
         if not attempt.consumer.options.transactional:
             self._writer.put(Outcome(attempt, "done"))
         return run(self, attempt)
 
-    _replace(Runner, "_run_one", mark_and_run)
+    _replace(Runner, "_outcome_of", mark_and_run)
 
 
 @fault(f"{KILLS}[sqlite-1]", "not there exactly once|an order with two jobs", share=0.4)
@@ -303,14 +303,15 @@ def hooks_are_called_before_the_save() -> None:
     from kestrelpy.outbox.execution import call_hooks
     from kestrelpy.outbox.runner import Runner
 
-    run = Runner._run_one
+    run = Runner._outcome_of
 
     def run_and_call(self: Runner, attempt: Any) -> Any:
         outcome = run(self, attempt)
-        call_hooks(outcome)
+        if outcome is not None:
+            call_hooks(outcome)
         return outcome
 
-    _replace(Runner, "_run_one", run_and_call)
+    _replace(Runner, "_outcome_of", run_and_call)
 
 
 @fault(f"{FOLDER}/test_restarts.py", "no job for")

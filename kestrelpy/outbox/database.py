@@ -155,7 +155,7 @@ class Database:
         with self.engine.connect() as connection:
             self._check(connection)
             with connection.begin():
-                begin_by_hand(connection)
+                begin_for_caller(connection)
                 yield connection
 
     @asynccontextmanager
@@ -166,7 +166,7 @@ class Database:
         async with self.async_engine.connect() as connection:
             await connection.run_sync(self._check)
             async with connection.begin():
-                await connection.run_sync(begin_by_hand)
+                await connection.run_sync(begin_for_caller)
                 yield connection
 
     def _check(self, connection: Connection) -> None:
@@ -263,9 +263,22 @@ def begin_sqlite(connection: Connection, *, is_reading: bool) -> None:
         raise
 
 
-def begin_by_hand(connection: Connection) -> None:
-    """Begin a transaction of SQLite where neither the driver nor a recipe does."""
-    if connection.dialect.name == "sqlite" and commits_each(connection) and not in_transaction(connection):
+def begin_for_caller(connection: Connection) -> None:
+    """Begin a transaction of SQLite where neither the driver nor a recipe does. Where the driver does it with the first
+    write, do it with a savepoint, too: that would be the transaction, and its release the commit.
+    """
+    if connection.dialect.name != "sqlite":
+        return
+    if commits_each(connection):
+        _begin_if_none_is(connection)
+    else:
+        from sqlalchemy import event
+
+        event.listen(connection, "savepoint", _begin_if_none_is)
+
+
+def _begin_if_none_is(connection: Connection, _savepoint: str = "") -> None:
+    if not in_transaction(connection):
         connection.exec_driver_sql("BEGIN")
 
 

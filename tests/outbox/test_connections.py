@@ -239,6 +239,15 @@ def test_a_nested_transaction_of_a_connection(on_both: Outbox) -> None:
     assert [job.payload for job in on_both.jobs()] == ["kept"]
 
 
+def test_a_transaction_that_begins_with_a_savepoint(on_both: Outbox) -> None:
+    """To SQLite a savepoint without a transaction is one, which ends with it."""
+    with on_both.begin() as connection:
+        with connection.begin_nested():
+            on_both.put(connection, "mail", 1)
+        connection.rollback()
+    assert on_both.jobs() == []
+
+
 def test_a_nested_transaction_of_psycopg(postgres_url: str, clock: ManualClock) -> None:
     with open_outbox(postgres_url, clock) as outbox:
         with psycopg.connect(ways.conninfo(postgres_url)) as connection, connection.transaction():

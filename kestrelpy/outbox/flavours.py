@@ -5,6 +5,7 @@ The other statements are the same text for both, with these fields in it.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,7 @@ class Postgresql:
             "queues": [name for name, _ in queues],
             "most": [min(most, claim.jobs) for _, most in queues],
         }
-        return (yield sql(_CLAIM_READY if status == "ready" else _CLAIM_ERROR), parameters)
+        return (yield sql(_claim_of(status, len(queues))), parameters)
 
     def next_due_ms(self, sql: Compiler, queues: Sequence[str]) -> Operation[tuple[int, int | None, int | None]]:
         rows = yield sql(_NEXT_DUE), {**sql.time(), "names": list(queues)}
@@ -196,6 +197,15 @@ _CLAIM_ERROR = (
     + _TAKE
     + _RETURN_CLAIMED
 )
+
+
+@functools.cache
+def _claim_of(status: str, queues: int) -> str:
+    """With room for what each of so many queues may give: with less the first ones would hide the others. A few texts
+    are enough, each of which is compiled once.
+    """
+    room = f") found LIMIT {1000 << (queues - 1).bit_length()}\n"
+    return (_CLAIM_READY if status == "ready" else _CLAIM_ERROR).replace(") found LIMIT 1000\n", room)
 
 
 class Sqlite:

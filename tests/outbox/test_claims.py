@@ -76,6 +76,26 @@ def test_the_most_urgent_of_several_queues(outbox: Outbox, claimant: Claimant) -
 
 
 @pytest.mark.parametrize("status", ["ready", "error"])
+def test_no_queue_hides_another_one(outbox: Outbox, claimant: Claimant, clock: ManualClock, status: str) -> None:
+    """However many jobs the first ones have."""
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        outbox.queue(name)
+    with outbox.begin() as connection:
+        for name in names[:3]:
+            outbox.put_many(connection, name, [1] * 600, priority=5, delay=1)
+        urgent = outbox.put(connection, "d", priority=-1)
+    clock.advance(1)
+    if status == "error":
+        claimant.fail(*claimant.claim("d"), seconds=0)
+        for name in names[:3]:
+            claimant.fail(*claimant.claim(name, jobs=1000), seconds=0.001)
+        clock.advance(1)
+    found = claimant.ids(*names, jobs=500, status=status)
+    assert (len(found), found[0]) == (500, urgent.id)
+
+
+@pytest.mark.parametrize("status", ["ready", "error"])
 def test_no_more_than_asked_for(outbox: Outbox, claimant: Claimant, status: str) -> None:
     with outbox.begin() as connection:
         for number in range(5):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kestrelpy.outbox.core import OutboxCore
     from kestrelpy.outbox.queues import QueueConsumer
 
-__all__ = ["Attempt", "Outcome", "call_hooks", "lapse_of", "outcome_of", "unexpected"]
+__all__ = ["Attempt", "Outcome", "call_hooks", "failure_of", "lapse_of", "outcome_of", "unexpected"]
 
 MAX_ERROR_BYTES = 16 << 10
 _DEFAULT_BACKOFF = exponential()
@@ -185,6 +185,11 @@ def outcome_of(attempt: Attempt, error: BaseException | None, seconds: float = 0
             return Outcome(attempt, "done", exception=error)
     except (Exception, SystemExit):
         log.exception("queue %r: done_on failed; the error of job %s counts", attempt.consumer.queue, attempt.id)
+    return failure_of(attempt, error, seconds)
+
+
+def failure_of(attempt: Attempt, error: BaseException, seconds: float) -> Outcome:
+    """The outcome of an attempt that failed with ``error``: it comes again, or is dead. It is logged."""
     if isinstance(error, GiveUp):
         status, delay_ms = "dead", 0
     else:

@@ -2,7 +2,7 @@
 
     {table}           a row for each job; people query it, so its columns are part of the interface
     {table}_queues    a row for each queue that was ever paused
-    {table}_relays    a row for each relay: its lease, and the batch that it is moving
+    {table}_relays    a row for each relay: who works for it and until when, and the batch that it is moving
     {table}_version   one row: the version of these tables
 
 Rules:
@@ -11,7 +11,10 @@ Rules:
 2. Every index of the jobs is partial, by status. A row is in the index of its status alone, so a million done rows cost
    a claim nothing. Statements name the status as a literal: with a parameter the planner could not use the index.
 3. ``{table}_lane_runs`` allows one running job a lane. Two claims that overlap do not see each other's rows; the unique
-   index is what both touch.
+   index is what both touch. A batch of a relay has many jobs of a lane, in their order; what keeps two relays apart is
+   their row in ``{table}_relays``.
+4. ``relay_batch`` is set as long as a job is in a batch of a relay, and not afterwards, so its index stays small. The
+   job is running then, its ``worker`` is the name of the relay, and it has no token and no lease of its own.
 """
 
 from __future__ import annotations
@@ -45,9 +48,13 @@ class OutboxTables:
             f"{name}_relays",
             self.metadata,
             Column("name", Text, primary_key=True),
+            Column("queue", Text, nullable=False),
+            Column("app_id", Text, nullable=False),  # under which it publishes: the name, or the name and a random part
             Column("owner", Text),
             Column("until_ms", BIG, nullable=False),
-            Column("batch", BIG, nullable=False),
+            Column("batch", BIG, nullable=False),  # the last number that was given to a batch
+            Column("part", Text),  # the file that its items are written to
+            Column("sealed", Text),  # what the file holds, as JSON, once nothing but this file may be published
         )
         self.version = Table(f"{name}_version", self.metadata, Column("version", Integer, nullable=False))
 
@@ -93,7 +100,7 @@ class OutboxTables:
         )
         self._index("error", columns.queue, columns.due_ms, columns.id, where="status = 'error'")
         self._index("failed", columns.first_error_ms, where="status IN ('error', 'dead')")
-        self._index("running", columns.due_ms, where="status = 'running'")
+        self._index("running", columns.due_ms, where="status = 'running' AND relay_batch IS NULL")
         self._index("waiting", columns.depends_on, where="status = 'waiting'")
         self._index("finished", columns.queue, columns.finished_ms, where="status IN ('done', 'dead', 'cancelled')")
         self._index("group", columns.queue, columns.job_group, where="job_group IS NOT NULL")
@@ -105,7 +112,11 @@ class OutboxTables:
             where="lane IS NOT NULL AND status IN ('ready', 'running', 'error')",
         )
         self._index(
-            "lane_runs", columns.queue, columns.lane, where="lane IS NOT NULL AND status = 'running'", unique=True
+            "lane_runs",
+            columns.queue,
+            columns.lane,
+            where="lane IS NOT NULL AND status = 'running' AND relay_batch IS NULL",
+            unique=True,
         )
         self._index("relay", columns.relay_batch, where="relay_batch IS NOT NULL")
         return table

@@ -245,8 +245,8 @@ METHODS = {
     ),
     "work.Job": "delete release bury touch",
     "outbox.Outbox": (
-        "stats astats group_progress agroup_progress retry_stats aretry_stats processing_times aprocessing_times "
-        "health ahealth healthy ahealthy unhealthy aunhealthy"
+        "add_relay stats astats group_progress agroup_progress retry_stats aretry_stats processing_times "
+        "aprocessing_times health ahealth healthy ahealthy unhealthy aunhealthy"
     ),
     "outbox.testing.VirtualOutbox": (
         "begin put consume aconsume force_retry run_once take lose_mark sweep run_due drain jobs contains assert_put"

@@ -79,6 +79,9 @@ class Settings:
 class Relaying(Protocol):
     """A relay, as a running outbox sees it."""
 
+    queue: str
+    name: str
+
     def step(self) -> int:
         """Move one batch. Returns how many jobs that were."""
 
@@ -166,6 +169,11 @@ class OutboxCore:
         if self.store is None:
             raise OutboxError("this outbox is not bound: pass Outbox(bind), or call outbox.bind(...) first")
         return self.store
+
+    def add_relay(self, relay: Relaying) -> None:
+        """Raises ``ValueError`` if its queue has a consumer or a relay, or if another queue's has its name."""
+        self.queues.add_relay(relay.queue, relay.name)
+        self.relays.append(relay)
 
     def switch(self, clock: Clock, random: Callable[[], float], worker: str) -> Callable[[], None]:
         """For the test kit: work with these and with no store yet, until the function is called that is returned. That

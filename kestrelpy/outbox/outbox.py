@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy import Clock
@@ -210,6 +211,28 @@ class Outbox:
     def queue(self, name: str, **options: Any) -> None:
         """Declare a queue that other processes consume. Raises ``InvalidName``, ``TypeError``, ``ValueError``."""
         self.core.queues.add(name, None, options)
+
+    def add_relay(
+        self,
+        queue: str,
+        directory: str | PathLike[str],
+        into: str,
+        *,
+        name: str | None = None,
+        batch: int = 1000,
+        encode: Callable[[Job], bytes | str] | None = None,
+        delete: bool = True,
+    ) -> None:
+        """Move the jobs of ``queue`` into the ``JournaledQueue`` ``into`` of ``directory``, each exactly once.
+
+        An item is the payload as it is stored, or what ``encode`` makes of the job. ``name``: no other relay into that
+        queue may have it, of any database. ``delete``: what was moved; else it is done, and kept for ``keep_done``.
+        docs/relay.md has the promises. Raises ``ValueError`` if the queue has a consumer or a relay, ``InvalidName``.
+        """
+        from kestrelpy.outbox.relay import Relay
+
+        made = Relay(self.core, queue, directory, into, name=name, batch=batch, encode=encode, delete=delete)
+        self.core.add_relay(made)
 
     # -- putting -----------------------------------------------------------------------------------------------------
 

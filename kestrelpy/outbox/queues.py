@@ -117,6 +117,7 @@ class KnownQueues:
         self._defaults = defaults
         self.defaults = QueueOptions(**defaults)
         self._known: dict[str, QueueConsumer] = {}
+        self._relays: dict[str, str] = {}  # by queue: the name of its relay
 
     def add(
         self, queue: str, handler: Callable[..., Any] | None, options: dict[str, Any], *, replace: bool = False
@@ -126,6 +127,8 @@ class KnownQueues:
         if handler is not None:
             check_handler(handler)
         found = self._known.get(queue)
+        if handler is not None and queue in self._relays:
+            raise ValueError(f"queue {queue!r} has the relay {self._relays[queue]!r}: it can't have a consumer, too")
         if found is not None and found.handler is not None and handler is not None and not replace:
             raise ValueError(f"queue {queue!r} has a consumer already: pass replace=True to replace it")
         if found is not None and not options and not replace:
@@ -141,7 +144,23 @@ class KnownQueues:
         """The same queues; what is registered in one of the two is not in the other."""
         made = KnownQueues(self._defaults)
         made._known = dict(self._known)
+        made._relays = dict(self._relays)
         return made
+
+    def add_relay(self, queue: str, name: str) -> None:
+        """Declare a queue that a relay moves. Raises ``ValueError`` if it has a consumer or a relay, or if the name is
+        another relay's.
+        """
+        found = self._known.get(queue)
+        if found is not None and found.handler is not None:
+            raise ValueError(f"queue {queue!r} has a consumer: it can't have a relay, too")
+        if queue in self._relays:
+            raise ValueError(f"queue {queue!r} has a relay already: {self._relays[queue]!r}")
+        if name in self._relays.values():
+            raise ValueError(f"name: another queue has a relay of the name {name!r}")
+        if found is None:
+            self.add(queue, None, {})
+        self._relays[queue] = name
 
     def remove(self, queue: str) -> None:
         """Let ``queue`` be declared only. Raises ``UnknownQueue`` if it has no consumer."""

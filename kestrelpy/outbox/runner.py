@@ -22,7 +22,6 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import Context
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -31,10 +30,10 @@ from kestrelpy.outbox import claims
 from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.agenda import Agenda
 from kestrelpy.outbox.claimed import ClaimedJobs
-from kestrelpy.outbox.database import LoopThread, loop_here
 from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks, unexpected
 from kestrelpy.outbox.flavours import BYTES, WAS_DUE
 from kestrelpy.outbox.job import ID, PRIORITY, QUEUE, running
+from kestrelpy.outbox.loop_runs import LoopRuns
 from kestrelpy.outbox.prefetch import Prefetch
 from kestrelpy.outbox.saving import sweep
 from kestrelpy.outbox.sql import MAX_BYTES, MAX_CLAIM, Claim
@@ -95,9 +94,7 @@ class Runner:
         self._hooks = 0  # guarded by self._lock: how many outcomes wait for their hooks, or are in them
         self._busy: list[Attempt | None] = [None] * threads  # what each worker runs
         self._finished = [0] * threads  # how many jobs each worker has run
-        self._async: dict[Attempt, asyncio.Task[Outcome | None]] = {}  # what runs on the loop; changed there only
-        self._loop = loop
-        self._loop_thread: LoopThread | None = None
+        self._loop = LoopRuns(loop, self._run_async, self._report)
         self._more: set[str] = set()  # the queues of which there may be ready jobs; of the feeder
         self._retries_wait = False  # for room, or for others of their queue to end; of the feeder
         self._low = 0  # how many jobs are left for the workers when the feeder is woken
@@ -146,7 +143,7 @@ class Runner:
     @property
     def is_orphaned(self) -> bool:
         """Whether the event loop of its handlers was closed, and nobody has stopped it."""
-        return self._loop is not None and self._loop.is_closed()
+        return self._loop.is_closed()
 
     def is_inside(self) -> bool:
         """Whether the caller is a handler or a hook of this outbox."""
@@ -155,7 +152,7 @@ class Runner:
 
     def would_block_its_loop(self) -> bool:
         """Whether the caller runs on the event loop that the handlers need to end."""
-        return self._loop is not None and loop_here() is self._loop
+        return self._loop.is_here()
 
     def begin_stop(self, timeout: float | None = None) -> None:
         """Claim no more, and have the feeder end everything. After ``timeout`` seconds it waits no longer for handlers;
@@ -197,11 +194,10 @@ class Runner:
         for thread in self._threads if is_idle else ():
             if thread.ident is not None:
                 thread.join()
-        if self._loop_thread is not None:
-            self._loop_thread.close(LAST_SECONDS / 4)
+        self._loop.end(LAST_SECONDS / 4)
         for relay in self._core.relays:
             relay.release()
-        if self._loop is not None:
+        if self._loop.given is not None:
             self._store.use_loop(None)
         self._was_idle = is_idle
 
@@ -215,20 +211,9 @@ class Runner:
 
     def _give_up(self) -> None:
         """Cancel what is async; give back what can't be."""
-        loop = self._loop if self._loop_thread is None else self._loop_thread.loop
-        if loop is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed
-                loop.call_soon_threadsafe(self._cancel)
-                for _ in range(25):
-                    if not self._async:
-                        break
-                    self._pause.wait(0.01)
+        self._loop.cancel(LAST_SECONDS / 3)
         for attempt in self._claimed:
             self._report(attempt, Outcome(attempt, "back"))
-
-    def _cancel(self) -> None:
-        for task in self._async.values():
-            task.cancel()
 
     def _slow(self) -> int:
         """How many handlers run for longer than ``slow_after``."""
@@ -240,7 +225,7 @@ class Runner:
         )
 
     def _running(self) -> list[Attempt]:
-        return [attempt for attempt in (*self._busy, *list(self._async)) if attempt is not None]
+        return [attempt for attempt in (*self._busy, *self._loop.attempts()) if attempt is not None]
 
     # -- the feeder --------------------------------------------------------------------------------------------------
 
@@ -429,19 +414,12 @@ class Runner:
 
     def _give_to_loop(self, attempts: Sequence[Attempt]) -> None:
         try:
-            self._loop_to_use().call_soon_threadsafe(self._spawn, attempts)
+            self._loop.start(attempts)
         except RuntimeError:
             log.exception("the event loop of astart() was closed without astop(): the outbox stops")
             for attempt in attempts:
                 self._report(attempt, Outcome(attempt, "back"))
             self.begin_stop()
-
-    def _loop_to_use(self) -> asyncio.AbstractEventLoop:
-        if self._loop is not None:
-            return self._loop
-        if self._loop_thread is None:
-            self._loop_thread = LoopThread("kestrelpy-outbox-loop")
-        return self._loop_thread.loop
 
     def _renew(self, now: float) -> None:
         """Renew the leases of all that is claimed, but not of what has hung."""
@@ -554,6 +532,8 @@ class Runner:
             is_first, attempt.is_reported = not attempt.is_reported, True
         if is_first:
             self._writer.put(outcome)
+        if attempt.consumer.is_async:  # the workers themselves wake the feeder when they run out
+            self._agenda.wake()
 
     def _run_hook(self, hook: Callable[[], object]) -> None:
         try:
@@ -563,14 +543,6 @@ class Runner:
         with self._lock:
             self._hooks -= 1
 
-    def _spawn(self, attempts: Sequence[Attempt]) -> None:
-        """Make a task for each, on the loop."""
-        loop = asyncio.get_running_loop()
-        for attempt in attempts:
-            self._async[attempt] = task = loop.create_task(self._run_async(attempt), context=Context())
-            attempt.where = task
-            task.add_done_callback(partial(self._end_task, attempt))
-
     async def _run_async(self, attempt: Attempt) -> Outcome | None:
         if attempt.is_lost:
             return None
@@ -579,17 +551,6 @@ class Runner:
         if attempt.consumer.options.transactional:
             return await arun_within(self._store, attempt, self._clock, lambda: self._stopping)
         return await attempt.arun(self._clock, lambda: self._stopping)
-
-    def _end_task(self, attempt: Attempt, task: asyncio.Task[Outcome | None]) -> None:
-        self._async.pop(attempt, None)
-        if task.cancelled():  # before it began
-            outcome: Outcome | None = Outcome(attempt, "back")
-        elif (error := task.exception()) is not None:
-            outcome = unexpected(attempt, error)
-        else:
-            outcome = task.result()
-        self._report(attempt, outcome)
-        self._agenda.wake()
 
     # -- what came of them -------------------------------------------------------------------------------------------
 

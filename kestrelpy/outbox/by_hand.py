@@ -39,7 +39,7 @@ def retry_one(core: OutboxCore, consumer: QueueConsumer) -> Job | None:
         return None  # somebody else runs it, or has dealt with it
     attempt.row = rows[0]
     if consumer.is_async:
-        outcome = asyncio.run(_arun(core, attempt))
+        outcome = asyncio.run(_arun_apart(core, attempt))
     elif consumer.options.transactional:
         outcome = run_within(store, attempt, clock)
     else:
@@ -69,6 +69,11 @@ async def aretry_one(core: OutboxCore, consumer: QueueConsumer) -> Job | None:
     if isinstance(outcome.exception, asyncio.CancelledError) and task is not None and task.cancelling():
         raise outcome.exception
     return found
+
+
+async def _arun_apart(core: OutboxCore, attempt: Attempt) -> Outcome:
+    async with core.open_store().on_this_loop():
+        return await _arun(core, attempt)
 
 
 async def _arun(core: OutboxCore, attempt: Attempt) -> Outcome:

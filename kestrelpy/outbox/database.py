@@ -12,7 +12,13 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy.errors import UnsupportedFormat
@@ -86,9 +92,12 @@ class Database:
         if used.dialect.name == "sqlite":
             compilers.tables.become_those_of_sqlite()
         self.loop: asyncio.AbstractEventLoop | None = None  # that of astart, while it runs
-        self._own: tuple[LoopThread, AsyncEngine] | None = None
+        self._own: LoopThread | None = None
+        self._engines: dict[asyncio.AbstractEventLoop, AsyncEngine] = {}  # of the loops of the outbox's own
+        self._thread = threading.local()  # ``loop``: see apart()
         self._lock = threading.Lock()
         self._is_checked = False
+        self._gate: AbstractContextManager[None] = gate if self.dialect.name == "sqlite" else nullcontext()
         self.path: str | None = None  # of SQLite's file, once it is known
 
     def run(self, make: Callable[[Compiler], Operation[T]], kind: Kind = "write") -> T:
@@ -129,23 +138,28 @@ class Database:
         loop = self.loop
         if loop is not None and not loop.is_closed() and loop_here() is not loop:
             return wait_for(asyncio.run_coroutine_threadsafe(self.atransact(function, kind), loop), loop)
-        thread, engine = self._own_loop()
-        return thread.run(_on_async(engine, lambda connection: self._within(connection, function, kind)))
+        return self._own_loop().run(self.atransact(function, kind))
 
     async def atransact(self, function: Callable[[Connection], T], kind: Kind = "write") -> T:
         """``transact`` from a coroutine."""
         if self.async_engine is None:
             return await asyncio.to_thread(self.transact, function, kind)
-        return await _on_async(self.async_engine, lambda connection: self._within(connection, function, kind))
+        async with self.here().connect() as connection:
+            return await connection.run_sync(lambda connection: self._within(connection, function, kind))
 
     def _within(self, connection: Connection, function: Callable[[Connection], T], kind: Kind) -> T:
         self._check(connection)
         if kind == "single" and self.dialect.name == "postgresql":
             connection.execution_options(isolation_level="AUTOCOMMIT")
-        with gate if self.dialect.name == "sqlite" else nullcontext(), connection.begin():
+        with self._gate, connection.begin():
             if self.dialect.name == "sqlite":
                 begin_sqlite(connection, is_reading=kind == "read")
             return function(connection)
+
+    def begin_writing(self, connection: Connection) -> None:
+        """Take SQLite's write lock now: what is read in the transaction stays true until its end."""
+        if self.dialect.name == "sqlite":
+            begin_sqlite(connection, is_reading=False)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -154,7 +168,7 @@ class Database:
             raise OutboxError("this outbox has an AsyncEngine: use abegin()")
         with self.engine.connect() as connection:
             self._check(connection)
-            with connection.begin():
+            with self._gate, connection.begin():
                 begin_for_caller(connection)
                 yield connection
 
@@ -163,11 +177,12 @@ class Database:
         """``begin`` on an AsyncEngine. Raises ``OutboxError`` on another one."""
         if self.async_engine is None:
             raise OutboxError("this outbox has no AsyncEngine: use begin()")
-        async with self.async_engine.connect() as connection:
+        async with self.here().connect() as connection:
             await connection.run_sync(self._check)
-            async with connection.begin():
-                await connection.run_sync(begin_for_caller)
-                yield connection
+            with self._gate:
+                async with connection.begin():
+                    await connection.run_sync(begin_for_caller)
+                    yield connection
 
     def _check(self, connection: Connection) -> None:
         """On the first connection: is the database new enough, and has the engine transactions? With the isolation
@@ -195,18 +210,64 @@ class Database:
             if not self.path:
                 raise OutboxError("threads can't share a SQLite database in memory: use a file, or the test kit")
 
-    def _own_loop(self) -> tuple[LoopThread, AsyncEngine]:
-        """A loop on a thread, with a pool of its own: a connection of asyncio belongs to one loop."""
-        from sqlalchemy.engine import Engine
-        from sqlalchemy.ext.asyncio import AsyncEngine
+    def here(self) -> AsyncEngine:
+        """The AsyncEngine for the running event loop."""
+        assert self.async_engine is not None
+        return self._engines.get(asyncio.get_running_loop(), self.async_engine)
 
+    @asynccontextmanager
+    async def on_this_loop(self) -> AsyncIterator[None]:
+        """Within the block, the running loop has a pool of its own, which ends with it: a connection of asyncio belongs
+        to one loop, and those of the engine's own pool to the caller's.
+        """
+        loop = asyncio.get_running_loop()
+        if self.async_engine is None or loop in self._engines:
+            yield
+            return
+        engine = self._engines[loop] = _copy_of(self.async_engine)
+        try:
+            yield
+        finally:
+            del self._engines[loop]
+            await engine.dispose()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within the block, ``transact_apart`` on this thread uses one event loop and its connections."""
+        if self.async_engine is None or hasattr(self._thread, "loop"):
+            yield
+            return
+        self._thread.loop = None
+        try:
+            yield
+        finally:
+            found = self._thread.loop
+            del self._thread.loop
+            if found is not None:
+                loop, entered = found
+                try:
+                    loop.run_until_complete(entered.__aexit__(None, None, None))
+                finally:
+                    loop.close()
+
+    def transact_apart(self, function: Callable[[Connection], T]) -> T:
+        """``transact`` for what may take long. On an AsyncEngine it runs on an event loop of this thread's own, so that
+        neither other transactions wait for it, nor the caller's loop.
+        """
+        if self.async_engine is None or loop_here() is not None:
+            return self.transact(function)
+        with self.apart():
+            if self._thread.loop is None:
+                loop, entered = asyncio.new_event_loop(), self.on_this_loop()
+                self._thread.loop = loop, entered
+                loop.run_until_complete(entered.__aenter__())
+            loop = self._thread.loop[0]
+            return loop.run_until_complete(self.atransact(function))  # type: ignore[no-any-return]
+
+    def _own_loop(self) -> LoopThread:
         with self._lock:
             if self._own is None:
-                assert self.async_engine is not None
-                under = self.async_engine.sync_engine
-                options = under.get_execution_options()
-                copy = Engine(under.pool.recreate(), under.dialect, under.url, execution_options=options)
-                self._own = LoopThread("kestrelpy-outbox-database"), AsyncEngine(copy)
+                self._own = LoopThread("kestrelpy-outbox-database", self.on_this_loop)
             return self._own
 
     def close(self) -> None:
@@ -214,9 +275,7 @@ class Database:
         with self._lock:
             own, self._own = self._own, None
         if own is not None:
-            thread, engine = own
-            thread.run(engine.dispose())
-            thread.close()
+            own.close()
         if self.is_owned and self.engine is not None:
             self.engine.dispose()
         elif self.is_owned and self.async_engine is not None:
@@ -236,8 +295,8 @@ class Database:
         self._lock = threading.Lock()
         self.loop = None
         engine = self.engine if self.engine is not None else self.async_engine.sync_engine  # type: ignore[union-attr]
-        _PARENTS.append((self._own, engine.pool))
-        self._own = None
+        _PARENTS.append((self._own, self._engines, engine.pool))
+        self._own, self._engines, self._thread = None, {}, threading.local()
         if not isinstance(engine.pool, StaticPool | SingletonThreadPool):  # they hold what there is in memory only
             engine.dispose(close=False)
 
@@ -340,15 +399,21 @@ def loop_here() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-async def _on_async(engine: AsyncEngine, function: Callable[[Connection], T]) -> T:
-    async with engine.connect() as connection:
-        return await connection.run_sync(function)
+def _copy_of(engine: AsyncEngine) -> AsyncEngine:
+    """With a pool of its own."""
+    from sqlalchemy.engine import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    under = engine.sync_engine
+    options = under.get_execution_options()
+    return AsyncEngine(Engine(under.pool.recreate(), under.dialect, under.url, execution_options=options))
 
 
 class LoopThread:
-    """An event loop on a thread of its own."""
+    """An event loop on a thread of its own. All it does is done within ``around()``."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, around: Callable[[], AbstractAsyncContextManager[object]] = nullcontext) -> None:
+        self._around = around
         self.loop = asyncio.new_event_loop()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -356,11 +421,14 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
+        around = self._around()
+        self.loop.run_until_complete(around.__aenter__())
         while not self._is_closing:
             try:
                 self.loop.run_forever()
             except BaseException:  # a SystemExit in a task or a callback of a handler gets out of the loop
                 log.exception("something on an event loop of the outbox wanted to end it")
+        self.loop.run_until_complete(around.__aexit__(None, None, None))
         self.loop.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from contextvars import Context
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ __all__ = ["LoopRuns"]
 
 class LoopRuns:
     """``given``: the loop of ``astart``; ``None``: one is made when it is needed. ``run`` is the coroutine of a task;
-    ``on_end`` is called with what came of it, on the loop, however it ended.
+    ``on_end`` is called with what came of it, on the loop, however it ended. ``around``: see ``LoopThread``.
     """
 
     def __init__(
@@ -26,8 +27,10 @@ class LoopRuns:
         given: asyncio.AbstractEventLoop | None,
         run: Callable[[Attempt], Coroutine[Any, Any, Outcome | None]],
         on_end: Callable[[Attempt, Outcome | None], object],
+        around: Callable[[], AbstractAsyncContextManager[object]],
     ) -> None:
         self.given = given
+        self._around = around
         self._run = run
         self._on_end = on_end
         self._thread: LoopThread | None = None
@@ -48,7 +51,7 @@ class LoopRuns:
     def start(self, attempts: Sequence[Attempt]) -> None:
         """Make a task for each. Raises ``RuntimeError`` if the loop of ``astart`` is closed."""
         if self.given is None and self._thread is None:
-            self._thread = LoopThread("kestrelpy-outbox-loop")
+            self._thread = LoopThread("kestrelpy-outbox-loop", self._around)
         loop = self._loop()
         assert loop is not None
         loop.call_soon_threadsafe(self._spawn, attempts)

@@ -94,7 +94,7 @@ class Runner:
         self._hooks = 0  # guarded by self._lock: how many outcomes wait for their hooks, or are in them
         self._busy: list[Attempt | None] = [None] * threads  # what each worker runs
         self._finished = [0] * threads  # how many jobs each worker has run
-        self._loop = LoopRuns(loop, self._run_async, self._report)
+        self._loop = LoopRuns(loop, self._run_async, self._report, store.on_this_loop)
         self._more: set[str] = set()  # the queues of which there may be ready jobs; of the feeder
         self._retries_wait = False  # for room, or for others of their queue to end; of the feeder
         self._low = 0  # how many jobs are left for the workers when the feeder is woken
@@ -493,6 +493,10 @@ class Runner:
     # -- workers and the loop ----------------------------------------------------------------------------------------
 
     def _work(self, number: int) -> None:
+        with self._store.apart():
+            self._work_apart(number)
+
+    def _work_apart(self, number: int) -> None:
         jobs, busy, finished = self._jobs, self._busy, self._finished
         where = threading.get_ident()
         while True:

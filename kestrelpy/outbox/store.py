@@ -7,6 +7,7 @@ of the same name for each.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from kestrelpy.outbox.connections import given, given_async
@@ -43,6 +44,12 @@ class JobStore(Protocol):
         **kw: P.kwargs,
     ) -> T:
         """The same from a coroutine."""
+
+    def on_this_loop(self) -> AbstractAsyncContextManager[None]:
+        """Around what the running event loop, which is the outbox's own, does."""
+
+    def apart(self) -> AbstractContextManager[None]:
+        """Around what a thread does that runs handlers."""
 
     def check(self) -> None:
         """Raises ``OutboxError`` if there are no tables, or if threads can't share them."""
@@ -88,6 +95,12 @@ class DatabaseStore:
             return await self.database.arun(lambda sql: operation(sql, *args, **kw), kind_of(operation))
         on = await given_async(connection)
         return await arun(operation(self.compilers.of(on.dialect), *args, **kw), on.fetch)
+
+    def on_this_loop(self) -> AbstractAsyncContextManager[None]:
+        return self.database.on_this_loop()
+
+    def apart(self) -> AbstractContextManager[None]:
+        return self.database.apart()
 
     def use_loop(self, loop: AbstractEventLoop | None) -> None:
         self.database.loop = None if self.database.async_engine is None else loop

@@ -8,9 +8,12 @@ is gone, and that failure is refused.
 
 from __future__ import annotations
 
+import asyncio
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.claims import Finish, finish
 from kestrelpy.outbox.connections import fetch_on, given_async
 from kestrelpy.outbox.execution import Attempt, Outcome, outcome_of
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
     from kestrelpy.outbox.database import Database
 
 __all__ = ["arun_within", "run_within"]
+
+
+PAUSE_MS = 1000
+"""A job whose transaction could not begin comes again then."""
 
 
 class _RolledBack(Exception):
@@ -43,11 +50,11 @@ def run_within(store: Any, attempt: Attempt, clock: Callable[[], float]) -> Outc
         return _saved(outcome, saved)
 
     try:
-        return database.transact(work)
+        return database.transact_apart(work)
     except _RolledBack as rolled_back:
         return rolled_back.outcome
     except BaseException as error:
-        return outcome_of(attempt, error, clock() - (attempt.started or clock()))
+        return _failed(attempt, error, clock)
     finally:
         attempt.connection = None
 
@@ -59,12 +66,15 @@ async def arun_within(
     database: Database = store.database
     try:
         if database.async_engine is None:
-            with database.begin() as connection:
-                attempt.connection = connection
-                outcome = _committable(await attempt.arun(clock, is_stopping))
-                saved, _ = run(finish(database.sql, _mark_of(attempt)), fetch_on(connection))
-                return _saved(outcome, saved)
-        async with database.async_engine.begin() as connection:
+            async with _turn():
+                with database.begin() as connection:
+                    database.begin_writing(connection)
+                    attempt.connection = connection
+                    outcome = _committable(await attempt.arun(clock, is_stopping))
+                    saved, _ = run(finish(database.sql, _mark_of(attempt)), fetch_on(connection))
+                    return _saved(outcome, saved)
+        async with database.abegin() as connection:
+            await connection.run_sync(database.begin_writing)
             attempt.connection = connection
             outcome = _committable(await attempt.arun(clock, is_stopping))
             fetch = (await given_async(connection)).fetch
@@ -73,9 +83,32 @@ async def arun_within(
     except _RolledBack as rolled_back:
         return rolled_back.outcome
     except BaseException as error:
-        return outcome_of(attempt, error, clock() - (attempt.started or clock()))
+        return _failed(attempt, error, clock)
     finally:
         attempt.connection = None
+
+
+_turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+
+
+def _turn() -> asyncio.Lock:
+    """One at a time on each loop. A second handler with a sync connection could wait, on the thread of the loop, for
+    a lock of the first one's transaction, which needs that thread to go on.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _turns:
+        _turns[loop] = asyncio.Lock()
+    return _turns[loop]
+
+
+def _failed(attempt: Attempt, error: BaseException, clock: Callable[[], float]) -> Outcome:
+    """The transaction could not begin: the job is given back, as its handler was not called. Or it could not end."""
+    if attempt.started is None:
+        if isinstance(error, asyncio.CancelledError):
+            return Outcome(attempt, "back")
+        log.warning("job %s of queue %r waits for a transaction: %s", attempt.id, attempt.consumer.queue, error)
+        return Outcome(attempt, "back", delay_ms=PAUSE_MS)
+    return outcome_of(attempt, error, clock() - attempt.started)
 
 
 def _committable(outcome: Outcome) -> Outcome:

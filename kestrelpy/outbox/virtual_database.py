@@ -8,7 +8,7 @@ done while a transaction is open becomes a savepoint of it: it sees what the oth
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import StaticPool, create_engine, event
@@ -90,22 +90,6 @@ class VirtualDatabase(Database):
 
     async def atransact(self, function: Callable[[Connection], T], kind: Kind = "write") -> T:
         return self.transact(function, kind) if self.async_engine is None else await super().atransact(function, kind)
-
-    @contextlib.asynccontextmanager
-    async def on_this_loop(self) -> AsyncIterator[None]:
-        """Within the block, use connections of an AsyncEngine that end with it: a connection belongs to one loop."""
-        if self.async_engine is None:
-            yield
-            return
-        from sqlalchemy.ext.asyncio import AsyncEngine
-
-        before, under = self.async_engine, self.async_engine.sync_engine
-        self.async_engine = AsyncEngine(Engine(under.pool.recreate(), under.dialect, under.url))
-        try:
-            yield
-        finally:
-            await self.async_engine.dispose()
-            self.async_engine = before
 
 
 def in_memory(schema: str | None) -> Engine:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["log"]
+__all__ = ["brief", "log"]
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]
@@ -25,3 +25,11 @@ class _QuietLog(_Adapter):
 
 
 log = _QuietLog(logging.getLogger("kestrelpy.outbox"), {})
+
+
+def brief(error: BaseException | None) -> str:
+    """What a driver says, in one line. SQLAlchemy's own text has the statement, too, and its values: these are the
+    user's, and no business of a log.
+    """
+    text = str(getattr(error, "orig", None) or error).strip()
+    return text.partition("\n")[0] or type(error).__name__

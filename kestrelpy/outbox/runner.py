@@ -28,7 +28,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy.outbox import claims
-from kestrelpy.outbox._logging import log
+from kestrelpy.outbox._logging import brief, log
 from kestrelpy.outbox.agenda import Agenda
 from kestrelpy.outbox.claimed import ClaimedJobs
 from kestrelpy.outbox.database import LoopThread, loop_here
@@ -274,7 +274,7 @@ class Runner:
     def _failed(self, error: BaseException) -> float:
         """The database failed: how long to wait. What was to be done in this turn is to be done then."""
         if not self._failures:
-            log.warning("the database failed; trying again until it works: %s", error)
+            log.warning("the database failed; trying again until it works: %s", brief(error))
         self._failures += 1
         pause = min(0.01 * float(2 << min(self._failures, 10)), MAX_PAUSE)
         for what in ("renewal", "poll", "ready", "retry"):

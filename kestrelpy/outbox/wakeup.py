@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kestrelpy.outbox._logging import log
+from kestrelpy.outbox._logging import brief, log
 from kestrelpy.outbox.fork_gate import gate
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ class Listener:
                 self._listen(self._hear, self._stopping)
             except BaseException as error:
                 if not self._failures:
-                    log.warning("listening for new jobs failed, and goes on by polling until it works: %s", error)
+                    log.warning(
+                        "listening for new jobs failed, and goes on by polling until it works: %s", brief(error)
+                    )
                 self._failures = min(self._failures + 1, 10)
                 self._stopping.wait(min(0.05 * 2**self._failures, MAX_PAUSE))
         self._stopping.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential
 
-from kestrelpy.outbox._logging import log
+from kestrelpy.outbox._logging import brief, log
 from kestrelpy.outbox.execution import Outcome
 from kestrelpy.outbox.saving import save
 from kestrelpy.outbox.sql import MAX_CLAIM
@@ -103,4 +103,4 @@ class OutcomeWriter:
 
     def _tell(self, state: RetryCallState) -> None:
         if state.attempt_number == 1 and state.outcome is not None:
-            log.warning("saving outcomes failed; trying again: %s", state.outcome.exception())
+            log.warning("saving outcomes failed; trying again: %s", brief(state.outcome.exception()))

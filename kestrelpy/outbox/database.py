@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy.errors import UnsupportedFormat
 from kestrelpy.outbox._logging import log
-from kestrelpy.outbox.connections import commits_each, fetch_on, in_transaction
+from kestrelpy.outbox.connections import commits_each, fetch_on, in_transaction, to_its_end
 from kestrelpy.outbox.errors import MissingPackage, OutboxError, UnsupportedDatabase
 from kestrelpy.outbox.flavours import Postgresql, Sqlite
 from kestrelpy.outbox.fork_gate import gate
@@ -329,7 +329,7 @@ def loop_here() -> asyncio.AbstractEventLoop | None:
 
 async def _on_async(engine: AsyncEngine, function: Callable[[Connection], T]) -> T:
     async with engine.connect() as connection:
-        return await connection.run_sync(function)
+        return await to_its_end(connection, function)
 
 
 class LoopThread:

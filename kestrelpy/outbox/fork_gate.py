@@ -9,59 +9,78 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 
 __all__ = ["ForkGate", "gate"]
 
 PATIENCE = 1.0
 """Seconds that a fork waits."""
+STEP = 0.001
+"""Seconds between two looks, of which a fork that meets a transaction needs a few."""
 
 
 class ForkGate:
-    """A context manager around a transaction."""
+    """A context manager around a transaction.
+
+    It has no lock that an interrupt could leave held: a thread changes its own entry alone, registers, and then looks
+    whether a fork is on its way, which closes the gate and then looks who is registered. So one of them sees the other.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._inside: Counter[int] = Counter()  # guarded by self._changed: by thread
-        self._is_closed = False  # guarded by self._changed
+        self._inside: dict[int, int] = {}  # by thread, how often; changed by that thread alone
+        self._is_closed = False
+        self._never = _held_lock()
 
     def __enter__(self) -> None:
         me = threading.get_ident()
-        with self._changed:
-            if not self._inside[me]:
-                self._changed.wait_for(lambda: not self._is_closed, PATIENCE)
-            self._inside[me] += 1
+        before = self._inside.get(me, 0)
+        self._inside[me] = before + 1
+        if self._is_closed and not before:
+            del self._inside[me]
+            self._sleep_while(lambda: self._is_closed)
+            self._inside[me] = 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         me = threading.get_ident()
-        with self._changed:
-            self._inside[me] -= 1
-            if not self._inside[me]:
-                del self._inside[me]
-            self._changed.notify_all()
+        left = self._inside.get(me, 0) - 1
+        if left > 0:
+            self._inside[me] = left
+        else:
+            self._inside.pop(me, None)
 
     def close(self) -> None:
         """Before a fork: wait for the other threads, and let none in."""
         me = threading.get_ident()
-        with self._changed:
-            self._is_closed = True
-            self._changed.wait_for(lambda: self._inside.keys() <= {me}, PATIENCE)
+        self._is_closed = True
+        self._sleep_while(lambda: any(thread != me for thread in list(self._inside)))
 
     def open(self) -> None:
         """After it, in the parent."""
-        with self._changed:
-            self._is_closed = False
-            self._changed.notify_all()
+        self._is_closed = False
 
     def reset(self) -> None:
         """After it, in the child, which has this thread alone."""
-        mine = self._inside[threading.get_ident()]
-        self._changed = threading.Condition()
-        self._inside = Counter({threading.get_ident(): mine} if mine else {})
+        me = threading.get_ident()
+        self._inside = {me: self._inside[me]} if me in self._inside else {}
         self._is_closed = False
+        self._never = _held_lock()
+
+    def _sleep_while(self, condition: Callable[[], bool]) -> None:
+        """Until it is not so, or patience is over."""
+        for _ in range(round(PATIENCE / STEP)):
+            if not condition():
+                return
+            self._never.acquire(timeout=STEP)
+
+
+def _held_lock() -> threading.Lock:
+    """A lock that is never released: to wait for it is to sleep, in a call that no interrupt divides."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 gate = ForkGate()

@@ -241,7 +241,8 @@ METHODS = {
         "jobs pause_tube tubes stats stats_tube stats_job drain save_reserves sync checkpoint close session"
     ),
     "work.Session": (
-        "use watch ignore reserve reserve_many reserve_job reserve_future areserve delete release bury touch close"
+        "use watch ignore reserve reserve_many reserve_job reserve_future areserve delete delete_many release bury "
+        "touch close"
     ),
     "work.Job": "delete release bury touch",
     "outbox.Outbox": (

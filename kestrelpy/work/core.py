@@ -167,6 +167,7 @@ class WorkCore:
         "deliveries",
         "held",
         "interval",
+        "jobs_being_deleted",
         "jobs_being_written",
         "jobs_held",
         "journal",
@@ -220,6 +221,7 @@ class WorkCore:
         self._disturbed = False  # an exception from outside struck while the lock was held
         self._refused: ValueError | None = None  # from ``refusal_locked``, and being raised
         self.jobs_being_written: Sequence[StoredJob] = ()  # the jobs of the latest records, written or being written
+        self.jobs_being_deleted: Sequence[StoredJob] = ()  # of one call; it is written that they are gone, all of them
         self._timer: Timer | None = None
         self.armed_at = NEVER
         self.unrecorded: list[int] = []  # jobs that are gone; the journal had no room for their GONE
@@ -310,6 +312,9 @@ class WorkCore:
         """
         scheduler, log = self.scheduler, self.log
         sessions = list(self.sessions)
+        for job in self.jobs_being_deleted:
+            scheduler.jobs.pop(job.id, None)
+        self.jobs_being_deleted = ()
         for _ in range(len(self._notes)):  # without notes on tubes: ``repair`` counts again, by open sessions
             orphan = self._notes.popleft()
             if not isinstance(orphan, LeftTubes):
@@ -594,6 +599,30 @@ class WorkCore:
     def delete_locked(self, job: StoredJob) -> None:
         """Write that the job is gone, and then forget the job."""
         self.write_gone_locked(job, DELETED)
+        self._forget_deleted_locked(job)
+
+    def delete_many_locked(self, jobs: list[StoredJob]) -> None:
+        """Write that these jobs are gone, all or none, and then forget them; after an interrupt, too. On a full disk
+        they are deleted one after the other, in the room that is held for that.
+        """
+        log = self.log
+        self.jobs_being_written = jobs
+        try:
+            ids = log.append_many([pack_gone(GONE, DELETED, job.id) for job in jobs])
+        except QueueDiskFull:
+            for job in jobs:
+                self.delete_locked(job)
+            return
+        self.jobs_being_deleted = jobs
+        for job, at in zip(jobs, ids, strict=True):
+            log.over(at)
+            log.over(job.at)
+            if job.state_at:
+                log.over(job.state_at)
+            self._forget_deleted_locked(job)
+        self.jobs_being_deleted = ()
+
+    def _forget_deleted_locked(self, job: StoredJob) -> None:
         scheduler, tube = self.scheduler, job.tube
         tube.deletes += 1
         if not tube.is_changed:

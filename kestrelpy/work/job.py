@@ -203,6 +203,26 @@ def leave(job: Job) -> None:
     job._core.leave_note(Reserved(job._stored, job._session, job.reserves))
 
 
+def delete_many(core: WorkCore, session: SessionState, jobs: list[Job]) -> list[Job]:
+    """Delete those of the jobs that ``session`` still has reserved by these handles; returns the others."""
+    held: dict[int, Job] = {}
+    left = []
+    with core.deliveries, core.lock, core.turn:
+        check_open(session)
+        for job in jobs:
+            if job._session is session and is_held(job._stored, session, job.reserves):
+                held[job.id] = job
+            else:
+                left.append(job)
+        if held:
+            core.delete_many_locked([job._stored for job in held.values()])
+    for job in jobs:
+        job._ended = True
+    if held and core.always:
+        core.sync()
+    return left
+
+
 def delete_by(core: WorkCore, session: SessionState | None, job_id: int) -> None:
     """Delete a job that ``session``, or no session, has reserved. Raises ``JobNotFound``, ``NotReserved``."""
     with core.deliveries, core.lock, core.turn as now:

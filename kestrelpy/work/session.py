@@ -16,7 +16,7 @@ from kestrelpy import KestrelError, QueueEmpty
 from kestrelpy._process import why_not_wait
 from kestrelpy.work.core import TIMER_SLICE, LeftTubes, WorkCore
 from kestrelpy.work.errors import DeadlineSoon, JobNotFound, NotReserved
-from kestrelpy.work.job import Job, delete_by, mark_ended, unreserve
+from kestrelpy.work.job import Job, delete_by, delete_many, mark_ended, unreserve
 from kestrelpy.work.options import PLAIN, check_timeout
 from kestrelpy.work.records import READY, RESERVED
 from kestrelpy.work.scheduler import NEVER
@@ -358,6 +358,19 @@ class Session:
 
     def finish(self) -> None:
         self._core.sessions.discard(self)
+
+    def delete_many(self, jobs: Iterable[Job]) -> list[Job]:
+        """Acknowledge jobs that this session has reserved, in one step: all of them are gone for good, or none, also
+        across a crash. Returns those that are not deleted, because their reservation is over, or is not this session's.
+
+        Costs about half of as many ``Job.delete``, and one sync with ``sync="always"``. On a full disk the jobs are
+        deleted one after the other, as each of them needs no new room; that is not one step.
+        """
+        given = list(jobs)
+        for job in given:
+            if not isinstance(job, Job):
+                raise TypeError(f"delete_many takes the jobs that reserve_many returns, not {job!r}")
+        return delete_many(self._core, self, given)
 
     # -- by id -------------------------------------------------------------------------------------------------------
 

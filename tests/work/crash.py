@@ -35,12 +35,16 @@ SIZES = (0, 30, 300, 900)
 
 STEPS = {
     "put": 8, "put_many": 2, "put_all": 2, "reserve": 8, "reserve_many": 2, "reserve_job": 2, "delete": 7,
+    "delete_many": 2,
     "release": 4, "bury": 3, "touch": 1, "kick": 2, "kick_job": 1, "move": 2, "clear": 0.5, "pause": 1,
     "advance": 3, "sync": 1.5, "checkpoint": 1.5, "close": 0.7, "kill": 1, "new_session": 1, "close_session": 1,
     "draw": 0.5, "wait": 0.5, "save_reserves": 1,
 }  # fmt: skip
 """How often each step comes, next to the others."""
-WRITING = {"put", "put_many", "put_all", "delete", "release", "bury", "kick", "kick_job", "move", "clear", "pause"}
+WRITING = {
+    "put", "put_many", "put_all", "delete", "delete_many", "release", "bury", "kick", "kick_job", "move", "clear",
+    "pause",
+}  # fmt: skip
 """Steps that are on disk when they return, if syncs are to be always; and all before them."""
 
 
@@ -187,6 +191,9 @@ class Program:
             pair.same(lambda: session.delete(job.id), lambda: pair.model.delete(job.id, model))
         elif (found := self.job()) is not None:
             pair.same(lambda: pair.queue.delete(found.id), lambda: pair.model.delete(found.id))
+
+    def delete_many(self) -> None:
+        self.pair.delete_many(self.at(), self.choose.randrange(1, 6))
 
     def release(self) -> None:
         if (job := self.job(reserved=True)) is not None:

@@ -326,6 +326,18 @@ class Model:
         self._drop(job)
         self.settle()
 
+    def delete_many(self, session: ModelSession, handles: list[tuple[ModelJob, int]]) -> list[int]:
+        """``handles``: jobs, each with the number of its reservation. Returns the ids of those that are left."""
+        left = []
+        for job, reservation in handles:
+            if job.holder is session and job.reservation == reservation:
+                self.tube(job.tube).deletes += 1
+                self._drop(job)
+            else:
+                left.append(job.id)
+        self.settle()
+        return left
+
     def release(
         self,
         session: ModelSession,
@@ -559,6 +571,7 @@ class Model:
     def _drop(self, job: ModelJob) -> None:
         self._unbury(job)
         del self.jobs[job.id]
+        job.holder = None
         self.note(job)
 
     # -- the line ----------------------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ class Pair:
         self.moments = 0
         self.serial = 0
         self.futures: list[tuple[Future[Job], ModelWaiter]] = []
+        self.handles: list[tuple[Job, ModelJob, int]] = []
+        """Jobs that ``reserve`` gave, with the number of the reservation in the model; some are over."""
         self.open()
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -57,6 +59,7 @@ class Pair:
         self.clock = ManualClock(START_MS + round(self.model.now * 1000))
         self.queue = open_queue(self.clock, self.through or self.disk, self.options)
         self.sessions: list[tuple[Session, ModelSession]] = []
+        self.handles.clear()
         self.opened_at = self.model.now
 
     def close(self, seconds: float = 0) -> None:
@@ -181,6 +184,16 @@ class Pair:
             got = self.both(lambda: session.reserve_many(count, 0), lambda: self.model.reserve_many(model, count))
         if got is not None:
             self.same_jobs(*got)
+            self.handles += [(job, wanted, wanted.reservation) for job, wanted in zip(*got, strict=True)]
+
+    def delete_many(self, at: int, count: int) -> None:
+        """Those of the last so many reservations that the session has."""
+        session, model = self.sessions[at]
+        handles, self.handles = self.handles[-count:], self.handles[:-count]
+        self.same(
+            lambda: [job.id for job in session.delete_many(job for job, _, _ in handles)],
+            lambda: self.model.delete_many(model, [handle[1:] for handle in handles]),
+        )
 
     def reserve_job(self, at: int, job_id: int) -> None:
         session, model = self.sessions[at]

@@ -164,6 +164,10 @@ class WorkMachine(RuleBasedStateMachine):
         session, model = self.pair.sessions[which]
         self.pair.same(lambda: session.delete(job_id), lambda: self.pair.model.delete(job_id, model))
 
+    @rule(at=AT, count=st.integers(1, 4))
+    def delete_many(self, at: int, count: int) -> None:
+        self.pair.delete_many(self.a_session(at), count)
+
     @rule(at=AT, priority=st.none() | PRIORITIES, base=st.none() | BASES, size=st.none() | SIZES)
     def release(self, at: int, priority: int | None, base: int | None, size: int | None) -> None:
         delay = 0 if base is None else self.pair.seconds(base)

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Sequence
 from copy import copy
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from kestrelpy import ForkedQueue, QueueClosed, QueueDiskFull, QueueFull
@@ -47,13 +47,14 @@ from kestrelpy.work.records import (
 )
 from kestrelpy.work.repair import check, repair
 from kestrelpy.work.scheduler import NEVER, Scheduler
-from kestrelpy.work.stored import JobWaiter, Reserved, SessionState, StoredJob, Tube, is_held
+from kestrelpy.work.stored import JobWaiter, LeftTubes, Reserved, SessionState, StoredJob, Tube, is_held
 from kestrelpy.work.tube_names import check_tube
 
 if TYPE_CHECKING:
     from kestrelpy import Clock
     from kestrelpy.clock import Timer
     from kestrelpy.work.journal import JobJournal
+    from kestrelpy.work.parts import BodyLimits, Compaction
 
 
 CALL_SLICE = 100
@@ -66,42 +67,6 @@ it would always get it before the threads that wait for it.
 """
 SHORTEST = 1e-6
 """The shortest wait of the timer, in seconds. A shorter one may end too early: clocks count whole nanoseconds."""
-
-
-class Compaction(Protocol):
-    """The part of ``Compactor`` that a core uses."""
-
-    is_armed: bool
-    """Whether a compaction is scheduled."""
-    migrated: int
-
-    def arm(self, seconds: float) -> None:
-        """Compact the journal in ``seconds``, unless a compaction is scheduled already."""
-
-    def grown_locked(self) -> None:
-        """The journal has grown since the last call: schedule a compaction."""
-
-    def forget_totals(self) -> None:
-        """The totals in the journal may be wrong: write them again."""
-
-    def abandon(self) -> None: ...
-
-
-class BodyLimits(Protocol):
-    """The part of ``JobIntake`` that a change of a body uses."""
-
-    def checked_body(self, body: bytes | bytearray | memoryview) -> bytes:
-        """The body as bytes. Raises ``JobTooBig``, ``TypeError``."""
-
-    def check_growth_locked(self, size: int) -> None:
-        """Whether the bodies may take ``size`` bytes more. Raises ``QueueFull``."""
-
-
-class LeftTubes(NamedTuple):
-    """The tubes that a session watched and used, when the garbage collector found that nobody has the session."""
-
-    watched: dict[str, Tube]
-    using: Tube
 
 
 class Turn:

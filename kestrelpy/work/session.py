@@ -14,13 +14,13 @@ from sortedcontainers import SortedList
 
 from kestrelpy import KestrelError, QueueEmpty
 from kestrelpy._process import why_not_wait
-from kestrelpy.work.core import TIMER_SLICE, LeftTubes, WorkCore
+from kestrelpy.work.core import TIMER_SLICE, WorkCore
 from kestrelpy.work.errors import DeadlineSoon, JobNotFound, NotReserved
 from kestrelpy.work.job import Job, delete_by, delete_many, mark_ended, unreserve
 from kestrelpy.work.options import PLAIN, check_timeout
 from kestrelpy.work.records import READY, RESERVED
 from kestrelpy.work.scheduler import NEVER
-from kestrelpy.work.stored import check_open
+from kestrelpy.work.stored import LeftTubes, check_open
 from kestrelpy.work.waiting import Awaiting, Blocked, Promised
 
 if TYPE_CHECKING:

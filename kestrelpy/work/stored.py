@@ -210,6 +210,13 @@ class Reserved(NamedTuple):
     reserves: int
 
 
+class LeftTubes(NamedTuple):
+    """The tubes that a session watched and used, when the garbage collector found that nobody has the session."""
+
+    watched: dict[str, Tube]
+    using: Tube
+
+
 def is_held(job: StoredJob, holder: SessionState | None, reserves: int) -> bool:
     """Whether ``holder`` still has its reservation number ``reserves``: it may have reserved the job again since."""
     return holder is not None and job.holder is holder and job.reserves == reserves

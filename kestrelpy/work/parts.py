@@ -1,0 +1,34 @@
+"""The parts of a work queue that its core calls, as the core sees them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Compaction(Protocol):
+    """The part of ``Compactor`` that a core uses."""
+
+    is_armed: bool
+    """Whether a compaction is scheduled."""
+    migrated: int
+
+    def arm(self, seconds: float) -> None:
+        """Compact the journal in ``seconds``, unless a compaction is scheduled already."""
+
+    def grown_locked(self) -> None:
+        """The journal has grown since the last call: schedule a compaction."""
+
+    def forget_totals(self) -> None:
+        """The totals in the journal may be wrong: write them again."""
+
+    def abandon(self) -> None: ...
+
+
+class BodyLimits(Protocol):
+    """The part of ``JobIntake`` that a change of a body uses."""
+
+    def checked_body(self, body: bytes | bytearray | memoryview) -> bytes:
+        """The body as bytes. Raises ``JobTooBig``, ``TypeError``."""
+
+    def check_growth_locked(self, size: int) -> None:
+        """Whether the bodies may take ``size`` bytes more. Raises ``QueueFull``."""

@@ -4,6 +4,7 @@ want the queue's lock.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
@@ -28,6 +29,7 @@ class CheckedJob(NamedTuple):
     ttr: float
     key: str | None
     expires_in: float | None
+    job_id: int | None
 
 
 class JobIntake:
@@ -73,7 +75,8 @@ class JobIntake:
             self._check_many_locked([job.body for job in jobs])
             lives = []
             keys = set()
-            for job_id, job in enumerate(jobs, self._core.scheduler.last_id + 1):
+            ids = self._ids_locked(jobs)
+            for job_id, job in zip(ids, jobs, strict=True):
                 stored = self.make_locked(tubes[job.tube], job.body, job.priority, job.delay, job.ttr, now)
                 stored.id = job_id
                 if job.key is not None:
@@ -84,6 +87,15 @@ class JobIntake:
                 lives.append(stored)
             self._store_locked(lives, now)
         return [stored.id for stored in lives]
+
+    def _ids_locked(self, jobs: list[CheckedJob]) -> list[int]:
+        """The ids that were drawn for these jobs, and new ones for the others. Raises ``ValueError``."""
+        core = self._core
+        new = itertools.count(core.scheduler.last_id + 1)
+        ids = [next(new) if job.job_id is None else self.check_drawn_locked(job.job_id) for job in jobs]
+        if len(set(ids)) < len(ids):
+            raise core.refusal_locked("put_all: two of these jobs have the same job_id")
+        return ids
 
     @contextmanager
     def _needed_locked(self, names: Iterable[str]) -> Iterator[dict[str, Tube]]:
@@ -130,7 +142,7 @@ class JobIntake:
             if stored.delay:
                 stored.state, stored.sort_key = DELAYED, (now + stored.delay, stored.id)
         scheduler.total_jobs += len(lives)
-        scheduler.last_id = lives[-1].id
+        scheduler.last_id = max(scheduler.last_id, *(stored.id for stored in lives))
         scheduler.jobs.update([(stored.id, stored) for stored in lives])
         for stored in sorted(lives, key=attrgetter("priority")):  # a waiter gets the most urgent one
             if stored.delay or stored.key or stored.expires or stored.tube.waiting:
@@ -177,7 +189,7 @@ class JobIntake:
             body = self.checked(job.body, priority, delay, ttr)
             key = None if job.key is None else check_key(job.key)
             expires_in = None if job.expires_in is None else check_span("expires_in", job.expires_in)
-            found.append(CheckedJob(body, job.tube, priority, delay, ttr, key, expires_in))
+            found.append(CheckedJob(body, job.tube, priority, delay, ttr, key, expires_in, job.job_id))
         return found
 
     def check_room_locked(self, jobs: int, size: int) -> None:

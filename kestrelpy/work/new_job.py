@@ -17,3 +17,4 @@ class NewJob(Value):
     ttr: float = 60
     key: str | None = None
     expires_in: float | None = None
+    job_id: int | None = None

@@ -144,7 +144,10 @@ class Program:
 
     def put_all(self) -> None:
         """Of several tubes. No two of them ever end at the same moment."""
-        self.batch = self.pair.put_all([self.one_of_many() for _ in range(self.choose.randrange(1, 6))]) or ()
+        jobs = [self.one_of_many() for _ in range(self.choose.randrange(1, 6))]
+        for (_, how), job_id in zip(jobs, sorted(self.pair.model.drawn), strict=False):
+            how["job_id"] = job_id
+        self.batch = self.pair.put_all(jobs) or ()
 
     def one_of_many(self) -> tuple[int, dict[str, Any]]:
         choose, how = self.choose, dict[str, Any]()

@@ -199,13 +199,18 @@ class Model:
         if twins or len(set(named)) < len(named):
             alone = {"job_id": twins[0].id} if len(twins) == 1 and len(set(named)) == len(named) else {}
             raise Refused("DuplicateJob", **alone)
-        first = self.last_id + 1
+        ids = []
         for body, how in jobs:
-            self.last_id += 1
             options = {"priority": 65536, "delay": 0, "ttr": 60, "key": None, "expires_in": None, **how}
-            self._add(self.last_id, body, **options)
+            job_id = options.pop("job_id", None)
+            if job_id is None:
+                self.last_id += 1
+                job_id = self.last_id
+            self.drawn.discard(job_id)
+            self._add(job_id, body, **options)
+            ids.append(job_id)
         self.settle()
-        return list(range(first, self.last_id + 1))
+        return ids
 
     def _admit(self, bodies: list[bytes]) -> None:
         """Whether they may come in. Where several things are wrong, any of them may be what is said."""

@@ -67,6 +67,22 @@ def test_each_job_has_its_own_tube_and_options(queue: WorkQueue, clock: ManualCl
         assert again.tubes() == ["default", "mail"]  # the bill has expired
 
 
+def test_ids_that_were_drawn(queue: WorkQueue, clock: ManualClock, disk: MemoryDisk) -> None:
+    first, second, third = (queue.new_id() for _ in range(3))
+    assert queue.put(b"") == 4
+    jobs = [NewJob(b"c", job_id=third), NewJob(b"x"), NewJob(b"a", job_id=first), NewJob(b"y")]
+    assert queue.put_all(jobs) == [3, 5, 1, 6]
+    assert [job.body for job in queue.jobs()] == [b"a", b"c", b"", b"x", b"y"]
+    for wrong in ([second, second], [second, first], [7], [0], [True]):
+        with pytest.raises(ValueError, match="job_id"):
+            queue.put_all([NewJob(b"", job_id=each) for each in wrong])
+    queue._check()
+    queue.close()
+    with opened(clock, disk) as again:
+        assert [job.id for job in again.jobs()] == [1, 3, 4, 5, 6]
+        assert again.put(b"") == 7
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [

@@ -237,8 +237,9 @@ METHODS = {
     ),
     "Item": "commit abort",
     "work.WorkQueue": (
-        "put put_many put_all new_id delete kick kick_job peek peek_ready peek_delayed peek_buried peek_key move clear "
-        "jobs pause_tube tubes stats stats_tube stats_job drain save_reserves sync checkpoint close session"
+        "put put_many put_all new_id delete kick kick_job peek peek_ready peek_delayed peek_buried peek_key "
+        "peek_priorities move clear jobs pause_tube tubes stats stats_tube stats_job drain save_reserves sync "
+        "checkpoint close session"
     ),
     "work.Session": (
         "use watch ignore reserve reserve_many reserve_job reserve_future areserve delete delete_many release bury "

@@ -15,8 +15,8 @@ __all__ = ["Job"]
 
 
 class Job:
-    """A job as it was when it was reserved, or looked at: ``id``, ``body`` (bytes), ``tube``, ``priority``, ``delay``,
-    ``ttr`` (seconds), ``reserves``.
+    """A job as it was when it was reserved, or looked at: ``id``, ``body`` (bytes), ``tube``, ``key``, ``priority``,
+    ``delay``, ``ttr`` (seconds), ``reserves``.
 
     As a context manager, the job is deleted (acknowledged) at the end of the block, and released if the block raises.
     A job that the block has deleted, released or buried is left alone. If the time to run was over before the end of
@@ -27,7 +27,20 @@ class Job:
     session has reserved the job again since; ``JobNotFound`` once the job is gone.
     """
 
-    __slots__ = ("_core", "_ended", "_session", "_stored", "body", "delay", "id", "priority", "reserves", "ttr", "tube")
+    __slots__ = (
+        "_core",
+        "_ended",
+        "_session",
+        "_stored",
+        "body",
+        "delay",
+        "id",
+        "key",
+        "priority",
+        "reserves",
+        "ttr",
+        "tube",
+    )
 
     def __init__(self, core: WorkCore, session: SessionState | None, stored: StoredJob) -> None:
         self._core = core
@@ -37,6 +50,7 @@ class Job:
         self.id = stored.id
         self.body = stored.body
         self.tube = stored.tube.name
+        self.key = stored.key
         self.priority = stored.priority
         self.delay = stored.delay
         self.ttr = stored.ttr

@@ -28,6 +28,12 @@ def first_job(core: WorkCore, tube: str, state: int) -> Job:
         core.yield_lock()  # all jobs of this page had expired, and are dropped now: look again
 
 
+def first_jobs(core: WorkCore, tube: str, limit: int) -> list[Job]:
+    """Of each priority that ready jobs of the tube have, the first one, not reserved; up to ``limit``."""
+    with core.deliveries, core.lock, core.turn as now:
+        return [Job(core, None, stored) for stored in core.scheduler.first_of_priorities(tube, limit, now)]
+
+
 def all_jobs(core: WorkCore, tube: str, state: int) -> Iterator[JobStats]:
     """The jobs of the tube in the state. Lazy: changes made meanwhile may be seen or not."""
     last: object = None

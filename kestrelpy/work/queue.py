@@ -22,7 +22,7 @@ from kestrelpy.work.errors import JobNotFound, NotReserved, TubeNotFound
 from kestrelpy.work.intake import JobIntake
 from kestrelpy.work.job import Job, delete_by
 from kestrelpy.work.journal import JobJournal
-from kestrelpy.work.listing import all_jobs, first_job
+from kestrelpy.work.listing import all_jobs, first_job, first_jobs
 from kestrelpy.work.options import (
     PLAIN,
     check_interval,
@@ -187,6 +187,11 @@ class WorkQueue:
     def max_job_bytes(self) -> int:
         """The size limit of a job's body."""
         return self._intake.max_job_bytes
+
+    @property
+    def max_attempts(self) -> int | None:
+        """How often a job may be released or time out before it is buried; ``None``: there is no limit."""
+        return self._core.scheduler.max_attempts
 
     # -- putting -------------------------------------------------------------------------------------------------------
 
@@ -442,6 +447,13 @@ class WorkQueue:
     def peek_buried(self, tube: str = "default") -> Job:
         """The job of the tube that was buried first. Raises ``JobNotFound``."""
         return first_job(self._core, tube, BURIED)
+
+    def peek_priorities(self, tube: str = "default", limit: int = 1000) -> list[Job]:
+        """Of each priority that ready jobs of the tube have, the first job; at most ``limit``, the most urgent first.
+
+        Among them is the ready job that waits longest, unless jobs were delayed or kicked. O(priorities).
+        """
+        return first_jobs(self._core, tube, index(limit))
 
     def peek_key(self, key: str, tube: str = "default") -> Job:
         """The job of the tube that has this key, in whatever state it is. Raises ``JobNotFound``."""

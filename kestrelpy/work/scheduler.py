@@ -393,6 +393,21 @@ class Scheduler:
             keys += [key[1] for key in listed[: count - len(keys)]]
         return [self.jobs[key] for key in keys]
 
+    def first_of_priorities(self, name: str, limit: int, now: float) -> list[StoredJob]:
+        """Of each priority that ready jobs of a tube have, the first job that has not expired; up to ``limit``."""
+        tube = self.tubes.get(name)
+        found: list[StoredJob] = []
+        least = 0
+        while tube is not None and len(found) < limit:
+            key = next(tube.ready.irange(least), None)
+            if key is None:
+                break
+            job = self.jobs[key & ID_MASK]
+            if not self.expire(job, now):
+                found.append(job)
+                least = (job.priority + 1) << ID_BITS
+        return found
+
     def page(self, name: str, state: int, last: object, count: int) -> list[tuple[object, StoredJob]]:
         """The next ``count`` jobs of a tube in a state, after sort key ``last``, with their sort keys. For RESERVED,
         the jobs of other tubes are among them.

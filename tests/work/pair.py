@@ -207,8 +207,8 @@ class Pair:
             self.same_job(job, model)
 
     def same_job(self, job: Job, model: ModelJob) -> None:
-        facts = (job.body, job.tube, job.priority, job.ttr, job.reserves)
-        assert facts == (model.body, model.tube, model.priority, model.ttr, model.reserves)
+        facts = (job.body, job.tube, job.key, job.priority, job.ttr, job.reserves)
+        assert facts == (model.body, model.tube, model.key, model.priority, model.ttr, model.reserves)
         assert abs(job.delay - model.delay) < CLOSE
         assert abs(job.time_left - model.time_left(self.model.now)) < CLOSE
 
@@ -313,6 +313,10 @@ class Pair:
         for state in STATES:
             there = [job.id for job in model.in_state(name, state)]
             assert sorted(stats.id for stats in queue.jobs(name, state)) == sorted(there)
+        firsts: dict[int, int] = {}
+        for job in self.model.in_state(name, "ready"):
+            firsts.setdefault(job.priority, job.id)
+        assert [job.id for job in queue.peek_priorities(name)] == list(firsts.values())
         for state in ("ready", "delayed", "buried"):
             peek = getattr(queue, f"peek_{state}")
             got = self.both(partial(peek, name), partial(model.peek, name, state))

@@ -34,6 +34,11 @@ class Agenda:
         self.plan(what, self._clock())
         self._woken.set()
 
+    def plan_in(self, what: str, seconds: float) -> None:
+        """Do it in so many seconds, or earlier if that is planned."""
+        self.plan(what, self._clock() + seconds)
+        self._woken.set()
+
     def take(self, what: str, now: float) -> bool:
         """Whether it is due; then it is to be done now."""
         with self._lock:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kestrelpy import Clock, InvalidName, SystemClock
 from kestrelpy.outbox._checks import check_number
 from kestrelpy.outbox.context import capture, check_context
-from kestrelpy.outbox.errors import InvalidPayload, MissingPackage, OutboxError
+from kestrelpy.outbox.errors import InvalidPayload, MissingPackage, NotSupported, OutboxError
 from kestrelpy.outbox.job import Job
 from kestrelpy.outbox.puts import Dependency, NewPayload, PutOptions
 from kestrelpy.outbox.queues import KnownQueues, QueueConsumer, check_name, check_text, encode
@@ -171,9 +171,25 @@ class OutboxCore:
         return self.store
 
     def add_relay(self, relay: Relaying) -> None:
-        """Raises ``ValueError`` if its queue has a consumer or a relay, or if another queue's has its name."""
+        """Raises ``ValueError`` if its queue has a consumer or a relay, or if another queue's has its name, and
+        ``NotSupported`` without a database.
+        """
+        if self.store is not None and not self.store.has_relays:
+            raise NotSupported("relay")
         self.queues.add_relay(relay.queue, relay.name)
         self.relays.append(relay)
+
+    def check_supported(self, store: JobStore) -> None:
+        """Raises ``NotSupported`` for what is registered, and is registered later, and this store does not have."""
+        if self.relays and not store.has_relays:
+            raise NotSupported("relay")
+        self.queues.check_all(store.check_consumer)
+
+    def needed(self, connection: Any, begin: str = "begin") -> Any:
+        """Raises ``TypeError`` for a put without a connection, where there are some."""
+        if connection is None and self.open_store().needs_connection:
+            raise TypeError(f"put takes the connection of your transaction: use outbox.{begin}() if you have none")
+        return connection
 
     def switch(self, clock: Clock, random: Callable[[], float], worker: str) -> Callable[[], None]:
         """For the test kit: work with these and with no store yet, until the function is called that is returned. That
@@ -272,13 +288,6 @@ def put_options(options: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         raise TypeError(f"put has no option {sorted(unknown)[0]!r}")
     return {**_PUT_OPTIONS, **options}
-
-
-def needed(connection: Any, begin: str = "begin") -> Any:
-    """Raises ``TypeError`` for a put without a connection."""
-    if connection is None:
-        raise TypeError(f"put takes the connection of your transaction: use outbox.{begin}() if you have none")
-    return connection
 
 
 def check_identifier(what: str, name: object) -> str:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import (
-    AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
     contextmanager,
@@ -22,11 +21,11 @@ from contextlib import (
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy.errors import UnsupportedFormat
-from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.connections import commits_each, fetch_on, in_transaction
 from kestrelpy.outbox.errors import MissingPackage, OutboxError, UnsupportedDatabase
 from kestrelpy.outbox.flavours import Postgresql, Sqlite
 from kestrelpy.outbox.fork_gate import gate
+from kestrelpy.outbox.loop_thread import LoopThread, loop_here
 from kestrelpy.outbox.schema import VERSION, OutboxTables
 from kestrelpy.outbox.sql import Compiler, Kind, Operation, run
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["Compilers", "Database", "LoopThread"]
+__all__ = ["Compilers", "Database"]
 
 _PARENTS: list[object] = []
 """In a forked child, what is the parent's: it must not be closed here, nor by the garbage collector."""
@@ -391,14 +390,6 @@ def wait_for(future: Future[T], loop: asyncio.AbstractEventLoop) -> T:
             raise ConnectionError("the event loop was closed")
 
 
-def loop_here() -> asyncio.AbstractEventLoop | None:
-    """The event loop that the caller runs on."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
 def _copy_of(engine: AsyncEngine) -> AsyncEngine:
     """With a pool of its own."""
     from sqlalchemy.engine import Engine
@@ -407,51 +398,6 @@ def _copy_of(engine: AsyncEngine) -> AsyncEngine:
     under = engine.sync_engine
     options = under.get_execution_options()
     return AsyncEngine(Engine(under.pool.recreate(), under.dialect, under.url, execution_options=options))
-
-
-class LoopThread:
-    """An event loop on a thread of its own. All it does is done within ``around()``."""
-
-    def __init__(self, name: str, around: Callable[[], AbstractAsyncContextManager[object]] = nullcontext) -> None:
-        self._around = around
-        self.loop = asyncio.new_event_loop()
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        around = self._around()
-        self.loop.run_until_complete(around.__aenter__())
-        while not self._is_closing:
-            try:
-                self.loop.run_forever()
-            except BaseException:  # a SystemExit in a task or a callback of a handler gets out of the loop
-                log.exception("something on an event loop of the outbox wanted to end it")
-        self.loop.run_until_complete(around.__aexit__(None, None, None))
-        self.loop.close()
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there, and wait for it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
-
-    def close(self, timeout: float = 5.0) -> None:
-        """Cancel what runs there, and end the thread when it has ended; wait for that."""
-        asyncio.run_coroutine_threadsafe(self._end(), self.loop)
-        self._thread.join(timeout)
-
-    async def _end(self) -> None:
-        await _cancel_all()
-        self._is_closing = True
-        self.loop.stop()
-
-
-async def _cancel_all() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 def open_database(bind: Any, compilers: Compilers) -> Database:

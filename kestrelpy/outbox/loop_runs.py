@@ -11,8 +11,8 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
-from kestrelpy.outbox.database import LoopThread, loop_here
 from kestrelpy.outbox.execution import Attempt, Outcome, unexpected
+from kestrelpy.outbox.loop_thread import LoopThread, loop_here
 
 __all__ = ["LoopRuns"]
 

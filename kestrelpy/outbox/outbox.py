@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from operator import index
 from os import PathLike
@@ -14,7 +15,7 @@ from kestrelpy import Clock
 from kestrelpy._process import forget, remember
 from kestrelpy.errors import QueueClosed
 from kestrelpy.outbox import admin, reports
-from kestrelpy.outbox.core import OutboxCore, Settings, needed, put_options
+from kestrelpy.outbox.core import OutboxCore, Settings, put_options
 from kestrelpy.outbox.errors import OutboxError
 from kestrelpy.outbox.job import Job
 from kestrelpy.outbox.lifecycle import EXIT_SECONDS, Lifecycle
@@ -23,12 +24,10 @@ from kestrelpy.outbox.queues import check_handler, check_name
 
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
-    from sqlalchemy.engine import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from kestrelpy.outbox.database import Database
     from kestrelpy.outbox.results import Health, QueueCount, RetryStats, Times
     from kestrelpy.outbox.sql import Operation
+    from kestrelpy.outbox.store import JobStore
 
 __all__ = ["Outbox"]
 
@@ -93,11 +92,15 @@ class Outbox:
             return
         if self.core.store is not None:
             raise OutboxError("this outbox is bound already")
-        compilers = self.core.compilers
-        from kestrelpy.outbox.database import open_database
-        from kestrelpy.outbox.store import DatabaseStore
+        from kestrelpy.outbox.binding import open_store
 
-        self.core.store = DatabaseStore(compilers, open_database(bind, compilers))
+        store = open_store(self.core, bind)
+        try:
+            self.core.check_supported(store)
+        except BaseException:
+            store.close()
+            raise
+        self.core.store = store
 
     @property
     def metadata(self) -> MetaData:
@@ -109,15 +112,11 @@ class Outbox:
 
         Raises ``UnsupportedFormat`` for tables of a newer version, ``UnsupportedDatabase``, and what the driver raises.
         """
-        from kestrelpy.outbox.database import create_tables
-
-        self._database().transact(lambda connection: create_tables(connection, self.core.tables))
+        self._open_store().create_tables()
 
     async def acreate_tables(self) -> None:
         """``create_tables`` for asyncio."""
-        from kestrelpy.outbox.database import create_tables
-
-        await self._database().atransact(lambda connection: create_tables(connection, self.core.tables))
+        await self._open_store().acreate_tables()
 
     def close(self) -> None:
         """Stop, and dispose of an engine that was made from a URL. A second call does nothing."""
@@ -166,21 +165,15 @@ class Outbox:
         if self._is_closed:
             raise OutboxError("this outbox is closed")
 
-    def _database(self) -> Database:
-        from kestrelpy.outbox.store import DatabaseStore
-
+    def _open_store(self) -> JobStore:
         self._check_open()
-        store = self.core.open_store()
-        assert isinstance(store, DatabaseStore)
-        return store.database
+        return self.core.open_store()
 
     def _perform(self, connection: Any, operation: Callable[..., Operation[T]], *args: Any, **kw: Any) -> T:
-        self._check_open()
-        return self.core.open_store().perform(connection, operation, *args, **kw)
+        return self._open_store().perform(connection, operation, *args, **kw)
 
     async def _aperform(self, connection: Any, operation: Callable[..., Operation[T]], *args: Any, **kw: Any) -> T:
-        self._check_open()
-        return await self.core.open_store().aperform(connection, operation, *args, **kw)
+        return await self._open_store().aperform(connection, operation, *args, **kw)
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -254,15 +247,16 @@ class Outbox:
         """Put a job in the transaction of ``connection``: it is there when that commits, and not if it does not.
 
         ``connection``: a ``Connection`` or ``Session`` of SQLAlchemy, a ``sqlite3.Connection`` or a
-        ``psycopg.Connection``. ``queue``: a name, or the function that consumes it. ``key``: unique in the queue as
-        long as the row is there; ``if_exists``: ``"raise"``, ``"return"`` the job there (its ``is_new`` is False), or
-        ``"replace"`` its payload, priority and due time. ``depends_on``: a ``Job``, an id, or a queue and a key, which
-        must be done first. ``lane``: jobs of one lane run one at a time, in their order. ``priority``: smaller is more
-        urgent. ``delay``: seconds; ``at_ms``: an instant instead.
+        ``psycopg.Connection``; on a ``WorkQueue`` what ``begin`` gives, or ``None``: it is stored at once. ``queue``: a
+        name, or the function that consumes it. ``key``: unique in the queue as long as the row is there; ``if_exists``:
+        ``"raise"``, ``"return"`` the job there (its ``is_new`` is False), or ``"replace"`` its payload, priority and
+        due time. ``depends_on``: a ``Job``, an id, or a queue and a key, which must be done first. ``lane``: jobs of
+        one lane run one at a time, in their order. ``priority``: smaller is more urgent. ``delay``: seconds;
+        ``at_ms``: an instant instead.
 
         It neither commits nor rolls back. When it raises one of these, nothing was written, and the transaction can go
         on: ``UnknownQueue``, ``InvalidPayload``, ``JobTooBig``, ``DuplicateJob``, ``UnknownDependency``,
-        ``NotInTransaction``, ``ValueError``, ``TypeError``.
+        ``NotInTransaction``, ``NotSupported``, ``ValueError``, ``TypeError``.
         """
         new, payloads = self.core.prepare(
             queue,
@@ -276,13 +270,13 @@ class Outbox:
             delay=delay,
             at_ms=at_ms,
         )
-        row, is_new = self._perform(needed(connection), put_one, new, payloads[0])
+        row, is_new = self._perform(self.core.needed(connection), put_one, new, payloads[0])
         return self.core.job(row, is_new=is_new)
 
     async def aput(self, connection: Any, queue: str | Callable[..., Any], payload: Any = None, **options: Any) -> Job:
         """``put`` on an ``AsyncConnection`` or ``AsyncSession`` of SQLAlchemy, or a ``psycopg.AsyncConnection``."""
         new, payloads = self.core.prepare(queue, (payload,), (options.pop("key", None),), **put_options(options))
-        row, is_new = await self._aperform(needed(connection, "abegin"), put_one, new, payloads[0])
+        row, is_new = await self._aperform(self.core.needed(connection, "abegin"), put_one, new, payloads[0])
         return self.core.job(row, is_new=is_new)
 
     def put_many(
@@ -300,7 +294,7 @@ class Outbox:
         what ``put`` raises. No payloads are no error.
         """
         new, made = self.core.prepare_many(queue, payloads, keys, options)
-        needed(connection)
+        self.core.needed(connection)
         found = self._perform(connection, put_all, new, made) if made else []
         return [self.core.job(row, is_new=is_new) for row, is_new in found]
 
@@ -315,23 +309,19 @@ class Outbox:
     ) -> list[Job]:
         """``put_many`` for asyncio."""
         new, made = self.core.prepare_many(queue, payloads, keys, options)
-        needed(connection, "abegin")
+        self.core.needed(connection, "abegin")
         found = await self._aperform(connection, put_all, new, made) if made else []
         return [self.core.job(row, is_new=is_new) for row, is_new in found]
 
-    @contextlib.contextmanager
-    def begin(self) -> Iterator[Connection]:
+    def begin(self) -> AbstractContextManager[Any]:
         """A transaction for callers who have none: its connection, committed at the end of the block, rolled back if
-        that raises.
+        that raises. On a ``WorkQueue`` it collects puts, and stores them at the end of the block as one batch.
         """
-        with self._database().begin() as connection:
-            yield connection
+        return self._open_store().begin()
 
-    @contextlib.asynccontextmanager
-    async def abegin(self) -> AsyncIterator[AsyncConnection]:
+    def abegin(self) -> AbstractAsyncContextManager[Any]:
         """``begin`` for asyncio."""
-        async with self._database().abegin() as connection:
-            yield connection
+        return self._open_store().abegin()
 
     # -- running -----------------------------------------------------------------------------------------------------
 

@@ -101,12 +101,19 @@ class QueueOptions(Value, kw_only=True):
 class QueueConsumer:
     """A queue that is consumed here (``handler``), or only declared (``None``)."""
 
-    __slots__ = ("handler", "is_async", "options", "queue")
+    __slots__ = ("given", "handler", "is_async", "options", "queue")
 
-    def __init__(self, queue: str, handler: Callable[..., Any] | None, options: QueueOptions) -> None:
+    def __init__(
+        self,
+        queue: str,
+        handler: Callable[..., Any] | None,
+        options: QueueOptions,
+        given: frozenset[str] = frozenset(),
+    ) -> None:
         self.queue = queue
         self.handler = handler
         self.options = options
+        self.given = given  # the names of the options that are not the library's own defaults
         self.is_async = handler is not None and is_async(handler)
 
 
@@ -118,6 +125,7 @@ class KnownQueues:
         self.defaults = QueueOptions(**defaults)
         self._known: dict[str, QueueConsumer] = {}
         self._relays: dict[str, str] = {}  # by queue: the name of its relay
+        self._check: Callable[[QueueConsumer], object] | None = None
 
     def add(
         self, queue: str, handler: Callable[..., Any] | None, options: dict[str, Any], *, replace: bool = False
@@ -132,11 +140,13 @@ class KnownQueues:
         if found is not None and found.handler is not None and handler is not None and not replace:
             raise ValueError(f"queue {queue!r} has a consumer already: pass replace=True to replace it")
         if found is not None and not options and not replace:
-            made = QueueConsumer(queue, handler or found.handler, found.options)
+            made = QueueConsumer(queue, handler or found.handler, found.options, found.given)
         else:
-            made = QueueConsumer(
-                queue, handler or (found.handler if found else None), QueueOptions(**{**self._defaults, **options})
-            )
+            given = {**self._defaults, **options}
+            known = found.handler if found else None
+            made = QueueConsumer(queue, handler or known, QueueOptions(**given), frozenset(given))
+        if self._check is not None:
+            self._check(made)
         self._known[queue] = made
         return made
 
@@ -162,12 +172,18 @@ class KnownQueues:
             self.add(queue, None, {})
         self._relays[queue] = name
 
+    def check_all(self, check: Callable[[QueueConsumer], object]) -> None:
+        """Call ``check`` with each that is known, and from now on with each that is to be added."""
+        for each in (QueueConsumer("defaults", None, self.defaults, frozenset(self._defaults)), *self.all()):
+            check(each)
+        self._check = check
+
     def remove(self, queue: str) -> None:
         """Let ``queue`` be declared only. Raises ``UnknownQueue`` if it has no consumer."""
         found = self._known.get(queue)
         if found is None or found.handler is None:
             raise UnknownQueue(queue)
-        self._known[queue] = QueueConsumer(queue, None, found.options)
+        self._known[queue] = QueueConsumer(queue, None, found.options, found.given)
 
     def find(self, queue: str | Callable[..., Any]) -> QueueConsumer:
         """By name, or by the function that consumes it. Raises ``UnknownQueue``, ``InvalidName``."""

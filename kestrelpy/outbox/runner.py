@@ -119,10 +119,8 @@ class Runner:
         """Start all threads. The feeder starts the others, and ends them, also if this call is interrupted."""
         database = getattr(self._store, "database", None)
         self._listener = None if database is None else listener_for(self._core, database, self.wake)
-        if self._poll_interval is not None:
-            self._poll_seconds = self._poll_interval
-        elif self._listener is None:
-            self._poll_seconds = 1.0
+        is_told = self._store.watch(partial(self._agenda.plan_in, "ready")) or self._listener is not None
+        self._poll_seconds = self._poll_interval or (5.0 if is_told else 1.0)
         self._last_poll = now = self._clock()
         for what in ("poll", "ready", "retry", "renewal", "minute"):
             self._agenda.plan(what, now)
@@ -182,6 +180,7 @@ class Runner:
 
     def _end(self) -> None:
         """The last that the feeder does: wait for the handlers, and end all other threads."""
+        self._store.watch(None)
         if self._listener is not None:
             self._listener.stop(LAST_SECONDS / 2)
         self._give_back_queued()

@@ -15,8 +15,13 @@ from kestrelpy.outbox.sql import Compiler, Operation, arun, kind_of, run
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
+    from sqlalchemy.engine import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
     from kestrelpy.outbox.database import Compilers, Database
+    from kestrelpy.outbox.queues import QueueConsumer
 
 __all__ = ["DatabaseStore", "JobStore"]
 
@@ -26,6 +31,10 @@ T = TypeVar("T")
 
 class JobStore(Protocol):
     """Performs operations."""
+
+    needs_connection: bool
+    """Whether a put must be given a connection."""
+    has_relays: bool
 
     def perform(
         self,
@@ -51,6 +60,25 @@ class JobStore(Protocol):
     def apart(self) -> AbstractContextManager[None]:
         """Around what a thread does that runs handlers."""
 
+    def check_consumer(self, consumer: QueueConsumer) -> None:
+        """Raises ``NotSupported`` for a queue that it can't have."""
+
+    def begin(self) -> AbstractContextManager[Any]:
+        """A transaction for callers who have none."""
+        ...
+
+    def abegin(self) -> AbstractAsyncContextManager[Any]:
+        """The same for asyncio."""
+        ...
+
+    def watch(self, on_due: Callable[[float], object] | None) -> bool:
+        """Call ``on_due`` when a job may run, with the seconds until then; ``None``: no more. False if it can't."""
+        ...
+
+    def create_tables(self) -> None: ...
+
+    async def acreate_tables(self) -> None: ...
+
     def check(self) -> None:
         """Raises ``OutboxError`` if there are no tables, or if threads can't share them."""
 
@@ -66,7 +94,10 @@ class JobStore(Protocol):
 
 
 class DatabaseStore:
-    """A ``JobStore`` of rows in a database. ``database``: ``None`` until the outbox is bound to one."""
+    """A ``JobStore`` of rows in a database."""
+
+    needs_connection = True
+    has_relays = True
 
     def __init__(self, compilers: Compilers, database: Database) -> None:
         self.compilers = compilers
@@ -101,6 +132,31 @@ class DatabaseStore:
 
     def apart(self) -> AbstractContextManager[None]:
         return self.database.apart()
+
+    def check_consumer(self, consumer: QueueConsumer) -> None:
+        """It can have all."""
+
+    def begin(self) -> AbstractContextManager[Connection]:
+        """Raises ``OutboxError`` on an AsyncEngine."""
+        return self.database.begin()
+
+    def abegin(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Raises ``OutboxError`` without an AsyncEngine."""
+        return self.database.abegin()
+
+    def watch(self, on_due: Callable[[float], object] | None) -> bool:  # noqa: ARG002
+        """Others put, too: ``wakeup`` has what listens to a database."""
+        return False
+
+    def create_tables(self) -> None:
+        from kestrelpy.outbox.database import create_tables
+
+        self.database.transact(lambda connection: create_tables(connection, self.compilers.tables))
+
+    async def acreate_tables(self) -> None:
+        from kestrelpy.outbox.database import create_tables
+
+        await self.database.atransact(lambda connection: create_tables(connection, self.compilers.tables))
 
     def use_loop(self, loop: AbstractEventLoop | None) -> None:
         self.database.loop = None if self.database.async_engine is None else loop

@@ -10,12 +10,16 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential
-
 from kestrelpy.outbox._logging import brief, log
+from kestrelpy.outbox.errors import MissingPackage
 from kestrelpy.outbox.execution import Outcome
 from kestrelpy.outbox.saving import save
 from kestrelpy.outbox.sql import MAX_CLAIM
+
+try:
+    from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential
+except ImportError:
+    raise MissingPackage("tenacity", "outbox") from None
 
 if TYPE_CHECKING:
     from kestrelpy.outbox.store import JobStore

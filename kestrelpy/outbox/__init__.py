@@ -1,7 +1,8 @@
 """Jobs that are put in the caller's own database transaction, and run by consumers in any number of processes.
 
 A job and the caller's data are committed together, or neither is. This needs the extra ``[outbox]`` (SQLAlchemy), and
-PostgreSQL or SQLite. Importing this package imports no other one: what is missing is named when it is needed.
+PostgreSQL or SQLite. In one process a ``WorkQueue`` will do, without a database. Importing this package imports no
+other one: what is missing is named when it is needed.
 """
 
 from __future__ import annotations

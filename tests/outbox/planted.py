@@ -364,3 +364,68 @@ def retry_one_swallows_an_interrupt() -> None:
 
     _replace(by_hand, "retry_one", swallow)
     assert outbox
+
+
+# -- without a database ----------------------------------------------------------------------------------------------
+
+JOURNAL = "tests/outbox/journal"
+
+
+@fault(f"{JOURNAL}/test_journal_store.py::test_a_transaction_is_whole_after_a_power_cut", "assert")
+def the_jobs_of_a_transaction_are_put_one_by_one() -> None:
+    from kestrelpy.work import WorkQueue
+
+    put_all = WorkQueue.put_all
+
+    def put_each(self: WorkQueue, jobs: Any) -> list[int]:
+        return [job_id for job in jobs for job_id in put_all(self, [job])]
+
+    _replace(WorkQueue, "put_all", put_each)
+
+
+@fault(f"{JOURNAL}/test_journal_store.py::test_a_transaction_that_raises_stores_nothing", "assert")
+def a_transaction_is_stored_if_it_raises() -> None:
+    from kestrelpy.outbox.journal_puts import JournalTransaction
+
+    def end(self: JournalTransaction) -> None:
+        if self.is_open:
+            self.commit()
+
+    _replace(JournalTransaction, "end", end)
+
+
+@fault(f"{JOURNAL}/test_journal_jobs.py::test_a_late_outcome_is_refused[another token-renew]", "assert")
+def no_token_of_a_reservation_is_compared() -> None:
+    from kestrelpy.outbox.journal_jobs import JournalJobs, RunningJob
+
+    def claimed_by(self: JournalJobs, job_id: int, token: int) -> RunningJob | None:
+        return self.running.get(job_id)
+
+    _replace(JournalJobs, "claimed_by", claimed_by)
+
+
+@fault(f"{JOURNAL}/test_journal_jobs.py::test_a_job_that_kills_wears_out_although_nobody_sweeps_in_between", "assert")
+def a_claim_is_not_on_disk_before_its_jobs_begin() -> None:
+    from kestrelpy.work import WorkQueue
+
+    _replace(WorkQueue, "save_reserves", lambda self: None)
+
+
+@fault(f"{JOURNAL}/test_journal_jobs.py::test_what_ran_when_the_process_died_has_lapsed", "assert")
+def what_ran_when_the_process_died_is_ready() -> None:
+    from kestrelpy.outbox.journal_jobs import JournalJobs
+
+    _replace(JournalJobs, "_set_aside_locked", lambda self, stats, body: None)
+
+
+@fault(f"{JOURNAL}/test_journal_jobs.py::test_on_a_full_disk_jobs_run_and_failures_are_saved_later", "assert")
+def what_a_failed_save_has_saved_is_forgotten() -> None:
+    from kestrelpy.outbox.journal_claims import JournalClaims
+
+    finish = JournalClaims.finish
+
+    def forgetful(self: JournalClaims, what: Any) -> Any:
+        self._unreported.clear()
+        return finish(self, what)
+
+    _replace(JournalClaims, "finish", forgetful)

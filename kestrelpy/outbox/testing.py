@@ -61,22 +61,24 @@ from kestrelpy.outbox import admin, claims
 from kestrelpy.outbox._checks import check_count, check_number
 from kestrelpy.outbox.errors import JobNotFound, OutboxError
 from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks
-from kestrelpy.outbox.flavours import BYTES, CLAIMED, WAS_DUE
-from kestrelpy.outbox.job import COLUMNS, FIELDS, ID, QUEUE, Job
+from kestrelpy.outbox.flavours import WAS_DUE
+from kestrelpy.outbox.job import FIELDS, ID, QUEUE, Job
+from kestrelpy.outbox.journal_store import JournalStore
+from kestrelpy.outbox.journal_virtual import JournalVirtual
 from kestrelpy.outbox.outbox import Outbox
 from kestrelpy.outbox.saving import save, sweep
-from kestrelpy.outbox.sql import Claim, reading
+from kestrelpy.outbox.sql import Claim
 from kestrelpy.outbox.store import DatabaseStore
 from kestrelpy.outbox.transactions import arun_within, run_within
+from kestrelpy.outbox.virtual_operations import NAMES, claim_again, next_later_ms, with_due_errors
 from kestrelpy.testing import ManualClock
+from kestrelpy.work import WorkQueue
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from sqlalchemy.engine import Connection
-
     from kestrelpy.outbox.core import OutboxCore
-    from kestrelpy.outbox.sql import Compiler, Operation
+    from kestrelpy.outbox.store import JobStore
 
 __all__ = ["ANY", "Run", "StillWaiting", "VirtualOutbox", "virtual"]
 
@@ -94,21 +96,6 @@ ALL = 1 << 62
 NO_TOKEN = -1
 """No claim has it."""
 
-_LATER = """SELECT min(due_ms) FROM {jobs} j WHERE queue {is_one_of_names} AND due_ms > {now} AND (
-    (status = 'running' AND relay_batch IS NULL) OR (
-        status IN ('ready', 'error')
-        AND NOT EXISTS (SELECT 1 FROM {queues} p WHERE p.queue = j.queue AND p.paused)))"""
-_DUE_ERRORS = """SELECT DISTINCT queue FROM {jobs} WHERE status = 'error' AND due_ms <= {now}
-AND queue {is_one_of_names} ORDER BY queue"""
-_CLAIM_AGAIN = (
-    """UPDATE {jobs} SET status = 'running', token = :token, worker = :worker, tries = tries + 1, finished_ms = NULL,
-started_ms = {now}, was_due_ms = coalesce(was_due_ms, due_ms), due_ms = {now} + CAST(:lease_ms AS bigint)
-WHERE id = :id RETURNING """
-    + CLAIMED
-)
-_NAMES = [name.strip().strip('"') for name in COLUMNS.split(",")]
-_PUT_BACK = f"""INSERT INTO {{jobs}} ({COLUMNS}, payload_bytes)
-VALUES ({", ".join(f":{name}" for name in _NAMES)}, :payload_bytes)"""
 _FIELDS = {*FIELDS, "is_new"}
 """What ``contains`` may be asked for, beside the payload."""
 
@@ -134,10 +121,12 @@ class Run(Value):
 def virtual(outbox: Outbox, bind: Any = None, *, now_ms: int = 0) -> VirtualOutbox:
     """For ``with virtual(outbox) as test:``. Within the block ``outbox`` works on ``bind``, and nothing runs by itself.
 
-    ``bind``: what ``Outbox`` takes, its tables are created if there are none; ``None``: a fresh SQLite in memory.
-    ``now_ms``: where its clock stands at first, a ``ManualClock``, which decides what is due on PostgreSQL, too. The
-    same calls give the same ids, times and order. ``start``, ``stop``, ``running``, ``run``, ``bind`` and ``close`` of
-    the outbox do nothing. No thread is made; with an AsyncEngine, one that speaks with the database.
+    ``bind``: what ``Outbox`` takes, its tables are created if there are none; ``None``: a fresh SQLite in memory, or
+    for an outbox on a ``WorkQueue`` a fresh work queue in memory; the class ``WorkQueue`` asks for that, too, for an
+    outbox that the program binds later. ``now_ms``: where its clock stands at first, a ``ManualClock``, which decides
+    what is due on PostgreSQL, too. The same calls give the same ids, times and order. ``start``, ``stop``, ``running``,
+    ``run``, ``bind`` and ``close`` of the outbox do nothing. No thread is made; with an AsyncEngine, one that speaks
+    with the database.
 
     SQLite in memory has a single connection: what is done on it without ``connection=`` while it is in a transaction
     becomes part of that transaction.
@@ -171,9 +160,12 @@ class VirtualOutbox:
             raise OutboxError(f"{self._outbox!r} is virtual already: leave the first virtual(outbox) before the second")
         if core.started_ms is not None:
             raise OutboxError(f"{self._outbox!r} is running: stop() it before virtual(outbox)")
+        before = core.store
+        is_journal = self._bind is WorkQueue or (self._bind is None and isinstance(before, JournalStore))
         with contextlib.ExitStack() as stack:
             stack.callback(core.switch(self.clock, _random(), WORKER))
-            core.store = self._opened(stack)
+            core.store = self._in_memory(before, stack) if is_journal else self._opened(stack)
+            core.queues.check_all(core.store.check_consumer)
             self._outbox.create_tables()
             self._inside = stack.pop_all()
         return self
@@ -185,7 +177,18 @@ class VirtualOutbox:
         if inside is not None:
             inside.close()
 
+    def _in_memory(self, before: JobStore | None, stack: contextlib.ExitStack) -> JobStore:
+        """Without a database: a work queue with the clock of the test, and the limit of the one before."""
+        limit: dict[str, Any] = {"max_job_bytes": before.max_job_bytes} if isinstance(before, JournalStore) else {}
+        queue = stack.enter_context(WorkQueue(None, clock=self.clock, **limit))
+        store = JournalStore(self._core, queue)
+        store.extend(JournalVirtual)
+        stack.callback(store.close)
+        return store
+
     def _opened(self, stack: contextlib.ExitStack) -> DatabaseStore:
+        if isinstance(self._bind, WorkQueue):
+            raise OutboxError("virtual(bind=): a WorkQueue has a clock of its own: pass the class, or leave bind away")
         compilers = self._core.compilers
         from kestrelpy.outbox.database import open_database
         from kestrelpy.outbox.virtual_database import VirtualDatabase, in_memory
@@ -204,15 +207,18 @@ class VirtualOutbox:
 
     # -- putting -----------------------------------------------------------------------------------------------------
 
-    def begin(self) -> AbstractContextManager[Connection]:
+    def begin(self) -> AbstractContextManager[Any]:
         """``begin`` of the outbox: a transaction on the test's database, committed at the end of the block."""
         self._store()
         return self._outbox.begin()
 
     def put(self, queue: Queue, payload: Any = None, **options: Any) -> Job:
         """``put`` of the outbox, in a transaction of its own."""
+        store = self._store()
+        if not isinstance(store, DatabaseStore):
+            return self._outbox.put(None, queue, payload, **options)
         context = copy_context()  # whose variables go with the job, also where another thread speaks with the database
-        return self._store().database.transact(
+        return store.database.transact(
             lambda connection: context.run(self._outbox.put, connection, queue, payload, **options)
         )
 
@@ -248,7 +254,7 @@ class VirtualOutbox:
             raise AssertionError(f"no job of queue {name!r} was run yet")
         last = self._last[name]
         wanted = self._claim_of_one()
-        row = self._store().perform(None, _claim_again, last.row, wanted)
+        row = self._store().perform(None, claim_again, last.row, wanted)
         return self._expected(self._run(Attempt(self._core, last.consumer, row, wanted.token)), "done")
 
     def run_once(self, queue: Queue, status: str = "ready") -> Run | None:
@@ -309,7 +315,9 @@ class VirtualOutbox:
             found, held = self._pass(names)
             runs += found
             now_ms = self._core.now_ms()
-            next_ms = self._store().perform(None, _next_ms, names, held, now_ms)
+            later_ms = self._store().perform(None, next_later_ms, names)
+            times = [now_ms + RETRY_MS] * bool(held) + ([] if later_ms is None else [later_ms])
+            next_ms = min(times, default=None)
             if next_ms is None:
                 return runs
             if most_ms is not None and next_ms > began_ms + most_ms:
@@ -363,12 +371,10 @@ class VirtualOutbox:
     def _core(self) -> OutboxCore:
         return self._outbox.core
 
-    def _store(self) -> DatabaseStore:
+    def _store(self) -> JobStore:
         if self._inside is None:
             raise OutboxError(f"{self!r} works within its block: with virtual(outbox) as test")
-        store = self._core.store
-        assert isinstance(store, DatabaseStore)
-        return store
+        return self._core.open_store()
 
     def _name(self, queue: Queue) -> str:
         """Raises ``UnknownQueue``: a name with a slip of the pen has no jobs, and must not pass for that."""
@@ -451,11 +457,7 @@ class VirtualOutbox:
             return runner.run(self._handle_on_own_loop(attempt), context=Context())
 
     async def _handle_on_own_loop(self, attempt: Attempt) -> Outcome:
-        from kestrelpy.outbox.virtual_database import VirtualDatabase
-
-        database = self._store().database
-        assert isinstance(database, VirtualDatabase)
-        async with database.on_this_loop():
+        async with self._store().on_this_loop():
             return await self._handle(attempt)
 
     async def _handle(self, attempt: Attempt) -> Outcome:
@@ -495,7 +497,7 @@ class VirtualOutbox:
         try:
             return self._outbox.get(attempt.id)
         except JobNotFound:
-            fields = dict(zip(_NAMES, attempt.row, strict=False))
+            fields = dict(zip(NAMES, attempt.row, strict=False))
             fields.update(status=status, due_ms=attempt.row[WAS_DUE], finished_ms=self._core.now_ms())
             return self._core.job(tuple(fields.values()))
 
@@ -533,7 +535,7 @@ class VirtualOutbox:
                     stopped.add(attempt.consumer.queue)
         finally:
             save(self._store(), aside)
-        held = self._store().perform(None, _with_due_errors, sorted(stopped))
+        held = self._store().perform(None, with_due_errors, sorted(stopped))
         return runs, sorted({*held, *(outcome.attempt.consumer.queue for outcome in aside)})
 
     def _listed(self, jobs: Sequence[Job]) -> str:
@@ -542,30 +544,6 @@ class VirtualOutbox:
         if len(jobs) > SHOWN:
             lines.append(f"and {len(jobs) - SHOWN} more")
         return "\n".join(f"  {line}" for line in lines or ["there are no jobs"])
-
-
-@reading
-def _next_ms(sql: Compiler, names: Sequence[str], held: Sequence[str], now_ms: int) -> Operation[int | None]:
-    """When something of these queues is due after now; those that are held go on after a second."""
-    found = (yield sql(_LATER), {**sql.time(), "names": sql.flavour.list_of(names)})[0][0]
-    times = [now_ms + RETRY_MS] * bool(held) + ([] if found is None else [int(found)])
-    return min(times, default=None)
-
-
-@reading
-def _with_due_errors(sql: Compiler, queues: Sequence[str]) -> Operation[list[str]]:
-    """Those of the queues that have jobs in error that are due."""
-    return [row[0] for row in (yield sql(_DUE_ERRORS), {**sql.time(), "names": sql.flavour.list_of(queues)})]
-
-
-def _claim_again(sql: Compiler, row: Sequence[Any], wanted: Claim) -> Operation[Sequence[Any]]:
-    """Claim the job of this row of ``CLAIMED``, whatever its status is, and also if its row was deleted."""
-    parameters = {**sql.time(), **wanted.parameters(), "id": row[ID]}
-    rows = yield sql(_CLAIM_AGAIN), parameters
-    if not rows:
-        yield sql(_PUT_BACK), {**dict(zip(_NAMES, row, strict=False)), "payload_bytes": row[BYTES]}
-        rows = yield sql(_CLAIM_AGAIN), parameters
-    return rows[0]
 
 
 def _check_status(status: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import psycopg
 import sqlalchemy
 
-from bench.measure import LeftOut
 from bench.outbox.peers.base import MARGIN_SECONDS, QUEUE, THREADS, Handler, Peer, payload, sqlalchemy_url
 from bench.outbox.peers.floor import open_file
 from kestrelpy.outbox.claims import claim
@@ -147,14 +146,13 @@ class OnJournal(_Ours):
 
     name = "kestrelpy journal"
 
-    def __init__(self, where: str) -> None:
-        try:
-            super().__init__(where)
-        except TypeError:
-            raise LeftOut("kestrelpy.outbox takes no WorkQueue yet") from None
-
     def bind(self) -> WorkQueue:
-        return WorkQueue(Path(self.where).with_suffix(".journal"))
+        self.queue = WorkQueue(Path(self.where).with_suffix(".journal"))
+        return self.queue
+
+    def close(self) -> None:
+        super().close()
+        self.queue.close()
 
     def create(self) -> None:
         """There are no tables."""
@@ -166,5 +164,4 @@ class OnJournal(_Ours):
         self.outbox.put_many(None, QUEUE, [payload(number) for number in numbers])
 
     def left(self) -> int:
-        outbox: Any = self.outbox
-        return sum(found.count for found in outbox.stats(QUEUE))
+        return sum(found.count for found in self.outbox.stats(QUEUE))

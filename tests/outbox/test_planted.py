@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.outbox import planted_store
 from tests.outbox.planted import FAULTS, NOT_PLANTED, VARIABLE
 from tests.support import postgres
 from tests.support.budget import Tally, drawn
@@ -21,8 +22,9 @@ def test_a_planted_fault_is_found(name: str, tally: Tally) -> None:
     if "postgresql" in fault.test and postgres.programs() is None:
         pytest.skip(postgres.NOT_INSTALLED)
     options = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "tests.outbox.planted")
+    plugins = ("-p", planted_store.__name__)
     environment = {**os.environ, VARIABLE: name, "KESTRELPY_SHARE": str(fault.share)}
-    command = [sys.executable, "-m", "pytest", *options, fault.test]
+    command = [sys.executable, "-m", "pytest", *options, *plugins, fault.test]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert NOT_PLANTED not in done.stdout, done.stdout
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, f"not found:\n{done.stdout}\n{done.stderr}"

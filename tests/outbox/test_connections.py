@@ -563,6 +563,27 @@ def test_async_connections_that_commit_each_statement_are_refused(
 
 
 @pytest.mark.parametrize(("database", "driver"), ASYNC_DRIVERS)
+def test_pending_objects_of_an_async_session_are_flushed_first(
+    database: str, driver: str, request: pytest.FixtureRequest, clock: ManualClock
+) -> None:
+    url = url_of(database, request)
+    flushed: list[bool] = []
+
+    async def main(outbox: Outbox) -> None:
+        async with ways.async_engine_of(url, driver) as engine, sa_asyncio.AsyncSession(engine) as session:
+            session.add(Order(number=1))
+            listen = event.listen
+            listen(engine.sync_engine, "before_cursor_execute", lambda *args: flushed.append("INTO orders" in args[2]))
+            await outbox.aput(session, "mail", 1)
+            await session.commit()
+
+    with open_outbox(url, clock) as outbox:
+        asyncio.run(main(outbox))
+        assert flushed[0]
+        assert orders(outbox) == 1
+
+
+@pytest.mark.parametrize(("database", "driver"), ASYNC_DRIVERS)
 def test_an_async_connection_is_one_within_run_sync(
     database: str, driver: str, request: pytest.FixtureRequest, clock: ManualClock
 ) -> None:

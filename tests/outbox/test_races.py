@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import sqlalchemy
 from sqlalchemy import event
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from kestrelpy.outbox import DuplicateJob, Outbox, claims
 from kestrelpy.outbox.sql import Claim
 from kestrelpy.testing import ManualClock
 from tests.outbox.claimant import Claimant
 from tests.outbox.test_puts import put
-from tests.outbox.ways import follow_the_recipe
+from tests.outbox.ways import follow_the_recipe, with_driver
 from tests.support.patience import PATIENCE, until
 
 Start = Callable[..., threading.Thread]
@@ -318,6 +319,30 @@ def test_of_two_claims_that_overlap_one_takes_the_lane(on_postgres: Outbox, cloc
     assert outbox.core.open_store().perform(None, claims.mark_done, [(row.id, 7)])[0] == {late.id}
     claimant.sweep()
     assert claimant.ids() == [early.id]
+
+
+@pytest.mark.parametrize("driver", ["psycopg2", "asyncpg", "psycopg async"])
+def test_whatever_the_driver(on_postgres: Outbox, clock: ManualClock, start: Start, driver: str) -> None:
+    """Each says in its own way that another transaction was in the way."""
+    if driver == "psycopg2":
+        pytest.importorskip("psycopg2")
+    engine = engine_of(on_postgres)
+    url = with_driver(engine.url.render_as_string(hide_password=False), driver.split()[0])
+    bind = url if driver == "psycopg2" else create_async_engine(url)
+    early = put(on_postgres, "mail", lane="l", delay=1)
+    put(on_postgres, "mail", lane="l")
+    taken: list[int] = []
+    with Outbox(bind, clock=clock) as outbox:
+        outbox.queue("mail")
+        outbox.jobs()
+        with on_postgres.begin() as connection:
+            claim_within(on_postgres, connection, 1)
+            clock.advance(1)
+            started = start(lambda: taken.extend(Claimant(outbox).ids()))
+            until(lambda: is_waiting(engine))
+        started.join(PATIENCE)
+    assert taken == []
+    assert on_postgres.get(early.id).status == "ready"
 
 
 def test_and_if_the_first_one_is_rolled_back_the_other_does(

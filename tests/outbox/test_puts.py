@@ -132,17 +132,15 @@ def test_without_a_clock_the_server_says_what_time_it_is(make_outbox: MakeOutbox
     assert job.due_ms == job.added_ms + 10_000
 
 
-def test_a_put_in_a_long_transaction_is_due_by_the_statement(
-    make_outbox: MakeOutbox, engine: sqlalchemy.Engine
-) -> None:
+def test_a_put_in_a_long_transaction_is_due_by_the_statement(postgres_url: str) -> None:
     """PostgreSQL's ``now()`` is that of the transaction's begin."""
-    if engine.dialect.name != "postgresql":
-        pytest.skip("SQLite has the machine's clock")
-    outbox = make_outbox(clock=None)
-    with outbox.begin() as connection:
-        begun = connection.exec_driver_sql("SELECT extract(epoch FROM now()) * 1000").scalar_one()
-        connection.exec_driver_sql("SELECT pg_sleep(0.05)")
-        assert outbox.put(connection, "mail").added_ms >= float(begun) + 45
+    with Outbox(postgres_url) as outbox:
+        outbox.create_tables()
+        outbox.queue("mail")
+        with outbox.begin() as connection:
+            begun = connection.exec_driver_sql("SELECT extract(epoch FROM now()) * 1000").scalar_one()
+            connection.exec_driver_sql("SELECT pg_sleep(0.05)")
+            assert outbox.put(connection, "mail").added_ms >= float(begun) + 45
 
 
 # -- payloads --------------------------------------------------------------------------------------------------------

@@ -6,18 +6,23 @@ a connection of ``psycopg`` has imported it.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy.outbox.errors import NotInTransaction
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Dialect
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
     from kestrelpy.outbox.sql import Arguments, AsyncFetch, Fetch, Rows
 
 __all__ = ["Given", "GivenAsync", "given", "given_async"]
+
+T = TypeVar("T")
 
 
 class Given:
@@ -77,7 +82,7 @@ async def given_async(connection: Any) -> GivenAsync:
         under = await connection.run_sync(_given_sqlalchemy)
 
         async def fetch(sql: str, arguments: Arguments) -> Rows:
-            result: Rows = await connection.run_sync(lambda _: under.fetch(sql, arguments))
+            result: Rows = await to_its_end(connection, lambda _: under.fetch(sql, arguments))
             return result
 
         return GivenAsync(under.dialect, fetch)
@@ -89,6 +94,33 @@ async def given_async(connection: Any) -> GivenAsync:
         "aput takes an AsyncConnection or AsyncSession of SQLAlchemy, or a psycopg.AsyncConnection, "
         f"not {_name(connection)}{_async_hint(connection)}"
     )
+
+
+async def to_its_end(connection: AsyncConnection, function: Callable[[Connection], T]) -> T:
+    """``connection.run_sync(function)``; on SQLite one that is cancelled is waited for.
+
+    A statement of SQLite runs on a thread and goes on all the same. Whose task is gone leaves a cursor that is nobody's
+    and keeps the write lock, for ever if it is of an INSERT that returns rows.
+    """
+    if connection.dialect.name != "sqlite":
+        return await connection.run_sync(function)
+    task = asyncio.ensure_future(connection.run_sync(function))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await _wait_for(task)
+        raise
+
+
+async def _wait_for(task: asyncio.Future[T]) -> None:
+    """Until it is done, also if it is cancelled again."""
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
+        if task.done():
+            if not task.cancelled():
+                task.exception()  # else it is reported as never looked at
+            return
 
 
 def fetch_on(connection: Connection) -> Fetch:

@@ -21,7 +21,7 @@ from contextlib import (
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kestrelpy.errors import UnsupportedFormat
-from kestrelpy.outbox.connections import commits_each, fetch_on, in_transaction
+from kestrelpy.outbox.connections import commits_each, fetch_on, in_transaction, to_its_end
 from kestrelpy.outbox.errors import MissingPackage, OutboxError, UnsupportedDatabase
 from kestrelpy.outbox.flavours import Postgresql, Sqlite
 from kestrelpy.outbox.fork_gate import gate
@@ -144,7 +144,7 @@ class Database:
         if self.async_engine is None:
             return await asyncio.to_thread(self.transact, function, kind)
         async with self.here().connect() as connection:
-            return await connection.run_sync(lambda connection: self._within(connection, function, kind))
+            return await to_its_end(connection, lambda connection: self._within(connection, function, kind))
 
     def _within(self, connection: Connection, function: Callable[[Connection], T], kind: Kind) -> T:
         self._check(connection)

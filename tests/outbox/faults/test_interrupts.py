@@ -328,3 +328,47 @@ def test_a_cancelled_task_that_runs_a_handler_by_hand_is_cancelled(scene: Scene)
     scene.reset()
     asyncio.run(main())
     scene.check()
+
+
+# -- a task that is cancelled ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg_async", "aiosqlite"])
+def test_a_put_whose_task_is_cancelled_is_done_or_not_done(
+    driver: str, request: pytest.FixtureRequest, tally: Tally
+) -> None:
+    """Wherever it waits. What the driver makes of the caller's transaction is the driver's; the next one works."""
+    url = str(request.getfixturevalue("sqlite_url" if driver == "aiosqlite" else "postgres_url"))
+    scheme = "sqlite" if driver == "aiosqlite" else "postgresql"
+
+    async def main() -> int:
+        async with Outbox(sqlalchemy.make_url(url).set(drivername=f"{scheme}+{driver}")) as outbox:
+            outbox.queue("q")
+            await outbox.acreate_tables()
+            cancelled = 0
+            for steps in range(0, 60, 1 if ALL else 7):
+                task = asyncio.create_task(_put_seven(outbox))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                task.cancel()
+                cancelled += isinstance((await asyncio.gather(task, return_exceptions=True))[0], BaseException)
+                found = len(await outbox.ajobs())
+                assert found % 7 == 0, f"cancelled after {steps} steps, it has left {found} jobs"
+                await _put_seven(outbox)
+                assert len(await outbox.ajobs(limit=1000)) == found + 7
+                await outbox.aretry_all("q")
+                async with outbox.abegin() as connection:
+                    await connection.exec_driver_sql("DELETE FROM kestrel_jobs")
+            return cancelled
+
+    with watchdog(4 * PATIENCE):
+        cancelled = asyncio.run(main())
+    assert cancelled > 2
+    tally.add("cancelled puts of an outbox", cancelled)
+
+
+async def _put_seven(outbox: Outbox) -> None:
+    async with outbox.abegin() as connection:
+        await outbox.aput_many(connection, "q", list(range(5)))
+        await outbox.aput(connection, "q", 5)
+        await outbox.aput(connection, "q", 6)

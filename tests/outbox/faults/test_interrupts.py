@@ -6,17 +6,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
 import sqlalchemy
 
 from kestrelpy.outbox import DuplicateJob
+from kestrelpy.outbox.fork_gate import ForkGate
 from kestrelpy.outbox.outbox import Outbox
+from tests.interrupts import strikes
 from tests.interrupts.strikes import Interrupter, interrupter_at, watchdog
 from tests.support.budget import ALL, SEED, Tally, share
 from tests.support.patience import until
@@ -172,6 +176,30 @@ def test_the_callers_transaction_is_the_callers(name: str, kind: str, scene: Sce
         scene.check()
 
     assert strike(name, run, tally)
+
+
+def test_the_gate_for_forks_is_free_wherever_it_is_struck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the calls of ``threading``, too: no other thread waits for ever, and a fork goes on."""
+    monkeypatch.setattr(strikes, "HELPERS", (*strikes.HELPERS, "/threading.py"))
+
+    def use(gate: ForkGate, done: list[str]) -> None:
+        with gate:
+            done.append("used")
+
+    for at in itertools.count(1):
+        gate = ForkGate()
+        done: list[str] = []
+        striker = interrupter_at(at)
+        striker.run(partial(use, gate, []))
+        thread = threading.Thread(target=use, args=(gate, done), daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        assert done, f"struck at place {at}, {striker.where}: another thread waits for ever"
+        gate.close()
+        gate.open()
+        if not striker.where:
+            break
+    assert at > 4, "the tracer sees nothing"
 
 
 # -- in transactions of its own --------------------------------------------------------------------------------------

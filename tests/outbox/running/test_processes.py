@@ -369,6 +369,22 @@ FORK = """
 """
 
 
+BINDS = {
+    "url": "",
+    "engine": """
+        import sqlalchemy
+        engine = sqlalchemy.create_engine(url)
+        other, outbox = outbox, Outbox(engine)
+        outbox.add_consumer("q", work)
+    """,
+    "async": """
+        from sqlalchemy.ext.asyncio import create_async_engine
+        engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+        other, outbox = outbox, Outbox(engine)
+        outbox.add_consumer("q", work)
+        outbox.begin = other.begin
+    """,
+}
 ENDS = {"url": "", "engine": "engine.dispose()", "async": "asyncio.run(engine.dispose())"}
 
 
@@ -377,26 +393,38 @@ def test_a_forked_child_has_a_stopped_outbox_of_its_own(
     outbox: Outbox, start: Callable[[str], Program], bind: str
 ) -> None:
     """Also on an engine of the caller's, whose pool has connections of the parent."""
-    binds = {
-        "url": "",
-        "engine": """
-            import sqlalchemy
-            engine = sqlalchemy.create_engine(url)
-            other, outbox = outbox, Outbox(engine)
-            outbox.add_consumer("q", work)
-        """,
-        "async": """
-            from sqlalchemy.ext.asyncio import create_async_engine
-            engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
-            other, outbox = outbox, Outbox(engine)
-            outbox.add_consumer("q", work)
-            outbox.begin = other.begin
-        """,
-    }
-    program = start(textwrap.dedent(binds[bind]) + textwrap.dedent(FORK) + ENDS[bind])
+    program = start(textwrap.dedent(BINDS[bind]) + textwrap.dedent(FORK) + ENDS[bind])
     assert program.end() == (0, "")
     assert program.lines("done") == ["before", "child", "after"]
     assert [job.tries for job in outbox.jobs("q")] == [1, 1, 1]
+
+
+@one_database
+@pytest.mark.parametrize("bind", ["url", "async"])
+def test_no_fork_strikes_a_transaction_of_sqlite(outbox: Outbox, start: Callable[[str], Program], bind: str) -> None:
+    """The child would have its locks, for ever. Each fork comes while the last job is marked."""
+    program = start(
+        textwrap.dedent(BINDS[bind])
+        + textwrap.dedent("""
+            outbox.start(threads=2)
+            for number in range(20):
+                with outbox.begin() as connection:
+                    outbox.put(connection, "q", f"parent-{number}")
+                while not seen("done", f"parent-{number}"):
+                    gate.wait(0.0005)
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(10)
+                    with outbox.begin() as connection:
+                        outbox.put(connection, "q", f"child-{number}")
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+            assert outbox.stop()
+        """)
+        + ENDS[bind]
+    )
+    assert program.end() == (0, "")
+    assert len(outbox.jobs("q")) == 40
 
 
 # -- several processes -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
@@ -136,7 +136,11 @@ class Database:
                 return self._within(connection, function, kind)
         loop = self.loop
         if loop is not None and not loop.is_closed() and loop_here() is not loop:
-            return wait_for(asyncio.run_coroutine_threadsafe(self.atransact(function, kind), loop), loop)
+            try:
+                return wait_for(asyncio.run_coroutine_threadsafe(self.atransact(function, kind), loop), loop)
+            except CancelledError:  # the loop is about to be closed, and cancels all that is on it
+                self.loop = None
+                raise ConnectionError("the event loop of astart() is ending") from None
         return self._own_loop().run(self.atransact(function, kind))
 
     async def atransact(self, function: Callable[[Connection], T], kind: Kind = "write") -> T:
@@ -210,9 +214,23 @@ class Database:
                 raise OutboxError("threads can't share a SQLite database in memory: use a file, or the test kit")
 
     def here(self) -> AsyncEngine:
-        """The AsyncEngine for the running event loop."""
+        """The AsyncEngine for the running event loop: an engine of the outbox has a pool for each."""
         assert self.async_engine is not None
-        return self._engines.get(asyncio.get_running_loop(), self.async_engine)
+        loop = asyncio.get_running_loop()
+        found = self._engines.get(loop)
+        if found is not None or not self.is_owned:
+            return found or self.async_engine
+        for other in list(self._engines):
+            if other.is_closed():
+                del self._engines[other]
+        self._engines[loop] = _copy_of(self.async_engine)
+        return self._engines[loop]
+
+    async def leave_loop(self) -> None:
+        """Close the connections that an engine of the outbox has on the running event loop."""
+        engine = self._engines.pop(asyncio.get_running_loop(), None) if self.is_owned else None
+        if engine is not None:
+            await engine.dispose()
 
     @asynccontextmanager
     async def on_this_loop(self) -> AsyncIterator[None]:
@@ -227,8 +245,8 @@ class Database:
         try:
             yield
         finally:
-            del self._engines[loop]
-            await engine.dispose()
+            for each in {engine, self._engines.pop(loop, engine)}:
+                await each.dispose()
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -281,8 +299,7 @@ class Database:
             self.async_engine.sync_engine.dispose(close=False)
 
     async def aclose(self) -> None:
-        if self.is_owned and self.async_engine is not None:
-            await self.async_engine.dispose()
+        await self.leave_loop()
         await asyncio.to_thread(self.close)
 
     def abandon(self) -> None:
@@ -383,7 +400,7 @@ def _is_conflict(error: Exception) -> bool:
 def wait_for(future: Future[T], loop: asyncio.AbstractEventLoop) -> T:
     """The result of what runs on a loop of the caller's. Raises ``ConnectionError`` if that is closed meanwhile."""
     while True:
-        done, _ = wait([future], 1.0)
+        done, _ = wait([future], 0.1)
         if done:
             return future.result()
         if loop.is_closed():

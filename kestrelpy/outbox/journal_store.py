@@ -208,6 +208,9 @@ class JournalStore:
     async def acreate_tables(self) -> None:
         """There are none."""
 
+    async def leave_loop(self) -> None:
+        """It has no connections."""
+
     def use_loop(self, loop: AbstractEventLoop | None) -> None:
         """It works in the thread that calls."""
 

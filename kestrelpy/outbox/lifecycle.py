@@ -77,7 +77,7 @@ class Lifecycle:
         if before is None:
             return True
         if before.is_orphaned:
-            before.stop(0)
+            before.stop(2.0)  # its outcomes may have been on their way on that loop
         elif not before.is_stopping:
             return False
         elif before.is_inside():

@@ -370,7 +370,12 @@ class Outbox:
 
     async def astop(self, timeout: float | None = None) -> bool:
         """``stop`` for asyncio."""
-        return not self._lifecycle.is_running or await asyncio.to_thread(self.stop, timeout)
+        if not self._lifecycle.is_running:
+            return True
+        try:
+            return await asyncio.to_thread(self.stop, timeout)
+        finally:
+            await self.core.open_store().leave_loop()
 
     @contextlib.contextmanager
     def running(self, queues: Iterable[str] | None = None, **options: Any) -> Iterator[Outbox]:

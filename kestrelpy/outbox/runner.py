@@ -552,8 +552,19 @@ class Runner:
         if self._stopping:
             return Outcome(attempt, "back")
         if attempt.consumer.options.transactional:
-            return await arun_within(self._store, attempt, self._clock, lambda: self._stopping)
-        return await attempt.arun(self._clock, lambda: self._stopping)
+            outcome = await arun_within(self._store, attempt, self._clock, self._is_ending)
+        else:
+            outcome = await attempt.arun(self._clock, self._is_ending)
+        if outcome.status == "back" and outcome.delay_ms is None and not self._stopping:
+            log.warning("job %s of queue %r was cancelled, and comes again", attempt.id, attempt.consumer.queue)
+            outcome.delay_ms = 1000
+            self._store.use_loop(None)  # the loop is ending, most likely: what is begun on it now may never end
+        return outcome
+
+    def _is_ending(self) -> bool:
+        """Whether a task that is cancelled is so by a stop, or by the end of its event loop."""
+        task = asyncio.current_task()
+        return self._stopping or (task is not None and task.cancelling() > 0)
 
     # -- what came of them -------------------------------------------------------------------------------------------
 

@@ -57,6 +57,9 @@ class JobStore(Protocol):
     def on_this_loop(self) -> AbstractAsyncContextManager[None]:
         """Around what the running event loop, which is the outbox's own, does."""
 
+    async def leave_loop(self) -> None:
+        """Close the outbox's own connections of the running event loop, which may be about to end."""
+
     def apart(self) -> AbstractContextManager[None]:
         """Around what a thread does that runs handlers."""
 
@@ -157,6 +160,9 @@ class DatabaseStore:
         from kestrelpy.outbox.database import create_tables
 
         await self.database.atransact(lambda connection: create_tables(connection, self.compilers.tables))
+
+    async def leave_loop(self) -> None:
+        await self.database.leave_loop()
 
     def use_loop(self, loop: AbstractEventLoop | None) -> None:
         self.database.loop = None if self.database.async_engine is None else loop

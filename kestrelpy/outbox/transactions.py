@@ -83,7 +83,7 @@ async def arun_within(
     except _RolledBack as rolled_back:
         return rolled_back.outcome
     except BaseException as error:
-        return _failed(attempt, error, clock)
+        return _failed(attempt, error, clock, is_stopping)
     finally:
         attempt.connection = None
 
@@ -101,11 +101,13 @@ def _turn() -> asyncio.Lock:
     return _turns[loop]
 
 
-def _failed(attempt: Attempt, error: BaseException, clock: Callable[[], float]) -> Outcome:
+def _failed(
+    attempt: Attempt, error: BaseException, clock: Callable[[], float], is_stopping: Callable[[], bool] = lambda: False
+) -> Outcome:
     """The transaction could not begin: the job is given back, as its handler was not called. Or it could not end."""
+    if isinstance(error, asyncio.CancelledError) and (attempt.started is None or is_stopping()):
+        return Outcome(attempt, "back")
     if attempt.started is None:
-        if isinstance(error, asyncio.CancelledError):
-            return Outcome(attempt, "back")
         log.warning("job %s of queue %r waits for a transaction: %s", attempt.id, attempt.consumer.queue, error)
         return Outcome(attempt, "back", delay_ms=PAUSE_MS)
     return outcome_of(attempt, error, clock() - attempt.started)

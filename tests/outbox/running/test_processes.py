@@ -427,6 +427,56 @@ def test_no_fork_strikes_a_transaction_of_sqlite(outbox: Outbox, start: Callable
     assert len(outbox.jobs("q")) == 40
 
 
+# -- the end of an event loop ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("database_url", "driver"),
+    [("postgresql", "asyncpg"), ("postgresql", "psycopg"), ("sqlite", "aiosqlite")],
+    indirect=["database_url"],
+)
+def test_an_event_loop_that_ends_without_astop(outbox: Outbox, start: Callable[[str], Program], driver: str) -> None:
+    """The job that ran is given back, and the outbox can be started on the next loop. Drivers may complain."""
+    job = put(outbox, "q", 1)
+    program = start(f"""
+        from sqlalchemy import make_url
+        from sqlalchemy.ext.asyncio import create_async_engine
+        found = make_url(url)
+        engine = create_async_engine(found.set(drivername=f"{{found.get_backend_name()}}+{driver}"))
+        outbox = Outbox(engine)
+
+        @outbox.consumer("q", max_retries=0)
+        async def work(payload):
+            if not seen("began", "1"):
+                note("began", payload)
+                await asyncio.Event().wait()
+            note("done", payload)
+
+        async def until(name):
+            while not seen(name, "1"):
+                await asyncio.sleep(0.001)
+
+        async def forget():
+            await outbox.astart(threads=1)
+            await until("began")
+
+        async def again():
+            await outbox.astart(threads=1)
+            await until("done")
+            assert await outbox.astop()
+            note("stopped")
+
+        asyncio.run(forget())
+        asyncio.run(again())
+        sys.stdout.flush()
+        os._exit(0)
+    """)
+    status, said = program.end()
+    assert status == 0, said
+    assert (program.folder / "stopped").exists(), said
+    assert (outbox.get(job.id).status, outbox.get(job.id).tries) == ("done", 1)
+
+
 # -- several processes -----------------------------------------------------------------------------------------------
 
 

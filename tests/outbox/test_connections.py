@@ -191,7 +191,8 @@ def on_both(database_url: str, clock: ManualClock) -> Iterator[Outbox]:
 
 def engine_of(outbox: Outbox) -> sqlalchemy.Engine:
     with outbox.begin() as connection:
-        return connection.engine
+        engine: sqlalchemy.Engine = connection.engine
+        return engine
 
 
 @pytest.mark.parametrize("kind", ["session", "scoped", "not autoflushing"])

@@ -46,7 +46,8 @@ def on_postgres(postgres_url: str, clock: ManualClock) -> Iterator[Outbox]:
 
 def engine_of(outbox: Outbox) -> sqlalchemy.Engine:
     with outbox.begin() as connection:
-        return connection.engine
+        engine: sqlalchemy.Engine = connection.engine
+        return engine
 
 
 # -- puts and marks --------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class OutcomeWriter:
         self._clock = clock
         self._on_finished = on_finished
         self._outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
+        self._held: Outcome | None = None  # for the next transaction
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._write, name="kestrelpy-outbox-writer", daemon=True)
         self.put = self._outcomes.put
@@ -73,8 +74,14 @@ class OutcomeWriter:
     def _next(self) -> tuple[list[Outcome], bool]:
         """All outcomes that are there, at least one; and whether they are the last."""
         batch: list[Outcome] = []
-        outcome = self._outcomes.get()
+        ids = set()
+        outcome = self._outcomes.get() if self._held is None else self._held
+        self._held = None
         while outcome is not None:
+            if outcome.attempt.id in ids:  # it has lapsed and was claimed again: each has its own answer
+                self._held = outcome
+                return batch, False
+            ids.add(outcome.attempt.id)
             batch.append(outcome)
             if len(batch) == MAX_CLAIM:
                 return batch, False

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kestrelpy.outbox import admin, claims
+from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.claims import Finish
 from kestrelpy.outbox.execution import Attempt, Outcome, lapse_of
 from kestrelpy.outbox.job import QUEUE
@@ -19,11 +20,20 @@ __all__ = ["save", "sweep"]
 
 
 def save(store: JobStore, outcomes: Sequence[Outcome]) -> set[int]:
-    """Save outcomes in one transaction, and free the lanes that they have left in a second one.
+    """Save outcomes in one transaction, of as many jobs; and free the lanes that they have left in a second one.
 
     Returns the ids of those that were saved: the others' tokens were no longer good. What the transaction of a
     ``transactional`` handler has saved counts.
     """
+    saved = _save(store, outcomes)
+    try:
+        _clear_up(store, outcomes)
+    except Exception:  # the outcomes are saved: what is left is for the sweep, and for the pruning each minute
+        log.exception("clearing up after %s jobs failed, and is done later", len(saved))
+    return saved
+
+
+def _save(store: JobStore, outcomes: Sequence[Outcome]) -> set[int]:
     what = Finish()
     saved = {outcome.attempt.id for outcome in outcomes if outcome.is_saved}
     for outcome in outcomes:
@@ -39,16 +49,20 @@ def save(store: JobStore, outcomes: Sequence[Outcome]) -> set[int]:
             what.failed.append((attempt.id, attempt.token, outcome.status, outcome.delay_ms or 0, outcome.error))
     if len(saved) < len(outcomes):
         if what.done and not (what.deleted or what.failed or what.returned):
-            ids, _ = store.perform(None, claims.mark_done, what.done)  # one statement
+            ids, freed = store.perform(None, claims.mark_done, what.done)  # one statement
         else:
-            ids, _ = store.perform(None, claims.finish, what)
+            ids, freed = store.perform(None, claims.finish, what)
         saved |= ids
+        outcomes[-1].frees |= bool(freed)
+    return saved
+
+
+def _clear_up(store: JobStore, outcomes: Sequence[Outcome]) -> None:
     for queue in sorted({each.attempt.consumer.queue for each in outcomes if _is_not_kept(each)}):
         store.perform(None, admin.prune, queue, ["dead"], 0)  # not one that another job waits for
     lanes = sorted({outcome.lane for outcome in outcomes if outcome.lane is not None})
     if lanes:
         store.perform(None, claims.free_lanes, lanes)
-    return saved
 
 
 def _is_not_kept(outcome: Outcome) -> bool:

@@ -40,6 +40,7 @@ __all__ = [
     "lapsed",
     "mark_done",
     "next_due_ms",
+    "notify",
     "renew",
 ]
 
@@ -106,6 +107,7 @@ _OVERLOOKED = """UPDATE {jobs} SET status = 'ready' WHERE id {is_in}(
     SELECT w.id FROM {jobs} w WHERE w.status = 'waiting' AND NOT EXISTS (
         SELECT 1 FROM {jobs} d WHERE d.id = w.depends_on AND d.status <> 'done') {skip_locked}
 ){end_in} RETURNING """
+_NOTIFY = "SELECT pg_notify(:channel, '')"
 _CLAIM_FAILED = (
     """UPDATE {jobs} AS j SET status = 'running', token = :token, worker = :worker, tries = tries + 1,
 finished_ms = NULL, started_ms = {now}, was_due_ms = due_ms, due_ms = {now} + CAST(:lease_ms AS bigint)
@@ -227,6 +229,12 @@ def claim_failed(sql: Compiler, job_id: int, wanted: Claim) -> Operation[Rows]:
     runs.
     """
     return (yield sql(_CLAIM_FAILED), {**sql.time(), **wanted.parameters(), "id": job_id})
+
+
+@single
+def notify(sql: Compiler, channel: str) -> Operation[None]:
+    """Wake the consumers in all processes."""
+    yield sql(_NOTIFY), {"channel": channel}
 
 
 class Finish:

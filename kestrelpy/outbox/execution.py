@@ -143,10 +143,10 @@ class Outcome:
 
     ``delay_ms``: until it comes again; ``None`` with ``"back"``: as before. ``exception``: what the handler has raised,
     also where that is no failure. ``is_saved``: a transactional handler's
-    transaction has marked it done.
+    transaction has marked it done. ``frees``: other jobs became ready with this one, or with one saved beside it.
     """
 
-    __slots__ = ("attempt", "delay_ms", "error", "exception", "is_saved", "status")
+    __slots__ = ("attempt", "delay_ms", "error", "exception", "frees", "is_saved", "status")
 
     def __init__(
         self,
@@ -163,6 +163,7 @@ class Outcome:
         self.error = error
         self.exception = exception
         self.is_saved = False
+        self.frees = False
 
     @property
     def lane(self) -> tuple[str, str] | None:

@@ -110,6 +110,7 @@ class Runner:
         ]
         self._feeder = threading.Thread(target=self._feed, name="kestrelpy-outbox-feeder", daemon=True)
         self._listener: Listener | None = None
+        self._notifies = False
         self._begun = threading.Event()
         self._start_error: BaseException | None = None
 
@@ -124,6 +125,7 @@ class Runner:
         self._last_poll = now = self._clock()
         for what in ("poll", "ready", "retry", "renewal", "minute"):
             self._agenda.plan(what, now)
+        self._notifies = database is not None and database.dialect.name == "postgresql"
         self._core.slow = self._slow
         self._feeder.start()
         self._begun.wait()
@@ -582,7 +584,17 @@ class Runner:
                     outcome.status,
                 )
             self._claimed.forget(outcome.attempt)
+        if any(outcome.frees for outcome in batch):
+            self._agenda.plan("ready", self._clock())
+            self._wake_others()
         self._agenda.wake()
+
+    def _wake_others(self) -> None:
+        """Jobs became ready: other processes may have their handlers. If it fails, they find them by polling."""
+        channel = self._core.channel
+        if self._notifies and channel is not None:
+            with contextlib.suppress(Exception):
+                self._store.perform(None, claims.notify, channel)
 
     def _after(self, outcome: Outcome) -> None:
         """After an outcome was saved."""

@@ -46,8 +46,7 @@ def run_within(store: Any, attempt: Attempt, clock: Callable[[], float]) -> Outc
     def work(connection: Connection) -> Outcome:
         attempt.connection = connection
         outcome = _committable(attempt.run(clock))
-        saved, _ = run(finish(database.sql, _mark_of(attempt)), fetch_on(connection))
-        return _saved(outcome, saved)
+        return _saved(outcome, *run(finish(database.sql, _mark_of(attempt)), fetch_on(connection)))
 
     try:
         return database.transact_apart(work)
@@ -71,15 +70,13 @@ async def arun_within(
                     database.begin_writing(connection)
                     attempt.connection = connection
                     outcome = _committable(await attempt.arun(clock, is_stopping))
-                    saved, _ = run(finish(database.sql, _mark_of(attempt)), fetch_on(connection))
-                    return _saved(outcome, saved)
+                    return _saved(outcome, *run(finish(database.sql, _mark_of(attempt)), fetch_on(connection)))
         async with database.abegin() as connection:
             await connection.run_sync(database.begin_writing)
             attempt.connection = connection
             outcome = _committable(await attempt.arun(clock, is_stopping))
             fetch = (await given_async(connection)).fetch
-            saved, _ = await arun(finish(database.sql, _mark_of(attempt)), fetch)
-            return _saved(outcome, saved)
+            return _saved(outcome, *await arun(finish(database.sql, _mark_of(attempt)), fetch))
     except _RolledBack as rolled_back:
         return rolled_back.outcome
     except BaseException as error:
@@ -126,8 +123,8 @@ def _mark_of(attempt: Attempt) -> Finish:
     return what
 
 
-def _saved(outcome: Outcome, saved: set[int]) -> Outcome:
+def _saved(outcome: Outcome, saved: set[int], freed: list[str]) -> Outcome:
     if outcome.attempt.id not in saved:
         raise _RolledBack(outcome)  # its lease was over: the writer finds that the outcome is refused
-    outcome.is_saved = True
+    outcome.is_saved, outcome.frees = True, bool(freed)
     return outcome

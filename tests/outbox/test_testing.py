@@ -326,6 +326,15 @@ def test_ctrl_c_in_a_handler_ends_the_test(outbox: Outbox, in_memory: VirtualOut
     assert states(in_memory) == [(1, "running", 1)]
 
 
+@pytest.fixture
+def pythons_own_ctrl_c() -> Iterator[None]:
+    """PySpark leaves another handler behind, with which asyncio cancels no task."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("pythons_own_ctrl_c")
 def test_ctrl_c_while_an_async_handler_waits_ends_the_test(outbox: Outbox, in_memory: VirtualOutbox) -> None:
     @outbox.consumer("mail")
     async def send(payload: Any) -> None:

@@ -7,7 +7,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy.outbox._checks import check_count
-from kestrelpy.outbox.claims import free_lanes
+from kestrelpy.outbox.claims import free_lanes, notify
 from kestrelpy.outbox.errors import JobNotFound
 from kestrelpy.outbox.job import COLUMNS, LANE, QUEUE
 from kestrelpy.outbox.queues import check_name, check_text
@@ -54,10 +54,13 @@ _WHERE = {
 }
 _ERRORS = _SELECT + "WHERE status IN ('error', 'dead')"
 _OLDEST_FIRST = " ORDER BY first_error_ms, id"
-_READY = """UPDATE {jobs} SET status = 'ready', due_ms = {now}, tries = 0, held = false, error = NULL,
-    first_error_ms = NULL, started_ms = NULL, finished_ms = NULL WHERE """
-_RETRY = _READY + "id = :id AND status IN ('error', 'dead', 'cancelled', 'done') RETURNING id"
-_RETRY_ALL = _READY + "queue = :queue AND status = :status RETURNING id"
+_READY = """UPDATE {jobs} AS j SET due_ms = {now}, tries = 0, held = false, error = NULL, first_error_ms = NULL,
+    started_ms = NULL, finished_ms = NULL,
+    status = CASE WHEN j.depends_on IS NOT NULL AND EXISTS (
+        SELECT 1 FROM {jobs} d WHERE d.id = j.depends_on AND d.status <> 'done') THEN 'waiting' ELSE 'ready' END
+WHERE """
+_RETRY = _READY + "j.id = :id AND j.status IN ('error', 'dead', 'cancelled', 'done') RETURNING queue"
+_RETRY_ALL = _READY + "j.queue = :queue AND j.status = :status RETURNING id"
 _CANCEL = (
     """UPDATE {jobs} SET status = 'cancelled', finished_ms = {now}, held = false
 WHERE id = :id AND status IN ('ready', 'waiting', 'error', 'dead') RETURNING """
@@ -155,18 +158,22 @@ def oldest_error(sql: Compiler, queue: str) -> Operation[Rows]:
 
 
 def retry(sql: Compiler, job_id: int) -> Operation[bool]:
-    """Make a job ready that has ended or failed; False while it is ready, waiting or running. Raises
-    ``JobNotFound``.
+    """Make a job ready that has ended or failed, or waiting if what it depends on is not done; False while it is ready,
+    waiting or running. Raises ``JobNotFound``.
     """
     rows = yield sql(_RETRY), {**sql.time(), "id": _in_range(job_id)}
     if not rows:
         yield from get(sql, job_id)
-    return bool(rows)
+        return False
+    yield from notify(sql, rows[0][0])
+    return True
 
 
 def retry_all(sql: Compiler, queue: str, status: str) -> Operation[int]:
-    """Make ready all jobs of a queue in this status."""
+    """Make ready, or waiting, all jobs of a queue in this status."""
     rows = yield sql(_RETRY_ALL), {**sql.time(), "queue": queue, "status": status}
+    if rows:
+        yield from notify(sql, queue)
     return len(rows)
 
 
@@ -177,7 +184,8 @@ def cancel(sql: Compiler, job_id: int) -> Operation[bool]:
         yield from get(sql, job_id)
     for row in rows:
         if row[LANE] is not None:
-            yield from free_lanes(sql, [(row[QUEUE], row[LANE])])
+            for queue in (yield from free_lanes(sql, [(row[QUEUE], row[LANE])])):
+                yield from notify(sql, queue)
     return bool(rows)
 
 
@@ -194,6 +202,8 @@ def prune(sql: Compiler, queue: str, statuses: Iterable[str], keep_ms: int) -> O
 def set_paused(sql: Compiler, queue: str, is_paused: bool) -> Operation[None]:
     """Pause or resume a queue, for all processes."""
     yield sql(_PAUSE), {"queue": queue, "paused": is_paused}
+    if not is_paused:
+        yield from notify(sql, queue)
 
 
 def prunable(consumers: Iterable[QueueConsumer]) -> list[tuple[str, list[str], int]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kestrelpy.outbox.flavours import CLAIMED, HELD, WAS_DUE
 from kestrelpy.outbox.job import COLUMNS, ID, LANE, PRIORITY, QUEUE
-from kestrelpy.outbox.sql import single
+from kestrelpy.outbox.sql import reading, single
 
 if TYPE_CHECKING:
     from kestrelpy.outbox.sql import Claim, Compiler, Operation, Rows
@@ -36,11 +36,13 @@ __all__ = [
     "free_overlooked",
     "give_back",
     "held_among",
+    "held_lanes",
     "lanes_of",
     "lapsed",
     "mark_done",
     "next_due_ms",
     "notify",
+    "overlooked",
     "renew",
 ]
 
@@ -68,9 +70,11 @@ _MARK_AND_FREE = (
 ) SELECT id, NULL FROM marked UNION ALL SELECT id, queue FROM freed"""
 )
 _DELETE_DONE = "DELETE FROM {jobs} WHERE id {is_one_of} AND token = :token RETURNING id"
-_FREE_WAITING = """UPDATE {jobs} SET status = 'ready' WHERE id {is_in}(
+_FREE = """UPDATE {jobs} SET status = 'ready' WHERE id {is_in}(
     SELECT w.id FROM {jobs} w WHERE w.status = 'waiting' AND w.depends_on {is_one_of} {skip_locked}
-){end_in} RETURNING queue"""
+){end_in} RETURNING """
+_FREE_WAITING = _FREE + "queue"
+_FREE_OVERLOOKED = _FREE + COLUMNS
 _FAILED = {"r_id": "bigint", "r_token": "bigint", "r_status": "text", "r_delay_ms": "bigint", "r_error": "text"}
 _FAIL = """UPDATE {jobs} AS j SET status = r_status, token = NULL, was_due_ms = NULL, error = r_error,
     first_error_ms = coalesce(j.first_error_ms, {now}),
@@ -102,12 +106,14 @@ _FREE_LANES = """UPDATE {jobs} SET held = false WHERE id {is_in}(
         AND (a.status IN ('running', 'error') OR (a.id < h.id AND NOT a.held AND a.due_ms <= {now})))
     GROUP BY h.queue, h.lane
 ){end_in} {skip_locked}){end_in} RETURNING queue"""
-_HELD_LANES = "SELECT DISTINCT queue, lane FROM {jobs} WHERE held AND status = 'ready' AND lane IS NOT NULL"
-_OVERLOOKED = """UPDATE {jobs} SET status = 'ready' WHERE id {is_in}(
-    SELECT w.id FROM {jobs} w WHERE w.status = 'waiting' AND NOT EXISTS (
-        SELECT 1 FROM {jobs} d WHERE d.id = w.depends_on AND d.status <> 'done') {skip_locked}
-){end_in} RETURNING """
-_NOTIFY = "SELECT pg_notify(:channel, '')"
+_HELD_LANES = """SELECT DISTINCT queue, lane FROM {jobs} WHERE held AND status = 'ready' AND lane IS NOT NULL
+    AND (queue, lane) > (:queue, :lane) ORDER BY queue, lane LIMIT 1000"""
+_WAITED_FOR = """SELECT DISTINCT depends_on FROM {jobs} WHERE status = 'waiting' AND depends_on > :after
+ORDER BY depends_on LIMIT 1000"""
+_NOT_DONE = "SELECT id FROM {jobs} WHERE id {is_one_of} AND status <> 'done'"
+SLICE = 1000
+"""How many lanes, or jobs that others wait for, one slice of a sweep looks at: the limit of both statements."""
+_NOTIFY = "SELECT pg_notify(:channel, :queue)"
 _CLAIM_FAILED = (
     """UPDATE {jobs} AS j SET status = 'running', token = :token, worker = :worker, tries = tries + 1,
 finished_ms = NULL, started_ms = {now}, was_due_ms = due_ms, due_ms = {now} + CAST(:lease_ms AS bigint)
@@ -199,23 +205,42 @@ def lapsed(sql: Compiler, queues: Iterable[str]) -> Operation[Rows]:
 
 
 @single
-def free_lanes(sql: Compiler, lanes: Sequence[Lane] | None = None) -> Operation[list[str]]:
-    """Free the first job that is held in each of these lanes, if nothing of the lane is active. ``None``: all lanes.
+def free_lanes(sql: Compiler, lanes: Sequence[Lane]) -> Operation[list[str]]:
+    """Free the first job that is held in each of these lanes, if nothing of the lane is active.
 
     Returns the queues of what was freed.
     """
-    if lanes is None:
-        lanes = [(row[0], row[1]) for row in (yield sql(_HELD_LANES), {})]
-    if not lanes:
-        return []
     rows = yield sql.rows(_FREE_LANES, _LANES, lanes)
     return sorted({row[0] for row in rows})
 
 
+@reading
+def held_lanes(sql: Compiler, after: Lane) -> Operation[tuple[list[Lane], Lane | None]]:
+    """The next lanes after ``after`` in which a job is held, and after which there may be more; ``None``: these are the
+    last.
+    """
+    rows = yield sql(_HELD_LANES), {"queue": after[0], "lane": after[1]}
+    lanes = [(row[0], row[1]) for row in rows]
+    return lanes, lanes[-1] if len(lanes) == SLICE else None
+
+
+@reading
+def overlooked(sql: Compiler, after: int) -> Operation[tuple[list[int], int | None]]:
+    """Of the next jobs that others wait for, those that are done, or gone; and the id after which there may be more.
+
+    A put that overlaps with the mark of the job that it depends on is not freed by the mark.
+    """
+    found = [row[0] for row in (yield sql(_WAITED_FOR), {"after": after})]
+    if not found:
+        return [], None
+    left = {row[0] for row in (yield sql(_NOT_DONE), {"ids": sql.flavour.list_of(found)})}
+    return [job_id for job_id in found if job_id not in left], found[-1] if len(found) == SLICE else None
+
+
 @single
-def free_overlooked(sql: Compiler) -> Operation[Rows]:
-    """Make ready the jobs that wait for a done one: those whose put overlapped with its mark. Rows of ``COLUMNS``."""
-    return (yield sql(_OVERLOOKED + COLUMNS), {})
+def free_overlooked(sql: Compiler, done: Sequence[int]) -> Operation[Rows]:
+    """Make ready what waits for these jobs, which are done or gone: its rows of ``COLUMNS``."""
+    return (yield sql(_FREE_OVERLOOKED), {"ids": sql.flavour.list_of(done)})
 
 
 @single
@@ -232,9 +257,12 @@ def claim_failed(sql: Compiler, job_id: int, wanted: Claim) -> Operation[Rows]:
 
 
 @single
-def notify(sql: Compiler, channel: str) -> Operation[None]:
-    """Wake the consumers in all processes."""
-    yield sql(_NOTIFY), {"channel": channel}
+def notify(sql: Compiler, queue: str) -> Operation[None]:
+    """Wake the consumers in all processes when this transaction is committed, if they listen. They look at all queues:
+    the name is for people who listen.
+    """
+    if sql.channel is not None:
+        yield sql(_NOTIFY), {"channel": sql.channel, "queue": queue}
 
 
 class Finish:

@@ -149,7 +149,7 @@ class OutboxCore:
 
             clock = self.clock
             clock_ms = None if clock is None else lambda: clock.time_ns() // 1_000_000
-            self._compilers = Compilers(tables, clock_ms, self.now_ms)
+            self._compilers = Compilers(tables, clock_ms, self.now_ms, self.channel)
         return self._compilers
 
     @property
@@ -240,7 +240,6 @@ class OutboxCore:
             delay_ms=delay_ms,
             at_ms=due_ms,
             context=capture(self.context, consumer.queue),
-            channel=self.channel,
         )
         names = [check_text("key", key) for key in keys]
         given = [name for name in names if name is not None]

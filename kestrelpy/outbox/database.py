@@ -48,8 +48,15 @@ ATTEMPTS = 10
 class Compilers:
     """A compiler for each dialect that puts have come with, and the one of the outbox's own database."""
 
-    def __init__(self, tables: OutboxTables, clock_ms: Callable[[], int] | None, system_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        tables: OutboxTables,
+        clock_ms: Callable[[], int] | None,
+        system_ms: Callable[[], int],
+        channel: str | None,
+    ) -> None:
         self.tables = tables
+        self._channel = channel
         self._clock_ms = clock_ms
         self._system_ms = system_ms
         self._known: dict[tuple[str, str], Compiler] = {}
@@ -66,6 +73,7 @@ class Compilers:
                     self.tables,
                     Postgresql(server_time=not has_clock, takes_text=dialect.driver != "asyncpg"),
                     self._clock_ms,
+                    self._channel,
                 )
             elif dialect.name == "sqlite":
                 found = Compiler(dialect, self.tables, Sqlite(), self._clock_ms or self._system_ms)

@@ -142,11 +142,11 @@ class Outcome:
     """What came of an attempt: ``status`` is ``"done"``, ``"error"``, ``"dead"`` or ``"back"`` (given back, untried).
 
     ``delay_ms``: until it comes again; ``None`` with ``"back"``: as before. ``exception``: what the handler has raised,
-    also where that is no failure. ``is_saved``: a transactional handler's
-    transaction has marked it done. ``frees``: other jobs became ready with this one, or with one saved beside it.
+    also where that is no failure. ``is_saved``: a transactional handler's transaction has marked it done. ``freed``:
+    the queues in which jobs became ready with this one, or with one that was saved beside it.
     """
 
-    __slots__ = ("attempt", "delay_ms", "error", "exception", "frees", "is_saved", "status")
+    __slots__ = ("attempt", "delay_ms", "error", "exception", "freed", "is_saved", "status")
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Outcome:
         self.error = error
         self.exception = exception
         self.is_saved = False
-        self.frees = False
+        self.freed: Sequence[str] = ()
 
     @property
     def lane(self) -> tuple[str, str] | None:

@@ -43,7 +43,6 @@ class Postgresql:
     """
 
     name = "postgresql"
-    notifies = True
     aborts = True
     updates_in_with = True
 
@@ -212,7 +211,6 @@ class Sqlite:
     """SQLite 3.35 or newer. One connection at a time writes, so a claim may look first and then update."""
 
     name = "sqlite"
-    notifies = False
     aborts = False
     updates_in_with = False
 

@@ -179,14 +179,13 @@ class JournalClaims:
             jobs.notify(0)
         self._strays = strays
 
-    def free_overlooked(self) -> Rows:
+    def overlooked(self, after: int) -> tuple[list[int], int | None]:  # noqa: ARG002
         """No job waits for another."""
-        return []
+        return [], None
 
-    def free_lanes(self, lanes: Sequence[Lane] | None = None) -> list[str]:
-        """There are none."""
-        assert not lanes
-        return []
+    def held_lanes(self, after: Lane) -> tuple[list[Lane], Lane | None]:  # noqa: ARG002
+        """There are no lanes."""
+        return [], None
 
     def next_due_ms(self, queues: Iterable[str]) -> tuple[int, int | None, int | None]:
         """The time, and when the next job is due that is ready, and that is in error."""

@@ -469,7 +469,8 @@ class Outbox:
         return [self.core.job(row) for row in rows]
 
     def retry(self, job_id: int, *, connection: Any = None) -> bool:
-        """Make a job ready now that is in error, dead, cancelled or done; its tries begin at 0.
+        """Make a job ready now that is in error, dead, cancelled or done; its tries begin at 0. It waits for the job that
+        it depends on, if that one is not done.
 
         False while it is ready, waiting or running. Raises ``JobNotFound``.
         """

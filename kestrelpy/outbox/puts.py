@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from kestrelpy.outbox.claims import notify
 from kestrelpy.outbox.errors import DuplicateJob, OutboxError, UnknownDependency
 from kestrelpy.outbox.job import COLUMNS, ID, KEY
 
@@ -32,7 +33,7 @@ Known = dict[Dependency | None, tuple[int | None, str]]
 class PutOptions:
     """What is common to the jobs of one call, checked and encoded."""
 
-    __slots__ = ("at_ms", "channel", "context", "delay_ms", "group", "if_exists", "lane", "priority", "queue")
+    __slots__ = ("at_ms", "context", "delay_ms", "group", "if_exists", "lane", "priority", "queue")
 
     def __init__(
         self,
@@ -45,7 +46,6 @@ class PutOptions:
         delay_ms: int,
         at_ms: int | None,
         context: str | None,
-        channel: str | None,
     ) -> None:
         self.queue = queue
         self.if_exists = if_exists
@@ -55,7 +55,6 @@ class PutOptions:
         self.delay_ms = delay_ms
         self.at_ms = at_ms
         self.context = context
-        self.channel = channel  # that consumers listen to, or None
 
     def parameters(self, sql: Compiler) -> dict[str, Any]:
         return {
@@ -67,7 +66,6 @@ class PutOptions:
             "delay_ms": self.delay_ms,
             "at_ms": self.at_ms,
             "context": self.context,
-            "channel": self.channel,
         }
 
 
@@ -115,7 +113,6 @@ SELECT :queue, new_key, :job_group, :lane, new_status, CAST(:priority AS integer
 FROM {rows} WHERE true ORDER BY place
 ON CONFLICT (queue, "key") WHERE "key" IS NOT NULL DO NOTHING RETURNING id, added_ms, due_ms, "key"\n"""
 )
-_NOTIFY = "SELECT pg_notify(:channel, :queue)"
 _FIND_KEY = "SELECT " + COLUMNS + ' FROM {jobs} WHERE queue = :queue AND "key" = :key'
 _FIND_KEYS = "SELECT " + COLUMNS + ' FROM {jobs} WHERE queue = :queue AND "key" {is_one_of_names}'
 _LOCK_KEYS = _FIND_KEYS + " AND status IN ('ready', 'waiting', 'error') ORDER BY id {for_update}"
@@ -145,8 +142,9 @@ def put_one(sql: Compiler, new: PutOptions, payload: NewPayload) -> Operation[tu
     """Put one job: its row, and whether it is new. Raises ``UnknownDependency``, ``DuplicateJob``."""
     depends_on, status = yield from _dependency(sql, payload.depends_on)
     parameters = {**new.parameters(sql), **_own(payload, depends_on, status)}
-    notifies = new.channel is not None and sql.flavour.notifies
-    insert = sql(_INSERT_NOTIFY if notifies else _INSERT)
+    insert = sql(_INSERT)
+    if sql.channel is not None:
+        insert, parameters["channel"] = sql(_INSERT_NOTIFY), sql.channel
     for _ in range(ATTEMPTS):
         rows = yield insert, parameters
         if rows:
@@ -156,8 +154,7 @@ def put_one(sql: Compiler, new: PutOptions, payload: NewPayload) -> Operation[tu
         if new.if_exists == "replace":
             rows = yield sql(_REPLACE), parameters
             if rows:
-                if notifies:
-                    yield sql(_NOTIFY), parameters
+                yield from notify(sql, new.queue)
                 return rows[0], False
         rows = yield sql(_FIND_KEY), parameters
         if rows and new.if_exists == "return":
@@ -203,8 +200,8 @@ def _put_all(
         else:
             there = yield from _those_there(sql, new, payloads, made)
         if there is not None:
-            if new.channel is not None and sql.flavour.notifies and (made or new.if_exists == "replace"):
-                yield sql(_NOTIFY), new.parameters(sql)
+            if made or new.if_exists == "replace":
+                yield from notify(sql, new.queue)
             return _in_order(new, made, payloads, known, there)
         # One of the others was deleted between the two statements: its key is free.
     raise _swallowed(new)

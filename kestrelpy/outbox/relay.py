@@ -308,7 +308,6 @@ class Relay:
             self._lease(),
             number=session.unfinished,
             deletes=self._deletes or self._core.queues.options(self.queue).keep_done == 0,
-            channel=self._core.channel,
         )
         if moved is not None:
             session.last = max(session.last, session.unfinished)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kestrelpy.outbox.claims import free_waiting, next_due_ms
+from kestrelpy.outbox.claims import free_waiting, next_due_ms, notify
 from kestrelpy.outbox.errors import OutboxError
 from kestrelpy.outbox.job import COLUMNS
 from kestrelpy.outbox.sql import reading, single
@@ -164,7 +164,6 @@ _GIVE_BACK = (
     + _OF_BATCH
     + " AND id {is_one_of}"
 )
-_NOTIFY = "SELECT pg_notify(:channel, :queue)"
 
 Failed = tuple[int, str, int, str]
 """A job's id, its new status, milliseconds until it comes again, and the error."""
@@ -391,23 +390,17 @@ def seal_batch(sql: Compiler, lease: RelayLease, *, number: int, part: str, seal
     return bool((yield sql(_SEAL), parameters))
 
 
-def finish_batch(
-    sql: Compiler, lease: RelayLease, *, number: int, deletes: bool, channel: str | None
-) -> Operation[int | None]:
+def finish_batch(sql: Compiler, lease: RelayLease, *, number: int, deletes: bool) -> Operation[int | None]:
     """Mark the jobs of a published batch done, or delete them, and make ready what waits for them. Returns how many
     there were; ``None`` if the lease is another process's.
-
-    ``channel``: notified of queues that have jobs ready now.
     """
     parameters = {**lease.parameters(sql), "number": number}
     if not (yield sql(_FINISH), parameters):
         return None
     rows = yield sql(_DELETE if deletes else _MARK), parameters
     if rows:
-        freed = yield from free_waiting(sql, [row[0] for row in rows])
-        if channel is not None and sql.flavour.notifies:
-            for queue in freed:
-                yield sql(_NOTIFY), {"channel": channel, "queue": queue}
+        for queue in (yield from free_waiting(sql, [row[0] for row in rows])):
+            yield from notify(sql, queue)
     return len(rows)
 
 

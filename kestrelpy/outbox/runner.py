@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -31,12 +31,12 @@ from kestrelpy.outbox._logging import brief, log
 from kestrelpy.outbox.agenda import Agenda
 from kestrelpy.outbox.claimed import ClaimedJobs
 from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks, unexpected
-from kestrelpy.outbox.flavours import BYTES, WAS_DUE
-from kestrelpy.outbox.job import ID, PRIORITY, QUEUE, running
+from kestrelpy.outbox.flavours import BYTES
+from kestrelpy.outbox.job import QUEUE, running
 from kestrelpy.outbox.loop_runs import LoopRuns
 from kestrelpy.outbox.prefetch import Prefetch
-from kestrelpy.outbox.saving import sweep
 from kestrelpy.outbox.sql import MAX_BYTES, MAX_CLAIM, Claim
+from kestrelpy.outbox.sweeping import Sweep, fail_lapsed
 from kestrelpy.outbox.transactions import arun_within, run_within
 from kestrelpy.outbox.upkeep import Upkeep, log_slow, look_seconds
 from kestrelpy.outbox.wakeup import Listener, listener_for
@@ -55,6 +55,8 @@ MAX_UNSAVED = 3000
 MINUTE = 60.0
 LOOK_AHEAD_SECONDS = 0.05
 """Between two questions when the next job is due: so late one may start that is due while others come all the time."""
+SWEEP_PAUSE = 19
+"""Times that a slice of the sweep took, until the next one."""
 LAST_SECONDS = 0.8
 """How long a stop may go on after its timeout."""
 
@@ -103,6 +105,7 @@ class Runner:
         self._poll_seconds = 5.0
         self._failures = 0  # of the database, in a row
         self._upkeep = Upkeep(core, store, self._run_soon)
+        self._sweep = Sweep(store)
         self.lost = 0  # outcomes that were refused
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"kestrelpy-outbox-{number}", daemon=True)
@@ -125,7 +128,7 @@ class Runner:
         self._last_poll = now = self._clock()
         for what in ("poll", "ready", "retry", "renewal", "minute"):
             self._agenda.plan(what, now)
-        self._notifies = database is not None and database.dialect.name == "postgresql"
+        self._notifies = database is not None and database.sql.channel is not None
         self._core.slow = self._slow
         self._feeder.start()
         self._begun.wait()
@@ -391,13 +394,13 @@ class Runner:
         *,
         is_retry: bool = False,
     ) -> None:
-        """Give claimed jobs to the workers and to the loop."""
+        """Give claimed jobs to the workers and to the loop, in this order."""
         if not rows:
             return
         until = now + self._core.settings.lease
         current = self._consumers()  # a handler that was replaced before the put of a job does not get it
         attempts = []
-        for row in sorted(rows, key=lambda row: (row[PRIORITY], row[WAS_DUE], row[ID])):
+        for row in rows:
             queue = row[QUEUE]
             attempt = Attempt(self._core, current.get(queue, consumers[queue]), row, token)
             attempt.until, attempt.is_retry = until, is_retry
@@ -456,11 +459,14 @@ class Runner:
         if self._agenda.take("poll", now):
             self._last_poll = now
             self._agenda.plan("poll", now + self._poll_seconds)
-            lapses, _ = sweep(self._core)
-            for outcome in lapses:
+            for outcome in fail_lapsed(self._core):
                 self._after(outcome)
+            self._sweep.begin()
+            self._agenda.plan("sweep", now)
             self._agenda.plan("ready", now)
             self._agenda.plan("retry", now)
+        if self._agenda.take("sweep", now):
+            self._sweep_slice()
         if self._agenda.take("minute", now):
             self._agenda.plan("minute", now + MINUTE)
             self._agenda.plan("prune", now)
@@ -468,6 +474,25 @@ class Runner:
             self._upkeep.look_at_health()
         if self._agenda.take("prune", now) and self._upkeep.prune_slice():
             self._agenda.plan("prune", now)
+
+    def _sweep_slice(self) -> None:
+        """A slice of the sweep. It takes a twentieth of the time, however much waits."""
+        began = self._clock()
+        found = self._sweep.step()
+        if found is None:
+            return
+        now = self._clock()
+        self._agenda.plan("sweep", now + SWEEP_PAUSE * (now - began))
+        self._tell_of(found.queues)
+
+    def _tell_of(self, queues: Collection[str]) -> None:
+        """Jobs of these became ready. Other processes may have their handlers: if telling them fails, they poll."""
+        if not queues:
+            return
+        self._agenda.plan_now("ready")
+        if self._notifies:
+            with contextlib.suppress(Exception):
+                self._store.perform(None, claims.notify, min(queues))
 
     def _look_ahead(self, consumers: Mapping[str, QueueConsumer]) -> None:
         """Ask when the next job is due. In busy times that takes a twentieth of the time."""
@@ -584,17 +609,8 @@ class Runner:
                     outcome.status,
                 )
             self._claimed.forget(outcome.attempt)
-        if any(outcome.frees for outcome in batch):
-            self._agenda.plan("ready", self._clock())
-            self._wake_others()
+        self._tell_of({queue for outcome in batch for queue in outcome.freed})
         self._agenda.wake()
-
-    def _wake_others(self) -> None:
-        """Jobs became ready: other processes may have their handlers. If it fails, they find them by polling."""
-        channel = self._core.channel
-        if self._notifies and channel is not None:
-            with contextlib.suppress(Exception):
-                self._store.perform(None, claims.notify, channel)
 
     def _after(self, outcome: Outcome) -> None:
         """After an outcome was saved."""

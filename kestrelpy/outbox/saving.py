@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 from kestrelpy.outbox import admin, claims
 from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.claims import Finish
-from kestrelpy.outbox.execution import Attempt, Outcome, lapse_of
-from kestrelpy.outbox.job import QUEUE
+from kestrelpy.outbox.execution import Outcome
 
 if TYPE_CHECKING:
-    from kestrelpy.outbox.core import OutboxCore
-    from kestrelpy.outbox.sql import Rows
     from kestrelpy.outbox.store import JobStore
 
-__all__ = ["save", "sweep"]
+__all__ = ["save"]
 
 
 def save(store: JobStore, outcomes: Sequence[Outcome]) -> set[int]:
@@ -53,7 +50,7 @@ def _save(store: JobStore, outcomes: Sequence[Outcome]) -> set[int]:
         else:
             ids, freed = store.perform(None, claims.finish, what)
         saved |= ids
-        outcomes[-1].frees |= bool(freed)
+        outcomes[-1].freed = freed
     return saved
 
 
@@ -67,25 +64,3 @@ def _clear_up(store: JobStore, outcomes: Sequence[Outcome]) -> None:
 
 def _is_not_kept(outcome: Outcome) -> bool:
     return outcome.status == "dead" and outcome.attempt.consumer.options.keep_dead == 0
-
-
-def sweep(core: OutboxCore) -> tuple[list[Outcome], Rows]:
-    """Find what others have left: leases that are over, dependants whose put overlapped with the mark of the other job,
-    lanes that nobody has freed. Returns the outcomes of the lapsed jobs that were saved, whose hooks are to be called,
-    and the rows of the dependants. Of queues that are only declared here, the retries and the back-off are not known.
-    """
-    store = core.open_store()
-    known = {each.queue: each for each in core.queues.all() if each.handler is not None}
-    outcomes: list[Outcome] = []
-    if known:
-        rows = store.perform(None, claims.lapsed, list(known))
-        outcomes = [lapse_of(Attempt(core, known[row[QUEUE]], row[:-1], row[-1])) for row in rows]
-        if outcomes:
-            failures = [
-                (each.attempt.id, each.attempt.token, each.status, each.delay_ms or 0, each.error) for each in outcomes
-            ]
-            saved = store.perform(None, claims.fail, failures, are_lapsed=True)
-            outcomes = [each for each in outcomes if each.attempt.id in saved]
-    freed = store.perform(None, claims.free_overlooked)
-    store.perform(None, claims.free_lanes)
-    return outcomes, freed

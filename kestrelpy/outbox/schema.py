@@ -118,6 +118,7 @@ class OutboxTables:
             where="lane IS NOT NULL AND status = 'running' AND relay_batch IS NULL",
             unique=True,
         )
+        self._index("held", columns.queue, columns.lane, where="held AND status = 'ready' AND lane IS NOT NULL")
         self._index("relay", columns.relay_batch, where="relay_batch IS NOT NULL")
         return table
 

@@ -139,7 +139,6 @@ class Flavour(Protocol):
     """
 
     name: str
-    notifies: bool
     aborts: bool
     updates_in_with: bool
     fields: Mapping[str, str]
@@ -172,12 +171,19 @@ class Compiler:
 
     ``{jobs}``, ``{queues}``, ``{relays}``, ``{version}`` stand for the tables; ``{now}`` for the time in milliseconds,
     and the other fields for what the flavour has. ``now_ms``: the clock, or ``None`` where the server's decides.
+    ``channel``: where consumers listen for what is put, or ``None``.
     """
 
     def __init__(
-        self, dialect: Dialect, tables: OutboxTables, flavour: Flavour, now_ms: Callable[[], int] | None
+        self,
+        dialect: Dialect,
+        tables: OutboxTables,
+        flavour: Flavour,
+        now_ms: Callable[[], int] | None,
+        channel: str | None = None,
     ) -> None:
         self.flavour = flavour
+        self.channel = channel
         self._now_ms = now_ms
         self._dialect = dialect
         quoted = dialect.identifier_preparer.format_table

@@ -62,13 +62,14 @@ from kestrelpy.outbox._checks import check_count, check_number
 from kestrelpy.outbox.errors import JobNotFound, OutboxError
 from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks
 from kestrelpy.outbox.flavours import WAS_DUE
-from kestrelpy.outbox.job import FIELDS, ID, QUEUE, Job
+from kestrelpy.outbox.job import FIELDS, QUEUE, Job
 from kestrelpy.outbox.journal_store import JournalStore
 from kestrelpy.outbox.journal_virtual import JournalVirtual
 from kestrelpy.outbox.outbox import Outbox
-from kestrelpy.outbox.saving import save, sweep
+from kestrelpy.outbox.saving import save
 from kestrelpy.outbox.sql import Claim
 from kestrelpy.outbox.store import DatabaseStore
+from kestrelpy.outbox.sweeping import Sweep, fail_lapsed
 from kestrelpy.outbox.transactions import arun_within, run_within
 from kestrelpy.outbox.virtual_operations import NAMES, claim_again, next_later_ms, with_due_errors
 from kestrelpy.testing import ManualClock
@@ -287,11 +288,12 @@ class VirtualOutbox:
         Returns the jobs that it changed, as they are afterwards.
         """
         self._store()
-        lapses, freed = sweep(self._core)
+        lapses = fail_lapsed(self._core)
+        freed = Sweep(self._store()).all()
         for outcome in lapses:
             call_hooks(outcome)
         changed = [self._now(outcome.attempt, outcome.status) for outcome in lapses]
-        return changed + [self._core.job(row) for row in sorted(freed, key=lambda row: int(row[ID]))]
+        return changed + [self._core.job(row) for row in freed]
 
     def run_due(self, queue: Queue | None = None) -> list[Run]:
         """Sweep, then run all that is due (of ``queue``), first runs first, also what the handlers put meanwhile.

@@ -126,5 +126,5 @@ def _mark_of(attempt: Attempt) -> Finish:
 def _saved(outcome: Outcome, saved: set[int], freed: list[str]) -> Outcome:
     if outcome.attempt.id not in saved:
         raise _RolledBack(outcome)  # its lease was over: the writer finds that the outcome is refused
-    outcome.is_saved, outcome.frees = True, bool(freed)
+    outcome.is_saved, outcome.freed = True, freed
     return outcome

@@ -9,6 +9,7 @@ from kestrelpy.outbox import Outbox, claims
 from kestrelpy.outbox.claims import Finish
 from kestrelpy.outbox.flavours import CLAIMED
 from kestrelpy.outbox.sql import Claim
+from kestrelpy.outbox.sweeping import Sweep
 
 FIELDS = [name.strip().strip('"') for name in CLAIMED.split(",")]
 
@@ -100,9 +101,7 @@ class Claimant:
 
     def sweep(self) -> list[int]:
         """Free what nobody else has freed. The ids of the dependants that were overlooked."""
-        rows = self.store.perform(None, claims.free_overlooked)
-        self.store.perform(None, claims.free_lanes)
-        return [row[0] for row in rows]
+        return [row[0] for row in Sweep(self.store).all()]
 
     def _finish(self, what: Finish, freeing: Sequence[Claimed]) -> set[int]:
         saved, _ = self.store.perform(None, claims.finish, what)

@@ -192,7 +192,9 @@ class OutboxModel:
     def retry(self, row: ModelRow, now: int) -> bool:
         if row.status not in ENDED:
             return False
-        row.status, row.due_ms, row.tries = "ready", now, 0
+        other = None if row.depends_on is None else self.rows.get(row.depends_on)
+        row.status = "ready" if other is None or other.status == "done" else "waiting"
+        row.due_ms, row.tries = now, 0
         row.error = row.first_error_ms = row.started_ms = row.finished_ms = None
         return True
 

@@ -161,7 +161,7 @@ def an_update_where_id_is_in_a_limited_select() -> None:
 
 @fault(f"{OVERLAPS}[marks-postgresql-0]", "left behind")
 def overlooked_dependants_are_not_swept() -> None:
-    in_statements("w.status = 'waiting' AND NOT EXISTS", "false AND NOT EXISTS")
+    in_statements("depends_on > :after", "false")
 
 
 @fault(f"{OVERLAPS}[marks-sqlite-0]", "before [0-9]+ is done")

@@ -45,6 +45,34 @@ def test_several_may_wait_for_one(outbox: Outbox, claimant: Claimant, delete: bo
     assert claimant.sweep() == []
 
 
+@pytest.mark.parametrize("by", ["retry", "retry_all"])
+def test_one_that_was_cancelled_while_it_waited_waits_again(outbox: Outbox, claimant: Claimant, by: str) -> None:
+    first = put(outbox, "bills")
+    second = put(outbox, "mail", depends_on=first)
+    assert outbox.cancel(second.id)
+    assert outbox.retry(second.id) if by == "retry" else outbox.retry_all("mail", "cancelled") == 1
+    assert outbox.get(second.id).status == "waiting"
+    claimant.done(*claimant.claim("bills"))
+    (claimed,) = claimant.claim("mail")
+    claimant.done(claimed)
+    assert outbox.retry(second.id)
+    assert outbox.get(second.id).status == "ready"
+
+
+def test_a_sweep_comes_to_all_of_those_that_wait(outbox: Outbox, claimant: Claimant) -> None:
+    """More than a slice of them; those of the last slice too, and each once."""
+    with outbox.begin() as connection:
+        firsts = outbox.put_many(connection, "bills", range(claims.SLICE + 2))
+        waiting = [outbox.put(connection, "mail", depends_on=firsts[at]) for at in (0, 1, -2, -1)]
+        others = outbox.put_many(connection, "mail", [0] * 3, depends_on=firsts[-1])
+        for number in (1, -1):
+            connection.exec_driver_sql(f"UPDATE kestrel_jobs SET status = 'done' WHERE id = {firsts[number].id}")
+        for first in firsts[2:-2]:
+            outbox.put(connection, "mail", depends_on=first)
+    assert claimant.sweep() == [waiting[1].id, waiting[3].id, *(job.id for job in others)]
+    assert claimant.sweep() == []
+
+
 def test_one_of_the_same_transaction_and_of_the_same_savepoint(outbox: Outbox, claimant: Claimant) -> None:
     with outbox.begin() as connection:
         first = outbox.put(connection, "mail", 1, key="first")

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from kestrelpy.outbox import DuplicateJob, Outbox, claims
 from kestrelpy.outbox.sql import Claim
+from kestrelpy.outbox.sweeping import Sweep
 from kestrelpy.testing import ManualClock
 from tests.outbox.claimant import Claimant
 from tests.outbox.test_puts import put
@@ -447,7 +448,10 @@ def test_many_claimants_and_no_job_twice(
             if saved is not None and saved[0] != {row[0] for row in claimed}:
                 errors.append(saved)
             freeing = claims.lanes_of(rows) + [("mail", row[4]) for row in claimed if row[4] is not None]
-            store.perform(None, claims.free_lanes, sorted(set(freeing)) or None)
+            if freeing:
+                store.perform(None, claims.free_lanes, sorted(set(freeing)))
+            else:
+                Sweep(store).all()
 
     for thread in [start(consume, number) for number in range(4)]:
         thread.join(4 * PATIENCE)

@@ -21,8 +21,9 @@ from kestrelpy.outbox import claims
 from kestrelpy.outbox.errors import DuplicateJob, UnknownDependency
 from kestrelpy.outbox.execution import Attempt, Outcome
 from kestrelpy.outbox.outbox import Outbox
-from kestrelpy.outbox.saving import save, sweep
+from kestrelpy.outbox.saving import save
 from kestrelpy.outbox.sql import Claim
+from kestrelpy.outbox.sweeping import Sweep, fail_lapsed
 from kestrelpy.testing import ManualClock
 from tests.outbox.faults.steps import Steps, current
 
@@ -153,7 +154,8 @@ class Scene:
             self.counts["marked"] += len(attempts)
 
     def sweep(self) -> None:
-        sweep(self.outbox.core)
+        fail_lapsed(self.outbox.core)
+        Sweep(self.outbox.core.open_store()).all()
 
     # -- at the end --------------------------------------------------------------------------------------------------
 
@@ -380,7 +382,7 @@ def leases(scene: Scene) -> None:
         scene.done |= saved if status == "done" else set()
 
     def look() -> None:
-        accepted.update(outcome.attempt.id for outcome in sweep(core)[0])
+        accepted.update(outcome.attempt.id for outcome in fail_lapsed(core))
 
     def consume() -> None:
         for status in ("ready", "error"):

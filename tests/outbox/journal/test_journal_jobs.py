@@ -13,7 +13,7 @@ import pytest
 from kestrelpy import ForkedQueue, QueueDiskFull
 from kestrelpy.outbox import Job, JobNotFound, Outbox, QueueCount, admin, claims
 from kestrelpy.outbox.claims import Finish
-from kestrelpy.outbox.saving import sweep
+from kestrelpy.outbox.sweeping import fail_lapsed
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 from kestrelpy.work import WorkQueue
 from tests.outbox.claimant import Claimant
@@ -274,8 +274,8 @@ def test_the_sweep_fails_what_has_lapsed_and_calls_its_hook(life: Life) -> None:
     life.die()
     told: list[Job] = []
     life.outbox.add_consumer("mail", print, max_retries=0, on_dead=told.append)
-    (outcome,), freed = sweep(life.outbox.core)
-    assert (outcome.status, outcome.attempt.id, freed) == ("dead", 1, [])
+    (outcome,) = fail_lapsed(life.outbox.core)
+    assert (outcome.status, outcome.attempt.id) == ("dead", 1)
     assert life.job().status == "dead"
     assert "its lease was over at try 1" in (life.job().error or "")
 

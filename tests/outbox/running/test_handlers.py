@@ -242,6 +242,19 @@ def test_a_backoff_is_asked_with_the_number_of_failures(outbox: Outbox) -> None:
     assert asked.seen == [1, 2, 3, 4]
 
 
+def test_retries_come_in_the_order_in_which_they_are_due(outbox: Outbox) -> None:
+    """Also where one that is due later is more urgent."""
+    seen = Steps()
+    outbox.add_consumer("q", seen.add, stop_at_failure=False)
+    jobs = [put(outbox, "q", number, priority=-number) for number in range(4)]
+    with outbox.begin() as connection:
+        for number, job in enumerate(jobs):
+            sql = f"UPDATE kestrel_jobs SET status = 'error', first_error_ms = 1, due_ms = {number} WHERE id = {job.id}"
+            connection.exec_driver_sql(sql)
+    with running(outbox, **{**ALONE, "threads": 1}):
+        assert seen.wait(4) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     "backoff",
     [raising(Boom("backoff")), raising(SystemExit()), lambda _: -1, lambda _: float("nan"), lambda _: "5"],

@@ -407,6 +407,33 @@ def test_a_paused_queue_is_left_alone_until_it_goes_on(outbox: Outbox) -> None:
         assert seen.wait(2) == [1, 2]
 
 
+@pytest.mark.parametrize("mend", ["retry", "retry_all", "resume", "cancel"])
+def test_what_is_mended_elsewhere_wakes(outbox: Outbox, open_outbox: Callable[..., Outbox], mend: str) -> None:
+    """``cancel``: of the job that the next one of its lane is behind."""
+    fails = [mend != "resume"]  # the first run
+
+    def work(_payload: int) -> None:
+        if fails.pop() if fails else False:
+            raise ConnectionError("away")
+
+    consumer = open_outbox()
+    consumer.add_consumer("q", work, max_retries=1 if mend == "cancel" else 0, backoff=1000)
+    outbox.queue("q")
+    if mend == "resume":
+        outbox.pause("q")
+    first = put(outbox, "q", 1, lane="l")
+    last = put(outbox, "q", 2, lane="l") if mend == "cancel" else first
+    with running(consumer, **ALONE):
+        if mend != "resume":
+            becomes(outbox, first, "error" if mend == "cancel" else "dead")
+        threading.Event().wait(0.2)  # it looks ahead meanwhile, and finds nothing
+        if mend in ("retry", "cancel"):
+            assert getattr(outbox, mend)(first.id)
+        else:
+            getattr(outbox, mend)("q")
+        becomes(outbox, last, "done")
+
+
 # -- how little it does ----------------------------------------------------------------------------------------------
 
 

@@ -469,8 +469,8 @@ class Outbox:
         return [self.core.job(row) for row in rows]
 
     def retry(self, job_id: int, *, connection: Any = None) -> bool:
-        """Make a job ready now that is in error, dead, cancelled or done; its tries begin at 0. It waits for the job that
-        it depends on, if that one is not done.
+        """Make a job ready now that is in error, dead, cancelled or done; its tries begin at 0. Where the job that it
+        depends on is not done, it waits for that.
 
         False while it is ready, waiting or running. Raises ``JobNotFound``.
         """

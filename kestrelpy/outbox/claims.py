@@ -58,7 +58,7 @@ Return = tuple[int, int, int | None]
 _OWN = {"r_id": "bigint", "r_token": "bigint"}
 _MARK = """UPDATE {jobs} AS j SET status = 'done', finished_ms = {now}, due_ms = j.was_due_ms, was_due_ms = NULL,
     error = NULL, token = NULL
-FROM {rows} WHERE j.id = r_id AND j.token = r_token RETURNING id"""
+FROM {rows} WHERE j.id = r_id AND j.token = r_token {of_rows} RETURNING id"""
 _MARK_AND_FREE = (
     "WITH marked AS ("
     + _MARK
@@ -80,16 +80,16 @@ _FAIL = """UPDATE {jobs} AS j SET status = r_status, token = NULL, was_due_ms = 
     first_error_ms = coalesce(j.first_error_ms, {now}),
     finished_ms = CASE WHEN r_status = 'dead' THEN {now} END,
     due_ms = CASE WHEN r_status = 'dead' THEN j.was_due_ms ELSE {now} + r_delay_ms END
-FROM {rows} WHERE j.id = r_id AND j.token = r_token"""
+FROM {rows} WHERE j.id = r_id AND j.token = r_token {of_rows}"""
 _FAIL_LAPSED = _FAIL + " AND j.due_ms <= {now} RETURNING id"
 _FAIL += " RETURNING id"
 _RETURNED = {"r_id": "bigint", "r_token": "bigint", "r_delay_ms": "bigint"}
 _GIVE_BACK = """UPDATE {jobs} AS j SET status = CASE WHEN j.first_error_ms IS NULL THEN 'ready' ELSE 'error' END,
     tries = j.tries - 1, token = NULL, was_due_ms = NULL,
     due_ms = coalesce({now} + r_delay_ms, j.was_due_ms)
-FROM {rows} WHERE j.id = r_id AND j.token = r_token RETURNING id"""
+FROM {rows} WHERE j.id = r_id AND j.token = r_token {of_rows} RETURNING id"""
 _RENEW = """UPDATE {jobs} AS j SET due_ms = {now} + CAST(:lease_ms AS bigint)
-FROM {rows} WHERE j.id = r_id AND j.token = r_token RETURNING id"""
+FROM {rows} WHERE j.id = r_id AND j.token = r_token {of_rows} RETURNING id"""
 _LAPSED = (
     "SELECT "
     + COLUMNS

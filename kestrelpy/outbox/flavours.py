@@ -57,6 +57,7 @@ class Postgresql:
             "skip_locked": "FOR UPDATE SKIP LOCKED",
             "is_in": "= ANY (ARRAY",  # a join could be planned over all of the table
             "end_in": ")",
+            "of_rows": "AND j.id = ANY (CAST(:rows_r_id AS bigint[]))",  # else all of a small table is read
         }
 
     def list_of(self, values: Iterable[Any]) -> Any:
@@ -223,6 +224,7 @@ class Sqlite:
             "skip_locked": "",
             "is_in": "IN ",
             "end_in": "",
+            "of_rows": "",
         }
 
     def list_of(self, values: Iterable[Any]) -> Any:

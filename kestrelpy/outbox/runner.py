@@ -311,13 +311,16 @@ class Runner:
         }
 
     def _room(self) -> tuple[int, int]:
-        """How many jobs the workers, and the loop, can be given now."""
+        """How many jobs the workers, and the loop, can be given now. The workers get more when half of what was claimed
+        ahead is begun: a claim of a few takes as long as one of many.
+        """
         unsaved = len(self._claimed)
         loop_room = ASYNC_AT_ONCE - self._claimed.async_ones
         ahead = self._prefetch.jobs(self._clock(), sum(self._finished))
         self._low = ahead // 2
         free = sum(attempt is None for attempt in self._busy)
-        room = free + ahead - self._jobs.qsize()
+        spare = free - self._jobs.qsize()
+        room = spare + ahead if -spare <= self._low else 0
         return max(0, min(room, MAX_UNSAVED - unsaved, MAX_CLAIM)), max(0, loop_room)
 
     def _claim_ready(self, consumers: Mapping[str, QueueConsumer], now: float) -> None:

@@ -84,6 +84,6 @@ def seconds_of(
     except (Exception, SystemExit):
         pause = default.seconds(failures, unit)
         log.exception(
-            "queue %r: backoff failed after failure %s of a job; it waits %.1f s by default", queue, failures, pause
+            "queue %r: backoff failed after failure %s of a job; %.1f s are taken instead", queue, failures, pause
         )
     return min(pause, MAX_SECONDS)

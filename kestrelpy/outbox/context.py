@@ -113,7 +113,7 @@ def restored(context: Mapping[str, Source], text: str | None, log: Log) -> Itera
             try:
                 manager = carrier.restore(values[name])
                 manager.__enter__()
-            except Exception:
+            except (Exception, SystemExit):
                 _warn(log, "context %r of a job was not restored; the job runs without it", name)
             else:
                 stack.push(_Leaving(name, manager, log))

@@ -140,10 +140,11 @@ class Database:
     def transact(self, function: Callable[[Connection], T], kind: Kind = "write") -> T:
         """Call ``function`` in a transaction that is committed when it returns, and rolled back when it raises."""
         if self.engine is not None:
+            check_free(self.engine)
             with self.engine.connect() as connection:
                 return self._within(connection, function, kind)
         loop = self.loop
-        if loop is not None and not loop.is_closed() and loop_here() is not loop:
+        if loop is not None and loop.is_running() and loop_here() is not loop:
             try:
                 return wait_for(asyncio.run_coroutine_threadsafe(self.atransact(function, kind), loop), loop)
             except CancelledError:  # the loop is about to be closed, and cancels all that is on it
@@ -155,6 +156,7 @@ class Database:
         """``transact`` from a coroutine."""
         if self.async_engine is None:
             return await asyncio.to_thread(self.transact, function, kind)
+        check_free(self.here().sync_engine)
         async with self.here().connect() as connection:
             return await to_its_end(connection, lambda connection: self._within(connection, function, kind))
 
@@ -177,6 +179,7 @@ class Database:
         """A transaction for a caller, committed at the end of the block. Raises ``OutboxError`` on an AsyncEngine."""
         if self.engine is None:
             raise OutboxError("this outbox has an AsyncEngine: use abegin()")
+        check_free(self.engine)
         with self.engine.connect() as connection:
             self._check(connection)
             with self._gate, connection.begin():
@@ -188,6 +191,7 @@ class Database:
         """``begin`` on an AsyncEngine. Raises ``OutboxError`` on another one."""
         if self.async_engine is None:
             raise OutboxError("this outbox has no AsyncEngine: use begin()")
+        check_free(self.here().sync_engine)
         async with self.here().connect() as connection:
             await connection.run_sync(self._check)
             with self._gate:
@@ -314,15 +318,37 @@ class Database:
         """In a forked child: use none of the connections, which are the parent's. A caller's engine gets a new pool,
         too, as SQLAlchemy tells every program to do there: the old one would give out the parent's.
         """
-        from sqlalchemy.pool import SingletonThreadPool, StaticPool
-
         self._lock = threading.Lock()
         self.loop = None
         engine = self.engine if self.engine is not None else self.async_engine.sync_engine  # type: ignore[union-attr]
         _PARENTS.append((self._own, self._engines, engine.pool))
         self._own, self._engines, self._thread = None, {}, threading.local()
-        if not isinstance(engine.pool, StaticPool | SingletonThreadPool):  # they hold what there is in memory only
+        if not shares_connections(engine):  # that holds what there is in memory only
             engine.dispose(close=False)
+
+
+def shares_connections(engine: Engine) -> bool:
+    """Whether the pool gives out a connection that somebody else may have."""
+    from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
+    return isinstance(engine.pool, StaticPool | SingletonThreadPool)
+
+
+def check_free(engine: Engine) -> None:
+    """Raises ``OutboxError`` if the only connection of the engine is in a transaction of the caller's, which one of the
+    outbox's own would end: even to give the connection back rolls back.
+    """
+    if not shares_connections(engine):
+        return
+    pool: Any = engine.pool
+    current = getattr(getattr(pool, "_conn", None), "current", None)  # of SingletonThreadPool: this thread's
+    record = pool.connection if hasattr(pool, "connection") else current() if current is not None else None
+    driver = getattr(record, "driver_connection", None)
+    if getattr(driver, "in_transaction", False) and getattr(driver, "autocommit", True) is not False:
+        raise OutboxError(
+            "this engine has one connection, which is in a transaction of yours: give it to the call, "
+            "as connection=..., or end it first"
+        )
 
 
 def begin_sqlite(connection: Connection, *, is_reading: bool) -> None:
@@ -406,13 +432,14 @@ def _is_conflict(error: Exception) -> bool:
 
 
 def wait_for(future: Future[T], loop: asyncio.AbstractEventLoop) -> T:
-    """The result of what runs on a loop of the caller's. Raises ``ConnectionError`` if that is closed meanwhile."""
+    """The result of what runs on a loop of the caller's. Raises ``ConnectionError`` if that ends, or stands still."""
     while True:
         done, _ = wait([future], 0.1)
         if done:
             return future.result()
-        if loop.is_closed():
-            raise ConnectionError("the event loop was closed")
+        if not loop.is_running():
+            future.cancel()
+            raise ConnectionError("the event loop of astart() has ended, or stands still")
 
 
 def _copy_of(engine: AsyncEngine) -> AsyncEngine:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kestrelpy.outbox._checks import check_count, check_number
+from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.errors import OutboxError
 from kestrelpy.outbox.queues import check_name
 
@@ -70,6 +71,12 @@ class Lifecycle:
         with self._starting:
             if self._is_free():
                 self._start(runner, loop)
+                self._look_for_consumers(names or ())
+
+    def _look_for_consumers(self, queues: Iterable[str]) -> None:
+        known = {each.queue for each in self._core.queues.all() if each.handler is not None}
+        for queue in sorted(set(queues) - known):
+            log.warning("queue %r has no consumer here: nothing of it is run until it gets one", queue)
 
     def _is_free(self) -> bool:
         """Whether none runs, now that one that was stopping has ended."""

@@ -396,13 +396,14 @@ class Outbox:
             await self.astop()
 
     def run(self, queues: Iterable[str] | None = None, **options: Any) -> None:
-        """Run jobs until SIGTERM or SIGINT; then drain and return. A second signal ends the process now. Called on the
-        main thread.
+        """Run jobs until SIGTERM or SIGINT; then drain and return. A second signal ends the process now. Raises
+        ``OutboxError`` outside of the main thread.
         """
-        from kestrelpy.outbox.signals import until_signal
+        from kestrelpy.outbox.signals import check_thread, until_signal
 
         if self.core.is_virtual:
             return
+        check_thread("run", "start")
         try:
             until_signal(partial(self.start, queues, **options), self.stop)
         except BaseException:  # the second signal, perhaps
@@ -411,10 +412,11 @@ class Outbox:
 
     async def arun(self, queues: Iterable[str] | None = None, **options: Any) -> None:
         """``run`` for asyncio."""
-        from kestrelpy.outbox.signals import auntil_signal
+        from kestrelpy.outbox.signals import auntil_signal, check_thread
 
         if self.core.is_virtual:
             return
+        check_thread("arun", "astart")
         try:
             await auntil_signal(partial(self.astart, queues, **options), self.astop)
         except BaseException:

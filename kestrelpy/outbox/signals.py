@@ -9,9 +9,21 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import FrameType
 from typing import Any
 
-__all__ = ["auntil_signal", "until_signal"]
+from kestrelpy.outbox.errors import OutboxError
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+__all__ = ["auntil_signal", "check_thread", "until_signal"]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""In this order they get their usual meaning back: who sees from outside that SIGTERM has it, may send either."""
+
+LOOK_SECONDS = 0.5
+"""A signal that comes just before a wait begins does not end it. Python has noted it, and sees that at the next one."""
+
+
+def check_thread(name: str, instead: str) -> None:
+    """Raises ``OutboxError`` outside of the main thread, which alone can have signals handled."""
+    if threading.current_thread() is not threading.main_thread():
+        raise OutboxError(f"{name}() waits for a signal, and only the main thread can: use {instead}()")
 
 
 def until_signal(start: Callable[[], object], stop: Callable[[], object]) -> None:
@@ -31,7 +43,7 @@ def until_signal(start: Callable[[], object], stop: Callable[[], object]) -> Non
             signal.signal(number, ask)
         start()
         while True:  # see docs/interrupts.md, rule 3
-            if asked.acquire(timeout=3600.0):
+            if asked.acquire(timeout=LOOK_SECONDS):
                 break
         stop()
     finally:
@@ -43,6 +55,7 @@ async def auntil_signal(start: Callable[[], Awaitable[object]], stop: Callable[[
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    ticks = loop.create_task(_tick())
 
     def ask(_number: int, _frame: FrameType | None) -> None:
         _restore(before)
@@ -55,7 +68,13 @@ async def auntil_signal(start: Callable[[], Awaitable[object]], stop: Callable[[
         await asked.wait()
         await stop()
     finally:
+        ticks.cancel()
         _restore(before)
+
+
+async def _tick() -> None:
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _restore(before: Mapping[signal.Signals, Any]) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.claims import Finish, finish
 from kestrelpy.outbox.connections import fetch_on, given_async
+from kestrelpy.outbox.errors import OutboxError
 from kestrelpy.outbox.execution import Attempt, Outcome, outcome_of
 from kestrelpy.outbox.sql import arun, run
 
@@ -39,14 +40,37 @@ class _RolledBack(Exception):
         self.outcome = outcome
 
 
+class _CommitGuard:
+    """Refuses a commit until ``is_over``: a handler that commits by itself would have its effects at each of its runs,
+    and its job could not be marked.
+    """
+
+    def __init__(self, connection: Connection | None) -> None:
+        from sqlalchemy import event
+
+        self.is_over = False
+        event.listen(connection, "commit", self._check)
+
+    def _check(self, connection: Connection) -> None:
+        if not self.is_over:
+            driver: Any = connection.connection.dbapi_connection
+            driver.rollback()  # SQLAlchemy takes a commit that raises for the end, and gives the connection to the next
+            raise OutboxError(
+                "a transactional handler must not commit: what it writes is committed with the mark of its job"
+            )
+
+
 def run_within(store: Any, attempt: Attempt, clock: Callable[[], float]) -> Outcome:
     """Run a ``def`` handler in a transaction that marks its job, too."""
     database: Database = store.database
 
     def work(connection: Connection) -> Outcome:
         attempt.connection = connection
+        guard = _CommitGuard(connection)
         outcome = _committable(attempt.run(clock))
-        return _saved(outcome, *run(finish(database.sql, _mark_of(attempt)), fetch_on(connection)))
+        outcome = _saved(outcome, *run(finish(database.sql, _mark_of(attempt)), fetch_on(connection)))
+        guard.is_over = True
+        return outcome
 
     try:
         return database.transact_apart(work)
@@ -69,14 +93,20 @@ async def arun_within(
                 with database.begin() as connection:
                     database.begin_writing(connection)
                     attempt.connection = connection
+                    guard = _CommitGuard(connection)
                     outcome = _committable(await attempt.arun(clock, is_stopping))
-                    return _saved(outcome, *run(finish(database.sql, _mark_of(attempt)), fetch_on(connection)))
+                    outcome = _saved(outcome, *run(finish(database.sql, _mark_of(attempt)), fetch_on(connection)))
+                    guard.is_over = True
+                    return outcome
         async with database.abegin() as connection:
             await connection.run_sync(database.begin_writing)
             attempt.connection = connection
+            guard = _CommitGuard(connection.sync_connection)
             outcome = _committable(await attempt.arun(clock, is_stopping))
             fetch = (await given_async(connection)).fetch
-            return _saved(outcome, *await arun(finish(database.sql, _mark_of(attempt)), fetch))
+            outcome = _saved(outcome, *await arun(finish(database.sql, _mark_of(attempt)), fetch))
+            guard.is_over = True
+            return outcome
     except _RolledBack as rolled_back:
         return rolled_back.outcome
     except BaseException as error:

@@ -18,7 +18,14 @@ import sqlalchemy
 from sqlalchemy import event, orm
 from sqlalchemy.ext import asyncio as sa_asyncio
 
-from kestrelpy.outbox import DuplicateJob, NotInTransaction, Outbox, UnknownDependency, UnsupportedDatabase
+from kestrelpy.outbox import (
+    DuplicateJob,
+    NotInTransaction,
+    Outbox,
+    OutboxError,
+    UnknownDependency,
+    UnsupportedDatabase,
+)
 from kestrelpy.testing import ManualClock
 from tests.outbox import ways
 from tests.outbox.ways import ASYNC_WAYS, TABLE, WAYS, AsyncWay, Held, Way
@@ -382,6 +389,30 @@ def test_a_refused_connection_can_still_begin(sqlite_url: str, clock: ManualCloc
             connection.exec_driver_sql("BEGIN")
             outbox.put(connection, "mail", 2)
         assert [job.payload for job in outbox.jobs()] == [2]
+
+
+@pytest.mark.parametrize("pool", ["StaticPool", "SingletonThreadPool"])
+def test_a_call_that_would_end_the_callers_transaction_is_refused(clock: ManualClock, pool: str) -> None:
+    """The engine has one connection, which the caller uses: the outbox can have no transaction of its own beside it."""
+    engine = sqlalchemy.create_engine("sqlite://", poolclass=getattr(sqlalchemy.pool, pool))
+    with Outbox(engine, clock=clock) as outbox:
+        outbox.create_tables()
+        outbox.queue("mail")
+        with engine.begin() as connection:
+            job = outbox.put(connection, "mail", 1)
+            for call in (
+                outbox.create_tables,
+                outbox.begin().__enter__,
+                outbox.prune,
+                lambda: outbox.pause("mail"),
+                lambda: outbox.get(job.id),
+                outbox.stats,
+            ):
+                with pytest.raises(OutboxError, match="one connection, which is in a transaction of yours"):
+                    call()
+            assert outbox.get(job.id, connection=connection) == job
+        assert outbox.get(job.id) == job
+    engine.dispose()
 
 
 def test_what_is_no_connection_is_a_type_error(on_both: Outbox, database_url: str) -> None:

@@ -87,6 +87,22 @@ async def abecomes(outbox: Outbox, job: Job, status: str) -> Job:
     return await asyncio.to_thread(becomes, outbox, job, status)
 
 
+def test_a_sync_call_does_not_wait_for_a_loop_that_stands_still(engine: sqlalchemy.Engine, look: Outbox) -> None:
+    """Between two calls of ``Runner.run``, as in a console or in the fixtures of a test."""
+    driver = "asyncpg" if engine.dialect.name == "postgresql" else "aiosqlite"
+    made = async_engine(engine, driver)
+    outbox = Outbox(made)
+    outbox.add_consumer("q", lambda _: None)
+    with asyncio.Runner() as runner:
+        runner.run(outbox.astart(**ALONE))
+        runner.run(asyncio.sleep(0.3))  # what has begun on the loop must end there
+        assert outbox.jobs() == []
+        becomes(look, put(look, "q"), "done")
+        assert runner.run(outbox.astop())
+        outbox.close()
+        runner.run(made.dispose())
+
+
 # -- all kinds of handlers -------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import sqlalchemy
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from kestrelpy.outbox import GiveUp, Outbox, RetryLater, transactions
+from kestrelpy.outbox import GiveUp, Outbox, OutboxError, RetryLater, transactions
 from tests.support.outboxes import (
     ALONE,
     KINDS,
@@ -268,6 +269,33 @@ def test_a_savepoint_in_a_handler_is_its_own(world: World, kind: str) -> None:
     with running(world.consumer, **ALONE):
         becomes(world.outbox, job, "done")
     assert world.effects == [1]
+
+
+@kinds
+def test_a_handler_that_commits_is_refused_and_has_no_effect(world: World, kind: str) -> None:
+    """Also where it goes on as if nothing had been said."""
+    insert = text("INSERT INTO effects VALUES (:number)")
+
+    def handler(payload: int, connection: Any) -> None:
+        connection.execute(insert, {"number": payload})
+        with contextlib.suppress(*[OutboxError] * (payload - 1)):
+            connection.commit()
+
+    async def ahandler(payload: int, connection: Any) -> None:
+        if world.async_engine is None:
+            handler(payload, connection)
+            return
+        await connection.execute(insert, {"number": payload})
+        with contextlib.suppress(*[OutboxError] * (payload - 1)):
+            await connection.commit()
+
+    used = handler if kind == "def" else ahandler
+    world.consumer.add_consumer("q", used, transactional=True, max_retries=1, backoff=0)
+    jobs = [put(world.outbox, "q", payload) for payload in (1, 2)]
+    with running(world.consumer, **ALONE):
+        dead = [becomes(world.outbox, job, "dead") for job in jobs]
+    assert "a transactional handler must not commit" in (dead[0].error or "")
+    assert world.effects == []
 
 
 @on_postgresql

@@ -81,12 +81,20 @@ class Relaying(Protocol):
 
     queue: str
     name: str
+    idle_seconds: float | None
+    """After a step that has moved nothing: how long there is nothing to do; 0: unknown; ``None``: there may be more."""
 
     def step(self) -> int:
         """Move one batch. Returns how many jobs that were."""
 
     def release(self) -> None:
         """Let another process go on at once."""
+
+    def give_up(self) -> None:
+        """The same while a step goes on on another thread."""
+
+    def twin(self, store: JobStore) -> Relaying:
+        """Another one, which works on this store, as another process would have it."""
 
 
 class OutboxCore:

@@ -216,7 +216,8 @@ class Outbox:
         encode: Callable[[Job], bytes | str] | None = None,
         delete: bool = True,
     ) -> None:
-        """Move the jobs of ``queue`` into the ``JournaledQueue`` ``into`` of ``directory``, each exactly once.
+        """Move the jobs of ``queue`` into the ``JournaledQueue`` ``into`` of ``directory``, each exactly once, while
+        the outbox runs. Also while it runs already.
 
         An item is the payload as it is stored, or what ``encode`` makes of the job. ``name``: no other relay into that
         queue may have it, of any database. ``delete``: what was moved; else it is done, and kept for ``keep_done``.
@@ -226,6 +227,7 @@ class Outbox:
 
         made = Relay(self.core, queue, directory, into, name=name, batch=batch, encode=encode, delete=delete)
         self.core.add_relay(made)
+        self._lifecycle.wake()
 
     # -- putting -----------------------------------------------------------------------------------------------------
 

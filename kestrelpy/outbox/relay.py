@@ -18,11 +18,13 @@ Why each job is there once:
    written anew.
 4. Who has lost the lease while it was at work can't seal or finish. What it may still do is publish the sealed file.
 
-NOTE ON LOCKING: none. One thread at a time calls ``step`` and ``release``.
+NOTE ON LOCKING: none. One thread at a time calls ``step`` and ``release``; a ``twin`` is for another thread, and the
+lease keeps the two apart as it does two processes. ``give_up`` is called by any thread.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import os
@@ -34,6 +36,7 @@ from kestrelpy.inbox import Part, PartWriter, discard, last_version, publish
 from kestrelpy.outbox import relay_operations as operations
 from kestrelpy.outbox._checks import check_count
 from kestrelpy.outbox._logging import log
+from kestrelpy.outbox.errors import OutboxError
 from kestrelpy.outbox.execution import Attempt, Outcome, call_hooks, failure_of
 from kestrelpy.outbox.job import Job
 from kestrelpy.outbox.queues import QueueConsumer, check_name
@@ -118,18 +121,36 @@ class Relay:
         self._may_own = False
         self._session: RelaySession | None = None
         self._has_more = True  # the last batch was full
+        self._store: JobStore | None = None  # where a twin works, whatever the outbox is bound to later
+        self._is_given_up = False
+        self.idle_seconds: float | None = 0.0
 
     # -- for a running outbox, and its test kit ------------------------------------------------------------------------
 
+    def twin(self, store: JobStore) -> Relay:
+        """Another one, which works on this store, as another process would have it."""
+        made = copy.copy(self)
+        made._pid, made._store, made._session, made._may_own = 0, store, None, False
+        return made
+
+    def give_up(self) -> None:
+        """Let another process go on at once, though a step goes on here: that can change nothing in the database."""
+        self._is_given_up = True
+        self._release()
+
     def step(self) -> int:
         """Move one batch. Returns how many jobs were moved; 0 if none is due, or if another process has the lease.
+
+        After a 0, ``idle_seconds`` is how long there is nothing to do, as far as is known; 0 if that is not known, and
+        ``None`` if there may be more at once.
 
         An unfinished batch, of this process or another one, is moved before a new one. Raises what the database raises,
         and ``OSError``, ``WrongKind``, ``UnsupportedFormat`` of the queue's folder; the next call goes on.
         """
         self._look_at_process()
+        self.idle_seconds = 0.0
         session = self._session
-        if session is not None and session.store is not self._core.store:
+        if session is not None and session.store is not (self._store or self._core.store):
             session = None  # the test kit has bound the outbox to another database
         self._session = None  # whatever is raised, the next step looks at what is there
         if session is None:
@@ -143,10 +164,13 @@ class Relay:
         """Let another process go on at once. An error is logged: the lease lapses by itself."""
         self._look_at_process()
         self._session = None
+        self._release()
+
+    def _release(self) -> None:
         if self._may_own:
             self._may_own = False
             try:
-                self._perform(operations.release_lease, self._lease())
+                self._here().perform(None, operations.release_lease, self._lease())
             except Exception as error:
                 log.warning("relay %r: its lease could not be released, and lapses by itself: %s", self.name, error)
 
@@ -165,12 +189,19 @@ class Relay:
             name=self.name, queue=self.queue, owner=self._owner, lease_ms=round(self._core.settings.lease * 1000)
         )
 
+    def _here(self) -> JobStore:
+        return self._store or self._core.open_store()
+
     def _perform(self, operation: Callable[..., Any], *args: Any, **kw: Any) -> Any:
-        return self._core.open_store().perform(None, operation, *args, **kw)
+        if self._is_given_up:
+            raise OutboxError(f"the relay {self.name!r} was stopped during a step, which ends here")
+        return self._here().perform(None, operation, *args, **kw)
 
     def _open(self) -> RelaySession | None:
         """Take the lease, and see what there is; ``None`` if another process has it."""
-        if self._perform(operations.peek_relay, self._lease()):
+        left_ms = self._perform(operations.peek_relay, self._lease())
+        if left_ms:
+            self.idle_seconds = left_ms / 1000
             return None
         app_id = self.name if self._has_own_name else f"{self.name}/{self._core.token():016x}"
         self._may_own = True
@@ -194,7 +225,7 @@ class Relay:
         if state.part is not None and not state.part.startswith(f"{self.into}."):
             log.warning("relay %r: its last batch was on its way to another queue: %s", self.name, state.part)
             state.part = state.sealed = None
-        return RelaySession(self._core.open_store(), state, known or 0)
+        return RelaySession(self._here(), state, known or 0)
 
     # -- a batch -----------------------------------------------------------------------------------------------------
 
@@ -210,8 +241,13 @@ class Relay:
             if found.open_lanes:
                 self._perform(operations.free_held, self._lease(), found.open_lanes)
             elif not found.is_due:
+                third = self._core.settings.lease / 3
+                self.idle_seconds = third if found.wait_ms is None else min(third, found.wait_ms / 1000)
                 return 0
-        return self._begin(session)
+        moved = self._begin(session)
+        if moved == 0 and self._has_more:
+            self.idle_seconds = None
+        return moved
 
     def _begin(self, session: RelaySession) -> int | None:
         while True:

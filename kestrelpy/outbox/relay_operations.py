@@ -216,17 +216,22 @@ class RelayState:
 class RelayLook:
     """What there is to do for the owner of a relay.
 
-    ``is_due``: there are jobs to be moved. ``must_renew``: a third of the lease is over. ``open_lanes``: lanes with
-    held jobs that wait for nothing any more. ``empty_lanes``: those with no held jobs.
+    ``wait_ms``: until the next job is due, or ``None`` if none will be. ``must_renew``: a third of the lease is over.
+    ``open_lanes``: lanes with held jobs that wait for nothing any more. ``empty_lanes``: those with no held jobs.
     """
 
-    __slots__ = ("empty_lanes", "is_due", "must_renew", "open_lanes")
+    __slots__ = ("empty_lanes", "must_renew", "open_lanes", "wait_ms")
 
     def __init__(self) -> None:
-        self.is_due = False
+        self.wait_ms: int | None = None
         self.must_renew = False
         self.open_lanes: list[str] = []
         self.empty_lanes: list[str] = []
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there are jobs to be moved."""
+        return self.wait_ms == 0
 
 
 class RelayBatch:
@@ -248,15 +253,17 @@ class RelayBatch:
 
 
 @reading
-def peek_relay(sql: Compiler, lease: RelayLease) -> Operation[bool]:
-    """Whether another process has the lease. Raises ``OutboxError`` for a relay that is another queue's."""
+def peek_relay(sql: Compiler, lease: RelayLease) -> Operation[int]:
+    """For how many milliseconds another process has the lease; 0 if none has it. Raises ``OutboxError`` for a relay
+    that is another queue's.
+    """
     rows = yield sql(_STATE), lease.parameters(sql)
     if not rows:
-        return False
+        return 0
     queue, _, owner, left_ms, *_ = rows[0]
     if queue != lease.queue:
         raise OutboxError(f"the relay {lease.name!r} is the one of queue {queue!r}: give this one another name")
-    return owner is not None and owner != lease.owner and left_ms > 0
+    return 0 if owner is None or owner == lease.owner else max(0, left_ms)
 
 
 def open_relay(sql: Compiler, lease: RelayLease, app_id: str) -> Operation[RelayState | None]:
@@ -314,7 +321,7 @@ def look(sql: Compiler, lease: RelayLease, held: Iterable[str]) -> Operation[Rel
             if not has_held:
                 found.empty_lanes.append(lane)
     now_ms, *due = yield from next_due_ms(sql, [lease.queue])
-    found.is_due = any(due_ms is not None and due_ms <= now_ms for due_ms in due)
+    found.wait_ms = min((max(0, due_ms - now_ms) for due_ms in due if due_ms is not None), default=None)
     return found
 
 

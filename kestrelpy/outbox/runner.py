@@ -4,7 +4,8 @@
     workers   run ``def`` handlers, and hooks
     a loop    runs ``async`` handlers: the caller's (``astart``), or one on a thread of its own
     writer    saves the outcomes of all of them, as many as there are, in one transaction; there is no timer
-    listener  wakes the feeder when somebody commits a job
+    listener  wakes the feeder, and the relays, when somebody commits a job
+    relays    each moves the jobs of a queue on a thread of its own
 
 Rules:
 1. A job that is claimed is in ``_claimed`` until its outcome is saved or refused, and its lease is renewed until then.
@@ -35,6 +36,7 @@ from kestrelpy.outbox.flavours import BYTES
 from kestrelpy.outbox.job import QUEUE, running
 from kestrelpy.outbox.loop_runs import LoopRuns
 from kestrelpy.outbox.prefetch import Prefetch
+from kestrelpy.outbox.relay_thread import RelayThreads
 from kestrelpy.outbox.sql import MAX_BYTES, MAX_CLAIM, Claim
 from kestrelpy.outbox.sweeping import Sweep, fail_lapsed
 from kestrelpy.outbox.transactions import arun_within, run_within
@@ -106,6 +108,7 @@ class Runner:
         self._failures = 0  # of the database, in a row
         self._upkeep = Upkeep(core, store, self._run_soon)
         self._sweep = Sweep(store)
+        self._relays = RelayThreads(core, store, queues)
         self.lost = 0  # outcomes that were refused
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"kestrelpy-outbox-{number}", daemon=True)
@@ -138,6 +141,7 @@ class Runner:
     def wake(self) -> None:
         """There may be a job: look."""
         self._agenda.plan_now("ready")
+        self._relays.wake()
 
     @property
     def is_stopping(self) -> bool:
@@ -165,6 +169,7 @@ class Runner:
             deadline = self._clock() + timeout
             self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
         self._stopping = True
+        self._relays.begin_stop()
         self._agenda.wake()
 
     def stop(self, timeout: float | None) -> bool:
@@ -188,6 +193,7 @@ class Runner:
         self._store.watch(None)
         if self._listener is not None:
             self._listener.stop(LAST_SECONDS / 2)
+        self._relays.begin_stop()
         self._give_back_queued()
         is_idle = self._wait_until_idle()
         if not is_idle:
@@ -199,15 +205,16 @@ class Runner:
             if thread.ident is not None:
                 thread.join()
         self._loop.end(LAST_SECONDS / 4)
-        for relay in self._core.relays:
-            relay.release()
+        self._relays.end()
         if self._loop.given is not None:
             self._store.use_loop(None)
         self._was_idle = is_idle
 
     def _wait_until_idle(self) -> bool:
-        """Wait until all that was claimed is saved, and all hooks are called. False if that took too long."""
-        while self._claimed or self._hooks:
+        """Wait until all that was claimed is saved, all hooks are called, and the relays' steps are over. False if that
+        took too long.
+        """
+        while self._claimed or self._hooks or self._relays.are_running:
             if self._deadline is not None and self._clock() >= self._deadline:
                 return False
             self._pause.wait(0.01)
@@ -240,6 +247,7 @@ class Runner:
                 thread.start()
             if self._listener is not None:
                 self._listener.start()
+            self._relays.start_new(self._poll_seconds)
         except BaseException as error:  # there can be no more threads
             self._start_error, self._stopping = error, True
         self._begun.set()
@@ -273,6 +281,7 @@ class Runner:
     def _turn(self) -> None:
         """Do what is due."""
         agenda, now = self._agenda, self._clock()
+        self._relays.start_new(self._poll_seconds)
         if agenda.take("renewal", now):
             self._renew(now)
         if agenda.take("slow", now):
@@ -288,9 +297,6 @@ class Runner:
             self._poll(now)
         if agenda.take("due", now) and consumers:
             self._look_ahead(consumers)
-        for relay in self._core.relays:
-            if relay.step():
-                agenda.wake()
 
     def _take_what_may_be_there(self, consumers: Mapping[str, QueueConsumer], now: float) -> None:
         """See to it that claims look for what may be there, and later for what is due next."""
@@ -492,7 +498,7 @@ class Runner:
         """Jobs of these became ready. Other processes may have their handlers: if telling them fails, they poll."""
         if not queues:
             return
-        self._agenda.plan_now("ready")
+        self.wake()
         if self._notifies:
             with contextlib.suppress(Exception):
                 self._store.perform(None, claims.notify, min(queues))

@@ -93,8 +93,8 @@ class Relaying(Protocol):
     def give_up(self) -> None:
         """The same while a step goes on on another thread."""
 
-    def twin(self, store: JobStore) -> Relaying:
-        """Another one, which works on this store, as another process would have it."""
+    def twin(self, store: JobStore, directory: str | os.PathLike[str] | None = None) -> Relaying:
+        """Another one, which works on this store, as another process would have it; ``directory``: for its own."""
 
 
 class OutboxCore:

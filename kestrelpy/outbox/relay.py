@@ -99,9 +99,7 @@ class Relay:
     ) -> None:
         self.queue = check_name(queue)
         self.into = check_name(into)
-        self.directory = os.fspath(directory)
-        if not isinstance(self.directory, str):
-            raise TypeError(f"directory must be a str or a path, not {directory!r}")
+        self.directory = _check_directory(directory)
         if encode is not None and (not callable(encode) or inspect.iscoroutinefunction(encode)):
             raise TypeError(f"encode must be a function of a job, not async, or None, not {encode!r}")
         if not isinstance(delete, bool):
@@ -127,9 +125,11 @@ class Relay:
 
     # -- for a running outbox, and its test kit ------------------------------------------------------------------------
 
-    def twin(self, store: JobStore) -> Relay:
-        """Another one, which works on this store, as another process would have it."""
+    def twin(self, store: JobStore, directory: str | os.PathLike[str] | None = None) -> Relay:
+        """Another one, which works on this store, as another process would have it; ``directory``: for its own."""
         made = copy.copy(self)
+        if directory is not None:
+            made.directory = _check_directory(directory)
         made._pid, made._store, made._session, made._may_own = 0, store, None, False
         return made
 
@@ -458,6 +458,13 @@ def _as_item(data: object) -> bytes:
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     raise TypeError(f"encode must give bytes or a str, not {type(data).__name__}")
+
+
+def _check_directory(directory: str | os.PathLike[str]) -> str:
+    found = os.fspath(directory)
+    if not isinstance(found, str):
+        raise TypeError(f"directory must be a str or a path, not {directory!r}")
+    return found
 
 
 def _check_relay_name(name: object) -> str:

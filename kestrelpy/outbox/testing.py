@@ -52,6 +52,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, copy_context
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import ANY
@@ -78,7 +79,7 @@ from kestrelpy.work import WorkQueue
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from kestrelpy.outbox.core import OutboxCore
+    from kestrelpy.outbox.core import OutboxCore, Relaying
     from kestrelpy.outbox.store import JobStore
 
 __all__ = ["ANY", "Run", "StillWaiting", "VirtualOutbox", "virtual"]
@@ -166,7 +167,7 @@ class VirtualOutbox:
         with contextlib.ExitStack() as stack:
             stack.callback(core.switch(self.clock, _random(), WORKER))
             core.store = self._in_memory(before, stack) if is_journal else self._opened(stack)
-            core.queues.check_all(core.store.check_consumer)
+            core.check_supported(core.store)
             self._outbox.create_tables()
             self._inside = stack.pop_all()
         return self
@@ -327,6 +328,30 @@ class VirtualOutbox:
                 return runs
             self.clock.advance((next_ms - now_ms) / 1000)
 
+    def relay(self, queue: str, directory: str | PathLike[str] | None = None) -> int:
+        """Move all jobs of ``queue`` that are due, as its relay does it. Returns how many.
+
+        ``directory``: a real folder, instead of the one that ``add_relay`` was given. Jobs whose items can't be made
+        are in error, or dead. Nothing else here touches the jobs of a relay. Raises what the folder raises, and
+        ``OutboxError`` if the queue has no relay.
+        """
+        name = self._name(queue)
+        found = self._relay_of(name)
+        if found is None:
+            raise OutboxError(f"queue {name!r} has no relay")
+        relay, count = found.twin(self._store(), directory), 0
+        try:
+            while True:
+                moved = relay.step()
+                count += moved
+                if not moved and relay.idle_seconds is not None:
+                    return count
+        finally:
+            relay.release()
+
+    def _relay_of(self, name: str) -> Relaying | None:
+        return next((each for each in self._core.relays if each.queue == name), None)
+
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def jobs(self, queue: Queue | None = None, status: str | None = None) -> list[Job]:
@@ -385,6 +410,8 @@ class VirtualOutbox:
 
     def _consumed(self, queue: Queue) -> str:
         name = self._name(queue)
+        if self._relay_of(name) is not None:
+            raise OutboxError(f"queue {name!r} has a relay, and no handler: use test.relay({name!r})")
         if self._core.queues.find(name).handler is None:
             raise OutboxError(f"queue {name!r} is only declared in this process: nothing here runs its jobs")
         return name

@@ -219,8 +219,8 @@ class Outbox:
         """Move the jobs of ``queue`` into the ``JournaledQueue`` ``into`` of ``directory``, each exactly once, while
         the outbox runs. Also while it runs already.
 
-        An item is the payload as it is stored, or what ``encode`` makes of the job. ``name``: no other relay into that
-        queue may have it, of any database. ``delete``: what was moved; else it is done, and kept for ``keep_done``.
+        An item is the payload as it is stored, or what ``encode`` makes of the job. ``name``: two relays of one name in
+        a database are one. ``delete``: what was moved; else it is done, and kept for ``keep_done``.
         docs/relay.md has the promises. Raises ``ValueError`` if the queue has a consumer or a relay, ``InvalidName``.
         """
         from kestrelpy.outbox.relay import Relay

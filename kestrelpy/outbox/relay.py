@@ -6,7 +6,7 @@ another one, who goes on with the same batch before any other one is begun:
     number    a transaction gives the next number to jobs that are due; they are running then, in this batch for good
     write     their items are written into a part file of the inbox (``kestrelpy.inbox``)
     seal      a transaction records what the file holds: from now on this file is the batch
-    publish   the inbox takes the file, under the relay's name and the batch's number as version
+    publish   the inbox takes the file, as the relay's app_id, with the batch's number as version
     finish    a transaction deletes the jobs, or marks them done
 
 Why each job is there once:
@@ -107,7 +107,6 @@ class Relay:
         self.batch = check_count("batch", batch, 1)
         if self.batch > MAX_BATCH:
             raise ValueError(f"batch must be at most {MAX_BATCH:,}, not {batch!r}")
-        self._has_own_name = name is not None
         table = core.table if core.schema is None else f"{core.schema}.{core.table}"
         self.name = f"{table}/{queue}/{into}" if name is None else _check_relay_name(name)
         self._core = core
@@ -203,7 +202,7 @@ class Relay:
         if left_ms:
             self.idle_seconds = left_ms / 1000
             return None
-        app_id = self.name if self._has_own_name else f"{self.name}/{self._core.token():016x}"
+        app_id = f"{self.name}/{self._core.token():016x}"  # no other database has it, whatever its relays are called
         self._may_own = True
         state = self._perform(operations.open_relay, self._lease(), app_id)
         if state is None:
@@ -328,10 +327,12 @@ class Relay:
         if self._publish(session, part):
             return self._finish(session)
         log.error(
-            "relay %r: somebody else publishes into queue %r of %s under this name, which must be this relay's alone",
+            "relay %r: somebody else publishes into queue %r of %s as %r, which must be this relay's alone: is there a "
+            "copy of the database, or was an older state of it restored?",
             self.name,
             self.into,
             self.directory,
+            session.app_id,
         )
         session.last = self._last_version(session) or batch.number
         return self._rewrite(session)  # if another process has not taken the lease, and has published the batch

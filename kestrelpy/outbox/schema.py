@@ -49,7 +49,7 @@ class OutboxTables:
             self.metadata,
             Column("name", Text, primary_key=True),
             Column("queue", Text, nullable=False),
-            Column("app_id", Text, nullable=False),  # under which it publishes: the name, or the name and a random part
+            Column("app_id", Text, nullable=False),  # under which it publishes: the name and a random part
             Column("owner", Text),
             Column("until_ms", BIG, nullable=False),
             Column("batch", BIG, nullable=False),  # the last number that was given to a batch

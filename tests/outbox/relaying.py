@@ -142,7 +142,7 @@ class World:
         for _, name in batches_among(inbox.names(), "log"):
             batch = read_batch(inbox, name)
             assert batch is not None
-            assert batch.app_id == self.options["name"]
+            assert batch.app_id.startswith(f"{self.options['name']}/")
             if (batch.version, batch.items) not in self.published:
                 self.published.append((batch.version, batch.items))
 

@@ -53,7 +53,8 @@ def test_jobs_are_moved_in_batches(world: World) -> None:
     assert world.moved() == list(range(7))
     assert world.published == [(1, 3), (2, 3), (3, 1)]
     assert world.statuses() == {}
-    assert last_version(FOLDER, "log", "the relay of events", disk=world.disk) == 3
+    assert world.row()["app_id"].startswith("the relay of events/")
+    assert last_version(FOLDER, "log", world.row()["app_id"], disk=world.disk) == 3
     world.check()
 
 
@@ -841,36 +842,63 @@ def test_an_unsealed_batch_of_a_restored_database_gets_a_new_number(
     assert world.published[-1] == (3, 2)
 
 
-def test_databases_with_relays_of_one_default_name(tmp_path: Path) -> None:
-    """Each has an app_id of its own: neither takes the batches of the other for its own."""
-    disk, worlds = MemoryDisk(), []
+def databases(tmp_path: Path, disk: Any, name: str | None, count: int) -> list[tuple[World, Relay]]:
+    """Two databases with relays of one name into one queue."""
+    found = []
     for number in range(2):
-        world = World(sqlalchemy.create_engine(f"sqlite:///{tmp_path}/{number}.db"), name=None)
+        world = World(sqlalchemy.create_engine(f"sqlite:///{tmp_path}/{number}.db"), name=name)
         world.disk = disk
-        world.put(4)
-        worlds.append((world, world.relay()))
+        world.put(count)
+        found.append((world, world.relay()))
+    return found
+
+
+def all_items(disk: Any) -> list[int]:
+    take_in(FOLDER, "log", disk=disk)
+    return sorted(int(record.data) for record in scan(FOLDER, "log", disk=disk))
+
+
+@pytest.mark.parametrize("name", [None, "shared"])
+def test_databases_with_relays_of_one_name(tmp_path: Path, name: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """Each has an app_id of its own: neither takes the batches of the other for its own."""
+    disk = MemoryDisk()
+    worlds = databases(tmp_path, disk, name, 4)
     for _ in range(3):
         for _, moving in worlds:
             moving.step()
-    assert worlds[0][1].name == worlds[1][1].name == "kestrel_jobs/events/log"
-    take_in(FOLDER, "log", disk=disk)
-    assert sorted(int(record.data) for record in scan(FOLDER, "log", disk=disk)) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert worlds[0][1].name == worlds[1][1].name == (name or "kestrel_jobs/events/log")
+    assert all_items(disk) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert caplog.text == ""
 
 
-def test_databases_with_relays_of_one_name_that_was_given(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is a mistake, and is logged; nothing is lost by it all the same."""
-    disk, worlds = MemoryDisk(), []
-    for number in range(2):
-        world = World(sqlalchemy.create_engine(f"sqlite:///{tmp_path}/{number}.db"), name="shared")
-        world.disk = disk
-        world.put(10)
-        worlds.append(world.relay())
+def test_databases_with_relays_of_one_name_where_one_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its seal and its publication, while the other one publishes the same number."""
+    disk = MemoryDisk()
+    (first, killed), (_, other) = databases(tmp_path, disk, "shared", 3)
+    with monkeypatch.context() as patch:
+        patch.setattr("kestrelpy.outbox.relay.publish", None)
+        with pytest.raises(TypeError):
+            killed.step()
+    assert first.row()["sealed"] is not None
+    assert other.step() == 3
+    first.clock.advance(LEASE)
+    assert first.relay().step() == 3
+    assert all_items(disk) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_copy_of_the_database(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is a mistake, and is logged; nothing is lost by it all the same, unless a relay is killed at one moment."""
+    disk = MemoryDisk()
+    worlds = databases(tmp_path, disk, "shared", 10)
+    for world, moving in worlds:
+        moving.step()
+        execute(world, f"UPDATE {TABLE}_relays SET app_id = 'shared/copied'")
+        moving.release()
     for _ in range(5):
-        for moving in worlds:
+        for _, moving in worlds:
             moving.step()
-    take_in(FOLDER, "log", disk=disk)
-    assert sorted(int(record.data) for record in scan(FOLDER, "log", disk=disk)) == sorted([*range(10)] * 2)
-    assert "must be this relay's alone" in caplog.text
+    assert all_items(disk) == sorted([*range(10)] * 2)
+    assert "as 'shared/copied', which must be this relay's alone" in caplog.text
 
 
 def test_a_name_is_one_queues(world: World, engine: sqlalchemy.Engine) -> None:

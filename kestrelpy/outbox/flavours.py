@@ -61,7 +61,9 @@ class Postgresql:
         }
 
     def list_of(self, values: Iterable[Any]) -> Any:
-        return list(values)
+        found = list(values)
+        are_ids = self._takes_text and all(type(each) is int for each in found)
+        return _array("bigint", found) if are_ids else found
 
     def rows(self, columns: Mapping[str, str]) -> str:
         arrays = ", ".join(f"CAST(:rows_{name} AS {kind}[])" for name, kind in columns.items())

@@ -7,8 +7,11 @@ Rules:
    can't be moved leave it, and it may get a higher number. Once it is sealed, one part file, and no other, may be
    published under its number.
 3. A batch is sealed, published and marked before the next one is begun: the numbers in the queue rise.
-4. Where there is nothing to do, nothing is written, and no lock is taken: on SQLite each commit wakes every process.
-5. Lanes: the jobs of a lane are moved in the order of their ids. Those that are behind one in error are ``held``, as
+4. The seal alone waits for the disk of PostgreSQL, with all that was committed before it. If a server that crashed has
+   forgotten the numbers of a batch, nothing of it was published. If it has forgotten the marks, the batch is sealed and
+   is repeated: none is begun while the one before it is sealed.
+5. Where there is nothing to do, nothing is written, and no lock is taken: on SQLite each commit wakes every process.
+6. Lanes: the jobs of a lane are moved in the order of their ids. Those that are behind one in error are ``held``, as
    claims do it, so that they do not hide the jobs of other lanes.
 """
 
@@ -58,6 +61,8 @@ RETRIES = 10
 _STATE = """SELECT queue, app_id, owner, until_ms - {now}, batch, part, sealed,
     EXISTS (SELECT 1 FROM {queues} q WHERE q.queue = :queue AND q.paused)
 FROM {relays} WHERE name = :name"""
+SEALED = 6
+"""The place in a row of ``_STATE``."""
 _CREATE = """INSERT INTO {relays} (name, queue, app_id, until_ms, batch) VALUES (:name, :queue, :app_id, 0, 0)
 ON CONFLICT (name) DO NOTHING"""
 _TAKE = """UPDATE {relays} SET owner = :owner, until_ms = {now} + CAST(:lease_ms AS bigint) WHERE name IN (
@@ -164,6 +169,8 @@ _GIVE_BACK = (
     + _OF_BATCH
     + " AND id {is_one_of}"
 )
+
+_DO_NOT_WAIT = "SET LOCAL synchronous_commit TO off"
 
 Failed = tuple[int, str, int, str]
 """A job's id, its new status, milliseconds until it comes again, and the error."""
@@ -331,6 +338,12 @@ def free_held(sql: Compiler, lease: RelayLease, lanes: Sequence[str]) -> Operati
     yield sql(_UNHOLD), {**lease.parameters(sql), "names": sql.flavour.list_of(lanes)}
 
 
+def _do_not_wait(sql: Compiler) -> Operation[None]:
+    """Commit without waiting for the disk: see rule 4."""
+    if sql.flavour.name == "postgresql":
+        yield sql(_DO_NOT_WAIT), {}
+
+
 def _own_state(sql: Compiler, lease: RelayLease) -> Operation[Sequence[Any] | None]:
     rows = yield sql(_STATE), lease.parameters(sql)
     return rows[0] if rows and rows[0][2] == lease.owner else None
@@ -345,10 +358,10 @@ def begin_batch(
     """Give the next number, above ``last``, to jobs that are due: up to ``jobs`` of them, and up to 16 MiB.
 
     They are the most urgent ones, as a claim would take them. ``part``: the file that will be written. ``None`` if the
-    lease is another process's.
+    lease is another process's, or if the database has forgotten the marks of the batch before.
     """
     state = yield from _own_state(sql, lease)
-    if state is None:
+    if state is None or state[SEALED] is not None:
         return None
     parameters = lease.parameters(sql)
     batch = RelayBatch(max(state[4], last) + 1)
@@ -366,6 +379,7 @@ def begin_batch(
     if not chosen:
         return batch
     parameters |= {"number": batch.number, "part": part}
+    yield from _do_not_wait(sql)
     if not (yield sql(_NUMBER), parameters):
         return None
     ids = sql.flavour.list_of([each[ID] for each in chosen])
@@ -402,6 +416,7 @@ def finish_batch(sql: Compiler, lease: RelayLease, *, number: int, deletes: bool
     there were; ``None`` if the lease is another process's.
     """
     parameters = {**lease.parameters(sql), "number": number}
+    yield from _do_not_wait(sql)
     if not (yield sql(_FINISH), parameters):
         return None
     rows = yield sql(_DELETE if deletes else _MARK), parameters

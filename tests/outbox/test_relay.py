@@ -16,7 +16,7 @@ import sqlalchemy
 from kestrelpy import InvalidName, JournaledQueue, WrongKind, scan
 from kestrelpy.inbox import last_version, pending, publish, take_in
 from kestrelpy.outbox import GiveUp, Outbox, OutboxError
-from kestrelpy.outbox.relay import Relay
+from kestrelpy.outbox.relay import Relay, RelaySession
 from kestrelpy.outbox.relay_operations import MAX_BYTES
 from kestrelpy.testing import FailingDisk, MemoryDisk
 from kestrelpy.work import WorkQueue
@@ -920,6 +920,44 @@ def test_jobs_in_a_batch_of_another_name_are_told(
     assert "3 jobs of queue 'events' are in a batch of 'the relay of events'" in caplog.text
     world.clock.advance(LEASE)
     assert world.relay().step() == 3
+
+
+def test_the_marks_of_a_batch_are_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a server that crashed, while the relay goes on with a connection of another one."""
+
+    def forgotten(_: Relay, session: RelaySession) -> int:
+        session.last, session.unfinished, session.sealed = session.unfinished or 0, None, None
+        return 3
+
+    world.put(7)
+    moving = world.relay()
+    with monkeypatch.context() as patch:
+        patch.setattr(Relay, "_finish", forgotten)
+        assert moving.step() == 3
+    assert world.statuses() == {"running": 3, "ready": 4}
+    assert [moving.step() for _ in range(4)] == [0, 3, 3, 1]
+    world.check()
+    assert world.moved() == list(range(7))
+    assert world.published == [(1, 3), (2, 3), (3, 1)]
+
+
+def test_the_numbers_of_a_batch_are_forgotten(world: World) -> None:
+    """Before it is sealed: the relay lets it be, and the next one gives them numbers."""
+    world.put(2)
+    done: list[int] = []
+
+    def encode(job: Any) -> str:
+        if not done:
+            done.append(1)
+            execute(world, f"UPDATE {TABLE}_relays SET batch = 0, part = NULL")
+            execute(world, f"UPDATE {TABLE} SET status = 'ready', relay_batch = NULL, worker = NULL, tries = 0")
+        return str(job.payload)
+
+    moving = world.relay(encode=encode)
+    assert moving.step() == 0
+    assert world.parts() == []
+    assert moving.step() == 2
+    world.check()
 
 
 # -- add_relay -------------------------------------------------------------------------------------------------------

@@ -84,8 +84,10 @@ _HELD_LANES = """SELECT DISTINCT lane FROM {jobs} WHERE queue = :queue AND lane 
 AND status IN ('ready', 'running', 'error') AND status = 'ready'"""
 
 _READY = "queue = :queue AND status = 'ready' AND NOT held"
-_FIRST_LEVEL = "SELECT min(priority) FROM {jobs} WHERE " + _READY
-_NEXT_LEVEL = _FIRST_LEVEL + " AND priority > :level"
+_LEVEL = "SELECT priority FROM {jobs} WHERE " + _READY + "%s ORDER BY priority LIMIT 1"
+_FIRST_LEVEL = _LEVEL % ""
+_NEXT_LEVEL = _LEVEL % " AND priority > :level"
+"""Not ``min(priority)``: for a table that it knows little of, PostgreSQL's planner would read all that is ready."""
 _PICK = "SELECT i.id, i.payload_bytes, i.lane, "
 _PICK_READY = (
     _PICK
@@ -455,13 +457,13 @@ def drop_failed(
 def _pick(sql: Compiler, parameters: dict[str, Any], jobs: int) -> Operation[list[Picked]]:
     """Jobs that are due, most urgent first. Limits are literals: PostgreSQL's planner knows no parameter's value."""
     found = list((yield sql(_PICK_ERROR % max(1, jobs // RETRIES)), parameters))
-    level = (yield sql(_FIRST_LEVEL), parameters)[0][0]
-    while level is not None and len(found) < jobs:
-        limits = {**parameters, "level": level}
+    levels = yield sql(_FIRST_LEVEL), parameters
+    while levels and len(found) < jobs:
+        limits = {**parameters, "level": levels[0][0]}
         rows = yield sql(_PICK_READY % jobs), limits
         found += rows[: jobs - len(found)]
         if len(found) < jobs:
-            level = (yield sql(_NEXT_LEVEL), limits)[0][0]
+            levels = yield sql(_NEXT_LEVEL), limits
     return found
 
 

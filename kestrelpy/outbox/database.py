@@ -17,6 +17,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
     nullcontext,
+    suppress,
 )
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,6 +44,8 @@ OLDEST = {"postgresql": (13,), "sqlite": (3, 35)}
 CONFLICTS = ("40001", "40P01", "23505")
 """States by which PostgreSQL says that another transaction was in the way: serialization, deadlock, unique index."""
 ATTEMPTS = 10
+LEAVE_SECONDS = 0.2
+"""How long to wait for a loop to close connections: it may be blocked, and a stop has its time."""
 
 
 class Compilers:
@@ -92,6 +95,7 @@ class Database:
         self.engine = engine
         self.async_engine = async_engine
         self.is_owned = is_owned
+        self._compilers = compilers
         used = engine if engine is not None else async_engine
         assert used is not None
         self.dialect = used.dialect
@@ -106,6 +110,16 @@ class Database:
         self._is_checked = False
         self._gate: AbstractContextManager[None] = gate if self.dialect.name == "sqlite" else nullcontext()
         self.path: str | None = None  # of SQLite's file, once it is known
+
+    def beside(self) -> Database:
+        """The same database with a pool of its own, which the caller closes."""
+        if self.engine is not None:
+            found = Database(_with_own_pool(self.engine), None, self._compilers, is_owned=True)
+        else:
+            assert self.async_engine is not None
+            found = Database(None, _copy_of(self.async_engine), self._compilers, is_owned=True)
+        found.loop, found.path = self.loop, self.path
+        return found
 
     def run(self, make: Callable[[Compiler], Operation[T]], kind: Kind = "write") -> T:
         """Run an operation in a transaction of its own. Never called on the event loop.
@@ -300,7 +314,12 @@ class Database:
             return self._own
 
     def close(self) -> None:
-        """Close what is the outbox's own."""
+        """Close what is the outbox's own, also on the loop of ``astart``."""
+        loop = self.loop
+        if self.is_owned and loop is not None and loop.is_running() and loop_here() is not loop:
+            left = asyncio.run_coroutine_threadsafe(self.leave_loop(), loop)
+            with suppress(Exception):
+                left.result(LEAVE_SECONDS)
         with self._lock:
             own, self._own = self._own, None
         if own is not None:
@@ -444,12 +463,30 @@ def wait_for(future: Future[T], loop: asyncio.AbstractEventLoop) -> T:
 
 def _copy_of(engine: AsyncEngine) -> AsyncEngine:
     """With a pool of its own."""
-    from sqlalchemy.engine import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    under = engine.sync_engine
-    options = under.get_execution_options()
-    return AsyncEngine(Engine(under.pool.recreate(), under.dialect, under.url, execution_options=options))
+    return AsyncEngine(_with_own_pool(engine.sync_engine))
+
+
+def _with_own_pool(engine: Engine) -> Engine:
+    """The same engine with a pool of its own, and with the events of both: some set the role, or the schema. One whose
+    only connection holds what there is in memory is given back as it is.
+    """
+    from sqlalchemy.engine import Engine
+
+    if shares_connections(engine):
+        return engine
+    made: Any = Engine(
+        engine.pool.recreate(),
+        engine.dialect,
+        engine.url,
+        echo=engine.echo,
+        execution_options=engine.get_execution_options(),
+        hide_parameters=engine.hide_parameters,
+    )
+    made.dispatch = made.dispatch._join(engine.dispatch)  # as the engines do that execution_options() makes
+    made._has_events = engine._has_events
+    return made  # type: ignore[no-any-return]
 
 
 def open_database(bind: Any, compilers: Compilers) -> Database:

@@ -208,6 +208,10 @@ class JournalStore:
     async def acreate_tables(self) -> None:
         """There are none."""
 
+    def beside(self) -> JournalStore:
+        """It has no connections."""
+        return self
+
     async def leave_loop(self) -> None:
         """It has no connections."""
 

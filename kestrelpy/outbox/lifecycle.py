@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import threading
 from asyncio import AbstractEventLoop
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kestrelpy.outbox._checks import check_count, check_number
@@ -23,6 +24,7 @@ from kestrelpy.outbox.queues import check_name
 if TYPE_CHECKING:
     from kestrelpy.outbox.core import OutboxCore
     from kestrelpy.outbox.runner import Runner
+    from kestrelpy.outbox.store import JobStore
 
 __all__ = ["EXIT_SECONDS", "Lifecycle"]
 
@@ -56,9 +58,9 @@ class Lifecycle:
         from kestrelpy.outbox.runner import Runner
 
         names = None if queues is None else frozenset(map(check_name, [queues] if isinstance(queues, str) else queues))
-        runner = Runner(
+        make = partial(
+            Runner,
             self._core,
-            self._core.open_store(),
             queues=names,
             threads=check_count("threads", threads, 1),
             prefetch=None if prefetch is None else check_count("prefetch", prefetch),
@@ -66,11 +68,12 @@ class Lifecycle:
             retry_interval=check_number("retry_interval", retry_interval, 0.001),
             loop=loop,
         )
+        store = self._core.open_store()
         if self._core.is_virtual:
             return
         with self._starting:
             if self._is_free():
-                self._start(runner, loop)
+                self._start(partial(make, store), store, loop)
                 self._look_for_consumers(names or ())
 
     def _look_for_consumers(self, queues: Iterable[str]) -> None:
@@ -93,17 +96,19 @@ class Lifecycle:
             before.stop(None)
         return True
 
-    def _start(self, runner: Runner, loop: AbstractEventLoop | None) -> None:
-        store = self._core.open_store()
+    def _start(self, make: Callable[[], Runner], store: JobStore, loop: AbstractEventLoop | None) -> None:
         store.use_loop(loop)
+        runner: Runner | None = None
         try:
-            store.check()
+            runner = make()
+            runner.check()
             self._core.started_ms = self._core.now_ms()
             self._runner = runner
             runner.start()
         except BaseException:
             self._core.started_ms = None
-            runner.stop(0)
+            if runner is not None:
+                runner.stop(0)
             self._runner = None
             store.use_loop(None)
             raise

@@ -18,6 +18,7 @@ from kestrelpy.outbox.sql import reading
 if TYPE_CHECKING:
     from kestrelpy.outbox.core import OutboxCore
     from kestrelpy.outbox.sql import Compiler, Operation
+    from kestrelpy.outbox.store import JobStore
 
 __all__ = [
     "alook",
@@ -198,8 +199,8 @@ def health(sql: Compiler, age_ms: int, *, is_patient: bool) -> Operation[tuple[i
 # -- health ----------------------------------------------------------------------------------------------------------
 
 
-def look(core: OutboxCore, connection: Any = None) -> Health:
-    """The health of an outbox, seen from this process.
+def look(core: OutboxCore, connection: Any = None, store: JobStore | None = None) -> Health:
+    """The health of an outbox, seen from this process, in ``store`` or in its own.
 
     It is unhealthy if a job is in error or dead whose first failure is ``healthy_error_age`` ago, if a handler here is
     slow, and if the database does not answer. It is healthy for ``health_grace`` seconds after the start here, whatever
@@ -208,7 +209,7 @@ def look(core: OutboxCore, connection: Any = None) -> Health:
     """
     patient = connection is not None
     try:
-        found = core.open_store().perform(connection, health, _error_age_ms(core), is_patient=patient)
+        found = (store or core.open_store()).perform(connection, health, _error_age_ms(core), is_patient=patient)
     except Exception as error:
         if patient and isinstance(error, TypeError | NotInTransaction):
             raise

@@ -38,7 +38,7 @@ from kestrelpy.outbox.loop_runs import LoopRuns
 from kestrelpy.outbox.prefetch import Prefetch
 from kestrelpy.outbox.relay_thread import RelayThreads
 from kestrelpy.outbox.sql import MAX_BYTES, MAX_CLAIM, Claim
-from kestrelpy.outbox.sweeping import Sweep, fail_lapsed
+from kestrelpy.outbox.sweeping import fail_lapsed
 from kestrelpy.outbox.transactions import arun_within, run_within
 from kestrelpy.outbox.upkeep import Upkeep, log_slow, look_seconds
 from kestrelpy.outbox.wakeup import Listener, listener_for
@@ -57,8 +57,6 @@ MAX_UNSAVED = 3000
 MINUTE = 60.0
 LOOK_AHEAD_SECONDS = 0.05
 """Between two questions when the next job is due: so late one may start that is due while others come all the time."""
-SWEEP_PAUSE = 19
-"""Times that a slice of the sweep took, until the next one."""
 LAST_SECONDS = 0.8
 """How long a stop may go on after its timeout."""
 
@@ -80,6 +78,7 @@ class Runner:
     ) -> None:
         self._core = core
         self._store = store
+        self._own = store.beside()
         self._queues = queues
         self._prefetch = Prefetch(prefetch)
         self._poll_interval = poll_interval
@@ -93,7 +92,7 @@ class Runner:
         self._ended = threading.Event()
         self._pause = threading.Event()  # is never set
         self._jobs: SimpleQueue[Attempt | Callable[[], object] | None] = SimpleQueue()
-        self._writer = OutcomeWriter(store, self._clock, self._finish)
+        self._writer = OutcomeWriter(self._own, self._clock, self._finish)
         self._claimed = ClaimedJobs()
         self._hooks = 0  # guarded by self._lock: how many outcomes wait for their hooks, or are in them
         self._busy: list[Attempt | None] = [None] * threads  # what each worker runs
@@ -106,9 +105,8 @@ class Runner:
         self._last_poll = self._next_look_ahead = 0.0
         self._poll_seconds = 5.0
         self._failures = 0  # of the database, in a row
-        self._upkeep = Upkeep(core, store, self._run_soon)
-        self._sweep = Sweep(store)
-        self._relays = RelayThreads(core, store, queues)
+        self._upkeep = Upkeep(core, self._own, self._run_soon)
+        self._relays = RelayThreads(core, self._own, queues)
         self.lost = 0  # outcomes that were refused
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"kestrelpy-outbox-{number}", daemon=True)
@@ -124,7 +122,7 @@ class Runner:
 
     def start(self) -> None:
         """Start all threads. The feeder starts the others, and ends them, also if this call is interrupted."""
-        database = getattr(self._store, "database", None)
+        database = getattr(self._own, "database", None)
         self._listener = None if database is None else listener_for(self._core, database, self.wake)
         is_told = self._store.watch(partial(self._agenda.plan_in, "ready")) or self._listener is not None
         self._poll_seconds = self._poll_interval or (5.0 if is_told else 1.0)
@@ -177,11 +175,21 @@ class Runner:
         give back the rest. True if nothing was left running. It may be called again, and by several threads.
         """
         self.begin_stop(timeout)
-        if self._feeder.ident is None:  # an interrupted start
+        if self._feeder.ident is None:  # an interrupted start, or one that was refused
             self.abandon()
+            self._let_go()
             return True
         is_ended = self._ended.wait(None if timeout is None else timeout + LAST_SECONDS)
         return is_ended and self._was_idle
+
+    def check(self) -> None:
+        """Raises ``OutboxError`` if there are no tables, or if threads can't share the database."""
+        self._own.check()
+
+    def _let_go(self) -> None:
+        """Close its own connections."""
+        if self._own is not self._store:
+            self._own.close()
 
     def abandon(self) -> None:
         """In a forked child, which has none of the threads, or where none was started."""
@@ -206,6 +214,7 @@ class Runner:
                 thread.join()
         self._loop.end(LAST_SECONDS / 4)
         self._relays.end()
+        self._let_go()
         if self._loop.given is not None:
             self._store.use_loop(None)
         self._was_idle = is_idle
@@ -347,7 +356,7 @@ class Runner:
         claimed = claims.claimed_among(rows)
         lanes = claims.lanes_of(rows)
         if lanes:
-            self._store.perform(None, claims.free_lanes, lanes)
+            self._own.perform(None, claims.free_lanes, lanes)
             self._agenda.wake()
         found = Counter(row[QUEUE] for row in claimed)
         if not lanes and len(claimed) < min(room, MAX_CLAIM) and sum(row[BYTES] for row in claimed) < MAX_BYTES:
@@ -365,7 +374,7 @@ class Runner:
         claim = Claim(
             worker=self._core.worker, token=token, lease_ms=round(self._core.settings.lease * 1000), jobs=count
         )
-        return self._store.perform(None, claims.claim, status, wanted, claim), token
+        return self._own.perform(None, claims.claim, status, wanted, claim), token
 
     def _claim_retries(self, consumers: Mapping[str, QueueConsumer], now: float) -> None:
         """Claim jobs in error that are due: one of each queue whose retries stop at a failure."""
@@ -447,7 +456,7 @@ class Runner:
         if not attempts:
             return
         own = [(attempt.id, attempt.token) for attempt in attempts]
-        renewed = self._store.perform(None, claims.renew, own, round(lease * 1000))
+        renewed = self._own.perform(None, claims.renew, own, round(lease * 1000))
         for attempt in attempts:
             if attempt.id in renewed:
                 attempt.until = now + lease
@@ -468,14 +477,14 @@ class Runner:
         if self._agenda.take("poll", now):
             self._last_poll = now
             self._agenda.plan("poll", now + self._poll_seconds)
-            for outcome in fail_lapsed(self._core):
+            for outcome in fail_lapsed(self._core, self._own):
                 self._after(outcome)
-            self._sweep.begin()
+            self._upkeep.begin_sweep()
             self._agenda.plan("sweep", now)
             self._agenda.plan("ready", now)
             self._agenda.plan("retry", now)
         if self._agenda.take("sweep", now):
-            self._sweep_slice()
+            self._tell_of(self._upkeep.sweep_slice(self._agenda, self._clock))
         if self._agenda.take("minute", now):
             self._agenda.plan("minute", now + MINUTE)
             self._agenda.plan("prune", now)
@@ -484,16 +493,6 @@ class Runner:
         if self._agenda.take("prune", now) and self._upkeep.prune_slice():
             self._agenda.plan("prune", now)
 
-    def _sweep_slice(self) -> None:
-        """A slice of the sweep. It takes a twentieth of the time, however much waits."""
-        began = self._clock()
-        found = self._sweep.step()
-        if found is None:
-            return
-        now = self._clock()
-        self._agenda.plan("sweep", now + SWEEP_PAUSE * (now - began))
-        self._tell_of(found.queues)
-
     def _tell_of(self, queues: Collection[str]) -> None:
         """Jobs of these became ready. Other processes may have their handlers: if telling them fails, they poll."""
         if not queues:
@@ -501,12 +500,12 @@ class Runner:
         self.wake()
         if self._notifies:
             with contextlib.suppress(Exception):
-                self._store.perform(None, claims.notify, min(queues))
+                self._own.perform(None, claims.notify, min(queues))
 
     def _look_ahead(self, consumers: Mapping[str, QueueConsumer]) -> None:
         """Ask when the next job is due. In busy times that takes a twentieth of the time."""
         now = self._clock()
-        time_ms, ready_ms, failed_ms = self._store.perform(None, claims.next_due_ms, list(consumers))
+        time_ms, ready_ms, failed_ms = self._own.perform(None, claims.next_due_ms, list(consumers))
         self._next_look_ahead = self._clock() + max(LOOK_AHEAD_SECONDS, 20 * (self._clock() - now))
         for what, due_ms in (("ready", ready_ms), ("retry", failed_ms)):
             if due_ms is not None:

@@ -57,6 +57,11 @@ class JobStore(Protocol):
     def on_this_loop(self) -> AbstractAsyncContextManager[None]:
         """Around what the running event loop, which is the outbox's own, does."""
 
+    def beside(self) -> JobStore:
+        """A store of the same jobs for what a running outbox does itself. Nothing that handlers do, and callers, can
+        use up its connections: leases are renewed, whoever waits for one.
+        """
+
     async def leave_loop(self) -> None:
         """Close the outbox's own connections of the running event loop, which may be about to end."""
 
@@ -105,6 +110,11 @@ class DatabaseStore:
     def __init__(self, compilers: Compilers, database: Database) -> None:
         self.compilers = compilers
         self.database = database
+        self._beside: DatabaseStore | None = None  # that of the running outbox
+
+    def beside(self) -> DatabaseStore:
+        self._beside = DatabaseStore(self.compilers, self.database.beside())
+        return self._beside
 
     def perform(
         self,
@@ -166,6 +176,8 @@ class DatabaseStore:
 
     def use_loop(self, loop: AbstractEventLoop | None) -> None:
         self.database.loop = None if self.database.async_engine is None else loop
+        if self._beside is not None:
+            self._beside.use_loop(loop)
 
     def check(self) -> None:
         self.database.check(self.compilers.tables)
@@ -178,3 +190,5 @@ class DatabaseStore:
 
     def abandon(self) -> None:
         self.database.abandon()
+        if self._beside is not None:
+            self._beside.abandon()

@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["Sweep", "fail_lapsed"]
 
 
-def fail_lapsed(core: OutboxCore) -> list[Outcome]:
+def fail_lapsed(core: OutboxCore, store: JobStore) -> list[Outcome]:
     """Fail the jobs whose lease is over. Returns the outcomes that were saved, whose hooks are to be called. Of queues
     that are only declared here, the retries and the back-off are not known.
     """
-    store = core.open_store()
     known = {each.queue: each for each in core.queues.all() if each.handler is not None}
     if not known:
         return []

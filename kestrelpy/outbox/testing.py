@@ -289,7 +289,7 @@ class VirtualOutbox:
         Returns the jobs that it changed, as they are afterwards.
         """
         self._store()
-        lapses = fail_lapsed(self._core)
+        lapses = fail_lapsed(self._core, self._store())
         freed = Sweep(self._store()).all()
         for outcome in lapses:
             call_hooks(outcome)

@@ -7,19 +7,24 @@ import logging
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy.outbox import admin, reports
 from kestrelpy.outbox._logging import log
 from kestrelpy.outbox.execution import Attempt
+from kestrelpy.outbox.sweeping import Sweep
 from kestrelpy.outbox.watch import ErrorWatch
 
 if TYPE_CHECKING:
+    from kestrelpy.outbox.agenda import Agenda
     from kestrelpy.outbox.core import OutboxCore
     from kestrelpy.outbox.store import JobStore
 
 __all__ = ["Upkeep"]
+
+SWEEP_PAUSE = 19
+"""Times that a slice of the sweep took, until the next one."""
 
 
 class Upkeep:
@@ -31,6 +36,22 @@ class Upkeep:
         self._run = run
         self._watch = ErrorWatch()
         self._to_prune: deque[Any] = deque()
+        self._sweep = Sweep(store)
+
+    def begin_sweep(self) -> None:
+        """Look for what others have not freed, unless that is on its way."""
+        self._sweep.begin()
+
+    def sweep_slice(self, agenda: Agenda, clock: Callable[[], float]) -> Collection[str]:
+        """A slice of the sweep, and the next one is planned. It takes a twentieth of the time, however much waits.
+        Returns the queues that have jobs ready now.
+        """
+        began = clock()
+        found = self._sweep.step()
+        if found is None:
+            return ()
+        agenda.plan("sweep", clock() + SWEEP_PAUSE * (clock() - began))
+        return found.queues
 
     def begin_pruning(self) -> None:
         """Plan to delete what was kept long enough."""
@@ -46,7 +67,7 @@ class Upkeep:
 
     def look_at_health(self) -> None:
         """Raise an alarm, or end it."""
-        health = reports.look(self._core)
+        health = reports.look(self._core, store=self._store)
         change = self._watch.observe(self._core.now_ms(), len(health.reasons))
         settings = self._core.settings
         if change == "error":

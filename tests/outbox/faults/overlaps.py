@@ -154,7 +154,7 @@ class Scene:
             self.counts["marked"] += len(attempts)
 
     def sweep(self) -> None:
-        fail_lapsed(self.outbox.core)
+        fail_lapsed(self.outbox.core, self.outbox.core.open_store())
         Sweep(self.outbox.core.open_store()).all()
 
     # -- at the end --------------------------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ def leases(scene: Scene) -> None:
         scene.done |= saved if status == "done" else set()
 
     def look() -> None:
-        accepted.update(outcome.attempt.id for outcome in fail_lapsed(core))
+        accepted.update(outcome.attempt.id for outcome in fail_lapsed(core, core.open_store()))
 
     def consume() -> None:
         for status in ("ready", "error"):

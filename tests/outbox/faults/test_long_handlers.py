@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from kestrelpy.outbox.outbox import Outbox
 from tests.support.patience import until
@@ -39,3 +42,48 @@ def test_a_lease_is_renewed_as_long_as_the_handler_runs(database_url: str, trans
     finally:
         for outbox in outboxes:
             outbox.close()
+
+
+@pytest.mark.parametrize("kind", ["engine", "async engine"])
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_handlers_that_have_all_connections_keep_their_leases(database_url: str, kind: str) -> None:
+    """On SQLite one handler has the write lock, and the others wait for it."""
+    begun: list[int] = []
+    other = Outbox(database_url, lease=LEASE)
+    other.create_tables()
+
+    def handle(number: int, _connection: object) -> None:
+        begun.append(number)
+        threading.Event().wait(2 * LEASE)
+
+    async def ahandle(number: int, _connection: object) -> None:
+        begun.append(number)
+        await asyncio.sleep(2 * LEASE)
+
+    async def consume_on_this_loop() -> None:
+        engine = create_async_engine(database_url.replace("+psycopg", "+asyncpg"), pool_size=2, max_overflow=0)
+        async with Outbox(engine, lease=LEASE) as outbox:
+            outbox.add_consumer("q", ahandle, transactional=True)
+            async with outbox.arunning(poll_interval=0.1):
+                await asyncio.to_thread(until, lambda: [job.status for job in other.jobs("q")] == ["done"] * 3)
+        await engine.dispose()
+
+    other.add_consumer("q", handle, transactional=True)
+    with other.begin() as connection:
+        other.put_many(connection, "q", [1, 2, 3])
+    other.pause("q")  # it sweeps, and claims none
+    with other.running(threads=1, poll_interval=0.1):
+        if kind == "async engine":
+            other.resume("q")
+            asyncio.run(consume_on_this_loop())
+        else:
+            engine = sqlalchemy.create_engine(database_url, pool_size=2, max_overflow=0)
+            with Outbox(engine, lease=LEASE) as outbox:
+                outbox.add_consumer("q", handle, transactional=True)
+                other.resume("q")
+                with outbox.running(threads=3, poll_interval=0.1):
+                    until(lambda: [job.status for job in other.jobs("q")] == ["done"] * 3)
+            engine.dispose()
+    assert sorted(begun) == [1, 2, 3]
+    assert [job.tries for job in other.jobs("q")] == [1, 1, 1]
+    other.close()

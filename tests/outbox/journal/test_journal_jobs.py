@@ -274,7 +274,7 @@ def test_the_sweep_fails_what_has_lapsed_and_calls_its_hook(life: Life) -> None:
     life.die()
     told: list[Job] = []
     life.outbox.add_consumer("mail", print, max_retries=0, on_dead=told.append)
-    (outcome,) = fail_lapsed(life.outbox.core)
+    (outcome,) = fail_lapsed(life.outbox.core, life.outbox.core.open_store())
     assert (outcome.status, outcome.attempt.id) == ("dead", 1)
     assert life.job().status == "dead"
     assert "its lease was over at try 1" in (life.job().error or "")

@@ -242,12 +242,20 @@ def bare_batches(where: str, scale: float) -> Figures:
 
 
 def our_batches(where: str, scale: float) -> Figures:
-    """put_many."""
+    """put_many, and a bare INSERT of the same rows into the same table."""
     caller = Caller(where, 0)
     peer = ours.OnSqlite(where) if caller.is_file else ours.OnPostgres(where)
     peer.create()
     try:
         with caller.connect() as connection, caller.engine() as engine:
+
+            def bare(numbers: list[int]) -> None:
+                if caller.is_file:
+                    rows = [(QUEUE, text, len(text), 0, 0) for text in map(payload, numbers)]
+                    connection.cursor().executemany(ours.INSERT_SQLITE, rows)
+                else:
+                    connection.execute(ours.INSERT, (QUEUE, list(map(payload, numbers)))).fetchall()
+                connection.commit()
 
             def driver(numbers: list[int]) -> None:
                 peer.put_many_on(connection, numbers)
@@ -257,7 +265,11 @@ def our_batches(where: str, scale: float) -> Figures:
                 with engine.begin() as opened:
                     peer.put_many_on(opened, numbers)
 
-            return {A_JOB: _per_job(driver, scale), "through SQLAlchemy": _per_job(by_sqlalchemy, scale)}
+            return {
+                A_JOB: _per_job(driver, scale),
+                "through SQLAlchemy": _per_job(by_sqlalchemy, scale),
+                "bare INSERT of such rows": _per_job(bare, scale),
+            }
     finally:
         peer.close()
 

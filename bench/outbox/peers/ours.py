@@ -22,6 +22,14 @@ COLUMNS = "payload, payload_bytes, context, priority, tries, added_ms"
 """What the rows of a crowd have of it. The names of columns are part of the interface: people query them."""
 LEFT = "SELECT count(*) FROM kestrel_jobs WHERE queue = 'bench' AND status IN ('ready', 'waiting', 'running', 'error')"
 LEASE_MS = 30_000
+INSERT = """
+    INSERT INTO kestrel_jobs (queue, status, priority, payload, payload_bytes, added_ms, due_ms)
+    SELECT %s, 'ready', 0, payload, length(payload), 0, 0 FROM unnest(%s::text[]) AS given (payload) RETURNING id
+"""
+INSERT_SQLITE = """
+    INSERT INTO kestrel_jobs (queue, status, priority, payload, payload_bytes, added_ms, due_ms)
+    VALUES (?, 'ready', 0, ?, ?, ?, ?)
+"""
 CROWD = """
     INSERT INTO kestrel_jobs ({columns}, queue, status, due_ms, started_ms, finished_ms, first_error_ms)
     WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {count})

@@ -108,7 +108,7 @@ PRIVATE_USES = {
     "_reading.dispatch": ("_owner",),
     "_reading.reader": ("_owner",),
     # of SQLAlchemy: a second engine with the events of the first
-    "outbox.database": ("_join", "_has_events", "_has_events"),
+    "outbox.database": ("_join", "_has_events"),
     # what ``Waiting`` gives to its heirs alone
     "blocking": ("_wait",),
     "memory._simple": ("_quit", "_quit", "_wait"),

@@ -100,6 +100,8 @@ def _claim(core: OutboxCore, attempt: Attempt) -> Claim:
 def _afterwards(core: OutboxCore, outcome: Outcome, saved: set[int], attempt: Attempt) -> Job | None:
     if attempt.id in saved:
         call_hooks(outcome)
+    for queue in outcome.freed:
+        core.open_store().perform(None, claims.notify, queue)
     try:
         return core.job(core.open_store().perform(None, admin.get, attempt.row[ID]))
     except JobNotFound:

@@ -35,7 +35,6 @@ __all__ = [
     "free_lanes",
     "free_overlooked",
     "give_back",
-    "held_among",
     "held_lanes",
     "lanes_of",
     "lapsed",
@@ -294,11 +293,6 @@ def finish(sql: Compiler, what: Finish) -> Operation[tuple[set[int], list[str]]]
     if what.returned:
         saved |= yield from give_back(sql, what.returned)
     return saved, freed
-
-
-def held_among(rows: Rows) -> bool:
-    """Whether a claim passed jobs that it put behind others: there may be more to claim."""
-    return any(row[HELD] for row in rows)
 
 
 def claimed_among(rows: Rows) -> list[Sequence[Any]]:

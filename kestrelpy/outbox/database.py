@@ -17,7 +17,6 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
     nullcontext,
-    suppress,
 )
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,8 +43,6 @@ OLDEST = {"postgresql": (13,), "sqlite": (3, 35)}
 CONFLICTS = ("40001", "40P01", "23505")
 """States by which PostgreSQL says that another transaction was in the way: serialization, deadlock, unique index."""
 ATTEMPTS = 10
-LEAVE_SECONDS = 0.2
-"""How long to wait for a loop to close connections: it may be blocked, and a stop has its time."""
 
 
 class Compilers:
@@ -112,14 +109,15 @@ class Database:
         self.path: str | None = None  # of SQLite's file, once it is known
 
     def beside(self) -> Database:
-        """The same database with a pool of its own, which the caller closes."""
+        """The same database with a pool of its own, which the caller closes; on an AsyncEngine also with a loop of its
+        own, so that handlers that block theirs hold up no renewal.
+        """
         if self.engine is not None:
-            found = Database(_with_own_pool(self.engine), None, self._compilers, is_owned=True)
-        else:
-            assert self.async_engine is not None
-            found = Database(None, _copy_of(self.async_engine), self._compilers, is_owned=True)
-        found.loop, found.path = self.loop, self.path
-        return found
+            is_owned = not shares_connections(self.engine)
+            return Database(_with_own_pool(self.engine), None, self._compilers, is_owned=is_owned)
+        assert self.async_engine is not None
+        is_owned = not shares_connections(self.async_engine.sync_engine)
+        return Database(None, _copy_of(self.async_engine), self._compilers, is_owned=is_owned)
 
     def run(self, make: Callable[[Compiler], Operation[T]], kind: Kind = "write") -> T:
         """Run an operation in a transaction of its own. Never called on the event loop.
@@ -228,11 +226,19 @@ class Database:
                 self.engine = self.engine.execution_options(isolation_level="READ COMMITTED")
             if self.async_engine is not None:
                 self.async_engine = self.async_engine.execution_options(isolation_level="READ COMMITTED")
+                for loop, engine in list(self._engines.items()):
+                    self._engines[loop] = engine.execution_options(isolation_level="READ COMMITTED")
         self._is_checked = True
 
     def check(self, tables: OutboxTables) -> None:
         """Raises ``OutboxError`` if there are no tables, or if threads can't share them."""
-        self.transact(lambda connection: check_tables(connection, tables), "read")
+        used = self.engine if self.engine is not None else self.async_engine.sync_engine  # type: ignore[union-attr]
+        if shares_connections(used):
+            raise OutboxError(
+                "threads can't share one connection, as to a SQLite in memory: use a file, or the test kit"
+            )
+        if not self.transact(lambda connection: check_tables(connection, tables), "read"):
+            self.transact(lambda connection: note_version(connection, tables))
         if self.dialect.name == "sqlite":
             rows = self.transact(lambda connection: fetch_on(connection)("PRAGMA database_list", ()), "read")
             self.path = next((row[2] for row in rows if row[1] == "main"), "")
@@ -244,11 +250,11 @@ class Database:
         assert self.async_engine is not None
         loop = asyncio.get_running_loop()
         found = self._engines.get(loop)
-        if found is not None or not self.is_owned:
+        if found is not None or not self.is_owned or shares_connections(self.async_engine.sync_engine):
             return found or self.async_engine
         for other in list(self._engines):
             if other.is_closed():
-                del self._engines[other]
+                self._engines.pop(other, None)
         self._engines[loop] = _copy_of(self.async_engine)
         return self._engines[loop]
 
@@ -264,7 +270,7 @@ class Database:
         to one loop, and those of the engine's own pool to the caller's.
         """
         loop = asyncio.get_running_loop()
-        if self.async_engine is None or loop in self._engines:
+        if self.async_engine is None or loop in self._engines or shares_connections(self.async_engine.sync_engine):
             yield
             return
         engine = self._engines[loop] = _copy_of(self.async_engine)
@@ -314,12 +320,7 @@ class Database:
             return self._own
 
     def close(self) -> None:
-        """Close what is the outbox's own, also on the loop of ``astart``."""
-        loop = self.loop
-        if self.is_owned and loop is not None and loop.is_running() and loop_here() is not loop:
-            left = asyncio.run_coroutine_threadsafe(self.leave_loop(), loop)
-            with suppress(Exception):
-                left.result(LEAVE_SECONDS)
+        """Close what is the outbox's own."""
         with self._lock:
             own, self._own = self._own, None
         if own is not None:
@@ -451,13 +452,12 @@ def _is_conflict(error: Exception) -> bool:
 
 
 def wait_for(future: Future[T], loop: asyncio.AbstractEventLoop) -> T:
-    """The result of what runs on a loop of the caller's. Raises ``ConnectionError`` if that ends, or stands still."""
+    """The result of what runs on a loop of the caller's. Raises ``ConnectionError`` if that has ended, or stopped."""
     while True:
         done, _ = wait([future], 0.1)
         if done:
             return future.result()
-        if not loop.is_running():
-            future.cancel()
+        if not loop.is_running() and future.cancel():
             raise ConnectionError("the event loop of astart() has ended, or stands still")
 
 
@@ -485,7 +485,7 @@ def _with_own_pool(engine: Engine) -> Engine:
         hide_parameters=engine.hide_parameters,
     )
     made.dispatch = made.dispatch._join(engine.dispatch)  # as the engines do that execution_options() makes
-    made._has_events = engine._has_events
+    made._has_events = True  # whoever adds the first listener later adds it to the other engine
     return made  # type: ignore[no-any-return]
 
 
@@ -528,14 +528,20 @@ def create_tables(connection: Connection, tables: OutboxTables) -> None:
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('kestrelpy.outbox'))")
     tables.metadata.create_all(connection)
-    found = connection.execute(tables.version.select()).scalars().all()
-    if not found:
-        connection.execute(tables.version.insert().values(version=VERSION))
+    note_version(connection, tables)
     check_tables(connection, tables)
 
 
-def check_tables(connection: Connection, tables: OutboxTables) -> None:
-    """Raises ``UnsupportedFormat`` for tables of a newer version, ``OutboxError`` if there are none."""
+def note_version(connection: Connection, tables: OutboxTables) -> None:
+    """Where none is noted: a tool of migrations has made the tables."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('kestrelpy.outbox'))")
+    if not connection.execute(tables.version.select()).scalars().all():
+        connection.execute(tables.version.insert().values(version=VERSION))
+
+
+def check_tables(connection: Connection, tables: OutboxTables) -> bool:
+    """Whether their version is noted. Raises ``UnsupportedFormat`` for a newer one, ``OutboxError`` without tables."""
     from sqlalchemy.exc import OperationalError, ProgrammingError
 
     try:
@@ -544,7 +550,6 @@ def check_tables(connection: Connection, tables: OutboxTables) -> None:
         if "no such table" not in str(error) and not isinstance(error, ProgrammingError):
             raise
         raise OutboxError(f"there is no table {tables.version.fullname!r}: call create_tables() first") from error
-    if not found:
-        raise OutboxError(f"table {tables.version.fullname!r} is empty: call create_tables() first")
-    if found[0] > VERSION:
+    if found and found[0] > VERSION:
         raise UnsupportedFormat(tables.jobs.fullname, found[0], VERSION)
+    return bool(found)

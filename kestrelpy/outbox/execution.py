@@ -166,6 +166,11 @@ class Outcome:
         self.freed: Sequence[str] = ()
 
     @property
+    def is_given_back(self) -> bool:
+        """Whether the job may run at once, here or elsewhere."""
+        return self.status == "back" and self.delay_ms is None
+
+    @property
     def lane(self) -> tuple[str, str] | None:
         """The lane that may go on now, if the job has one and has left it."""
         lane = self.attempt.row[LANE]

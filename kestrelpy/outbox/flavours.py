@@ -125,8 +125,12 @@ _LEVELS = """RECURSIVE level(priority) AS (
 each the due jobs come first. Without it a million jobs put for the future would be passed at each claim.
 """
 _NEXT_DUE = (
-    """SELECT {now}, (
-    SELECT min(first.due_ms) FROM unnest(CAST(:names AS text[])) AS wanted(queue) CROSS JOIN LATERAL (
+    """WITH wanted AS (
+    SELECT q.queue FROM unnest(CAST(:names AS text[])) AS q(queue)
+    WHERE NOT EXISTS (SELECT 1 FROM {queues} p WHERE p.queue = q.queue AND p.paused)
+)
+SELECT {now}, (
+    SELECT min(first.due_ms) FROM wanted CROSS JOIN LATERAL (
         WITH """
     + _LEVELS
     + """
@@ -136,7 +140,7 @@ _NEXT_DUE = (
         ) soonest
     ) first
 ), (
-    SELECT min(first.due_ms) FROM unnest(CAST(:names AS text[])) AS wanted(queue) CROSS JOIN LATERAL (
+    SELECT min(first.due_ms) FROM wanted CROSS JOIN LATERAL (
         SELECT j.due_ms FROM {jobs} j WHERE j.queue = wanted.queue AND j.status = 'error' ORDER BY j.due_ms LIMIT 1
     ) first
 )"""
@@ -295,7 +299,8 @@ class Sqlite:
     def next_due_ms(self, sql: Compiler, queues: Sequence[str]) -> Operation[tuple[int, int | None, int | None]]:
         ready: list[int] = []
         failed: list[int] = []
-        for queue in queues:
+        paused = {row[0] for row in (yield sql(_PAUSED), {"names": self.list_of(queues)})}
+        for queue in set(queues) - paused:
             failed += [row[0] for row in (yield sql(_NEXT_ERROR), {"queue": queue}) if row[0] is not None]
             level = (yield sql(_FIRST_LEVEL), {"queue": queue})[0][0]
             while level is not None:

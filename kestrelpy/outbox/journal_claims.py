@@ -194,6 +194,8 @@ class JournalClaims:
         ready: list[int] = []
         failed: list[int] = []
         for queue in queues:
+            if self.is_paused(queue):
+                continue
             with contextlib.suppress(work.JobNotFound):
                 jobs.queue.peek_ready(queue)
                 ready.append(now_ms)

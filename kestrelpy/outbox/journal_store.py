@@ -180,7 +180,7 @@ class JournalStore:
             yield transaction
         finally:
             transaction.end()
-            del self._open[owner]
+            self._open.pop(owner, None)  # in a child that was forked within the block it is gone
 
     def on_this_loop(self) -> AbstractAsyncContextManager[None]:
         """It has nothing that belongs to a loop."""

@@ -57,6 +57,8 @@ MAX_UNSAVED = 3000
 MINUTE = 60.0
 LOOK_AHEAD_SECONDS = 0.05
 """Between two questions when the next job is due: so late one may start that is due while others come all the time."""
+LATE_SECONDS = 0.2
+"""So late comes what can wait, while jobs come all the time."""
 LAST_SECONDS = 0.8
 """How long a stop may go on after its timeout."""
 
@@ -102,7 +104,7 @@ class Runner:
         self._retries_wait = False  # for room, or for others of their queue to end; of the feeder
         self._low = 0  # how many jobs are left for the workers when the feeder is woken
         self._retry_from: dict[str, float] = {}  # by queue: the end of the pause after a failure
-        self._last_poll = self._next_look_ahead = 0.0
+        self._next_look_ahead = 0.0
         self._poll_seconds = 5.0
         self._failures = 0  # of the database, in a row
         self._upkeep = Upkeep(core, self._own, self._run_soon)
@@ -126,7 +128,7 @@ class Runner:
         self._listener = None if database is None else listener_for(self._core, database, self.wake)
         is_told = self._store.watch(partial(self._agenda.plan_in, "ready")) or self._listener is not None
         self._poll_seconds = self._poll_interval or (5.0 if is_told else 1.0)
-        self._last_poll = now = self._clock()
+        now = self._clock()
         for what in ("poll", "ready", "retry", "renewal", "minute"):
             self._agenda.plan(what, now)
         self._notifies = database is not None and database.sql.channel is not None
@@ -301,9 +303,7 @@ class Runner:
             self._claim_retries(consumers, now)
         if self._more:
             self._claim_ready(consumers, now)
-        is_late = now >= self._last_poll + self._poll_seconds + 1.0
-        if is_late or not agenda.is_woken:  # a job that has come does not wait for what can
-            self._poll(now)
+        self._poll(now - LATE_SECONDS if agenda.is_woken else now)  # a job that has come does not wait for what can
         if agenda.take("due", now) and consumers:
             self._look_ahead(consumers)
 
@@ -355,13 +355,13 @@ class Runner:
         rows, token = self._claim("ready", wanted, room)
         claimed = claims.claimed_among(rows)
         lanes = claims.lanes_of(rows)
+        self._hand_out(consumers, claimed, token, now)  # first: whatever fails, they are known here
         if lanes:
-            self._own.perform(None, claims.free_lanes, lanes)
             self._agenda.wake()
+            self._own.perform(None, claims.free_lanes, lanes)
         found = Counter(row[QUEUE] for row in claimed)
         if not lanes and len(claimed) < min(room, MAX_CLAIM) and sum(row[BYTES] for row in claimed) < MAX_BYTES:
             self._more -= {queue for queue, most in wanted if found[queue] < most}
-        self._hand_out(consumers, claimed, token, now)
 
     def _most(self, consumer: QueueConsumer, room: int) -> int:
         """How many jobs of a queue can be claimed now."""
@@ -473,9 +473,8 @@ class Runner:
             self._agenda.plan("slow", now + look_seconds(running))
 
     def _poll(self, now: float) -> None:
-        """Look for what no hint was given for: lapsed leases, overlooked dependants, and all else."""
+        """Look for what no hint was given for: lapsed leases, overlooked dependants, and all else, if due by then."""
         if self._agenda.take("poll", now):
-            self._last_poll = now
             self._agenda.plan("poll", now + self._poll_seconds)
             for outcome in fail_lapsed(self._core, self._own):
                 self._after(outcome)
@@ -565,6 +564,7 @@ class Runner:
         """Have an outcome saved. Of an attempt that was given back, what comes later is dropped."""
         if outcome is None:
             self._claimed.forget(attempt)
+            self._agenda.wake()
             return
         with self._lock:
             is_first, attempt.is_reported = not attempt.is_reported, True
@@ -617,7 +617,8 @@ class Runner:
                     outcome.status,
                 )
             self._claimed.forget(outcome.attempt)
-        self._tell_of({queue for outcome in batch for queue in outcome.freed})
+        freed = {queue for outcome in batch for queue in outcome.freed}
+        self._tell_of(freed.union(each.attempt.consumer.queue for each in batch if each.is_given_back))
         self._agenda.wake()
 
     def _after(self, outcome: Outcome) -> None:

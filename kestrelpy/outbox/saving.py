@@ -50,7 +50,7 @@ def _save(store: JobStore, outcomes: Sequence[Outcome]) -> set[int]:
         else:
             ids, freed = store.perform(None, claims.finish, what)
         saved |= ids
-        outcomes[-1].freed = freed
+        outcomes[-1].freed = [*outcomes[-1].freed, *freed]
     return saved
 
 
@@ -59,7 +59,7 @@ def _clear_up(store: JobStore, outcomes: Sequence[Outcome]) -> None:
         store.perform(None, admin.prune, queue, ["dead"], 0)  # not one that another job waits for
     lanes = sorted({outcome.lane for outcome in outcomes if outcome.lane is not None})
     if lanes:
-        store.perform(None, claims.free_lanes, lanes)
+        outcomes[-1].freed = [*outcomes[-1].freed, *store.perform(None, claims.free_lanes, lanes)]
 
 
 def _is_not_kept(outcome: Outcome) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -36,7 +37,8 @@ def until_signal(start: Callable[[], object], stop: Callable[[], object]) -> Non
 
     def ask(_number: int, _frame: FrameType | None) -> None:
         _restore(before)  # the next one ends the process now
-        asked.release()
+        with contextlib.suppress(RuntimeError):  # two have come at once
+            asked.release()
 
     try:
         for number in SIGNALS:

@@ -15,7 +15,6 @@ from kestrelpy.outbox.sql import Compiler, Operation, arun, kind_of, run
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from sqlalchemy.engine import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -176,8 +175,6 @@ class DatabaseStore:
 
     def use_loop(self, loop: AbstractEventLoop | None) -> None:
         self.database.loop = None if self.database.async_engine is None else loop
-        if self._beside is not None:
-            self._beside.use_loop(loop)
 
     def check(self) -> None:
         self.database.check(self.compilers.tables)

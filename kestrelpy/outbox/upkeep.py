@@ -1,4 +1,4 @@
-"""``Upkeep``: what a running outbox does each minute, and the log of handlers that are slow."""
+"""``Upkeep``: what a running outbox does now and then, and the log of handlers that are slow."""
 
 from __future__ import annotations
 
@@ -55,14 +55,15 @@ class Upkeep:
 
     def begin_pruning(self) -> None:
         """Plan to delete what was kept long enough."""
-        self._to_prune = deque(admin.prunable(self._core.queues.all()))
+        if not self._to_prune:
+            self._to_prune = deque(admin.prunable(self._core.queues.all()))
 
     def prune_slice(self) -> bool:
         """Delete one slice. True if there may be more: leases must be renewed in between."""
         if self._to_prune:
             which = self._to_prune.popleft()
             if self._store.perform(None, admin.prune, *which) >= admin.SLICE:
-                self._to_prune.appendleft(which)
+                self._to_prune.append(which)
         return bool(self._to_prune)
 
     def look_at_health(self) -> None:

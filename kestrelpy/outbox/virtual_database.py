@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import StaticPool, create_engine, event
 from sqlalchemy.engine import Engine
-from sqlalchemy.pool import SingletonThreadPool
 
-from kestrelpy.outbox.database import Compilers, Database
+from kestrelpy.outbox.database import Compilers, Database, shares_connections
 from kestrelpy.outbox.errors import OutboxError
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class VirtualDatabase(Database):
     def __init__(self, found: Database, compilers: Compilers) -> None:
         super().__init__(found.engine, found.async_engine, compilers, is_owned=found.is_owned)
         self._open: Connection | None = None  # that is in a transaction, of an engine with a single connection
-        if self.async_engine is not None and _has_one_connection(self.async_engine.sync_engine):
+        if self.async_engine is not None and shares_connections(self.async_engine.sync_engine):
             raise OutboxError(
                 "virtual(bind=): an AsyncEngine of SQLite in memory has a single connection, which belongs to one "
                 "event loop: use a file, or leave bind away"
@@ -43,7 +42,7 @@ class VirtualDatabase(Database):
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Within the block, know the transaction that a single connection is in."""
-        if self.engine is None or not _has_one_connection(self.engine):
+        if self.engine is None or not shares_connections(self.engine):
             yield
             return
         listeners: dict[str, Callable[[Connection], None]] = {
@@ -102,7 +101,3 @@ def in_memory(schema: str | None) -> Engine:
             connection.execute(f"ATTACH DATABASE ':memory:' AS \"{schema}\"")
 
     return engine
-
-
-def _has_one_connection(engine: Engine) -> bool:
-    return isinstance(engine.pool, StaticPool | SingletonThreadPool)

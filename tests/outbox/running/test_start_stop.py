@@ -126,8 +126,10 @@ def test_sqlite_in_memory_is_refused(url: str) -> None:
     outbox = Outbox(url)
     outbox.create_tables()
     outbox.add_consumer("q", lambda _: None)
+    job = put(outbox, "q")
     with pytest.raises(OutboxError, match="memory"):
         outbox.start()
+    assert outbox.jobs() == [job]
     outbox.close()
 
 

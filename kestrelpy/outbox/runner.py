@@ -37,6 +37,7 @@ from kestrelpy.outbox.job import QUEUE, running
 from kestrelpy.outbox.loop_runs import LoopRuns
 from kestrelpy.outbox.prefetch import Prefetch
 from kestrelpy.outbox.relay_thread import RelayThreads
+from kestrelpy.outbox.signals import wait_for
 from kestrelpy.outbox.sql import MAX_BYTES, MAX_CLAIM, Claim
 from kestrelpy.outbox.sweeping import fail_lapsed
 from kestrelpy.outbox.transactions import arun_within, run_within
@@ -181,7 +182,7 @@ class Runner:
             self.abandon()
             self._let_go()
             return True
-        is_ended = self._ended.wait(None if timeout is None else timeout + LAST_SECONDS)
+        is_ended = wait_for(self._ended) if timeout is None else self._ended.wait(timeout + LAST_SECONDS)
         return is_ended and self._was_idle
 
     def check(self) -> None:

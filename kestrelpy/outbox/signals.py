@@ -12,13 +12,20 @@ from typing import Any
 
 from kestrelpy.outbox.errors import OutboxError
 
-__all__ = ["auntil_signal", "check_thread", "until_signal"]
+__all__ = ["auntil_signal", "check_thread", "until_signal", "wait_for"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """In this order they get their usual meaning back: who sees from outside that SIGTERM has it, may send either."""
 
 LOOK_SECONDS = 0.5
 """A signal that comes just before a wait begins does not end it. Python has noted it, and sees that at the next one."""
+
+
+def wait_for(event: threading.Event) -> bool:
+    """Wait until it is set, however long that takes: True."""
+    while not event.wait(LOOK_SECONDS):
+        pass
+    return True
 
 
 def check_thread(name: str, instead: str) -> None:

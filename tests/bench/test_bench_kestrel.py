@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench import kestrel
+from tests.support.budget import takes_long
 
 
+@takes_long
 def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "results.json"
     only = "never,fan-out,backlog,queues"

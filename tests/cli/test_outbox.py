@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from kestrelpy.cli import _database, _jobs, _top
 from kestrelpy.outbox import Outbox
 from tests.cli.programs import Done, Run, Spawn, refused
+from tests.support.budget import ALL
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE, until
 
@@ -492,7 +493,7 @@ HOSTILE = st.text(
 ).filter(lambda text: "\0" not in text)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30 if ALL else 5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(queue=HOSTILE, key=HOSTILE, payload=HOSTILE, error=HOSTILE, group=HOSTILE, worker=HOSTILE, context=HOSTILE)
 def test_nothing_that_a_terminal_acts_upon_is_shown_as_it_is(
     run: Run, outbox: Outbox, queue: str, key: str, payload: str, error: str, **more: str

@@ -202,8 +202,8 @@ def test_nothing_is_left_of_a_closed_cluster(private: postgres.Cluster, how: str
 @pytest.mark.parametrize(
     ("options", "number", "whole_group"),
     [
-        pytest.param(["-n1"], signal.SIGINT, True, id="ctrl-c-with-xdist"),
-        pytest.param([], signal.SIGINT, True, id="ctrl-c"),
+        pytest.param(["-n1"], signal.SIGINT, True, id="ctrl-c-with-xdist", marks=takes_long),
+        pytest.param([], signal.SIGINT, True, id="ctrl-c", marks=takes_long),
         pytest.param(["-n1"], signal.SIGKILL, False, id="killed-with-xdist", marks=takes_long),
         pytest.param([], signal.SIGKILL, False, id="killed"),
     ],

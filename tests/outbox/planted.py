@@ -345,7 +345,7 @@ def the_threads_are_started_by_the_caller() -> None:
 
 @fault(f"{FOLDER}/test_interrupts.py::test_a_call_is_done_or_not_done[sqlite-retry]", "== 0")
 def a_retry_keeps_the_tries() -> None:
-    in_statements(" tries = 0,", "", beside="SET status = 'ready', due_ms = {now}")
+    in_statements(" tries = 0,", "", beside="AS j SET due_ms = {now}")
 
 
 @fault(

@@ -217,7 +217,7 @@ def records_are_committed_before_what_replaces_them_is_on_disk() -> Iterator[Non
         yield
 
 
-@fault("(a)", steps=SETTLING)
+@fault("(a) itself", steps=SETTLING)
 def the_put_is_over_when_a_state_is_written() -> Iterator[None]:
     real = WorkCore.saved_locked
 

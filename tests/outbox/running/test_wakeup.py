@@ -133,6 +133,7 @@ def driver() -> str:
 @pytest.fixture
 def listening(driver: str, engine: sqlalchemy.Engine, outbox: Outbox) -> Iterator[Outbox]:
     """An outbox on PostgreSQL with an engine of that driver."""
+    pytest.importorskip(driver.removesuffix("_async"))
     url = engine.url.set(drivername=f"postgresql+{driver}")
     if driver in ("psycopg", "psycopg2"):
         made: Any = sqlalchemy.create_engine(url)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kestrelpy.outbox.flavours import CLAIMED, HELD, WAS_DUE
 from kestrelpy.outbox.job import COLUMNS, ID, LANE, PRIORITY, QUEUE
-from kestrelpy.outbox.sql import reading, single
+from kestrelpy.outbox.sql import looking, single
 
 if TYPE_CHECKING:
     from kestrelpy.outbox.sql import Claim, Compiler, Operation, Rows
@@ -197,7 +197,7 @@ def renew(sql: Compiler, running: Sequence[Done], lease_ms: int) -> Operation[se
     return {row[0] for row in rows}
 
 
-@single
+@looking
 def lapsed(sql: Compiler, queues: Iterable[str]) -> Operation[Rows]:
     """Jobs of these queues whose lease is over: rows of ``COLUMNS`` and the token."""
     return (yield sql(_LAPSED), {**sql.time(), "names": sql.flavour.list_of(queues)})
@@ -213,7 +213,7 @@ def free_lanes(sql: Compiler, lanes: Sequence[Lane]) -> Operation[list[str]]:
     return sorted({row[0] for row in rows})
 
 
-@reading
+@looking
 def held_lanes(sql: Compiler, after: Lane) -> Operation[tuple[list[Lane], Lane | None]]:
     """The next lanes after ``after`` in which a job is held, and after which there may be more; ``None``: these are the
     last.
@@ -223,7 +223,7 @@ def held_lanes(sql: Compiler, after: Lane) -> Operation[tuple[list[Lane], Lane |
     return lanes, lanes[-1] if len(lanes) == SLICE else None
 
 
-@reading
+@looking
 def overlooked(sql: Compiler, after: int) -> Operation[tuple[list[int], int | None]]:
     """Of the next jobs that others wait for, those that are done, or gone; and the id after which there may be more.
 
@@ -242,7 +242,7 @@ def free_overlooked(sql: Compiler, done: Sequence[int]) -> Operation[Rows]:
     return (yield sql(_FREE_OVERLOOKED), {"ids": sql.flavour.list_of(done)})
 
 
-@single
+@looking
 def next_due_ms(sql: Compiler, queues: Iterable[str]) -> Operation[tuple[int, int | None, int | None]]:
     """The time, and when the next job of these queues is due that is ready, and that is in error; ``None``: none is."""
     return (yield from sql.flavour.next_due_ms(sql, list(queues)))

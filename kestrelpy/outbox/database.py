@@ -174,11 +174,11 @@ class Database:
 
     def _within(self, connection: Connection, function: Callable[[Connection], T], kind: Kind) -> T:
         self._check(connection)
-        if kind == "single" and self.dialect.name == "postgresql":
+        if kind in ("single", "look") and self.dialect.name == "postgresql":
             connection.execution_options(isolation_level="AUTOCOMMIT")
         with self._gate, connection.begin():
             if self.dialect.name == "sqlite":
-                begin_sqlite(connection, is_reading=kind == "read")
+                begin_sqlite(connection, is_reading=kind in ("read", "look"))
             return function(connection)
 
     def begin_writing(self, connection: Connection) -> None:

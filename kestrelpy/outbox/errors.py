@@ -81,7 +81,8 @@ class UnsupportedDatabase(OutboxError, ValueError):
     """``database`` (its name, and its version where that is the reason) can't hold an outbox."""
 
     def __init__(self, database: str) -> None:
-        super().__init__(f"{database} can't hold an outbox: use PostgreSQL 13 or newer, or SQLite 3.35 or newer")
+        hint = " (the URL begins with postgresql://)" if database == "postgres" else ""
+        super().__init__(f"{database} can't hold an outbox: use PostgreSQL 13 or newer{hint}, or SQLite 3.35 or newer")
         self.database = database
 
 

@@ -96,10 +96,10 @@ class RelayThread:
     def _pause(self) -> float:
         """How long to sleep after a step that has moved nothing, if nobody wakes."""
         idle = self.relay.idle_seconds
-        self._in_vain = 0 if idle is None or idle > 0 else self._in_vain + 1
-        if idle is None:
+        self._in_vain = 0 if idle is not None and idle > 0 else self._in_vain + 1
+        if idle is None and self._in_vain == 1:
             return 0.0
-        if self._in_vain:
+        if idle is None or self._in_vain:
             idle = min(LOOK_SECONDS * 2 ** min(self._in_vain, 10), MAX_LOOK_SECONDS)
         return min(idle, self._poll_seconds)
 

@@ -80,10 +80,10 @@ async def arun(operation: Operation[T], fetch: AsyncFetch) -> T:
         return result
 
 
-Kind = Literal["write", "read", "single"]
+Kind = Literal["write", "read", "single", "look"]
 """What transaction an operation needs: ``read`` takes no write lock of SQLite, and neither waits for a writer nor holds
 one up; ``single`` is one statement on PostgreSQL, or several that need not be one transaction, and saves the round
-trips of BEGIN and COMMIT there.
+trips of BEGIN and COMMIT there; ``look`` is both.
 """
 _KINDS: dict[Callable[..., Operation[Any]], Kind] = {}
 
@@ -91,6 +91,12 @@ _KINDS: dict[Callable[..., Operation[Any]], Kind] = {}
 def reading(operation: Op) -> Op:
     """Decorates an operation that writes nothing."""
     _KINDS[operation] = "read"
+    return operation
+
+
+def looking(operation: Op) -> Op:
+    """Decorates an operation that writes nothing, of one statement, or of several that need not agree."""
+    _KINDS[operation] = "look"
     return operation
 
 

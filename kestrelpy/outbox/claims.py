@@ -105,13 +105,20 @@ _FREE_LANES = """UPDATE {jobs} SET held = false WHERE id {is_in}(
         AND (a.status IN ('running', 'error') OR (a.id < h.id AND NOT a.held AND a.due_ms <= {now})))
     GROUP BY h.queue, h.lane
 ){end_in} {skip_locked}){end_in} RETURNING queue"""
-_HELD_LANES = """SELECT DISTINCT queue, lane FROM {jobs} WHERE held AND status = 'ready' AND lane IS NOT NULL
-    AND (queue, lane) > (:queue, :lane) ORDER BY queue, lane LIMIT 1000"""
-_WAITED_FOR = """SELECT DISTINCT depends_on FROM {jobs} WHERE status = 'waiting' AND depends_on > :after
-ORDER BY depends_on LIMIT 1000"""
-_NOT_DONE = "SELECT id FROM {jobs} WHERE id {is_one_of} AND status <> 'done'"
 SLICE = 1000
-"""How many lanes, or jobs that others wait for, one slice of a sweep looks at: the limit of both statements."""
+"""How many lanes, or jobs that others wait for, one slice of a sweep looks at."""
+_LIMIT = f" LIMIT {SLICE}"
+_HELD_LANES = (
+    """SELECT DISTINCT queue, lane FROM {jobs} WHERE held AND status = 'ready' AND lane IS NOT NULL
+    AND (queue, lane) > (:queue, :lane) ORDER BY queue, lane"""
+    + _LIMIT
+)
+_WAITED_FOR = (
+    """SELECT DISTINCT depends_on FROM {jobs} WHERE status = 'waiting' AND depends_on > :after
+ORDER BY depends_on"""
+    + _LIMIT
+)
+_NOT_DONE = "SELECT id FROM {jobs} WHERE id {is_one_of} AND status <> 'done'"
 _NOTIFY = "SELECT pg_notify(:channel, :queue)"
 _CLAIM_FAILED = (
     """UPDATE {jobs} AS j SET status = 'running', token = :token, worker = :worker, tries = tries + 1,

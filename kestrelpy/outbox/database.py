@@ -93,11 +93,9 @@ class Database:
         self.async_engine = async_engine
         self.is_owned = is_owned
         self._compilers = compilers
-        used = engine if engine is not None else async_engine
-        assert used is not None
-        self.dialect = used.dialect
-        self.sql = compilers.of(used.dialect)
-        if used.dialect.name == "sqlite":
+        self.dialect = self.sync_engine.dialect
+        self.sql = compilers.of(self.dialect)
+        if self.dialect.name == "sqlite":
             compilers.tables.become_those_of_sqlite()
         self.loop: asyncio.AbstractEventLoop | None = None  # that of astart, while it runs
         self._own: LoopThread | None = None
@@ -108,16 +106,21 @@ class Database:
         self._gate: AbstractContextManager[None] = gate if self.dialect.name == "sqlite" else nullcontext()
         self.path: str | None = None  # of SQLite's file, once it is known
 
+    @property
+    def sync_engine(self) -> Engine:
+        """The engine, or the one that is in the AsyncEngine."""
+        if self.engine is not None:
+            return self.engine
+        assert self.async_engine is not None
+        return self.async_engine.sync_engine
+
     def beside(self) -> Database:
         """The same database with a pool of its own, which the caller closes; on an AsyncEngine also with a loop of its
         own, so that handlers that block theirs hold up no renewal.
         """
-        if self.engine is not None:
-            is_owned = not shares_connections(self.engine)
-            return Database(_with_own_pool(self.engine), None, self._compilers, is_owned=is_owned)
-        assert self.async_engine is not None
-        is_owned = not shares_connections(self.async_engine.sync_engine)
-        return Database(None, _copy_of(self.async_engine), self._compilers, is_owned=is_owned)
+        engine = None if self.engine is None else _with_own_pool(self.engine)
+        async_engine = None if self.async_engine is None else _copy_of(self.async_engine)
+        return Database(engine, async_engine, self._compilers, is_owned=not shares_connections(self.sync_engine))
 
     def run(self, make: Callable[[Compiler], Operation[T]], kind: Kind = "write") -> T:
         """Run an operation in a transaction of its own. Never called on the event loop.
@@ -232,8 +235,7 @@ class Database:
 
     def check(self, tables: OutboxTables) -> None:
         """Raises ``OutboxError`` if there are no tables, or if threads can't share them."""
-        used = self.engine if self.engine is not None else self.async_engine.sync_engine  # type: ignore[union-attr]
-        if shares_connections(used):
+        if shares_connections(self.sync_engine):
             raise OutboxError(
                 "threads can't share one connection, as to a SQLite in memory: use a file, or the test kit"
             )
@@ -250,7 +252,7 @@ class Database:
         assert self.async_engine is not None
         loop = asyncio.get_running_loop()
         found = self._engines.get(loop)
-        if found is not None or not self.is_owned or shares_connections(self.async_engine.sync_engine):
+        if found is not None or not self.is_owned or shares_connections(self.sync_engine):
             return found or self.async_engine
         for other in list(self._engines):
             if other.is_closed():
@@ -270,7 +272,7 @@ class Database:
         to one loop, and those of the engine's own pool to the caller's.
         """
         loop = asyncio.get_running_loop()
-        if self.async_engine is None or loop in self._engines or shares_connections(self.async_engine.sync_engine):
+        if self.async_engine is None or loop in self._engines or shares_connections(self.sync_engine):
             yield
             return
         engine = self._engines[loop] = _copy_of(self.async_engine)
@@ -340,7 +342,7 @@ class Database:
         """
         self._lock = threading.Lock()
         self.loop = None
-        engine = self.engine if self.engine is not None else self.async_engine.sync_engine  # type: ignore[union-attr]
+        engine = self.sync_engine
         _PARENTS.append((self._own, self._engines, engine.pool))
         self._own, self._engines, self._thread = None, {}, threading.local()
         if not shares_connections(engine):  # that holds what there is in memory only
@@ -525,17 +527,25 @@ def open_database(bind: Any, compilers: Compilers) -> Database:
 
 def create_tables(connection: Connection, tables: OutboxTables) -> None:
     """Create what is missing. Any number of processes may do so at once. Raises ``UnsupportedFormat``."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('kestrelpy.outbox'))")
+    _be_alone(connection)
     tables.metadata.create_all(connection)
-    note_version(connection, tables)
+    _note_version(connection, tables)
     check_tables(connection, tables)
 
 
 def note_version(connection: Connection, tables: OutboxTables) -> None:
     """Where none is noted: a tool of migrations has made the tables."""
+    _be_alone(connection)
+    _note_version(connection, tables)
+
+
+def _be_alone(connection: Connection) -> None:
+    """Until the end of the transaction no other process changes the tables; on SQLite its write lock sees to that."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('kestrelpy.outbox'))")
+
+
+def _note_version(connection: Connection, tables: OutboxTables) -> None:
     if not connection.execute(tables.version.select()).scalars().all():
         connection.execute(tables.version.insert().values(version=VERSION))
 

@@ -57,10 +57,12 @@ class Lifecycle:
         """Start a runner if none runs. One that is stopping is waited for."""
         from kestrelpy.outbox.runner import Runner
 
+        store = self._core.open_store()
         names = None if queues is None else frozenset(map(check_name, [queues] if isinstance(queues, str) else queues))
         make = partial(
             Runner,
             self._core,
+            store,
             queues=names,
             threads=check_count("threads", threads, 1),
             prefetch=None if prefetch is None else check_count("prefetch", prefetch),
@@ -68,16 +70,15 @@ class Lifecycle:
             retry_interval=check_number("retry_interval", retry_interval, 0.001),
             loop=loop,
         )
-        store = self._core.open_store()
         if self._core.is_virtual:
             return
         with self._starting:
             if self._is_free():
-                self._start(partial(make, store), store, loop)
+                self._start(make, store, loop)
                 self._look_for_consumers(names or ())
 
     def _look_for_consumers(self, queues: Iterable[str]) -> None:
-        known = {each.queue for each in self._core.queues.all() if each.handler is not None}
+        known = {each.queue for each in self._core.queues.consumed()}
         for queue in sorted(set(queues) - known):
             log.warning("queue %r has no consumer here: nothing of it is run until it gets one", queue)
 

@@ -207,6 +207,10 @@ class KnownQueues:
         """All that are known, in the order of being added."""
         return list(self._known.values())
 
+    def consumed(self) -> list[QueueConsumer]:
+        """Those that have a handler here."""
+        return [each for each in self._known.values() if each.handler is not None]
+
     def decode(self, queue: str, stored: str | bytes) -> Any:
         """Raises what the codec raises."""
         return self.options(queue).codec.decode(stored)

@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from kestrelpy.outbox._logging import brief, log
-from kestrelpy.outbox.writer import MAX_PAUSE
+from kestrelpy.outbox.writer import pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,19 +96,20 @@ class RelayThread:
     def _pause(self) -> float:
         """How long to sleep after a step that has moved nothing, if nobody wakes."""
         idle = self.relay.idle_seconds
-        self._in_vain = 0 if idle is not None and idle > 0 else self._in_vain + 1
+        if idle is not None and idle > 0:
+            self._in_vain = 0
+            return min(idle, self._poll_seconds)
+        self._in_vain += 1
         if idle is None and self._in_vain == 1:
             return 0.0
-        if idle is None or self._in_vain:
-            idle = min(LOOK_SECONDS * 2 ** min(self._in_vain, 10), MAX_LOOK_SECONDS)
-        return min(idle, self._poll_seconds)
+        return min(LOOK_SECONDS * float(1 << min(self._in_vain, 10)), MAX_LOOK_SECONDS, self._poll_seconds)
 
     def _failed(self, error: BaseException) -> float:
         """How long to wait after an error."""
         if not self._failures and not self._stopping.is_set():
             log.warning("relay %r failed; trying again until it works: %s", self.relay.name, brief(error))
         self._failures += 1
-        return min(0.01 * float(2 << min(self._failures, 10)), MAX_PAUSE)
+        return pause_after(self._failures)
 
 
 class RelayThreads:

@@ -10,7 +10,7 @@
 Rules:
 1. A job that is claimed is in ``_claimed`` until its outcome is saved or refused, and its lease is renewed until then.
 2. Nothing that a database, a handler or a hook raises ends a thread.
-3. Who stops first sets ``_stopping``; the feeder gives back what no worker has begun. After that only the writer works.
+3. Who stops first sets ``_stopping``; the feeder gives back what no worker has begun, and waits for what is running.
 
 NOTE ON LOCKING: ``_lock`` guards the count of hooks, and who is the first to report an attempt. It is held for a few
 statements at a time. Queues between the threads are ``SimpleQueue``.
@@ -43,7 +43,7 @@ from kestrelpy.outbox.sweeping import fail_lapsed
 from kestrelpy.outbox.transactions import arun_within, run_within
 from kestrelpy.outbox.upkeep import Upkeep, log_slow, look_seconds
 from kestrelpy.outbox.wakeup import Listener, listener_for
-from kestrelpy.outbox.writer import MAX_PAUSE, OutcomeWriter
+from kestrelpy.outbox.writer import OutcomeWriter, pause_after
 
 if TYPE_CHECKING:
     from kestrelpy.outbox.core import OutboxCore
@@ -285,7 +285,7 @@ class Runner:
         if not self._failures:
             log.warning("the database failed; trying again until it works: %s", brief(error))
         self._failures += 1
-        pause = min(0.01 * float(2 << min(self._failures, 10)), MAX_PAUSE)
+        pause = pause_after(self._failures)
         for what in ("renewal", "poll", "ready", "retry"):
             self._agenda.plan(what, self._clock() + pause)
         return pause
@@ -320,11 +320,8 @@ class Runner:
 
     def _consumers(self) -> dict[str, QueueConsumer]:
         """What is consumed here now."""
-        return {
-            each.queue: each
-            for each in self._core.queues.all()
-            if each.handler is not None and (self._queues is None or each.queue in self._queues)
-        }
+        consumed = self._core.queues.consumed()
+        return {each.queue: each for each in consumed if self._queues is None or each.queue in self._queues}
 
     def _room(self) -> tuple[int, int]:
         """How many jobs the workers, and the loop, can be given now. The workers get more when half of what was claimed

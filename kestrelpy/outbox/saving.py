@@ -1,4 +1,4 @@
-"""Saving what came of jobs, and the sweep: for a running outbox and for its test kit."""
+"""Saving what came of jobs: for a running outbox and for its test kit."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def fail_lapsed(core: OutboxCore, store: JobStore) -> list[Outcome]:
     """Fail the jobs whose lease is over. Returns the outcomes that were saved, whose hooks are to be called. Of queues
     that are only declared here, the retries and the back-off are not known.
     """
-    known = {each.queue: each for each in core.queues.all() if each.handler is not None}
+    known = {each.queue: each for each in core.queues.consumed()}
     if not known:
         return []
     rows = store.perform(None, claims.lapsed, list(known))

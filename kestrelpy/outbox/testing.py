@@ -420,7 +420,7 @@ class VirtualOutbox:
         if queue is not None:
             return [self._consumed(queue)]
         self._store()
-        return [each.queue for each in self._core.queues.all() if each.handler is not None]
+        return [each.queue for each in self._core.queues.consumed()]
 
     def _claim_of_one(self) -> Claim:
         core = self._core

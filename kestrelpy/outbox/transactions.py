@@ -68,9 +68,7 @@ def run_within(store: Any, attempt: Attempt, clock: Callable[[], float]) -> Outc
         attempt.connection = connection
         guard = _CommitGuard(connection)
         outcome = _committable(attempt.run(clock))
-        outcome = _saved(outcome, *run(finish(database.sql, _mark_of(attempt)), fetch_on(connection)))
-        guard.is_over = True
-        return outcome
+        return _saved(outcome, guard, *run(finish(database.sql, _mark_of(attempt)), fetch_on(connection)))
 
     try:
         return database.transact_apart(work)
@@ -95,18 +93,14 @@ async def arun_within(
                     attempt.connection = connection
                     guard = _CommitGuard(connection)
                     outcome = _committable(await attempt.arun(clock, is_stopping))
-                    outcome = _saved(outcome, *run(finish(database.sql, _mark_of(attempt)), fetch_on(connection)))
-                    guard.is_over = True
-                    return outcome
+                    return _saved(outcome, guard, *run(finish(database.sql, _mark_of(attempt)), fetch_on(connection)))
         async with database.abegin() as connection:
             await connection.run_sync(database.begin_writing)
             attempt.connection = connection
             guard = _CommitGuard(connection.sync_connection)
             outcome = _committable(await attempt.arun(clock, is_stopping))
             fetch = (await given_async(connection)).fetch
-            outcome = _saved(outcome, *await arun(finish(database.sql, _mark_of(attempt)), fetch))
-            guard.is_over = True
-            return outcome
+            return _saved(outcome, guard, *await arun(finish(database.sql, _mark_of(attempt)), fetch))
     except _RolledBack as rolled_back:
         return rolled_back.outcome
     except BaseException as error:
@@ -153,8 +147,9 @@ def _mark_of(attempt: Attempt) -> Finish:
     return what
 
 
-def _saved(outcome: Outcome, saved: set[int], freed: list[str]) -> Outcome:
+def _saved(outcome: Outcome, guard: _CommitGuard, saved: set[int], freed: list[str]) -> Outcome:
     if outcome.attempt.id not in saved:
         raise _RolledBack(outcome)  # its lease was over: the writer finds that the outcome is refused
     outcome.is_saved, outcome.freed = True, freed
+    guard.is_over = True
     return outcome

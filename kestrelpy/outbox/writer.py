@@ -24,10 +24,15 @@ except ImportError:
 if TYPE_CHECKING:
     from kestrelpy.outbox.store import JobStore
 
-__all__ = ["MAX_PAUSE", "OutcomeWriter"]
+__all__ = ["OutcomeWriter", "pause_after"]
 
 MAX_PAUSE = 2.0
 """Seconds between tries while the database is away: it is found within 5 s of its return."""
+
+
+def pause_after(failures: int) -> float:
+    """Seconds to wait after so many failures in a row of what has to work again."""
+    return min(0.01 * float(2 << min(failures, 10)), MAX_PAUSE)
 
 
 class OutcomeWriter:

@@ -68,6 +68,18 @@ def engine(database_url: str) -> Iterator[sqlalchemy.Engine]:
     made.dispose()
 
 
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def bind(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """What ``virtual`` is bound to: nothing, or an engine."""
+    if request.param == "memory":
+        yield None
+        return
+    url = request.getfixturevalue({"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param])
+    engine = sqlalchemy.create_engine(url)
+    yield engine
+    engine.dispose()
+
+
 @pytest.fixture
 def make_outbox(engine: sqlalchemy.Engine, clock: ManualClock) -> Iterator[Callable[..., Outbox]]:
     """``make_outbox(bind, **options)``: with its tables and the queues ``mail`` and ``bills``, on ``engine`` and the

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy
 
 from kestrelpy import scan
 from kestrelpy.inbox import take_in
@@ -22,18 +21,6 @@ def encode(job: Job) -> str:
     if job.payload < 0:
         raise ValueError("negative")
     return str(job.payload)
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def bind(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """What ``virtual`` is bound to: nothing, or an engine."""
-    if request.param == "memory":
-        yield None
-        return
-    url = request.getfixturevalue({"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param])
-    engine = sqlalchemy.create_engine(url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

@@ -25,18 +25,6 @@ from kestrelpy.testing import ManualClock
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
-def bind(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """What ``virtual`` is bound to: nothing, or an engine."""
-    if request.param == "memory":
-        yield None
-        return
-    url = request.getfixturevalue({"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param])
-    engine = sqlalchemy.create_engine(url)
-    yield engine
-    engine.dispose()
-
-
 @pytest.fixture
 def outbox() -> Outbox:
     """Of an application: bound to nothing yet."""

@@ -3,7 +3,7 @@
 #
 #   make demo                 real lines through a durable queue, with SIGKILLs on the way and a proof at the end
 #   make demo INPUT=path      the same with your own file or folder
-#   make test                 the test suite, on all cores, in some four minutes: a twentieth of each campaign
+#   make test                 each test with one of its cases, and a twentieth of each campaign; below four minutes
 #   make test-all             all of it, as docs/guarantees.md publishes it; KESTRELPY_SHARE=10 for ten times as much
 #   make test-spark           the tests on Spark that start drivers and executors, and kill them; docs/spark.md
 #   make soak HOURS=8         all harnesses for hours, at low priority; what was seen goes into docs/ledger.json
@@ -31,6 +31,7 @@ RESULTS ?= $(lastword $(sort $(wildcard bench/results/*.json)))
 ARGS ?=
 REV ?= HEAD~1
 HOURS ?= 1
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
 FILES = */_journal/packing.py,*/_journal/format.py,*/bodies.py,*/segment.py,*/checkpoint.py,*/_journal/journal.py,*/archive.py,*/_journal/recovery.py,*/inbox/format.py,*/inbox/parts.py,*/inbox/ledger.py,*/inbox/ingest.py,*/inbox/publishing.py
 THEIR_TESTS = tests/unit/journal tests/unit/inbox tests/unit/test_codecs.py tests/unit/test_full_disk.py \
 	tests/unit/writing/test_durability.py tests/unit/writing/test_group_commit.py tests/crash/test_faults_injected.py \
@@ -81,7 +82,7 @@ postgresql:
 	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || .ci/install postgresql
 
 test: $(VENV)/.installed-dev java postgresql
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cases 1 $(ARGS)
 
 test-all: $(VENV)/.installed-dev java postgresql
 	KESTRELPY_SHARE=$(or $(KESTRELPY_SHARE),1) $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)

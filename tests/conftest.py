@@ -23,7 +23,7 @@ from kestrelpy import JournaledQueue
 from kestrelpy._reading import backlog
 from kestrelpy._writing import put_path as put_module
 from kestrelpy.testing import ManualClock
-from tests.support.budget import Tally
+from tests.support.budget import Tally, left_out
 from tests.support.disks import GatedDisk
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE
@@ -44,6 +44,18 @@ def tally(record_property: Callable[[str, object], None]) -> Iterator[Tally]:
     mine = Tally()
     yield mine
     record_property("tally", dict(mine.counts))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cases", type=int, metavar="N", help="of a test with more cases run N, drawn by KESTRELPY_SEED")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    most = config.getoption("--cases")
+    if most is not None:
+        out = left_out(items, most)
+        config.hook.pytest_deselected(items=sorted(out, key=lambda item: item.nodeid))
+        items[:] = [item for item in items if item not in out]
 
 
 def pytest_collection_finish() -> None:

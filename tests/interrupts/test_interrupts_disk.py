@@ -59,7 +59,7 @@ def test_everything_is_given_back(
 ) -> None:
     print(f"seed {SEED}")
     choose, struck = random.Random(SEED), 0
-    at, step = 1, 1 if LONG else choose.choice(steps) * (1 if ALL else 2)
+    at, step = 1, 1 if LONG else choose.choice(steps) * (1 if ALL else 4)
     while True:
         with JournaledQueue(folder, "jobs", segment_bytes=4096) as queue:
             queue.flush()

@@ -26,10 +26,15 @@ class Served(Running):
 
     def check(self) -> None:
         """The invariants of the queue and of all connections."""
+
+        def check_connections() -> None:
+            """In one turn of the loop: each of them may be closed in the next."""
+            for connection in self.server.connections:
+                connection._check()
+                connection.client._check()
+
         self.call(self.queue._check)
-        for connection in self.call(lambda: list(self.server.connections)):
-            self.call(connection._check)
-            self.call(connection.client._check)
+        self.call(check_connections)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """How much the long tests do, and what they have counted.
 
-``make test`` does a twentieth of what docs/guarantees.md publishes for every commit, and draws some of the cases that
-are a test each; ``make test-all``, which CI runs, does all of it. ``KESTRELPY_SHARE`` is the share: 0.05 if it is not
+``make test`` does a twentieth of what docs/guarantees.md publishes for every commit, and of a test with many cases it
+draws some; ``make test-all``, which CI runs, does all of it. ``KESTRELPY_SHARE`` is the share: 0.05 if it is not
 set, 1 for all of it, 10 for ten times as much. ``KESTRELPY_SEED`` moves all seeds: another night, other cases.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -48,6 +48,19 @@ def drawn(cases: Iterable[T], count: int) -> list[T]:
     if ALL or count >= len(every):
         return every
     return [every[at] for at in sorted(random.Random(SEED).sample(range(len(every)), count))]
+
+
+def left_out(items: Iterable[pytest.Item], most: int) -> set[pytest.Item]:
+    """Of each test with more than ``most`` cases: all but so many, drawn by the seed."""
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    return {
+        item
+        for name, every in cases.items()
+        if len(every) > most
+        for item in random.Random(f"{SEED} {name}").sample(every, len(every) - most)
+    }
 
 
 class Tally:

@@ -15,7 +15,7 @@ PARTS = {
     "sqlite": ("sqlite", "sqlite-wal", "sqlite-wal+aiosqlite", "sqlite"),
 }
 """Of each database. SQLite with a rollback journal, as it is by default, and with a write-ahead log."""
-KILLS = share(75) if ALL else 6
+KILLS = share(75)
 """Of consumers, in each part: 300 for each database."""
 CASES = [(kind, part) for kind, parts in PARTS.items() for part in range(len(parts)) if ALL or part == SEED % 4]
 

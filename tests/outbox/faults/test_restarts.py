@@ -11,7 +11,7 @@ from tests.processes.programs import counts_of
 from tests.support.budget import ALL, SEED, Tally, share
 
 PARTS = ("psycopg", "asyncpg", "psycopg", "psycopg_async")
-STARTS = max(3, share(13))
+STARTS = max(2, share(13))
 """In each part: 52."""
 
 

@@ -14,7 +14,7 @@ from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.file_names import is_new, segments_among
 from kestrelpy._journal.segment import (
-    Listed,
+    ListedSegments,
     Objection,
     Segment,
     first_header,
@@ -84,7 +84,7 @@ class FollowingView(JournalView):
 
         The folder is listed once for all new segments, and once more to see whether there are others by then.
         """
-        later: Listed | None = None
+        later: ListedSegments | None = None
         while True:
             last = self.segments[-1] if self.segments else None
             if last is not None and not last.closed and not self._follow_active(last):
@@ -97,13 +97,13 @@ class FollowingView(JournalView):
                 if not self._take_following(later, number):
                     return
 
-    def _list_behind(self, number: int) -> Listed:
+    def _list_behind(self, number: int) -> ListedSegments:
         """The segments that are there after the one of that number."""
         later = [each for each in segments_among(self._directory.names(), self._queue) if each[0] > number]
         if later and not any(self.queue_id):
             newest = first_header(self._directory, reversed(later))
             self.queue_id = newest.queue_id if newest is not None else self.queue_id
-        return Listed(self._directory, later, self.queue_id if any(self.queue_id) else b"")
+        return ListedSegments(self._directory, later, self.queue_id if any(self.queue_id) else b"")
 
     def _forget_last(self) -> Segment | None:
         """The creation of the last segment failed after all, and its file is gone. Returns the segment before it."""
@@ -137,7 +137,7 @@ class FollowingView(JournalView):
         counter = self._counter
         return super()._bytes_to(segment, last_id) if counter is None else counter.bytes_to(segment, last_id)
 
-    def _take_following(self, later: Listed, last_number: int) -> bool:
+    def _take_following(self, later: ListedSegments, last_number: int) -> bool:
         """Add the listed segments after the one of that number, up to the first that is not closed. Whether there were
         any.
         """
@@ -157,7 +157,7 @@ class FollowingView(JournalView):
             raise
         self._add(added)
 
-    def _follow_list(self, later: Listed, start: int, added: list[Segment]) -> None:
+    def _follow_list(self, later: ListedSegments, start: int, added: list[Segment]) -> None:
         for at in range(start, len(later)):
             try:
                 file = open_segment(self._directory, later.numbered[at][1])
@@ -177,7 +177,7 @@ class FollowingView(JournalView):
             if segment is None and later.header_from(at + 1) is None:  # it is being made at this moment
                 return
 
-    def _load(self, file: File, later: Listed, at: int) -> Segment | None:
+    def _load(self, file: File, later: ListedSegments, at: int) -> Segment | None:
         """The next segment; ``None`` if the file is not one, or not yet.
 
         Raises ``CorruptJournal`` for a segment of another queue, and for a header that is not valid or has another

@@ -27,7 +27,7 @@ from kestrelpy._journal.file_names import (
 )
 from kestrelpy._journal.segment import (
     FOREIGN,
-    Listed,
+    ListedSegments,
     Objection,
     Segment,
     close_segment,
@@ -79,7 +79,7 @@ class Recovery:
         self._heads: list[int] = []
         self._found = Recovered()
         self._none: list[tuple[int, str, bool]] = []
-        self._listed = Listed(directory, ())
+        self._listed = ListedSegments(directory, ())
 
     def run(self, names: Iterable[str]) -> Recovered:
         """``names``: the files in the directory. Raises ``CorruptJournal``, ``UnsupportedFormat`` and ``OSError``."""
@@ -92,7 +92,7 @@ class Recovery:
                 found.watermark = max(found.watermark, state.watermark)
                 if not state.flags & fmt.FLAG_MARK:
                     self._heads.append(state.head)
-        self._listed = Listed(self._directory, numbered, found.queue_id)
+        self._listed = ListedSegments(self._directory, numbered, found.queue_id)
         for at, (number, _) in enumerate(numbered):
             found.last_number = number
             segment = self._load(at)

@@ -316,7 +316,7 @@ class HeadersAfter:
         return header
 
 
-class Listed:
+class ListedSegments:
     """The segments of one queue from one listing of its folder, in order, for one walk through them."""
 
     def __init__(self, directory: Directory, numbered: Sequence[tuple[int, str]], queue_id: bytes = b"") -> None:

@@ -22,7 +22,7 @@ from kestrelpy._journal import format as fmt
 from kestrelpy.spark import LAKE_SCHEMA, FilesNotSeen, LakeSummary, archive_to_parquet
 from kestrelpy.spark.lake import conversion
 from kestrelpy.spark.lake.parquet import Digest, to_day_files
-from kestrelpy.spark.lake.store import Store
+from kestrelpy.spark.lake.store import FileStore
 from tests.spark.archives import DAY_MS, Row, archived, make_archive
 from tests.spark.sessions import spark  # noqa: F401
 from tests.support.budget import ALL
@@ -127,9 +127,9 @@ def test_nothing_is_deleted_of_which_the_lake_has_lost_rows(tmp_path: Path, here
 def test_what_does_not_read_back_is_not_deleted(tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     make_archive(tmp_path)
     segments = archived(tmp_path)
-    put = Store.put
+    put = FileStore.put
     monkeypatch.setattr(
-        Store, "put", lambda store, name, data: put(store, name, bytes(data)[: -1 if "day=" in name else None])
+        FileStore, "put", lambda store, name, data: put(store, name, bytes(data)[: -1 if "day=" in name else None])
     )
     with pytest.raises(OSError, match="does not read back"):
         convert(tmp_path, delete=True)
@@ -153,7 +153,7 @@ def test_tasks_that_see_another_folder_are_told(tmp_path: Path, monkeypatch: pyt
     make_archive(tmp_path, items=60)
     segments = archived(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    theirs = {what: Store(tmp_path / "elsewhere")}
+    theirs = {what: FileStore(tmp_path / "elsewhere")}
     monkeypatch.setattr(
         conversion, "_run", lambda _, job, names: [job._replace(**theirs).found(name) for name in names]
     )
@@ -230,7 +230,7 @@ def test_every_byte_of_a_small_segment(tmp_path: Path, here: None) -> None:
     whole = path.read_bytes()
     (tmp_path / "lake").mkdir()
     job = conversion._Job(
-        Store(tmp_path / "archive"), Store(tmp_path / "lake", beside=conversion.BESIDE), frozenset(), False
+        FileStore(tmp_path / "archive"), FileStore(tmp_path / "lake", beside=conversion.BESIDE), frozenset(), False
     )
     unseen = []
     for at in range(0, len(whole), 1 if ALL else 7):
@@ -275,17 +275,17 @@ class Steps:
 
             return call
 
-        write = Store._write
+        write = FileStore._write
 
-        def write_in_halves(store: Store, path: str, data: Any) -> None:
+        def write_in_halves(store: FileStore, path: str, data: Any) -> None:
             self.step()
             write(store, path, memoryview(data)[: len(memoryview(data)) // 2].tobytes())
             self.step()
             write(store, path, data)
 
-        monkeypatch.setattr(Store, "_write", write_in_halves)
+        monkeypatch.setattr(FileStore, "_write", write_in_halves)
         for name in ("_replace", "sync", "delete"):
-            monkeypatch.setattr(Store, name, stepped(getattr(Store, name)))
+            monkeypatch.setattr(FileStore, name, stepped(getattr(FileStore, name)))
 
 
 @pytest.mark.parametrize("delete", [False, True])
@@ -334,19 +334,19 @@ def test_what_a_kill_has_left_beside_its_place_goes_after_a_day(tmp_path: Path, 
 
 
 @pytest.fixture(params=["mock", "subtree", "uploads"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileStore]:
     if request.param == "mock":
-        yield Store("lake", pafs._MockFileSystem())
+        yield FileStore("lake", pafs._MockFileSystem())
     else:
         (tmp_path / "mount").mkdir()
-        made = Store("a/lake", pafs.SubTreeFileSystem(str(tmp_path / "mount"), pafs.LocalFileSystem()))
+        made = FileStore("a/lake", pafs.SubTreeFileSystem(str(tmp_path / "mount"), pafs.LocalFileSystem()))
         if request.param == "uploads":
             made._uploads = True
             made._fs.create_dir("a/lake/x")
         yield made
 
 
-def test_a_store_puts_files_whole(store: Store) -> None:
+def test_a_store_puts_files_whole(store: FileStore) -> None:
     assert store.names("x") == []
     store.put("x/one", b"1" * 1000)
     store.put("x/one", b"2")
@@ -362,7 +362,7 @@ def test_a_store_puts_files_whole(store: Store) -> None:
 
 
 def test_a_store_that_fails_leaves_nothing_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path)
+    store = FileStore(tmp_path)
     store.put("x", b"old")
     with pytest.raises(TypeError):
         store.put("x", "no bytes")
@@ -379,7 +379,7 @@ def test_an_archive_on_another_file_system(tmp_path: Path, here: None) -> None:
 
 
 def test_hadoops_name_of_s3_is_understood() -> None:
-    store = Store("s3a://user:secret@bucket/lake?region=eu-west-1")
+    store = FileStore("s3a://user:secret@bucket/lake?region=eu-west-1")
     assert store.path("x") == "bucket/lake/x"
     assert store._uploads
     assert store.name == "s3a://bucket/lake"  # what errors say

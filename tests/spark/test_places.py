@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkAttributeError
 
-from kestrelpy.spark.lake.store import Store
+from kestrelpy.spark.lake.store import FileStore
 from kestrelpy.spark.locations import local_folder, slots
 from kestrelpy.spark.report.load_report import _place
 
@@ -39,7 +39,7 @@ def test_another_place_is_refused(place: str) -> None:
 def test_a_lake_goes_where_the_uri_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
-    Store(f"file:{tmp_path}/lake").put("a", b"1")
+    FileStore(f"file:{tmp_path}/lake").put("a", b"1")
     assert (tmp_path / "lake" / "a").read_bytes() == b"1"
     assert list((tmp_path / "cwd").iterdir()) == []
     assert _place(f"file:{tmp_path}/lake", "x") == f"file://{tmp_path}/lake/x"

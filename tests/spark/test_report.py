@@ -18,7 +18,7 @@ import pytest
 from kestrelpy import JournaledQueue
 from kestrelpy.spark import NothingToReport, archive_to_parquet, load_report
 from kestrelpy.spark.lake import conversion
-from kestrelpy.spark.lake.store import Store
+from kestrelpy.spark.lake.store import FileStore
 from kestrelpy.spark.report import load_report as reporting
 from kestrelpy.spark.report.charts import DARK, LIGHT, draw
 from kestrelpy.spark.report.load import Load, Tables
@@ -211,7 +211,7 @@ def test_a_lake_has_the_same_items_as_its_archive(tmp_path: Path, spark: Any, mo
     archive_to_parquet(spark, tmp_path / "archive", tmp_path / "lake")
     found = set()
     for place in (str(tmp_path / "archive"), str(tmp_path / "lake"), (tmp_path / "lake").as_uri()):
-        items = reporting._items(spark, Store(place), place)
+        items = reporting._items(spark, FileStore(place), place)
         told = items.selectExpr("queue", "id", "unix_millis(added)", "unix_millis(expires)", "data").collect()
         found.add(frozenset(Row(row[0], row[1], row[2], row[3], bytes(row[4])) for row in told))
     assert found == {frozenset(rows)}
@@ -224,7 +224,7 @@ def test_error_counts_come_from_the_folder_of_a_queue(tmp_path: Path, spark: Any
         for _ in range(2):
             queue.get().abort()
     folder = str(tmp_path / "queues")
-    told = reporting._items(spark, Store(folder), folder).select("id", "error_count").collect()
+    told = reporting._items(spark, FileStore(folder), folder).select("id", "error_count").collect()
     assert [tuple(row) for row in told] == [(1, 2), (2, 0), (3, 0), (4, 0), (5, 0)]
 
 

@@ -106,7 +106,9 @@ def a_listing_for_each_segment_followed() -> Iterator[None]:
     real = FollowingView._take_following
 
     def take(self: FollowingView, later: Any, number: int) -> bool:
-        return real(self, segment_module.Listed(self._directory, self._list_behind(number).numbered[:1]), number)
+        return real(
+            self, segment_module.ListedSegments(self._directory, self._list_behind(number).numbered[:1]), number
+        )
 
     with patch.object(FollowingView, "_take_following", take):
         yield

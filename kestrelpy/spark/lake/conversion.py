@@ -32,7 +32,7 @@ from kestrelpy._journal import file_names
 from kestrelpy.errors import CorruptJournal, KestrelError, UnsupportedFormat
 from kestrelpy.spark.lake.archived import Archived, queue_of, segments_of
 from kestrelpy.spark.lake.parquet import DayFile, read_back, to_day_files
-from kestrelpy.spark.lake.store import Store
+from kestrelpy.spark.lake.store import FileStore
 from kestrelpy.spark.locations import FilesNotSeen, slots
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def archive_to_parquet(
     """
     if on_corruption not in ("raise", "skip"):
         raise ValueError(f"on_corruption must be 'raise' or 'skip', not {on_corruption!r}")
-    archive, lake = Store(archive_dir, archive_filesystem), Store(target, target_filesystem, beside=BESIDE)
+    archive, lake = FileStore(archive_dir, archive_filesystem), FileStore(target, target_filesystem, beside=BESIDE)
     names = segments_of(archive.names(), archive.name)
     lake.tidy(time.time())
     job = _Job(archive, lake, frozenset(lake.names(NOTES)), delete)
@@ -154,7 +154,7 @@ def _run(spark: SparkSession, job: _Job, names: list[str]) -> list[_Found]:
     return sorted(_Found(*row) for row in rows)
 
 
-def _check_seen(archive: Store, lake: Store, found: list[_Found]) -> None:
+def _check_seen(archive: FileStore, lake: FileStore, found: list[_Found]) -> None:
     """Raise ``FilesNotSeen`` if a task worked on another archive or lake than the driver sees.
 
     Then a segment that the task did not find was not deleted, or a file that the task wrote is not there.
@@ -195,8 +195,8 @@ _RESULT_SCHEMA = pa.schema(
 class _Job(NamedTuple):
     """What every task gets: the archive, the lake, the notes that exist, and whether it must verify."""
 
-    archive: Store
-    lake: Store
+    archive: FileStore
+    lake: FileStore
     notes: frozenset[str]
     verifies: bool
 
@@ -265,7 +265,7 @@ def _file_name(segment: Archived, day: str) -> str:
     return f"queue={segment.queue}/day={day}/{segment.identity}.parquet"
 
 
-def _error(archive: Store, found: _Found) -> KestrelError:
+def _error(archive: FileStore, found: _Found) -> KestrelError:
     path = f"{archive.name}/{found.name}"
     if found.outcome == "unsupported":
         return UnsupportedFormat(path, found.offset, found.item_id or 0)

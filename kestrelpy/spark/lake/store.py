@@ -27,7 +27,7 @@ _SECONDS_LEFT = 86_400
 """A temporary file that is older, in seconds, was left behind by a process that was killed."""
 
 
-class Store:
+class FileStore:
     """A folder and all below it. Names are relative to the folder, with ``/``. All methods raise ``OSError``.
 
     ``place`` is a path of this machine (``file:/path`` is one) or a URI; with ``filesystem`` it is a path on that file

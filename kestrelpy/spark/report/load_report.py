@@ -13,7 +13,7 @@ import pyarrow as pa
 from kestrelpy.errors import KestrelError
 from kestrelpy.spark.lake.archived import Archived, segments_of
 from kestrelpy.spark.lake.conversion import LAKE_SCHEMA
-from kestrelpy.spark.lake.store import Store
+from kestrelpy.spark.lake.store import FileStore
 from kestrelpy.spark.locations import local_folder, slots
 from kestrelpy.spark.read.columns import SCHEMA
 from kestrelpy.spark.report.charts import DARK, LIGHT, draw
@@ -70,7 +70,7 @@ def load_report(
     keeps about 40 bytes an item meanwhile. Raises ``NothingToReport``, ``OSError``. A failure in a task (a damaged
     segment, say) is raised as Spark raises it.
     """
-    store, out = Store(source, filesystem), Store(out_dir)
+    store, out = FileStore(source, filesystem), FileStore(out_dir)
     tables = Tables(_items(spark, store, os.fspath(source)))
     try:
         load = tables.load()
@@ -100,7 +100,7 @@ def _place(folder: str | os.PathLike[str], name: str) -> str:
     return f"{place.rstrip('/')}/{name}" if "://" in place else f"file://{local_folder(place)}/{name}"
 
 
-def _items(spark: SparkSession, store: Store, source: str) -> DataFrame:
+def _items(spark: SparkSession, store: FileStore, source: str) -> DataFrame:
     """The items of a lake, an archive or a folder of queues. Raises ``NothingToReport``, ``OSError``."""
     names = store.names()
     if any(name.startswith("queue=") for name in store.folders()):
@@ -115,7 +115,7 @@ def _items(spark: SparkSession, store: Store, source: str) -> DataFrame:
     return numbers.mapInArrow(partial(_read, store, segments), SCHEMA)
 
 
-def _read(store: Store, names: list[str], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read(store: FileStore, names: list[str], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """One task: read the archived segments with these numbers, which are indices into ``names``."""
     for batch in numbers:
         for number in batch.column(0).to_pylist():

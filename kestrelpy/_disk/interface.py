@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 StrPath: TypeAlias = str | os.PathLike[str]
 """A path, as callers may give it."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a system that has no room."""
+
+
+class FileStatus(NamedTuple):
+    """Size and date of a file. The date is 0 on a disk that keeps none."""
+
+    size: int
+    modified_ms: int
 
 
 class Buffer(Protocol):
@@ -72,8 +79,11 @@ class Directory(Protocol):
 
     def names(self) -> list[str]: ...
 
-    def open(self, name: str, *, write: bool = False) -> File:
-        """An existing regular file with one link; raises ``OSError`` for anything else."""
+    def open(self, name: str, *, write: bool = False, linked: bool = False) -> File:
+        """An existing regular file with one link (``linked``: or several); raises ``OSError`` for anything else."""
+
+    def status(self, name: str) -> FileStatus | None:
+        """Of a regular file. ``None`` for what is neither that nor a folder; raises ``IsADirectoryError`` for one."""
 
     def create(self, name: str) -> File:
         """A new, empty file; raises ``FileExistsError`` if the name is taken."""
@@ -85,6 +95,9 @@ class Directory(Protocol):
         """Let two files exchange their names, at once. Raises ``OSError`` (ENOENT if one is not there; EINVAL, ENOSYS
         where it can't be done).
         """
+
+    def link(self, old: str, new: str) -> None:
+        """Give the file ``old`` a second name; raises ``FileExistsError`` if it is taken."""
 
     def move(self, name: str, target: Directory, new: str) -> None:
         """As ``rename``, into another directory; raises ``OSError`` (EXDEV) if that is on another file system."""

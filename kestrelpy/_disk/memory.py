@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Protocol
 
-from kestrelpy._disk.interface import Buffer, Directory
+from kestrelpy._disk.interface import Buffer, Directory, FileStatus
 from kestrelpy._process import reset_after_fork
 from kestrelpy.errors import QueueLocked
 
@@ -297,7 +297,8 @@ class MemoryDirectory:
         inner = [path[len(prefix) :] for path in paths if path.startswith(prefix)]
         return [*names, *(name for name in inner if name and "/" not in name)]
 
-    def open(self, name: str, *, write: bool = False) -> MemoryFile:
+    def open(self, name: str, *, write: bool = False, linked: bool = False) -> MemoryFile:
+        del linked  # a file that has a second name may be opened here all the same
         self._check_open()
         with _guard:
             node = self._folder.names.get(name)
@@ -349,6 +350,19 @@ class MemoryDirectory:
             order = self._disk._before("rename", one)
             self._folder.set(other, node, order)
             self._folder.set(one, twin, order)
+
+    def link(self, old: str, new: str) -> None:
+        self._check_open()
+        with _guard:
+            node = self._find(old)
+            if new in self._folder.names or self._join(new) in self._disk.folders:
+                raise system_error(errno.EEXIST, self._join(new))
+            self._folder.set(new, node, self._disk._before("link", old))
+
+    def status(self, name: str) -> FileStatus:
+        self._check_open()
+        with _guard:
+            return FileStatus(self._find(name).size, 0)
 
     def unlink(self, name: str) -> None:
         self._check_open()

@@ -21,7 +21,7 @@ import weakref
 from typing import Any, cast
 
 from kestrelpy._disk.file import RealFile, sync_names
-from kestrelpy._disk.interface import Directory, Lock
+from kestrelpy._disk.interface import Directory, FileStatus, Lock
 from kestrelpy._process import reset_after_fork
 from kestrelpy.errors import QueueLocked
 
@@ -206,12 +206,12 @@ class RealDirectory:
         finally:
             os.close(number)
 
-    def open(self, name: str, *, write: bool = False) -> RealFile:
+    def open(self, name: str, *, write: bool = False, linked: bool = False) -> RealFile:
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         while True:
             descriptor = os.open(name, flags, dir_fd=self._number)
             about = os.fstat(descriptor)
-            if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+            if stat.S_ISREG(about.st_mode) and (about.st_nlink == 1 or (linked and about.st_nlink)):
                 return RealFile(descriptor, mapped=write and self._is_mapped())
             os.close(descriptor)
             if about.st_nlink:
@@ -233,6 +233,15 @@ class RealDirectory:
 
     def exchange(self, one: str, other: str) -> None:
         _exchange(self._number, one, other)
+
+    def link(self, old: str, new: str) -> None:
+        os.link(old, new, src_dir_fd=self._number, dst_dir_fd=self._number, follow_symlinks=False)
+
+    def status(self, name: str) -> FileStatus | None:
+        about = os.stat(name, dir_fd=self._number, follow_symlinks=False)
+        if stat.S_ISDIR(about.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.path.join(self._path, name))
+        return FileStatus(about.st_size, about.st_mtime_ns // 10**6) if stat.S_ISREG(about.st_mode) else None
 
     def move(self, name: str, target: Directory, new: str) -> None:
         other = cast(RealDirectory, target)

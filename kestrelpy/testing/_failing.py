@@ -17,11 +17,11 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Protocol, runtime_checkable
 
-from kestrelpy._disk.interface import Buffer, Directory, Disk, File, Lock
+from kestrelpy._disk.interface import Buffer, Directory, Disk, File, FileStatus, Lock
 
 OPERATIONS = frozenset(
     {
-        *("directory", "names", "open", "create", "rename", "move", "unlink", "sync_directory", "lock"),
+        *("directory", "names", "open", "create", "rename", "link", "move", "unlink", "sync_directory", "lock"),
         *("read", "write", "store", "grow", "truncate", "sync", "forget"),
     }
 )
@@ -217,9 +217,12 @@ class FailingDirectory:
         self._disk.attempt("names", self.path)
         return self._inner.names()
 
-    def open(self, name: str, *, write: bool = False) -> FailingFile:
+    def open(self, name: str, *, write: bool = False, linked: bool = False) -> FailingFile:
         self._attempt("open", name)
-        return FailingFile(self._disk, self._inner.open(name, write=write))
+        return FailingFile(self._disk, self._inner.open(name, write=write, linked=linked))
+
+    def status(self, name: str) -> FileStatus | None:
+        return self._inner.status(name)
 
     def create(self, name: str) -> FailingFile:
         self._attempt("create", name)
@@ -232,6 +235,10 @@ class FailingDirectory:
     def exchange(self, one: str, other: str) -> None:
         self._attempt("rename", one)
         self._inner.exchange(one, other)
+
+    def link(self, old: str, new: str) -> None:
+        self._attempt("link", old)
+        self._inner.link(old, new)
 
     def move(self, name: str, target: Directory, new: str) -> None:
         self._attempt("move", name)

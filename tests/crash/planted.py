@@ -97,8 +97,8 @@ class _MakesDeaf(_Deaf):
     def create(self, name: str) -> Any:
         return _Deaf(self._inner.create(name))
 
-    def open(self, name: str, *, write: bool = False) -> Any:
-        return _Deaf(self._inner.open(name, write=write))
+    def open(self, name: str, *, write: bool = False, linked: bool = False) -> Any:
+        return _Deaf(self._inner.open(name, write=write, linked=linked))
 
     def sync(self) -> None:
         self._inner.sync()
@@ -548,8 +548,8 @@ def reopening_trusts_the_page_cache() -> Iterator[None]:
             """The fault."""
 
     class Opens(_Deaf):
-        def open(self, name: str, *, write: bool = False) -> Any:
-            file = self._inner.open(name, write=write)
+        def open(self, name: str, *, write: bool = False, linked: bool = False) -> Any:
+            file = self._inner.open(name, write=write, linked=linked)
             return Trusting(file) if write else file
 
         def sync(self) -> None:

@@ -353,7 +353,8 @@ def lengths_are_believed() -> None:
 
 @rule("R22", "test_only_regular_files_with_one_link_are_opened", "test_r22_what_is_no_file_is_refused_and_not_followed")
 def anything_is_opened() -> None:
-    def open_any(self: RealDirectory, name: str, *, write: bool = False) -> RealFile:
+    def open_any(self: RealDirectory, name: str, *, write: bool = False, linked: bool = True) -> RealFile:
+        del linked
         flags = os.O_RDWR if write else os.O_RDONLY
         return RealFile(os.open(name, flags | os.O_NONBLOCK, dir_fd=self._number))
 

@@ -43,8 +43,8 @@ class SmallDirectory(MemoryDirectory):
     __slots__ = ()
     _disk: SmallDisk
 
-    def open(self, name: str, *, write: bool = False) -> SmallFile:
-        found = super().open(name, write=write)
+    def open(self, name: str, *, write: bool = False, linked: bool = False) -> SmallFile:
+        found = super().open(name, write=write, linked=linked)
         return SmallFile(self._disk, found._node, name, writable=write)
 
     def create(self, name: str) -> SmallFile:

@@ -86,9 +86,9 @@ class UseDirectory(MemoryDirectory):
         self._disk.step("names", self.path)
         return super().names()
 
-    def open(self, name: str, *, write: bool = False) -> MemoryFile:
+    def open(self, name: str, *, write: bool = False, linked: bool = False) -> MemoryFile:
         self._disk.step("open", name)
-        file = super().open(name, write=write)
+        file = super().open(name, write=write, linked=linked)
         return UseFile(self._disk, file._node, name, writable=write)
 
     def create(self, name: str) -> MemoryFile:

@@ -8,7 +8,7 @@ not see one is one that was a little earlier.
 
 from __future__ import annotations
 
-from kestrelpy._disk.interface import Directory, Disk, File, Lock
+from kestrelpy._disk.interface import Directory, Disk, File, FileStatus, Lock
 
 __all__ = ["ListedDisk"]
 
@@ -59,8 +59,11 @@ class ListedDirectory:
         listing = self._listing()
         return self.real.names() if listing is None else list(listing)
 
-    def open(self, name: str, *, write: bool = False) -> File:
-        return self.real.open(name, write=write)
+    def open(self, name: str, *, write: bool = False, linked: bool = False) -> File:
+        return self.real.open(name, write=write, linked=linked)
+
+    def status(self, name: str) -> FileStatus | None:
+        return self.real.status(name)
 
     def create(self, name: str) -> File:
         self._changed(None, name)
@@ -72,6 +75,10 @@ class ListedDirectory:
 
     def exchange(self, one: str, other: str) -> None:
         self.real.exchange(one, other)
+
+    def link(self, old: str, new: str) -> None:
+        self.real.link(old, new)
+        self._changed(None, new)
 
     def move(self, name: str, target: Directory, new: str) -> None:
         self.real.move(name, target.real if isinstance(target, ListedDirectory) else target, new)

@@ -104,6 +104,37 @@ def test_a_directory_is_made_with_its_parents_and_only_if_asked_to(disk: Disk, p
     directory.close()
 
 
+def test_a_second_name(disk: Disk, path: str, directory: Directory) -> None:
+    make(directory, "f", b"abc")
+    make(directory, "taken", b"x")
+    disk.directory(f"{path}/folder", create=True).close()
+    directory.link("f", "g")
+    for name in ("taken", "folder", "f"):
+        with fails(errno.EEXIST, FileExistsError):
+            directory.link("f", name)
+    with fails(errno.ENOENT, FileNotFoundError):
+        directory.link("missing", "h")
+    file = directory.open("g", linked=True)
+    assert file.read(0, 10) == b"abc"
+    file.close()
+    directory.unlink("f")
+    assert content(directory, "g") == b"abc"
+    assert sorted(directory.names()) == ["folder", "g", "taken"]
+
+
+def test_the_size_of_a_file_without_opening_it(disk: Disk, path: str, directory: Directory) -> None:
+    make(directory, "f", b"abc")
+    disk.directory(f"{path}/folder", create=True).close()
+    status = directory.status("f")
+    assert status is not None
+    assert status.size == 3
+    assert status.modified_ms >= 0
+    with fails(errno.ENOENT, FileNotFoundError):
+        directory.status("missing")
+    with fails(errno.EISDIR, IsADirectoryError):
+        directory.status("folder")
+
+
 def test_a_file_is_no_directory(disk: Disk, directory: Directory) -> None:
     make(directory, "f")
     for create in (False, True):
@@ -474,6 +505,10 @@ def test_only_regular_files_with_one_link_are_opened(tmp_path: Path, real: Direc
         for name in ("f", "hard", "fifo"):
             with fails(errno.EINVAL):
                 real.open(name, write=write)
+        with fails(errno.EINVAL):
+            real.open("fifo", write=write, linked=True)
+    real.open("hard", linked=True).close()
+    assert (real.status("fifo"), real.status("soft")) == (None, None)
     os.unlink(tmp_path / "hard")
     assert content(real, "f") == b"abc"
 

@@ -279,6 +279,8 @@ def test_the_hook_is_called_before_everything_that_changes_the_disk() -> None:
     file.truncate(100)
     file.sync()
     directory.rename("f", "g")
+    directory.link("g", "second")
+    directory.unlink("second")
     directory.move("g", archive, "h")
     archive.sync()
     archive.unlink("h")
@@ -305,6 +307,8 @@ def test_the_hook_is_called_before_everything_that_changes_the_disk() -> None:
         ("truncate", "f"),
         ("sync", "f"),
         ("rename", "f"),
+        ("link", "g"),
+        ("unlink", "second"),
         ("move", "g"),
         ("sync_directory", "/a"),
         ("unlink", "h"),
@@ -1175,6 +1179,8 @@ def workload(disk: Disk) -> None:
     file = directory.open("g")
     assert file.read(0, file.size()) == b"datamore"
     file.close()
+    directory.link("g", "second")
+    directory.unlink("second")
     directory.move("g", archive, "h")
     assert directory.names() == ["l"]
     archive.unlink("h")

@@ -72,6 +72,7 @@ LAYERS = {
     "inspection": 5,
     # built on the public interface alone
     "work": 6,
+    "ship": 6,
     "spark": 6,
     "server": 7,
     "outbox": 7,
@@ -91,10 +92,24 @@ SHARED = {"_process", "_disk", "_value"}
 """... and but for what every open object has to be in, the ends of processes, the disk that is passed on, and the base
 of values.
 """
-FOLDERS = {"_disk", "_journal", "_waiting", "_reading", "memory", "_writing", "inbox", "inspection", "work", "spark"}
-PUBLIC_MODULES = {"", "inbox", "work", "spark", "server", "outbox", "testing"}
-PRIVATE_ALLOWED = {"testing", "spark"}
-"""... except by the fakes, and by Spark's executors, which decode segments by themselves."""
+FOLDERS = {
+    "_disk",
+    "_journal",
+    "_waiting",
+    "_reading",
+    "memory",
+    "_writing",
+    "inbox",
+    "inspection",
+    "work",
+    "ship",
+    "spark",
+}
+PUBLIC_MODULES = {"", "inbox", "work", "ship", "spark", "server", "outbox", "testing"}
+PRIVATE_ALLOWED = {"testing", "ship", "spark"}
+"""... except by the fakes, by what ships a journal byte for byte, and by Spark's executors, which decode segments by
+themselves.
+"""
 
 
 PUBLIC_IN_SPITE = {"_replace", "_asdict", "_make", "_exit", "_getframe", "_current_frames"}
@@ -179,12 +194,15 @@ LET_BE = {
     ("_writing.open_journal", "os.urandom"),
     ("inbox.publishing", "os.urandom"),
     ("inbox.parts", "os.urandom"),
+    ("ship.checking", "os.urandom"),
+    ("ship.folder_store", "os.urandom"),
+    ("ship.object_store", "datetime.timedelta"),
     ("outbox.core", "os.urandom"),
     ("_disk.real", "fcntl.ioctl"),
     ("_disk.file", "fcntl.fcntl"),
 }
-"""Uses all the same: where the randomness comes from that the layers below are passed, the attributes of files, and
-the sync of macOS.
+"""Uses all the same: where the randomness comes from that the layers below are passed, how a client is told its time
+limit, the attributes of files, and the sync of macOS.
 """
 MAY_SLEEP = {"stress", "crash", "processes", "faults"}
 """Folders of tests, beside the unit tests, that may wait for the passing of time."""
@@ -202,6 +220,9 @@ PUBLIC = {
     ),
     "kestrelpy.codecs": "JSON UTF8",
     "kestrelpy.inbox": "Part PartWriter discard last_version pending publish take_in",
+    "kestrelpy.ship": (
+        "Store Listed open_store check CheckReport CheckResult ShipError BadStoreURL StoreUnavailable StoreTooWeak"
+    ),
     "kestrelpy.spark": (
         "DriverBuffer UndecodableItem archive_to_parquet LakeSummary LAKE_SCHEMA load_report LoadReport "
         "NothingToReport local_session register JavaMissing FilesNotSeen DataLoss SinkMistake"

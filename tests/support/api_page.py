@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
-MODULES = ("", "work", "inbox", "server", "outbox", "outbox.testing", "codecs", "testing", "spark")
+MODULES = ("", "work", "inbox", "server", "outbox", "outbox.testing", "codecs", "testing", "ship", "spark")
 WIDTH = 100
 INTERNAL = {
     "BeanstalkServer": {"admit", "forget", "watch_over"},

@@ -79,11 +79,13 @@ class _Trial:
             "a second create is refused": self.refuses,
             "an object is not changed by a create": self.keeps,
             "a missing object is missing": self.misses,
+            "an empty object is there": self.takes_empty,
             "a part of an object is read": self.reads_parts,
             f"an object of {LARGE_BYTES >> 20} MiB": self.takes_large,
             "every legal name": self.takes_names,
             f"{self._races} races of {self._writers} have one winner each": self.has_one_winner,
             "objects are listed": self.lists,
+            "a listing is of what is below": self.lists_below,
             "objects are deleted": self.deletes,
         }
 
@@ -101,8 +103,19 @@ class _Trial:
         return "" if data == b"first" else f"it was {b'first'!r} and is {data!r}"
 
     def misses(self) -> str:
-        data = self._store.read(self._key("missing"))
-        return "" if data is None else f"{len(data)} bytes were read of an object that was never created"
+        self._store.create(self._key("folder/object"), b"data")
+        for name in ("missing", "folder", "folder/object/below"):
+            data = self._store.read(self._key(name))
+            if data is not None:
+                return f"{name} was never created, and {len(data)} bytes of it were read"
+        return ""
+
+    def takes_empty(self) -> str:
+        self._store.create(self._key("empty"), b"")
+        for data in (self._store.read(self._key("empty")), self._store.read(self._key("empty"), 0, 10)):
+            if data != b"":
+                return f"it was read as {data!r}"
+        return "" if not self._store.create(self._key("empty"), b"more") else "it was created again"
 
     def reads_parts(self) -> str:
         key, data = self._key("part"), bytes(range(200))
@@ -146,8 +159,17 @@ class _Trial:
         wrong = [key for key, size in wanted.items() if listed.get(key) != size]
         return f"not listed, or with another size: {', '.join(wrong)}" if wrong else ""
 
+    def lists_below(self) -> str:
+        names = ("one/2", "one/1", "one/deep/er", "ones", "one-more/1")
+        for name in names:
+            self._store.create(self._key(name), b"")
+        listed = [each.key for each in self._store.list(self._key("one/"))]
+        wanted = [self._key(name) for name in ("one/1", "one/2", "one/deep/er")]
+        return "" if listed == wanted else f"{wanted} are below, {listed} were listed"
+
     def deletes(self) -> str:
         keys = [each.key for each in self._store.list(f"{self._at}/")]
-        self._store.delete([*keys, self._key("missing")])
+        self._store.delete([*keys, self._key("missing"), self._key("nowhere/missing")])
+        self._store.delete([])
         left = [key for key in keys if self._store.read(key) is not None]
         return f"{len(left)} of {len(keys)} are still there" if left else ""

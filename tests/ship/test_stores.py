@@ -15,6 +15,7 @@ from kestrelpy import ForkedQueue
 from kestrelpy.ship import Listed, Store, StoreTooWeak, StoreUnavailable, check, open_store
 from kestrelpy.ship.checking import probe
 from kestrelpy.ship.object_store import ObjectStore
+from kestrelpy.testing.stores import check_store
 from tests.ship.weak_stores import WEAK, Weak
 from tests.support.seaweed import Seaweed
 
@@ -86,8 +87,7 @@ def test_many_threads_have_one_winner(store: Store) -> None:
 
 
 def test_it_passes_the_check_and_the_check_leaves_nothing(store: Store) -> None:
-    report = check(store, races=3)
-    assert report.ok, report.results
+    check_store(lambda: store, races=3)
     probe(store, "jobs/")
     assert store.list("") == []
 

@@ -14,6 +14,8 @@ WEAK = {
     "two may win at once": {RACES},
     "parts are ignored": {"a part of an object is read"},
     "what is missing is empty": {"a missing object is missing"},
+    "what is empty is missing": {"an empty object is there"},
+    "prefixes are of letters": {"a listing is of what is below"},
     "large ones are cut": {"an object of 16 MiB"},
     "long names are cut": {"every legal name"},
     "nothing is listed": {"objects are listed"},
@@ -60,6 +62,8 @@ class Weak:
     def read(self, key: str, start: int = 0, length: int | None = None) -> bytes | None:
         key = key if self._weakness == "long names are cut" else self._stored(key)
         data = self._objects.get(key, b"" if self._weakness == "what is missing is empty" else None)
+        if data == b"" and self._weakness == "what is empty is missing":
+            return None
         if data is None or self._weakness == "parts are ignored":
             return data
         return data[start : None if length is None else start + length]
@@ -67,6 +71,7 @@ class Weak:
     def list(self, prefix: str) -> list[Listed]:
         if self._weakness == "nothing is listed":
             return []
+        prefix = prefix.rstrip("/") if self._weakness == "prefixes are of letters" else prefix
         return [Listed(key, len(data), 1) for key, data in sorted(self._objects.items()) if key.startswith(prefix)]
 
     def delete(self, keys: Iterable[str]) -> None:

@@ -420,8 +420,13 @@ def checkpoint_series(data: bytes) -> int:
 
 
 def encode_checkpoint(state: Checkpoint, series: int = 0) -> bytes:
+    body = encode_checkpoint_body(state, series)
+    return _CHECKPOINT_FRAME.pack(crc32(body, len(body)), len(body)) + body
+
+
+def encode_checkpoint_body(state: Checkpoint, series: int = 0) -> bytes:
     name = state.reader.encode("ascii")
-    body = b"".join(
+    return b"".join(
         (
             _CHECKPOINT_BODY.pack(
                 state.queue_id,
@@ -443,7 +448,6 @@ def encode_checkpoint(state: Checkpoint, series: int = 0) -> bytes:
             *(_ERROR_COUNT.pack(item_id, min(count, MOST_ERRORS)) for item_id, count in state.error_counts),
         )
     )
-    return _CHECKPOINT_FRAME.pack(crc32(body, len(body)), len(body)) + body
 
 
 def checkpoints_end(data: bytes) -> int:
@@ -465,10 +469,10 @@ def decode_checkpoints(data: bytes) -> tuple[Checkpoint | None, int]:
     while at + _CHECKPOINT_FRAME.size <= len(data):
         crc, length = _CHECKPOINT_FRAME.unpack_from(data, at)
         end = at + _CHECKPOINT_FRAME.size + length
-        if end > len(data) or length < _CHECKPOINT_BODY.size:
+        if end > len(data):
             break
         body = data[end - length : end]
-        state = _decode_checkpoint_body(body) if crc32(body, length) == crc else None
+        state = decode_checkpoint_body(body) if crc32(body, length) == crc else None
         if state is None or (last is not None and (last.flags ^ state.flags) >> _FLAG_BITS):
             break
         last, at = state, end
@@ -485,8 +489,10 @@ def checkpoint_offset(data: bytes, field: str) -> int:
     return at + _CHECKPOINT_FRAME.size + _CHECKPOINT_OFFSET.get(field, _CHECKPOINT_BODY.size)
 
 
-def _decode_checkpoint_body(body: bytes) -> Checkpoint | None:
+def decode_checkpoint_body(body: bytes) -> Checkpoint | None:
     """Decode the body of a checkpoint. Its series stays in ``flags``."""
+    if len(body) < _CHECKPOINT_BODY.size:
+        return None
     queue_id, head, watermark, items, size, number, offset, hint, durable, flags, name_bytes, spans, errors = (
         _CHECKPOINT_BODY.unpack_from(body)
     )

@@ -1,1 +1,1 @@
-"""Tests of ``kestrelpy.ship``."""
+"""Shipping: is what is in the store what was put, and is nothing else believed?"""

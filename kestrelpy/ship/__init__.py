@@ -7,6 +7,7 @@
     checking.py       whether a store is good enough
     slots.py          the log in bytes, slot by slot
     manifest.py       what the slots add up to
+    log.py            where the log ends, and how a slot is appended: without I/O
 
 The bytes are in docs/format.md.
 """

@@ -6,7 +6,7 @@ import errno
 
 from kestrelpy.errors import KestrelError
 
-__all__ = ["BadStoreURL", "ShipError", "StoreTooWeak", "StoreUnavailable"]
+__all__ = ["BadStoreURL", "ShipError", "StoreDamaged", "StoreTooWeak", "StoreUnavailable"]
 
 
 class ShipError(KestrelError):
@@ -42,3 +42,17 @@ class StoreTooWeak(ShipError):
     def __init__(self, store: str) -> None:
         super().__init__(f"{store} does not refuse to create an object that exists: a queue cannot be shipped there")
         self.store = store
+
+
+class StoreDamaged(ShipError):
+    """What is in a store is not what was put there: ``key``, ``offset`` in that object, ``reason``.
+
+    ``last_good_slot``: up to this one the log is whole; 0 if that is not known.
+    """
+
+    def __init__(self, key: str, offset: int, reason: str, last_good_slot: int) -> None:
+        super().__init__(f"{key}, offset {offset}: {reason}")
+        self.key = key
+        self.offset = offset
+        self.reason = reason
+        self.last_good_slot = last_good_slot

@@ -81,15 +81,17 @@ class Manifest(NamedTuple):
 
 
 class LogState:
-    """What the slots that were applied add up to. ``header`` is ``None`` before the first one.
+    """What the slots that were applied add up to. ``header`` is ``None`` before the first one. ``begun_at``: the slot
+    of the manifest that it began at, or 0.
 
     NOTE ON LOCKING: none of its own; its owner does one thing at a time.
     """
 
-    __slots__ = ("checkpoints", "crc", "fences", "header", "ledger", "segments", "tail")
+    __slots__ = ("begun_at", "checkpoints", "crc", "fences", "header", "ledger", "segments", "tail")
 
     def __init__(self, manifest: Manifest | None = None) -> None:
         """Begin at a manifest, or before slot 1."""
+        self.begun_at = manifest.header.slot if manifest is not None else 0
         self.header: SlotHeader | None = None
         self.crc = 0
         self.fences: list[int] = []

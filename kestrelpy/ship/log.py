@@ -1,0 +1,275 @@
+"""The log in a store: where it ends, and how a slot is appended. The rules S2 to S6, without I/O.
+
+Each function here is a generator: it yields a request, and is sent the answer, or ``StoreUnavailable`` is thrown into
+it. ``carry_out`` does that with a store. So a test can stop it at every request, and let anything happen in between.
+
+Whoever creates slot n + 1 has appended. So one create is under way at a time; its bytes are made before it is first
+sent, and are the same in every repetition; and if there is any doubt, the slot is read, and says whose it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from kestrelpy.errors import UnsupportedFormat
+from kestrelpy.ship import manifest as manifests
+from kestrelpy.ship import slots as codec
+from kestrelpy.ship.errors import StoreDamaged, StoreUnavailable
+from kestrelpy.ship.manifest import LogState
+from kestrelpy.ship.slots import FENCE, Slot, SlotHeader
+from kestrelpy.ship.store import Listing, Store
+
+T = TypeVar("T")
+
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+"""Seconds between two repetitions of a create; each pause is twice the one before."""
+_MANIFEST = re.compile(r"manifest/([0-9]{16})")
+_LISTINGS = 5
+"""So often the manifests are listed, if each time the newest one is gone when it is read."""
+
+
+class Create(NamedTuple):
+    """Answered by True, or by False if the key exists."""
+
+    key: str
+    data: bytes
+
+
+class Read(NamedTuple):
+    """Answered by the bytes, or by ``None``."""
+
+    key: str
+
+
+class ListBelow(NamedTuple):
+    """Answered by a listing."""
+
+    prefix: str
+
+
+class Pause(NamedTuple):
+    """Answered by ``None``, some time later."""
+
+    seconds: float
+
+
+Request: TypeAlias = Create | Read | ListBelow | Pause
+Steps: TypeAlias = Generator[Request, Any, T]
+
+
+class SlotTaken(Exception):
+    """Another owner has created the slot that was to be appended: ``slot``."""
+
+    def __init__(self, slot: Slot) -> None:
+        super().__init__(f"slot {slot.header.slot} is of epoch {slot.header.epoch}")
+        self.slot = slot
+
+
+class Opening(NamedTuple):
+    """Who opens a log. ``nonce``: 16 random bytes, fresh for each opening. ``lease_ms``: 0 for none."""
+
+    queue_id: bytes
+    nonce: bytes
+    owner: str
+    lease_ms: int
+    written_ms: int
+
+
+def carry_out(steps: Steps[T], store: Store, wait: Callable[[float], object]) -> T:
+    """Carry out all requests of ``steps``, and return its result. ``wait``: called with the seconds of a pause; what it
+    raises ends the steps.
+    """
+    answer: object = None
+    while True:
+        try:
+            request = steps.throw(answer) if isinstance(answer, StoreUnavailable) else steps.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        try:
+            answer = _answer(request, store, wait)
+        except StoreUnavailable as error:
+            answer = error
+
+
+def _answer(request: Request, store: Store, wait: Callable[[float], object]) -> object:
+    match request:
+        case Create(key, data):
+            return store.create(key, data)
+        case Read(key):
+            return store.read(key)
+        case ListBelow(prefix):
+            return store.list(prefix)
+        case Pause(seconds):
+            return wait(seconds)
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_end(prefix: str) -> Steps[LogState]:
+    """What all slots add up to: the newest manifest that is listed, then slot after slot until one is missing (S6).
+
+    ``prefix``: of the queue's keys; it ends in ``/``. Raises ``StoreDamaged``, ``UnsupportedFormat``, and
+    ``StoreUnavailable``.
+    """
+    state = yield from _read_newest_manifest(prefix)
+    return (yield from read_on(prefix, state))
+
+
+def read_on(prefix: str, state: LogState) -> Steps[LogState]:
+    """Apply the slots after ``state``, until one is missing. Returns ``state``, or another one: who was away for longer
+    than the history may find a hole, with the FENCE of somebody who took the hole for the end. Then what he reads does
+    not fit together, and he begins again at a newer manifest. Raises as ``read_end``.
+    """
+    while True:
+        try:
+            slot = yield from read_slot(prefix, state.slot + 1)
+            if slot is None:
+                return state
+            follow(prefix, state, slot)
+        except StoreDamaged:
+            if (yield from newest_manifest(prefix)) <= state.begun_at:
+                raise
+            state = yield from _read_newest_manifest(prefix)
+
+
+def follow(prefix: str, state: LogState, slot: Slot) -> None:
+    """Apply the next slot. Raises ``StoreDamaged`` if it cannot be the next one."""
+    last_good_slot = state.slot
+    objection = state.apply(slot)
+    if objection is not None:
+        raise StoreDamaged(prefix + codec.slot_key(last_good_slot + 1), 0, objection, last_good_slot)
+
+
+def newest_manifest(prefix: str) -> Steps[int]:
+    """The slot of the newest manifest that a listing shows; 0 if it shows none."""
+    listing: Listing = yield ListBelow(f"{prefix}manifest/")
+    found = (_MANIFEST.fullmatch(each.key.removeprefix(prefix)) for each in listing)
+    return max((int(each[1]) for each in found if each is not None), default=0)
+
+
+def _read_newest_manifest(prefix: str) -> Steps[LogState]:
+    number = 0
+    for _ in range(_LISTINGS):
+        number = yield from newest_manifest(prefix)
+        if not number:
+            return LogState()
+        key = prefix + manifests.manifest_key(number)
+        data: bytes | None = yield Read(key)
+        if data is not None:
+            return LogState(_manifest(key, number, data))
+    raise StoreDamaged(prefix + manifests.manifest_key(number), 0, "it is listed, and is not there", 0)
+
+
+def _manifest(key: str, number: int, data: bytes) -> manifests.Manifest:
+    version = manifests.manifest_version(data)
+    if version is not None and version != manifests.MANIFEST_VERSION:
+        raise UnsupportedFormat(key, version, manifests.MANIFEST_VERSION)
+    found = manifests.decode_manifest(data)
+    if found is None or found.header.slot != number:
+        raise StoreDamaged(key, 0, "it is no manifest of that slot", 0)
+    return found
+
+
+def read_slot(prefix: str, number: int) -> Steps[Slot | None]:
+    """A slot; ``None`` if it is not there. Raises as ``read_end``."""
+    key = prefix + codec.slot_key(number)
+    data: bytes | None = yield Read(key)
+    return None if data is None else decode_slot(key, number, data)
+
+
+def decode_slot(key: str, number: int, data: bytes) -> Slot:
+    """Decode the object at ``key``. Raises ``StoreDamaged`` and ``UnsupportedFormat``."""
+    version = codec.slot_version(data)
+    if version is not None and version != codec.SLOT_VERSION:
+        raise UnsupportedFormat(key, version, codec.SLOT_VERSION)
+    slot = codec.decode_slot(data)
+    if slot is None or slot.header.slot != number:
+        raise StoreDamaged(key, 0, f"it is not slot {number}", number - 1)
+    return slot
+
+
+# -- appending -------------------------------------------------------------------------------------------------------
+
+
+def empty_header(state: LogState, kind: int, opening: Opening, *, first_id: int | None = None) -> SlotHeader:
+    """The header of the next slot of this owner, if it has no bytes: the log goes on where it is."""
+    at, epoch, written_ms = state.header, 0, opening.written_ms
+    if at is not None:
+        epoch = at.epoch
+        written_ms = max(written_ms, at.written_ms) if kind != FENCE else written_ms
+    return SlotHeader(
+        kind,
+        state.slot + 1,
+        epoch + (kind == FENCE),
+        opening.nonce,
+        opening.queue_id,
+        written_ms,
+        state.crc,
+        opening.lease_ms,
+        at.number if at is not None else 0,
+        at.marker if at is not None else 0,
+        at.segment_crc if at is not None else 0,
+        at.end if at is not None else 0,
+        0,
+        state.last_id + 1 if first_id is None else first_id,
+        state.last_id,
+    )
+
+
+def append(prefix: str, state: LogState, slot: Slot) -> Steps[None]:
+    """Create the next slot, and apply it. Asks until it is decided. Raises ``SlotTaken``, with ``state`` as it was, and
+    ``StoreDamaged`` if what is there is no slot.
+    """
+    number = state.slot + 1
+    key, data = prefix + codec.slot_key(number), codec.encode_slot(slot)  # fixed before it is first sent (S3)
+    pause = FIRST_PAUSE
+    while not (yield from _is_created(key, data, number)):
+        yield Pause(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+    follow(prefix, state, decode_slot(key, number, data))
+
+
+def _is_created(key: str, data: bytes, number: int) -> Steps[bool]:
+    """Send a create once. If there is any doubt, read the slot (S4). Returns False if nothing is decided."""
+    try:
+        if (yield Create(key, data)):
+            return True
+        there: bytes | None = yield Read(key)
+    except StoreUnavailable:
+        there = yield from _read_in_doubt(key)
+    if there is None or there == data:
+        return there is not None
+    raise SlotTaken(decode_slot(key, number, there))
+
+
+def _read_in_doubt(key: str) -> Steps[bytes | None]:
+    try:
+        there: bytes | None = yield Read(key)
+    except StoreUnavailable:
+        return None
+    return there
+
+
+def open_log(
+    prefix: str, opening: Opening, judge: Callable[[LogState], int], state: LogState | None = None
+) -> Steps[LogState]:
+    """Append a FENCE: from here on, the log is this owner's. Returns what the slots up to it add up to.
+
+    ``judge`` is called with the log's end before each FENCE that is sent, and returns the least id that this epoch may
+    give out; it raises if this owner must not have the log. ``state``: what is known of the log already.
+    """
+    while True:
+        state = yield from read_end(prefix) if state is None else read_on(prefix, state)
+        try:
+            header = empty_header(state, FENCE, opening, first_id=judge(state))
+            yield from append(prefix, state, Slot(header, note=codec.owner_note(opening.owner)))
+        except SlotTaken:
+            continue
+        if (yield from newest_manifest(prefix)) < state.slot:
+            return state
+        state = None  # our FENCE stands in a hole that garbage collection left (S6): it is void

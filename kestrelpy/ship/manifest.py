@@ -26,7 +26,6 @@ from kestrelpy._journal.format import LARGEST
 from kestrelpy.ship import slots as codec
 from kestrelpy.ship.slots import (
     CLOSE,
-    DATA,
     FENCE,
     MAX_SLOT_BYTES,
     SEAL,
@@ -401,7 +400,7 @@ def _is_tail(manifest: Manifest) -> bool:
     if any(one.first_id > other.first_id for one, other in pairwise(tail)) or tail[-1].first_id > header.last_id + 1:
         return False
     last = TailSlot(header.slot, header.offset, header.first_id)
-    if header.kind == DATA and header.length:
+    if header.length:
         return tail[-1] == last
     return tail[-1].slot < header.slot and tail[-1].offset < header.end
 
@@ -413,7 +412,7 @@ def _ends_with_a_seal(manifest: Manifest) -> bool:
     if header.length:
         return False
     if not manifest.segments:
-        return place == (0, 0, 0, 0) and header.kind != SEAL
+        return place == (0, 0, 0, 0)
     last = manifest.segments[-1]
     footer = last.segment_footer()
     return place == (last.number, last.marker, footer.records_end, footer.last_id)

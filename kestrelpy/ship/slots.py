@@ -57,7 +57,6 @@ _NO_QUEUE_ID = bytes(16)
 _LEDGER_PREFIX = encode_ledger(LedgerState(), None)
 _LONGEST_NAME = 100
 _SEGMENT_KEY = re.compile(r"seg/([0-9]{13}|[1-9][0-9]{13,18})-([1-9][0-9]{0,18})-([0-9a-f]{8})\.segment")
-_LONGEST_SEGMENT_KEY = 64
 
 
 class SlotHeader(NamedTuple):
@@ -244,7 +243,7 @@ def decode_sealed(data: bytes, at: int) -> tuple[SealedSegment, int] | None:
     header_at = key_end + _SEALED.size
     footer_at = header_at + fmt.HEADER_BYTES
     end = footer_at + fmt.FOOTER_BYTES
-    if end > len(data) or key_end - key_at > _LONGEST_SEGMENT_KEY:
+    if end > len(data):
         return None
     key = data[key_at:key_end].decode("latin-1")
     parsed = parse_segment_key(key)
@@ -430,7 +429,7 @@ def _is_header(header: SlotHeader) -> bool:
         return header.offset >= fmt.HEADER_BYTES and 0 < header.first_id <= header.last_id
     if header.kind == DATA:  # the header of its segment, and perhaps no frame
         return 0 < header.first_id <= header.last_id + 1
-    return header.kind == SEAL and header.length == 0 < header.number and 0 < header.first_id <= header.last_id + 1
+    return header.length == 0 < header.number and 0 < header.first_id <= header.last_id + 1  # a SEAL
 
 
 def decode_slot(data: bytes) -> Slot | None:

@@ -387,12 +387,64 @@ def test_a_seal_before_the_end_of_the_log_is_seen() -> None:
     note = slot_codec.encode_sealed(SEALED._replace(footer=footer))
     early = again(header(offset=133, last_id=1, segment_crc=EXAMPLE[1].header.segment_crc)(slot)._replace(note=note))
     assert "before the end that it has in the log" in str(added_up(EXAMPLE[:3]).objection(early))
+    footer = fmt.encode_footer(fmt.SegmentFooter(1, 2, 2, 5, 255, 255, 133), SEALED.number, SEALED.marker)
+    note = slot_codec.encode_sealed(SEALED._replace(footer=footer))
+    shorter = again(header(offset=133)(slot)._replace(note=note))
+    assert "before the end that it has in the log" in str(added_up(EXAMPLE[:3]).objection(shorter))
     in_time = again(header(slot=3, crc_before=EXAMPLE[1].crc)(early))
     assert added_up(EXAMPLE[:2]).objection(in_time) is None
     footer = fmt.encode_footer(fmt.SegmentFooter(1, 0, 0, 0, 0, 0, 165), SEALED.number, SEALED.marker)
     note = slot_codec.encode_sealed(SEALED._replace(footer=footer))
     fewer = again(header(slot=3, crc_before=EXAMPLE[1].crc, last_id=0)(slot)._replace(note=note))
     assert "before the end that it has in the log" in str(added_up(EXAMPLE[:2]).objection(fewer))
+
+
+def sealed(number: int, first_id: int, last_id: int, **previous: int) -> SealedSegment:
+    """A segment of these ids. Without ``previous`` its header is damaged."""
+    footer = fmt.SegmentFooter(first_id, last_id, last_id + 1 - first_id, 0, 0, 0, 165)
+    key = slot_codec.segment_key(number, 1, b"nonce")
+    header = b"?" * 96
+    if previous:
+        header = fmt.encode_header(
+            fmt.SegmentHeader(SEALED.marker, EXAMPLE[0].header.queue_id, number, first_id, 0, 0, **previous)
+        )
+    return SealedSegment(key, 300, 1, header, fmt.encode_footer(footer, number, SEALED.marker))
+
+
+@pytest.mark.parametrize(
+    ("segment", "objection"),
+    [
+        (sealed(SEALED.number + 1, 3, 4), None),
+        (sealed(SEALED.number + 1, 2, 4), "not a later one"),
+        (sealed(SEALED.number, 3, 4), "not a later one"),
+        (sealed(SEALED.number + 1, 3, 4, previous_number=SEALED.number, previous_last_id=2, previous_end=165), None),
+        (
+            sealed(SEALED.number, 3, 4, previous_number=SEALED.number, previous_last_id=2, previous_end=165),
+            "does not follow",
+        ),
+        (
+            sealed(SEALED.number + 1, 3, 4, previous_number=SEALED.number, previous_last_id=2, previous_end=164),
+            "does not follow",
+        ),
+        (
+            sealed(SEALED.number + 1, 3, 4, previous_number=SEALED.number, previous_last_id=1, previous_end=165),
+            "does not follow",
+        ),
+        (
+            sealed(SEALED.number + 1, 3, 4, previous_number=SEALED.number - 1, previous_last_id=2, previous_end=165),
+            "does not follow",
+        ),
+    ],
+)
+def test_a_seal_of_a_segment_that_is_in_no_slot(segment: SealedSegment, objection: str | None) -> None:
+    state = added_up(EXAMPLE[:4])
+    change = header(
+        slot=5, crc_before=EXAMPLE[3].crc, number=segment.number, first_id=segment.segment_footer().first_id
+    )
+    slot = change(EXAMPLE[3]._replace(note=slot_codec.encode_sealed(segment)))
+    slot = again(slot._replace(header=slot.header._replace(last_id=4, segment_crc=9)))
+    found = state.objection(slot)
+    assert found is None if objection is None else objection in str(found)
 
 
 def test_a_seal_may_end_beyond_the_log() -> None:
@@ -511,6 +563,9 @@ OTHER = SEALED._replace(header=b"?" * 96)
 @pytest.mark.parametrize(
     "manifest",
     [
+        CLOSED._replace(segments=(sealed(SEALED.number, 1, 1), sealed(SEALED.number, 2, 2))),
+        CLOSED._replace(segments=(sealed(SEALED.number - 1, 1, 1), sealed(SEALED.number, 1, 2))),
+        TAILED._replace(segments=(sealed(SEALED.number, 1, 0),)),  # the active one is closed
         TAILED._replace(fences=()),
         TAILED._replace(fences=(2,)),
         TAILED._replace(fences=(1, 2)),
@@ -542,6 +597,14 @@ OTHER = SEALED._replace(header=b"?" * 96)
 )
 def test_manifests_that_no_slots_add_up_to(manifest: Manifest) -> None:
     assert codec.decode_manifest(codec.encode_manifest(manifest)) is None
+
+
+def test_manifests_with_more_than_one_segment() -> None:
+    for manifest in (
+        CLOSED._replace(segments=(sealed(SEALED.number - 1, 1, 1), sealed(SEALED.number, 2, 2))),
+        TAILED._replace(segments=(sealed(SEALED.number - 1, 1, 0),)),
+    ):
+        assert whole(codec.encode_manifest(manifest)) == manifest
 
 
 def test_a_manifest_names_a_damaged_segment_as_it_is() -> None:

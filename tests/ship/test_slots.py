@@ -277,7 +277,7 @@ def test_a_slot_that_would_be_too_large_is_not_made() -> None:
 # -- a good checksum is not enough -----------------------------------------------------------------------------------
 
 FIELDS = {
-    "slot": (16, 8), "epoch": (24, 8), "number": (80, 8), "marker": (88, 4), "segment_crc": (92, 4),
+    "kind": (10, 2), "slot": (16, 8), "epoch": (24, 8), "number": (80, 8), "marker": (88, 4), "segment_crc": (92, 4),
     "offset": (96, 8), "length": (104, 8), "first_id": (112, 8), "last_id": (120, 8), "checkpoints": (128, 4),
     "ledger": (132, 4), "note": (136, 4), "unused": (140, 8),
 }  # fmt: skip
@@ -316,6 +316,8 @@ def changed(name: str, **fields: int) -> bytes:
         ("first bytes", {"offset": 95}),
         ("first bytes", {"offset": fmt.LARGEST}),
         ("first bytes", {"first_id": 3}),
+        ("first bytes", {"first_id": 0}),
+        (RICH, {"first_id": 0}),
         ("first bytes", {"length": (1 << 64) - 1}),
         (RICH, {"first_id": 3}),  # bytes in the middle of a segment have an id
         (RICH, {"checkpoints": 129, "ledger": 154}),
@@ -331,6 +333,7 @@ def changed(name: str, **fields: int) -> bytes:
         ("seal", {"first_id": 2}),
         ("seal", {"length": 2, "note": 240}),
         ("close", {"length": 1, "note": 0}),
+        ("close", {"kind": FENCE, "length": 1, "note": 0}),
         ("close", {"first_id": 4}),
         ("close", {"last_id": 1 << 62, "first_id": (1 << 62) + 1}),
     ],
@@ -341,6 +344,60 @@ def test_headers_that_contradict_themselves(name: str, fields: dict[str, int]) -
     assert codec.decode_slot(data) is None
     with pytest.raises(second_reader.Bad):
         second_reader.read_slot(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("first bytes", {"length": codec.MAX_SLOT_BYTES - 163}),
+        ("seal", {"length": 1}),
+        ("seal", {"number": 0, "marker": 0, "segment_crc": 0, "offset": 0}),
+        ("seal", {"first_id": 0}),
+        ("seal", {"first_id": 4}),
+    ],
+)
+def test_a_header_is_refused_without_the_rest_of_its_slot(name: str, fields: dict[str, int]) -> None:
+    assert codec.decode_header(NAMED[name][:160]) is not None
+    assert codec.decode_header(changed(name, **fields)[:160]) is None
+
+
+def test_the_largest_numbers() -> None:
+    for name, fields in (
+        ("first bytes", {"last_id": fmt.LARGEST, "epoch": fmt.LARGEST, "slot": codec.MOST_SLOTS}),
+        ("close", {"number": fmt.LARGEST, "offset": fmt.LARGEST, "last_id": fmt.LARGEST - 1, "first_id": fmt.LARGEST}),
+    ):
+        assert whole(changed(name, **fields))
+    ledger = ShippedLedger(fmt.LARGEST, b"")
+    assert whole(codec.encode_slot(whole(NAMED["first bytes"])._replace(ledger=ledger))).ledger == ledger
+    assert decoded(SEALED._replace(file_bytes=fmt.LARGEST)) is not None
+
+
+def test_an_owner_whose_name_is_a_note_of_another_kind() -> None:
+    slot = whole(with_note(FENCE, b"\1"))
+    assert (slot.handed_over, slot.forgets_below, slot.sealed, slot.owner) == (False, 0, None, "\1")
+
+
+def decoded(segment: SealedSegment) -> SealedSegment | None:
+    data = codec.encode_sealed(segment)
+    found = codec.decode_sealed(b"before" + data + b"after", 6)
+    assert found is None or found == (segment, 6 + len(data))
+    return found and found[0]
+
+
+def test_segments_with_damaged_headers_are_known_by_their_footers() -> None:
+    damaged = SEALED._replace(header=b"?" * 96)
+
+    def footer(first_id: int, number: int, marker: int) -> bytes:
+        return fmt.encode_footer(fmt.SegmentFooter(first_id, 2, 3 - first_id, 5, 255, 256, 165), number, marker)
+
+    assert decoded(damaged) == damaged
+    assert decoded(damaged._replace(key=codec.segment_key(NUMBER + 1, 1, b"nonce"))) is None
+    assert decoded(damaged._replace(key=codec.segment_key(0, 1, b"nonce"), footer=footer(1, 0, 7))) is None
+    assert decoded(damaged._replace(footer=footer(1, NUMBER, 7))) is not None
+    assert decoded(damaged._replace(footer=footer(1, NUMBER, 0))) is None
+    assert decoded(damaged._replace(footer=footer(0, NUMBER, 7))) is None
+    data = codec.encode_sealed(damaged)
+    assert all(codec.decode_sealed(data[:size], 0) is None for size in range(len(data)))
 
 
 def with_note(kind: int, note: bytes) -> bytes:

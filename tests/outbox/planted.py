@@ -242,7 +242,7 @@ def a_lease_is_not_renewed() -> None:
     _replace(Runner, "_renew", lambda self, now: None)
 
 
-@fault(f"{KILLS}[postgresql-1]", "done without having run", share=0.1)
+@fault(f"{KILLS}[postgresql-1]", "done without having run", share=0.4)
 def a_job_is_marked_before_its_handler_returns() -> None:
     from kestrelpy.outbox.execution import Outcome
     from kestrelpy.outbox.runner import Runner
@@ -257,7 +257,7 @@ def a_job_is_marked_before_its_handler_returns() -> None:
     _replace(Runner, "_outcome_of", mark_and_run)
 
 
-@fault(f"{KILLS}[sqlite-1]", "not there exactly once|an order with two jobs", share=0.1)
+@fault(f"{KILLS}[sqlite-1]", "not there exactly once|an order with two jobs", share=0.4)
 def a_transactional_handler_is_committed_before_the_mark() -> None:
     import threading
 
@@ -273,7 +273,7 @@ def a_transactional_handler_is_committed_before_the_mark() -> None:
             return outcome
 
         outcome: Outcome = store.database.transact(work)
-        threading.Event().wait(0.05)
+        threading.Event().wait(0.1)
         return outcome
 
     _replace(runner, "run_within", run_within)

@@ -23,7 +23,7 @@ def test_a_planted_fault_is_found(name: str, tally: Tally) -> None:
         pytest.skip(postgres.NOT_INSTALLED)
     options = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "tests.outbox.planted")
     plugins = ("-p", planted_store.__name__)
-    environment = {**os.environ, VARIABLE: name, "KESTRELPY_SHARE": str(fault.share)}
+    environment = {**os.environ, VARIABLE: name, "KESTRELPY_SHARE": str(fault.share), "KESTRELPY_SEED": "1"}
     command = [sys.executable, "-m", "pytest", *options, *plugins, fault.test]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert NOT_PLANTED not in done.stdout, done.stdout

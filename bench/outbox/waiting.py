@@ -24,7 +24,8 @@ SHORTEST, LONGEST = 0.02, 0.18
 """Seconds between two puts."""
 SETTLE_SECONDS, IDLE_SECONDS = 5.0, 30.0
 LOGGED = {"log_statement": "all", "log_line_prefix": ""}
-STATEMENT = re.compile(r"^LOG:  (?:statement|execute [^:]*): (.*)$", re.MULTILINE)
+STATEMENT = re.compile(r"^LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)$", re.MULTILINE)
+"""All lines of it: those after the first one begin with a tab in the log."""
 TRANSACTION = re.compile(r"^(BEGIN|COMMIT|ROLLBACK)\b", re.IGNORECASE)
 SQLITE = " SQLite"
 

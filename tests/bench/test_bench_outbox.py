@@ -108,6 +108,8 @@ def test_statements_in_a_log_are_counted() -> None:
     log = "LOG:  statement: BEGIN\nLOG:  execute <unnamed>: SELECT 1\nLOG:  execute a: SELECT 1\nLOG:  other\n"
     assert waiting.statements(log + "LOG:  statement: COMMIT\nLOG:  statement: BEGIN\n") == (5, 2)
     assert waiting.statements("") == (0, 0)
+    long = "LOG:  execute a: WITH x AS (\n\tSELECT {})\n\tSELECT 2\n"
+    assert waiting.statements(long.format(1) + long.format(2) + long.format(1)) == (3, 2)
 
 
 def test_a_series_is_in_the_order_of_time() -> None:

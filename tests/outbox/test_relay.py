@@ -842,11 +842,16 @@ def test_an_unsealed_batch_of_a_restored_database_gets_a_new_number(
     assert world.published[-1] == (3, 2)
 
 
+def engine_that_keeps_nothing(tmp_path: Path, name: str) -> sqlalchemy.Engine:
+    """On a file of SQLite: it keeps no connection open that somebody would have to close."""
+    return sqlalchemy.create_engine(f"sqlite:///{tmp_path}/{name}.db", poolclass=sqlalchemy.NullPool)
+
+
 def databases(tmp_path: Path, disk: Any, name: str | None, count: int) -> list[tuple[World, Relay]]:
     """Two databases with relays of one name into one queue."""
     found = []
     for number in range(2):
-        world = World(sqlalchemy.create_engine(f"sqlite:///{tmp_path}/{number}.db"), name=name)
+        world = World(engine_that_keeps_nothing(tmp_path, str(number)), name=name)
         world.disk = disk
         world.put(count)
         found.append((world, world.relay()))
@@ -1033,7 +1038,7 @@ def test_the_outbox_is_bound_to_another_database(world: World, tmp_path: Path) -
     world.put(3)
     moving = world.relay()
     assert moving.step() == 3
-    other = World(sqlalchemy.create_engine(f"sqlite:///{tmp_path}/other.db"))
+    other = World(engine_that_keeps_nothing(tmp_path, "other"))
     other.put(2)
     moving._core.store = other.app.core.store
     moving._disk = other.disk

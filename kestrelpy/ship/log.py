@@ -223,15 +223,20 @@ def empty_header(state: LogState, kind: int, opening: Opening, *, first_id: int 
 
 def append(prefix: str, state: LogState, slot: Slot) -> Steps[None]:
     """Create the next slot, and apply it. Asks until it is decided. Raises ``SlotTaken``, with ``state`` as it was, and
-    ``StoreDamaged`` if what is there is no slot.
+    ``StoreDamaged`` if what is there is no slot. Raises ``ValueError`` for one that cannot be the next one: it is not
+    sent, as it would end the log for everybody.
     """
     number = state.slot + 1
     key, data = prefix + codec.slot_key(number), codec.encode_slot(slot)  # fixed before it is first sent (S3)
+    mine = decode_slot(key, number, data)
+    objection = state.objection(mine)
+    if objection is not None:
+        raise ValueError(f"{key}: {objection}")
     pause = FIRST_PAUSE
     while not (yield from _is_created(key, data, number)):
         yield Pause(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
-    follow(prefix, state, decode_slot(key, number, data))
+    state.add(mine)
 
 
 def _is_created(key: str, data: bytes, number: int) -> Steps[bool]:

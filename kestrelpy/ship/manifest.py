@@ -128,8 +128,12 @@ class LogState:
     def apply(self, slot: Slot) -> str | None:
         """Apply the next slot. Returns the objection to it; then nothing is changed."""
         objection = self.objection(slot)
-        if objection is not None:
-            return objection
+        if objection is None:
+            self.add(slot)
+        return objection
+
+    def add(self, slot: Slot) -> None:
+        """Apply the next slot, to which there is no objection."""
         header = self.header = slot.header
         self.crc = slot.crc
         if header.kind == FENCE:
@@ -145,7 +149,6 @@ class LogState:
             self.ledger = slot.ledger
         if slot.forgets_below:
             self.segments = self._named(slot.forgets_below)
-        return None
 
     @staticmethod
     def _save(slot: Slot, checkpoints: dict[str, fmt.Checkpoint]) -> None:

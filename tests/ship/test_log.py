@@ -196,6 +196,19 @@ def test_nobody_appends_after_a_close_but_a_new_owner() -> None:
     assert opened(store, OTHER).slot == 3
 
 
+def test_a_slot_that_cannot_be_the_next_one_is_not_sent() -> None:
+    """In the log it would be damage, for everybody and for good."""
+    store = MemoryStore()
+    state = opened(store)
+    before = store.contents()
+    slot = data_slot(state, OPENING, rng())
+    for wrong in ({"epoch": 7}, {"slot": 2, "crc_before": 1}, {"segment_crc": 1}, {"nonce": OTHER.nonce}):
+        with pytest.raises(ValueError, match="jobs/log/0000000000000002: "):
+            appended(store, state, slot._replace(header=slot.header._replace(**wrong)))
+    assert store.contents() == before
+    appended(store, state, slot)
+
+
 def test_the_judge_sees_the_end_and_may_refuse() -> None:
     store = MemoryStore()
     opened(store)

@@ -198,26 +198,25 @@ def decode_slot(key: str, number: int, data: bytes) -> Slot:
 
 def empty_header(state: LogState, kind: int, opening: Opening, *, first_id: int | None = None) -> SlotHeader:
     """The header of the next slot of this owner, if it has no bytes: the log goes on where it is."""
-    at, epoch, written_ms = state.header, 0, opening.written_ms
-    if at is not None:
-        epoch = at.epoch
-        written_ms = max(written_ms, at.written_ms) if kind != FENCE else written_ms
+    at, place, begins = state.header, state.place, kind == FENCE
+    epoch = (at.epoch if at is not None else 0) + begins
+    written_ms = max(opening.written_ms, at.written_ms) if at is not None and not begins else opening.written_ms
     return SlotHeader(
         kind,
         state.slot + 1,
-        epoch + (kind == FENCE),
+        epoch,
         opening.nonce,
         opening.queue_id,
         written_ms,
         state.crc,
         opening.lease_ms,
-        at.number if at is not None else 0,
-        at.marker if at is not None else 0,
-        at.segment_crc if at is not None else 0,
-        at.end if at is not None else 0,
+        place.number,
+        place.marker,
+        place.segment_crc,
+        place.offset,
         0,
-        state.last_id + 1 if first_id is None else first_id,
-        state.last_id,
+        place.last_id + 1 if first_id is None else first_id,
+        place.last_id,
     )
 
 

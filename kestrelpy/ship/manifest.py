@@ -79,6 +79,16 @@ class Manifest(NamedTuple):
     ledger: ShippedLedger | None = None
 
 
+class Place(NamedTuple):
+    """Where a log ends: the segment, its crc up to there, the offset in it, and the last id. 0 before there is any."""
+
+    number: int = 0
+    marker: int = 0
+    segment_crc: int = 0
+    offset: int = 0
+    last_id: int = 0
+
+
 class LogState:
     """What the slots that were applied add up to. ``header`` is ``None`` before the first one. ``begun_at``: the slot
     of the manifest that it began at, or 0.
@@ -111,6 +121,12 @@ class LogState:
     @property
     def last_id(self) -> int:
         return self.header.last_id if self.header is not None else 0
+
+    @property
+    def place(self) -> Place:
+        """Where the log ends."""
+        at = self.header
+        return Place(at.number, at.marker, at.segment_crc, at.end, at.last_id) if at is not None else Place()
 
     def manifest(self) -> Manifest:
         """The manifest of the last slot."""
@@ -192,14 +208,12 @@ class LogState:
 
     def _place_objection(self, slot: Slot) -> str | None:
         """Whether the log goes on where it ended."""
-        new, at = slot.header, self.header
-        sealed = slot.sealed
+        new, sealed = slot.header, slot.sealed
         if sealed is not None:
             return self._seal_objection(new, sealed)
         if new.length:
             return self._data_objection(slot)
-        place = (at.number, at.marker, at.end, at.segment_crc, at.last_id) if at is not None else (0, 0, 0, 0, 0)
-        stays = (new.number, new.marker, new.offset, new.segment_crc, new.last_id) == place
+        stays = Place(new.number, new.marker, new.segment_crc, new.offset, new.last_id) == self.place
         return None if stays else "it has no bytes, and is not where the log ends"
 
     def _data_objection(self, slot: Slot) -> str | None:

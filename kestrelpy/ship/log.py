@@ -85,26 +85,32 @@ def carry_out(steps: Steps[T], store: Store, wait: Callable[[float], object]) ->
     answer: object = None
     while True:
         try:
-            request = steps.throw(answer) if isinstance(answer, StoreUnavailable) else steps.send(answer)
+            request = resume(steps, answer)
         except StopIteration as end:
             result: T = end.value
             return result
-        try:
-            answer = _answer(request, store, wait)
-        except StoreUnavailable as error:
-            answer = error
+        answer = ask(request, store, wait)
 
 
-def _answer(request: Request, store: Store, wait: Callable[[float], object]) -> object:
-    match request:
-        case Create(key, data):
-            return store.create(key, data)
-        case Read(key):
-            return store.read(key)
-        case ListBelow(prefix):
-            return store.list(prefix)
-        case Pause(seconds):
-            return wait(seconds)
+def resume(steps: Steps[T], answer: object) -> Request:
+    """Give ``steps`` an answer of ``ask``, at first ``None``, and return the next request."""
+    return steps.throw(answer) if isinstance(answer, StoreUnavailable) else steps.send(answer)
+
+
+def ask(request: Request, store: Store, wait: Callable[[float], object]) -> object:
+    """Carry out one request. Returns the answer, or the ``StoreUnavailable`` that there was instead."""
+    try:
+        match request:
+            case Create(key, data):
+                return store.create(key, data)
+            case Read(key):
+                return store.read(key)
+            case ListBelow(prefix):
+                return store.list(prefix)
+            case Pause(seconds):
+                return wait(seconds)
+    except StoreUnavailable as error:
+        return error
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 from zlib import crc32
 
 from kestrelpy._journal import format as fmt
 from kestrelpy.ship import StoreUnavailable, log
 from kestrelpy.ship import manifest as manifests
 from kestrelpy.ship import slots as codec
-from kestrelpy.ship.log import Create, ListBelow, Opening, Pause, Read, Request, SlotTaken, Steps
+from kestrelpy.ship.log import Create, ListBelow, Opening, Request, SlotTaken, Steps
 from kestrelpy.ship.manifest import LogState
 from kestrelpy.ship.slots import DATA, FENCE, Slot, SlotHeader
 from kestrelpy.testing.stores import Fault, SimulatedClient, SimulatedStore
@@ -108,7 +107,7 @@ class Owner:
         self._world = world
         self._random = world.random
         self._client = world.store.client(f"owner {number}")
-        self._running: Iterator[Request] | None = None
+        self._running: Steps[None] | None = None
         self._answer: object = None
 
     def step(self) -> None:
@@ -116,7 +115,7 @@ class Owner:
         if self._running is None or self._random.random() < 0.01:
             self._running, self._answer = self._live(), None
         try:
-            request = self._resume(self._running)
+            request = log.resume(self._running, self._answer)
         except StopIteration:
             self._running = None
         except StoreUnavailable:
@@ -125,25 +124,10 @@ class Owner:
         else:
             self._answer = self._ask(request)
 
-    def _resume(self, running: Any) -> Request:
-        answer = self._answer
-        request: Request = running.throw(answer) if isinstance(answer, StoreUnavailable) else running.send(answer)
-        return request
-
     def _ask(self, request: Request) -> object:
-        try:
-            match request:
-                case Create(key, data):
-                    return self._client.create(key, data)
-                case Read(key):
-                    return self._client.read(key)
-                case ListBelow(prefix):
-                    self._world.lag(self._client)
-                    return self._client.list(prefix)
-                case Pause():
-                    return None
-        except StoreUnavailable as error:
-            return error
+        if isinstance(request, ListBelow):
+            self._world.lag(self._client)
+        return log.ask(request, self._client, lambda _: None)
 
     def _live(self) -> Steps[None]:
         opening = Opening(

@@ -67,26 +67,26 @@ LAYERS = {
     "memory": 3,
     "_writing": 4,
     "inbox": 4,
-    "queue": 5,
-    "blocking": 5,
-    "inspection": 5,
+    "ship": 5,
+    "queue": 6,
+    "blocking": 6,
+    "inspection": 6,
     # built on the public interface alone
-    "work": 6,
-    "ship": 6,
-    "spark": 6,
-    "server": 7,
-    "outbox": 7,
-    "demo": 7,
-    "cli": 8,
-    "__main__": 9,
-    "testing": 9,  # nothing above imports it
-    "outbox.testing": 9,  # nor the test kit of the outbox
-    "outbox.pytest_plugin": 9,
+    "work": 7,
+    "spark": 7,
+    "server": 8,
+    "outbox": 8,
+    "demo": 8,
+    "cli": 9,
+    "__main__": 10,
+    "testing": 10,  # nothing above imports it
+    "outbox.testing": 10,  # nor the test kit of the outbox
+    "outbox.pytest_plugin": 10,
 }
 """A folder, a module at the top, or one that is not of its folder's layer, and its layer. Two folders of one layer do
 not import each other.
 """
-PUBLIC_ONLY = 6
+PUBLIC_ONLY = 7
 """From this layer up, private modules of the library are not imported ..."""
 SHARED = {"_process", "_disk", "_value"}
 """... and but for what every open object has to be in, the ends of processes, the disk that is passed on, and the base

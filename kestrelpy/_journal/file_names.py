@@ -9,6 +9,8 @@ For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
     jobs.mark                       the queue's mark: how far the journal was durable at its last clean close
     jobs.work                       there if the journal is a work queue's (rules: ``purpose``)
     jobs.1000.limit                 the largest item that the owner accepts has 1000 bytes (rules: ``item_limit``)
+    jobs.ship                       where the queue is shipped, and which part of the log there is ours
+    jobs.restore                    there while the queue is being restored from a store: it can't be opened
     jobs.lock                       held by the process that writes the queue
     jobs.readers.lock               held briefly: while readers are made or dropped and segments are retired
     jobs+audit.checkpoint           the reader's saved state
@@ -48,7 +50,7 @@ _SEGMENT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\.([0-9]{1,19})(?:\.(?:[0-9a-f]{8}
 _CHECKPOINT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\+([A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.checkpoint"
 _OF_QUEUE = (
     r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})"
-    r"(?:\.[0-9]{1,19}(?:\.(?:[0-9a-f]{8}|new))?\.segment|\.[0-9]{1,19}\.[0-9]{1,19}\.quarantine|\.[0-9]{1,19}\.limit|\.mark|\.work|\.lock|\.readers\.lock"
+    r"(?:\.[0-9]{1,19}(?:\.(?:[0-9a-f]{8}|new))?\.segment|\.[0-9]{1,19}\.[0-9]{1,19}\.quarantine|\.[0-9]{1,19}\.limit|\.mark|\.work|\.ship|\.restore|\.lock|\.readers\.lock"
     r"|\+(?:[A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.(?:checkpoint|lock))(\.tmp)?"
 )
 _IN_INBOX = (
@@ -108,6 +110,14 @@ def mark_name(queue: str) -> str:
 
 def work_name(queue: str) -> str:
     return f"{queue}.work"
+
+
+def ship_name(queue: str) -> str:
+    return f"{queue}.ship"
+
+
+def restore_name(queue: str) -> str:
+    return f"{queue}.restore"
 
 
 def limit_name(queue: str, max_item_bytes: int) -> str:

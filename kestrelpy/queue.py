@@ -8,8 +8,8 @@ NOTE ON LOCKING: ``_lock`` is Q in docs/locking.md, which has the order of all l
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -28,7 +28,6 @@ from kestrelpy._process import forget, remember, warn_unclosed
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry, Start
-from kestrelpy._reading.window import last_of
 from kestrelpy._writing.backpressure import Room
 from kestrelpy._writing.ending import Ending
 from kestrelpy._writing.figures import figures_of
@@ -50,6 +49,10 @@ if TYPE_CHECKING:
 
     from kestrelpy.inbox.host import InboxHost
     from kestrelpy.memory import BlockingQueue
+    from kestrelpy.ship.opened import OpenLog
+    from kestrelpy.ship.options import Ship
+    from kestrelpy.ship.shipment import Shipment
+    from kestrelpy.ship.shipping import Shipping
 
 __all__ = ["JournaledQueue"]
 
@@ -73,12 +76,14 @@ class JournaledQueue:
     readers, by name; ``default_reader``: that of all other readers. ``journaled=False``: the same queue in memory only.
     ``codec``: values instead of bytes. ``on_corruption``: ``"raise"``, or ``"quarantine"`` to skip exactly the damaged
     records and keep their bytes aside. ``inbox_interval``: seconds between looks for batches that other processes
-    published for this queue (``kestrelpy.inbox``); with ``None``, only the opening and ``take_in`` look. ``clock`` and
-    ``disk`` replace those of the system, for tests.
+    published for this queue (``kestrelpy.inbox``); with ``None``, only the opening and ``take_in`` look. ``ship``: a
+    store to which the journal is copied, as a URL or a ``kestrelpy.ship.Ship``; with ``False``, this queue is not
+    shipped any more. ``clock`` and ``disk`` replace those of the system, for tests.
 
     Raises ``InvalidName``, ``QueueLocked`` if the queue has another owner, ``WrongKind`` for a work queue,
-    ``CorruptJournal``, ``UnsupportedFormat``, ``ValueError`` for an option out of range, ``TypeError`` for an option of
-    a wrong type, and ``OSError``. Cost of opening: O(segments), and a scan of the last segment if it was not closed.
+    ``CorruptJournal``, ``UnsupportedFormat``, ``ShipError`` if the queue is shipped, ``ValueError`` for an option out
+    of range, ``TypeError`` for one of a wrong type, and ``OSError``. Cost of opening: O(segments), and a scan of the
+    last segment if it was not closed.
 
     Thread-safe. Every call raises ``QueueClosed`` after ``close()``, ``DurabilityUnknown`` once a sync has failed,
     ``ForkedQueue`` in a forked child, ``OSError`` where the system refuses a file, and ``CorruptJournal`` where it has
@@ -86,6 +91,7 @@ class JournaledQueue:
     """
 
     _inbox: InboxHost | None = None
+    _shipment: Shipment | None = None
     _holds_jobs: ClassVar[bool] = False
     """True in the class below a work queue: that journal holds jobs, and nobody publishes items for it."""
 
@@ -105,12 +111,13 @@ class JournaledQueue:
         codec: Codec | None = None,
         on_corruption: Literal["raise", "quarantine"] = "raise",
         inbox_interval: float | None = 0.5,
+        ship: str | Ship | Literal[False] | None = None,
         clock: Clock | None = None,
         disk: Disk | None = None,
     ) -> None:
         self.name = file_names.check_name(name)
         self.directory = os.fspath(directory)
-        sync_seconds = check_sync(sync)
+        sync_seconds = check_sync(sync, ship, journaled)
         self.max_item_bytes = check_sizes(segment_bytes, max_item_bytes)
         interval = check_seconds("checkpoint_interval", checkpoint_interval, above_zero=True)
         if inbox_interval is not None:
@@ -128,13 +135,12 @@ class JournaledQueue:
             disk, archive_dir, inbox_interval = memory_disk(), None, None
         files = QueueFiles((disk or RealDisk()).directory(self.directory, create=True), name)
         self._held = held = OpenJournal(files)
-        quarantine = on_corruption == "quarantine"
+        quarantine, open_log = on_corruption == "quarantine", partial(self._open_log, ship)
         try:
             registry = ReaderRegistry(files, readers, default_config, status.choose_path, status.check_usable)
             self._registry = status.registry = registry
-            held.open(
-                archive_dir, disk, segment_bytes=segment_bytes, quarantine=quarantine, holds_jobs=self._holds_jobs
-            )
+            of_jobs = self._holds_jobs
+            held.open(archive_dir, disk, open_log, segment_bytes=segment_bytes, quarantine=quarantine, of_jobs=of_jobs)
             self._set_up(codec, interval)
             self._open(disk, inbox_interval, quarantine=quarantine)
         except BaseException as error:
@@ -143,6 +149,8 @@ class JournaledQueue:
                 held.release(rest)
                 if self._inbox is not None:
                     rest.callback(self._inbox.leave)
+                if self._shipment is not None:
+                    rest.callback(self._shipment.release)
             forget(self)
             raise
 
@@ -173,6 +181,15 @@ class JournaledQueue:
         registry.began_to_limit = self._maintenance.watch_limits
         registry.dispose_stale(held.found.stale)
 
+    def _open_log(self, ship: str | Ship | Literal[False] | None) -> OpenLog | None:
+        """Open the log in the store, if the queue is shipped: that decides where ids begin."""
+        held = self._held
+        if ship is None and file_names.ship_name(self.name) not in held.names:
+            return None
+        from kestrelpy.ship.opened import open_log_of
+
+        return open_log_of(ship, held.files, held.names, held.found, self._clock)
+
     def _open(self, disk: Disk | None, inbox_interval: float | None, *, quarantine: bool) -> None:
         """Ingest the published batches, and let readers and puts begin."""
         from kestrelpy.inbox.host import InboxHost
@@ -185,9 +202,12 @@ class JournaledQueue:
             self._inbox = InboxHost(self._puts, files, disk, held.syncing, inbox_interval, quarantine=quarantine)
             self._puts.finish_batch = self._inbox.finish
             self._inbox.open()
-        self._ending = Ending(
-            status, self._syncer, self._source, self._registry, self._room, held, self._inbox, partial(forget, self)
-        )
+        parts = (status, self._syncer, self._source, self._registry, self._room)
+        if held.log is not None:
+            from kestrelpy.ship.shipment import Shipment
+
+            self._shipment = Shipment(held.log, *parts, files, self._maintenance)
+        self._ending = Ending(*parts, held, self._inbox, self._shipment, partial(forget, self))
         status.error = None
         self._registry.tidy(files.reader_names(names))
         files.hold_back(names)
@@ -196,6 +216,8 @@ class JournaledQueue:
             self._maintenance.watch_limits()
         if self._inbox is not None and inbox_interval is not None:
             InboxWatcher.join(self._inbox, disk, self._clock)
+        if self._shipment is not None:
+            self._shipment.start()
 
     def _make_durable(self, item_id: int) -> None:
         self._syncer.commit.wait(item_id, holding=True)
@@ -353,6 +375,11 @@ class JournaledQueue:
         """Return when everything put before is on disk, in every mode. Raises ``DurabilityUnknown`` if that fails."""
         self._syncer.sync()
 
+    @property
+    def shipping(self) -> Shipping | None:
+        """The shipping of this queue to a store; ``None`` if it is not shipped."""
+        return None if self._shipment is None else self._shipment.shipping
+
     # -- readers --------------------------------------------------------------------------------------------------
 
     def reader(self, name: str = "", *, start: Start = "tail") -> Reader:
@@ -371,7 +398,7 @@ class JournaledQueue:
         found = self._registry.open.get(name)
         if found is not None and not checkpointer_of(found).is_half_closed:
             return found
-        with self._while_open():
+        with self._status.while_open():
             reader = self._registry.reader(name, start)
         self._room.ring_first()  # its limits are those of its configuration from here on
         return reader
@@ -393,18 +420,9 @@ class JournaledQueue:
         Does nothing if there is no such reader. Raises ``QueueLocked`` if another process owns it, and ``OSError``.
         """
         self._status.check_usable()
-        with self._while_open():
+        with self._status.while_open():
             self._registry.drop(name)
         self._maintenance.moved()
-
-    @contextmanager
-    def _while_open(self) -> Iterator[None]:
-        """Raise ``QueueClosed`` in place of ``OSError`` if the queue, and so its folder, is closed during the block."""
-        try:
-            yield
-        except OSError:
-            self._status.check_usable()
-            raise
 
     @property
     def readers(self) -> Mapping[str, Reader]:
@@ -508,35 +526,25 @@ class JournaledQueue:
         cut. Raises ``DurabilityUnknown``, ``QueueClosed``, ``OSError``.
         """
         self._status.check_usable()
-        with self._while_open():
-            self._of_each(lambda reader: reader.checkpoint(durable))
+        with self._status.while_open():
+            self._registry.of_each(lambda reader: reader.checkpoint(durable))
             self._registry.retire(self._source)
 
     def flush(self) -> int:
         """Drop the unread and aborted items of every reader open here; returns how many. Open reads stay open."""
         self._status.check_usable()
         self._default_if_alone()
-        return sum(self._of_each(lambda reader: reader.flush()))
+        return sum(self._registry.of_each(lambda reader: reader.flush()))
 
     def discard_expired(self, limit: int | None = None) -> int:
         """Drop expired items from the front of every reader open here, at most ``limit`` of each; returns how many."""
         self._status.check_usable()
         self._default_if_alone()
-        return sum(self._of_each(lambda reader: reader.discard_expired(limit)))
+        return sum(self._registry.of_each(lambda reader: reader.discard_expired(limit)))
 
     def evict_waiters(self) -> int:
         """Give ``QueueEmpty`` to all waiting consumers of the readers open here; returns how many there were."""
         return sum(reader.evict_waiters() for reader in list(self._registry.open.values()))
-
-    def _of_each(self, call: Callable[[Reader], T]) -> list[T]:
-        """``call`` of every reader open here, except one that is closed meanwhile."""
-        results = []
-        for reader in list(self._registry.open.values()):
-            try:
-                results.append(call(reader))
-            except QueueClosed:
-                self._status.check_usable()
-        return results
 
     def _default_if_alone(self) -> None:
         """Open the default reader if there is no other reader: a queue has at least one."""
@@ -628,14 +636,10 @@ class JournaledQueue:
 
     def _check(self) -> None:
         """Assert the invariants. For tests, while no other thread uses the queue."""
-        source, journal = self._source, self._journal
+        source, journal, status = self._source, self._journal, self._status
+        source._check()
         with self._lock:
-            assert source.visible_id <= journal.tail_id
-            assert journal.durable_id <= journal.tail_id
-            assert source.visible_id == journal.tail_id or self._status.sync_seconds == 0 or self._status.is_unfinished
-            assert all(source.visible_id < item_id <= journal.tail_id for item_id, _ in source.pending)
-            assert all(item_id <= source.visible_id for item_id in source.shared.entries)
-            assert all(last_of(batch) <= source.visible_id for batch in source.shared.batches.values())
+            assert source.visible_id == journal.tail_id or status.sync_seconds == 0 or status.is_unfinished
             ids = [(segment.first_id, segment.last_id) for segment in journal.segments]
             assert ids == sorted(ids)
         for reader in self._registry.open.values():

@@ -195,6 +195,7 @@ LET_BE = {
     ("inbox.publishing", "os.urandom"),
     ("inbox.parts", "os.urandom"),
     ("ship.checking", "os.urandom"),
+    ("ship.opened", "os.urandom"),
     ("ship.folder_store", "os.urandom"),
     ("ship.object_store", "datetime.timedelta"),
     ("outbox.core", "os.urandom"),

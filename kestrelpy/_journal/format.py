@@ -257,6 +257,12 @@ def decode_frame(data: bytes | memoryview, offset: int, marker: int) -> Frame | 
     return Frame(kind, first_id, first_id + len(entries) - 1, watermark, entries, FRAME_BYTES + length)
 
 
+def frame_span(data: bytes | memoryview, offset: int) -> tuple[int, int]:
+    """First id and size of the frame at ``offset``, which is known to be whole: nothing is checked."""
+    _, length, first_id, _, _, _ = _FRAME.unpack_from(data, offset)
+    return first_id, FRAME_BYTES + length
+
+
 def _decode_footer_body(body: bytes | memoryview, last_id: int) -> SegmentFooter | None:
     if len(body) != _FOOTER.size:
         return None

@@ -398,6 +398,12 @@ class Journal(JournalView):
             raise copy_of(self._refusal)
         return self._file, self.durable_id if self._file is None else self._at[1]
 
+    def tip(self) -> tuple[Segment | None, int, int, int]:
+        """The segment that is being written, the end of its last frame, the last id given out, and the bytes of all
+        items ever put. For the writer.
+        """
+        return (self._segment, *self._at)
+
     def is_active(self, file: File) -> bool:
         """Whether a sync target still has to be synced: a rotation closes a file after syncing it. Call under
         ``exclusive``. If that sync failed, raises why the file never will be synced.

@@ -98,6 +98,15 @@ class Checkpointer:
         self._is_durable = durable
         self._saved = version
 
+    def state(self) -> Checkpoint | None:
+        """Where the reader is now, as a checkpoint would say; ``None`` once it is closed. Nothing is saved."""
+        backlog = self.backlog
+        with backlog.lock:
+            if backlog.broken is not None or backlog.disturbed:
+                return None
+            backlog.progress.absorb()
+            return self._state_of(backlog.progress)
+
     def _state_of(self, progress: Progress) -> Checkpoint:
         source = self._source
         hint = source.hint(progress.head + 1)

@@ -22,7 +22,7 @@ from kestrelpy._journal.view import Block
 from kestrelpy._reading.backlog import BLOCK_BYTES, NO_LIMIT
 from kestrelpy._reading.reader import Reader
 from kestrelpy._reading.source import Cursor, Served, Take
-from kestrelpy._reading.window import Window
+from kestrelpy._reading.window import Window, last_of
 from kestrelpy.clock import Clock
 from kestrelpy.config import Codec, ReaderConfig
 from kestrelpy.errors import CorruptJournal
@@ -74,6 +74,10 @@ class LocalSource:
         ``_limit_bytes``.
         """
         self._limit_bytes = 0
+        self.shown_limit: tuple[int, int] | None = None
+        """No item above this id is visible, because it is not acknowledged elsewhere yet; and the bytes of all items up
+        to it. Guarded by self.lock. ``None``: nobody else acknowledges.
+        """
         self._holds_back = holds_back
         self._shown_bytes = journal.total_bytes if holds_back else None  # guarded by self.lock
         self._codec = codec
@@ -269,6 +273,8 @@ class LocalSource:
 
         ``pending`` does not decide: an interrupted put may have stored its item and not yet noted it there.
         """
+        if self.shown_limit is not None and durable_id > self.shown_limit[0]:
+            durable_id, total_bytes = self.shown_limit
         if durable_id > self.limit_id:
             durable_id, total_bytes = self.limit_id, self._limit_bytes
         count = 0
@@ -284,6 +290,13 @@ class LocalSource:
             self._shown_bytes = total_bytes
         self.visible_id = durable_id
         return True
+
+    def show_only_locked(self, last_id: int, total_bytes: int) -> None:
+        """Before any reader is made: items above this id are to be acknowledged first. ``total_bytes``: of all items
+        ever put up to it.
+        """
+        self.shown_limit = (last_id, total_bytes)
+        self.visible_id, self._shown_bytes = last_id, total_bytes
 
     def hide_from_locked(self, first_id: int) -> None:
         """Hide the items from ``first_id`` on, until ``show_hidden_locked``; all items before it are visible. May be
@@ -304,6 +317,16 @@ class LocalSource:
         if not self._holds_back:
             self._shown_bytes = None
         self.show_durable_locked(journal.tail_id, journal.total_bytes)
+
+    def _check(self) -> None:
+        """Assert the invariants. For tests."""
+        with self.lock:
+            visible_id, tail_id = self.visible_id, self.journal.tail_id
+            assert visible_id <= tail_id
+            assert self.journal.durable_id <= tail_id
+            assert all(visible_id < item_id <= tail_id for item_id, _ in self.pending)
+            assert all(item_id <= visible_id for item_id in self.shared.entries)
+            assert all(last_of(batch) <= visible_id for batch in self.shared.batches.values())
 
     def leave(self, what: Callable[[], object]) -> None:
         """Have the next caller of ``wake``, such as a put, call ``what``: the thread that was to do it could not be

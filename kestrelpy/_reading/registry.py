@@ -16,12 +16,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from kestrelpy._checks import check_whole
 from kestrelpy._disk.interface import Lock
 from kestrelpy._journal import file_names
+from kestrelpy._journal import format as fmt
 from kestrelpy._journal.checkpoint import CheckpointFile, take_over
-from kestrelpy._journal.format import Checkpoint
+from kestrelpy._journal.format import LARGEST, Checkpoint
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import Segment
 from kestrelpy._logging import Trouble
@@ -37,6 +39,7 @@ from kestrelpy.clock import Timer
 from kestrelpy.config import FullPolicy, ReaderConfig
 from kestrelpy.errors import KestrelError, NoDefaultReader, QueueClosed, QueueLocked, copy_of
 
+T = TypeVar("T")
 Start = str | int
 
 
@@ -72,6 +75,8 @@ class ReaderRegistry:
         self._files: dict[Reader, CheckpointFile] = {}
         self.undisposed: list[Segment] = []
         """Segments that are retired, and not yet archived or deleted."""
+        self.retire_limit: Callable[[], int] | None = None
+        """No segment with an item above it is retired; ``None``: the readers alone decide."""
         self.timer: Timer | None = None  # of the next checkpoints and retiring; closing the queue cancels it
         self.may_limit = any(map(has_limits, (default_config, *configs.values())))
         self.trouble = Trouble()
@@ -168,6 +173,16 @@ class ReaderRegistry:
         """The reader of that name, if it is open here."""
         reader = self.open.get(name)
         return None if reader is None else checkpointer_of(reader)
+
+    def of_each(self, call: Callable[[Reader], T]) -> list[T]:
+        """``call`` of every reader open here, except one that is closed meanwhile."""
+        results = []
+        for reader in list(self.open.values()):
+            try:
+                results.append(call(reader))
+            except QueueClosed:
+                self._check()
+        return results
 
     def keep_limits(self) -> None:
         """After items have become visible: have the readers with ``DROP_OLDEST`` drop their oldest items. Called with
@@ -504,6 +519,9 @@ class ReaderRegistry:
         if len(segments) < 2 and not self.undisposed:
             return
         first_last_id = segments[0].last_id
+        limit = LARGEST if self.retire_limit is None else self.retire_limit()
+        if limit < first_last_id:
+            return
         own = list(self.open.values())
         for reader in own:
             if reader.head < first_last_id:
@@ -512,10 +530,10 @@ class ReaderRegistry:
                 with contextlib.suppress(QueueClosed):  # closed meanwhile: it counts by its file
                     reader.checkpoint(durable=True)
         with self.files.guard(wait=wait):
-            heads = [min(self._durable_head(reader), reader.head) for reader in own]
+            heads = [min(self._durable_head(reader), reader.head, limit) for reader in own]
             others = self.files.lowest_head_of_others({reader.name for reader in own}, first_last_id, source.queue_id)
             if others is not None:
-                heads.append(others)
+                heads.append(min(others, limit))
             if heads:
                 with source.lock:
                     self.undisposed += journal.take_retired(min(heads))
@@ -524,6 +542,23 @@ class ReaderRegistry:
                     break  # the latter: disposing of it failed, and a reader in another process moved back to it
                 journal.dispose(self.undisposed[0])
                 del self.undisposed[0]
+
+    def states(self) -> tuple[dict[str, Checkpoint], set[str]]:
+        """Where each reader is: those open here as they are now, the others as they are saved. And the names of the
+        readers that are there without a state that can be read now. Raises ``OSError``.
+        """
+        names = self.files.directory.names()
+        states: dict[str, Checkpoint] = {}
+        for name, reader in list(self.open.items()):
+            state, file = checkpointer_of(reader).state(), self._files.get(reader)
+            if state is not None and file is not None:
+                states[name] = state._replace(reader=name, flags=fmt.FLAG_INHERITED if file.inherited else 0)
+        there = self.files.reader_names(names)
+        for name in there - states.keys():
+            state = self.files.find(name, self.source.queue_id)
+            if state is not None:
+                states[name] = state
+        return states, (there | file_names.owned_among(names, self.files.queue) - {""}) - states.keys()
 
     def _durable_head(self, reader: Reader) -> int:
         file = self._files.get(reader)

@@ -26,7 +26,6 @@ from kestrelpy._writing.open_journal import OpenJournal
 from kestrelpy._writing.status import QueueStatus
 from kestrelpy._writing.syncer import Syncer
 from kestrelpy.errors import (
-    DurabilityUnknown,
     ForkedQueue,
     KestrelError,
     QueueClosed,
@@ -46,6 +45,16 @@ class Inbox(Protocol):
     def abandon(self) -> None: ...
 
 
+class CopyElsewhere(Protocol):
+    """The calls of a copy elsewhere that closing a queue needs."""
+
+    def close(self) -> None: ...
+
+    def release(self) -> None: ...
+
+    def abandon(self, error: KestrelError) -> None: ...
+
+
 class Ending:
     """Closes one queue. ``forget`` removes the queue from those that are closed at the end of the interpreter."""
 
@@ -58,6 +67,7 @@ class Ending:
         room: Room,
         held: OpenJournal,
         inbox: Inbox | None,
+        shipping: CopyElsewhere | None,
         forget: Callable[[], object],
     ) -> None:
         self._status = status
@@ -68,6 +78,7 @@ class Ending:
         self._room = room
         self._held = held
         self._inbox = inbox
+        self._shipping = shipping
         self._forget = forget
         self._is_ending = False  # guarded by source.lock: a thread is closing the queue
         self._is_unsaved = False  # the checkpoints are to be saved, and are not all saved
@@ -120,8 +131,12 @@ class Ending:
                 if erase and is_open:
                     self._erase_files(closed, notify)
                 elif self._is_unsaved:
-                    self._close_cleanly(closed, notify)
-                elif isinstance(state, DurabilityUnknown) and not self._status.is_reported:
+                    try:
+                        self._close_cleanly(closed, notify)
+                    finally:
+                        if self._shipping is not None:
+                            self._shipping.close()
+                elif isinstance(state, KestrelError) and is_open and not (erase or self._status.is_reported):
                     raise copy_of(state)
             except (KestrelError, OSError):
                 raise
@@ -196,8 +211,10 @@ class Ending:
                 rest.callback(checkpointer_of(reader).dispatcher.fail_waiting, closed)
             rest.callback(self._dismiss_producers)
             rest.callback(self._cancel_timers)
-            rest.callback(self._syncer.commit.notify)
-            self._syncer.commit.fail(closed)
+            if self._shipping is not None:
+                rest.callback(self._shipping.release)
+            rest.callback(self._syncer.notify_all)
+            self._syncer.fail_waits(closed)
         self._is_gone = True
 
     def _cancel_timers(self) -> None:
@@ -215,3 +232,5 @@ class Ending:
         self._held.abandon()
         if self._inbox is not None:
             self._inbox.abandon()
+        if self._shipping is not None and isinstance(foreign, KestrelError):
+            self._shipping.abandon(foreign)

@@ -28,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from kestrelpy._waiting.waiters import ThreadWaiter, Waiter, is_deep
 from kestrelpy.errors import KestrelError, copy_of
@@ -41,6 +41,20 @@ if TYPE_CHECKING:
     Notification: TypeAlias = tuple[Waiter | PutFuture[Any], Any, BaseException | None]
 
 _DONE, _LEAD = "done", "lead"
+
+
+class Absent(NamedTuple):
+    """A leader that is a thread elsewhere, and keeps the lead: it is asked to make progress, and says ``note_later``.
+
+    ``ask``: called after each ticket, with no lock held; it must be short. A thread waits ``patience`` seconds
+    (``None``: for ever), and raises ``late(first_id, last_id)``.
+    """
+
+    ask: Callable[[], object]
+    patience: float | None
+    late: Callable[[int, int], Exception]
+
+
 SYNC_FRAMES = 30
 """This many stack frames are enough for a sync, and for scheduling its notifications."""
 FEW_FRAMES = 8
@@ -70,7 +84,7 @@ class GroupCommit:
     arranges for another thread to call ``run`` soon, for tickets without a thread of their own; it raises
     ``RuntimeError`` if no thread can be started. ``serve`` serves consumers that wait for items which are on disk now;
     it is called after each sync, with no lock held and never by a leader. ``notify_later`` makes another thread call
-    ``notify``.
+    ``notify``. ``leader``: one that always leads; then no other thread does, and ``sync_once`` is not called.
     """
 
     def __init__(
@@ -79,6 +93,8 @@ class GroupCommit:
         schedule: Callable[[], object],
         serve: Callable[[], object] = bool,
         notify_later: Callable[[], object] | None = None,
+        *,
+        leader: Absent | None = None,
     ) -> None:
         self._sync_once = sync_once
         self._schedule = schedule
@@ -86,7 +102,8 @@ class GroupCommit:
         self._notify_later = notify_later or self.notify
         self._lock = threading.Lock()
         self._tickets: list[tuple[int, Ticket]] = []  # guarded by self._lock
-        self._leader: object = None  # guarded by self._lock: the ticket of the thread that leads
+        self._absent = leader
+        self._leader: object = leader  # guarded by self._lock: the ticket of the thread that leads
         self._error: BaseException | None = None  # guarded by self._lock
         self.notifications: list[Notification] = []  # guarded by self._lock: notifications to deliver
         self.notifies = False  # a thread is about to call notify()
@@ -95,8 +112,9 @@ class GroupCommit:
         self.durable_id = 0
         self.sync_count = 0
 
-    def wait(self, item_id: int, *, holding: bool = False) -> None:
+    def wait(self, item_id: int, *, holding: bool = False, first_id: int = 0) -> None:
         """Return when ``item_id`` is on disk. Raises the error of the sync that should have made it durable.
+        ``first_id``: of the items that the caller waits for, for an error.
 
         ``holding``: the caller holds locks. Then this thread delivers no notifications, as they run callbacks of users;
         another thread delivers them soon.
@@ -117,7 +135,10 @@ class GroupCommit:
                 else:
                     self._tickets.append((item_id, ticket))
             if not leads:  # not ``self._leader is ticket``: a fail() meanwhile may have taken the lead away
-                ticket.wait(None)
+                if self._absent is None:
+                    ticket.wait(None)
+                else:
+                    self._wait_for(self._absent, ticket, first_id, item_id)
                 if isinstance(ticket, _Link):
                     ticket.wake_next()
                 if ticket.result() is _DONE:
@@ -130,6 +151,13 @@ class GroupCommit:
             self._notify(holding or deep)
             raise
 
+    def _wait_for(self, absent: Absent, ticket: ThreadWaiter, first_id: int, last_id: int) -> None:
+        absent.ask()
+        if not ticket.wait(absent.patience):
+            if self.durable_id < last_id:
+                raise absent.late(first_id or last_id, last_id)
+            ticket.wait(None)  # it is being woken
+
     def add(self, item_id: int, ticket: PutFuture[int], *, soon: bool) -> None:
         """Complete ``ticket`` with ``item_id`` once that is on disk. With ``soon``, schedule a sync if none runs."""
         with self._lock:
@@ -138,6 +166,8 @@ class GroupCommit:
                 self._tickets.append((item_id, ticket))
         if error is not None or done:
             _deliver([(ticket, item_id, None if done else error)])
+        elif self._absent is not None:
+            self._absent.ask()
         elif soon and leader is None:
             try:
                 self._schedule_once()
@@ -185,6 +215,11 @@ class GroupCommit:
         """Note that everything up to ``durable_id`` is on disk by other means (a rotation). With no lock held."""
         self._complete_through(durable_id)
         self.notify()
+
+    def note_later(self, durable_id: int) -> None:
+        """``note``, but another thread delivers the notifications: this one is a leader for others, too."""
+        self._complete_through(durable_id)
+        self._notify_later()
 
     def fail(self, error: BaseException) -> None:
         """Trust no sync from here on (R9): every wait for an item that is not on disk raises ``error``, now and later.

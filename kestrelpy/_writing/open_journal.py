@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Protocol
 
 from kestrelpy import _logging
 from kestrelpy._disk.interface import NO_ROOM, Directory, Disk, Lock
@@ -16,6 +18,12 @@ from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery, write_mark
 
 
+class StoredLog(Protocol):
+    """The log of a queue that is shipped. Only ``kestrelpy.ship`` looks into it."""
+
+    queue: str
+
+
 class OpenJournal:
     """The open files of one queue, from ``open`` until ``release``."""
 
@@ -23,6 +31,8 @@ class OpenJournal:
     found: Recovered
     names: list[str]
     """The names in the queue's folder, as they were when the queue was opened."""
+    log: StoredLog | None = None
+    """The log in a store, if the queue is shipped."""
 
     def __init__(self, files: QueueFiles) -> None:
         self.files = files
@@ -36,19 +46,21 @@ class OpenJournal:
         self,
         archive_dir: str | os.PathLike[str] | None,
         disk: Disk | None,
+        open_log: Callable[[], StoredLog | None],
         *,
         segment_bytes: int,
         quarantine: bool,
-        holds_jobs: bool,
+        of_jobs: bool,
     ) -> None:
-        """Take ownership of the queue, and recover its journal.
+        """Take ownership of the queue, and recover its journal. ``open_log`` is called once ``found`` is known, and
+        before anything relies on it.
 
         Raises as ``JournaledQueue``; then ``release`` releases whatever was open by then.
         """
         files = self.files
         queue, directory = files.queue, files.directory
         self._lock, self.names = files.lock()
-        if not holds_jobs:
+        if not of_jobs:
             refuse_jobs(directory, queue, self.names)
         files.remove_leftovers(self.names)
         if archive_dir is not None:
@@ -56,6 +68,7 @@ class OpenJournal:
             self._check_apart(archive)
             archive.sync()  # a segment moved there is durable there before its removal here is durable
         self.found = Recovery(directory, queue, files.load_all(self.names), quarantine=quarantine).run(self.names)
+        self.log = open_log()
         self.journal = Journal(
             directory,
             queue,

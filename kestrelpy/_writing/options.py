@@ -18,14 +18,20 @@ _MIN_SEGMENT_BYTES = 4096
 _LAST_MS = (1 << 63) - 1
 
 
-def check_sync(sync: float | Literal["always", "never"]) -> float | None:
-    """Seconds between syncs: 0 for ``"always"``, ``None`` for ``"never"`` and for infinity. Raises ``ValueError``."""
-    if sync == "always":
+def check_sync(sync: float | Literal["always", "never"], ship: object, journaled: bool) -> float | None:
+    """Seconds between syncs: 0 for ``"always"``, ``None`` for ``"never"`` and for infinity. If puts are acknowledged by
+    a store, nothing is shown before that, as with ``"always"``. Raises ``ValueError``.
+    """
+    if ship and not journaled:
+        raise ValueError("a queue in memory is not shipped: journaled=False does not go with ship=")
+    if sync not in ("always", "never") and (
+        isinstance(sync, bool) or not isinstance(sync, int | float) or not sync >= 0
+    ):
+        raise ValueError(f"sync must be 'always', 'never' or seconds, not {sync!r}")
+    if sync == "always" or getattr(ship, "acks", "disk") == "shipped":
         return 0.0
     if sync == "never":
         return None
-    if isinstance(sync, bool) or not isinstance(sync, int | float) or not sync >= 0:
-        raise ValueError(f"sync must be 'always', 'never' or seconds, not {sync!r}")
     return float(sync) if sync < math.inf else None
 
 

@@ -19,6 +19,7 @@ from kestrelpy._reading.limits import Limited, shown_limits
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.backpressure import Producer, ProducerTask, ProducerThread, Room
+from kestrelpy._writing.gate import Gate
 from kestrelpy._writing.options import encode_items, expiry
 from kestrelpy._writing.status import QueueStatus
 from kestrelpy._writing.syncer import Syncer
@@ -114,7 +115,7 @@ class PutPath:
         try:
             ids = self._store(values, expires_in, expires_at_ms, timeout, patient=patient)
             if self.status.sync_seconds == 0:
-                self.syncer.wait_durable(ids[-1])
+                self.syncer.wait_acknowledged(ids[0], ids[-1])
         except BaseException:
             self.recover()
             raise
@@ -156,7 +157,8 @@ class PutPath:
         """
         if self.status.is_unfinished:
             self.finish_batch()
-        plain = self._codec is None and not self.registry.limited and expires_in is None and expires_at_ms is None
+        plain = self._codec is None and not self.registry.limited and self.status.gate is None
+        plain = plain and expires_in is None and expires_at_ms is None
         if plain and timeout == 0 and len(values) == 1 and type(values[0]) is bytes:
             return self._store_plain(values[0])
         check_timeout(timeout)
@@ -204,14 +206,18 @@ class PutPath:
         return None
 
     def _may_wait(self, patient: Callable[[], object] | None) -> bool:
-        return patient is not None or any(
-            reader.config.full_policy is FullPolicy.BLOCK for reader in self.registry.limited
-        )
+        gate = self.status.gate
+        refusing = self.registry.limited if gate is None else (gate, *self.registry.limited)
+        return patient is not None or any(reader.config.full_policy is FullPolicy.BLOCK for reader in refusing)
 
     def _check_worth_waiting(
         self, refusing: Limited, request: PutRequest, is_late: bool, patient: Callable[[], object] | None
     ) -> None:
         """Raise ``QueueFull`` for a put that may not wait (any longer), or would wait for ever."""
+        if isinstance(refusing, Gate):
+            if is_late or (patient is None and refusing.config.full_policy is not FullPolicy.BLOCK):
+                raise QueueFull(refusing.reason)
+            return
         name, limits = refusing.full_name, shown_limits(refusing.config)
         if never_fits(refusing, request):
             raise QueueFull(f"{len(request.items)} items at once never fit reader {name} ({limits})", reader=name)
@@ -317,7 +323,7 @@ class PutPath:
 
     def _who_refuses(self, request: PutRequest) -> Limited | None:
         """A reader that has no room for the put, or ``None``. A reader whose policy is not ``BLOCK`` comes first."""
-        refusing: Limited | None = None
+        refusing: Limited | None = self.status.gate
         for reader in self.registry.limited:
             if self._is_refused(reader, request):
                 if reader.config.full_policy is not FullPolicy.BLOCK:
@@ -408,7 +414,7 @@ class PutPath:
         if self.status.sync_seconds is None:
             future.give(item_id)
         else:
-            self.syncer.commit.add(item_id, future, soon=self.status.sync_seconds == 0)
+            self.syncer.acks.add(item_id, future, soon=self.status.sync_seconds == 0)
 
     def _import_future_class(self) -> type[PutFuture[int]]:
         from kestrelpy._waiting.put_future import (

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kestrelpy._reading.registry import ReaderRegistry
+from kestrelpy._writing.gate import Gate
 from kestrelpy.errors import QueueClosed, copy_of
 
 
@@ -11,7 +15,8 @@ class QueueStatus:
 
     ``error``: why the queue cannot be used; ``None`` while it is open. ``is_reported``: a call of this queue has raised
     that error. ``fast``: puts may take the fast path, which needs only the journal and the window. ``is_unfinished``:
-    a batch of the inbox is not completely ingested. ``sync_armed``: a sync in the background is scheduled.
+    a batch of the inbox is not completely ingested. ``gate``: why puts are refused now, if it is not a reader's doing.
+    ``sync_armed``: a sync in the background is scheduled.
     ``sync_seconds``: the seconds between these syncs; 0 for ``sync="always"``, ``None`` for ``"never"``.
     """
 
@@ -19,6 +24,7 @@ class QueueStatus:
         "_has_codec",
         "error",
         "fast",
+        "gate",
         "is_reported",
         "is_unfinished",
         "registry",
@@ -31,6 +37,7 @@ class QueueStatus:
     def __init__(self, sync_seconds: float | None, *, has_codec: bool) -> None:
         self.error: Exception | None = QueueClosed("this queue was never opened")
         self.is_reported = self.fast = self.is_unfinished = self.sync_armed = False
+        self.gate: Gate | None = None
         self.sync_seconds = sync_seconds
         self._has_codec = has_codec
 
@@ -42,7 +49,17 @@ class QueueStatus:
             and self.sync_seconds != 0
             and not self.registry.limited
             and not self.is_unfinished
+            and self.gate is None
         )
+
+    @contextmanager
+    def while_open(self) -> Iterator[None]:
+        """Raise ``QueueClosed`` in place of ``OSError`` if the queue, and so its folder, is closed during the block."""
+        try:
+            yield
+        except OSError:
+            self.check_usable()
+            raise
 
     def check_usable(self) -> None:
         """Raise ``error`` if the queue cannot be used."""

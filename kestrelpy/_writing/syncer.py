@@ -15,10 +15,10 @@ from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.backpressure import Room
-from kestrelpy._writing.group_commit import GroupCommit
+from kestrelpy._writing.group_commit import Absent, GroupCommit
 from kestrelpy._writing.status import QueueStatus
 from kestrelpy.clock import Timer, sync_later
-from kestrelpy.errors import DurabilityUnknown, ForkedQueue, QueueClosed, copy_of
+from kestrelpy.errors import DurabilityUnknown, ForkedQueue, KestrelError, QueueClosed, copy_of
 
 
 class Syncer:
@@ -41,8 +41,12 @@ class Syncer:
         self._room = room
         self._clock = source.clock
         self._syncing = syncing
-        self.commit = GroupCommit(self._sync_once, lambda: self._sync_in(0), self._serve, self._notify_later)
-        self.commit.durable_id = self._journal.durable_id
+        self.commit = commit = GroupCommit(
+            self._sync_once, lambda: self._sync_in(0), self._serve, lambda: self._notify_later(self.commit)
+        )
+        commit.durable_id = self._journal.durable_id
+        self.acks = commit
+        """What a put waits for before it returns: the disk, or a copy elsewhere."""
         self._is_unattended = False  # True once it was logged that no thread can be started
 
     def sync(self) -> None:
@@ -56,6 +60,19 @@ class Syncer:
         except DurabilityUnknown as error:
             self.fail(error, reported=True)
             raise
+
+    def wait_acknowledged(self, first_id: int, last_id: int) -> None:
+        """Return when these items of a put are as safe as the queue was told to make them."""
+        try:
+            self.acks.wait(last_id, first_id=first_id)
+        except DurabilityUnknown as error:
+            self.fail(error, reported=True)
+            raise
+
+    def acknowledge_elsewhere(self, leader: Absent) -> None:
+        """From here on puts wait for ``leader``, and not for the disk. Called before the first put."""
+        self.acks = GroupCommit(bool, bool, self._serve, lambda: self._notify_later(self.acks), leader=leader)
+        self.acks.durable_id = self._journal.tail_id
 
     def _sync_once(self) -> int:
         """Sync the active segment once, without the queue's lock (R33). Returns the highest id on disk.
@@ -91,12 +108,11 @@ class Syncer:
             if self._source.waiting:
                 self._source.wake()
 
-    def _notify_later(self) -> None:
+    def _notify_later(self, commit: GroupCommit) -> None:
         """Make another thread deliver the notifications of a sync.
 
         If no thread can be started, the next call that syncs and holds no lock delivers them.
         """
-        commit = self.commit
         if commit.notifies or not (commit.notifications or self._source.waiting or self._registry.limited):
             return
         try:
@@ -157,12 +173,37 @@ class Syncer:
         commit = self.commit
         return self._status.error is None and (self._journal.tail_id > commit.durable_id or commit.needs_notify)
 
-    def fail(self, error: DurabilityUnknown, *, reported: bool = False) -> None:
-        """Fail the queue after a failed sync, until it is reopened (R9). With no lock held."""
+    def fail(self, error: KestrelError, *, reported: bool = False) -> None:
+        """Fail the queue after a failed sync, or because it has another owner, until it is reopened (R9). With no lock
+        held.
+        """
         self._note_failure(error, reported=reported)
-        self.commit.notify()
+        self.notify_all()
 
-    def _note_failure(self, error: DurabilityUnknown, *, reported: bool = False) -> None:
+    def fail_later(self, error: KestrelError) -> None:
+        """``fail``, but another thread runs the callbacks of users."""
+        self._note_failure(error)
+        self._notify_later(self.commit)
+        if self.acks is not self.commit:
+            self._notify_later(self.acks)
+
+    def notify_all(self) -> None:
+        """Deliver all notifications, as ``GroupCommit.notify``."""
+        try:
+            self.commit.notify()
+        finally:
+            if self.acks is not self.commit:
+                self.acks.notify()
+
+    def fail_waits(self, error: KestrelError) -> None:
+        """Let every wait raise ``error``, now and later. ``notify_all`` tells the futures. May be repeated."""
+        try:
+            self.commit.fail(error)
+        finally:
+            if self.acks is not self.commit:
+                self.acks.fail(error)
+
+    def _note_failure(self, error: KestrelError, *, reported: bool = False) -> None:
         """Fail the queue, and wake its waiting threads.
 
         The next ``GroupCommit.notify`` notifies all other waiters, as that runs callbacks of users.
@@ -177,7 +218,7 @@ class Syncer:
             self._status.fast = False
             self._journal.refuse(kept)
         self._room.ring_all()
-        self.commit.fail(kept)
+        self.fail_waits(kept)
         for reader in self._registry.open.values():
             checkpointer_of(reader).dispatcher.fail_waiting(kept, self.commit.add_notifications)
 

@@ -1,29 +1,60 @@
 """A queue's journal in an object store: being built; docs/ship.md says what there is so far.
 
+The store, and the bytes in it (docs/format.md):
+
     store.py          what a store must do, and no more
     opening.py        from a URL to a store
     folder_store.py   a store in a folder
     object_store.py   a store on S3 and its kind, through obstore
     checking.py       whether a store is good enough
+    identity.py       queue.json: whose log it is
     slots.py          the log in bytes, slot by slot
     manifest.py       what the slots add up to
     log.py            where the log ends, and how a slot is appended: without I/O
 
-The bytes are in docs/format.md.
+The owner of a queue:
+
+    options.py        ``Ship`` and ``ShipStatus``
+    ship_file.py      jobs.ship: where this queue is shipped
+    history.py        whether the queue here and the log are one history
+    opened.py         opening the log
+    owner.py          what is sent, and in which order: without I/O
+    shipper.py        the thread that does it; uploads.py: those that it shares with other queues
+    shipment.py       what an open queue has of all this; shipping.py: what its user has
 """
 
 from kestrelpy.ship.checking import CheckReport, CheckResult, check
-from kestrelpy.ship.errors import BadStoreURL, ShipError, StoreTooWeak, StoreUnavailable
+from kestrelpy.ship.errors import (
+    BadStoreURL,
+    Fenced,
+    HistoryMismatch,
+    NotShipped,
+    ShipError,
+    ShippingRequired,
+    StoreDamaged,
+    StoreTooWeak,
+    StoreUnavailable,
+)
 from kestrelpy.ship.opening import open_store
+from kestrelpy.ship.options import Ship, ShipStatus
+from kestrelpy.ship.shipping import Shipping
 from kestrelpy.ship.store import Listed, Store
 
 __all__ = [
     "BadStoreURL",
     "CheckReport",
     "CheckResult",
+    "Fenced",
+    "HistoryMismatch",
     "Listed",
+    "NotShipped",
+    "Ship",
     "ShipError",
+    "ShipStatus",
+    "Shipping",
+    "ShippingRequired",
     "Store",
+    "StoreDamaged",
     "StoreTooWeak",
     "StoreUnavailable",
     "check",

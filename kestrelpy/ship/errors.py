@@ -6,7 +6,17 @@ import errno
 
 from kestrelpy.errors import KestrelError
 
-__all__ = ["BadStoreURL", "ShipError", "StoreDamaged", "StoreTooWeak", "StoreUnavailable"]
+__all__ = [
+    "BadStoreURL",
+    "Fenced",
+    "HistoryMismatch",
+    "NotShipped",
+    "ShipError",
+    "ShippingRequired",
+    "StoreDamaged",
+    "StoreTooWeak",
+    "StoreUnavailable",
+]
 
 
 class ShipError(KestrelError):
@@ -56,3 +66,53 @@ class StoreDamaged(ShipError):
         self.offset = offset
         self.reason = reason
         self.last_good_slot = last_good_slot
+
+
+class HistoryMismatch(ShipError):
+    """The queue here and the log in the store are not one history, so nothing was written. ``reason`` says why.
+
+    ``local_id``, ``remote_id``: the last id here, and in the log.
+    """
+
+    def __init__(self, reason: str, local_id: int, remote_id: int) -> None:
+        super().__init__(f"{reason} (the last id here is {local_id:,}, and in the store {remote_id:,})")
+        self.reason = reason
+        self.local_id = local_id
+        self.remote_id = remote_id
+
+
+class Fenced(ShipError):
+    """Another owner has the queue now, and here it takes nothing any more. The items here from ``first_unshipped_id``
+    to ``last_id`` are in no log; there are none if the first is above the last.
+
+    ``epoch``, ``owner``: of the other one, as far as it is known.
+    """
+
+    def __init__(self, epoch: int, owner: str, first_unshipped_id: int, last_id: int) -> None:
+        who = f"{owner!r}, in epoch {epoch}" if owner else f"the owner of epoch {epoch}"
+        left = f"{first_unshipped_id:,} to {last_id:,}" if first_unshipped_id <= last_id else "none"
+        super().__init__(f"the queue has another owner: {who}. Items here that are not in the store: {left}")
+        self.epoch = epoch
+        self.owner = owner
+        self.first_unshipped_id = first_unshipped_id
+        self.last_id = last_id
+
+
+class NotShipped(ShipError, TimeoutError):
+    """Items ``first_id`` to ``last_id`` are on this disk, and were not in the store in time. They are shipped when the
+    store comes back, and readers see them then: do not put them again.
+    """
+
+    def __init__(self, first_id: int, last_id: int) -> None:
+        super().__init__(f"items {first_id:,} to {last_id:,} are on disk here, and not in the store yet")
+        self.first_id = first_id
+        self.last_id = last_id
+
+
+class ShippingRequired(ShipError):
+    """The queue in this folder is shipped to ``url``: open it with ``ship=``, or detach it with ``ship=False``."""
+
+    def __init__(self, queue: str, url: str) -> None:
+        super().__init__(f"queue {queue!r} is shipped to {url}: open it with ship=..., or with ship=False to detach it")
+        self.queue = queue
+        self.url = url

@@ -22,6 +22,7 @@ from kestrelpy.ship.slots import FENCE, Slot, SlotHeader
 from kestrelpy.ship.store import Listing, Store
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
@@ -92,7 +93,7 @@ def carry_out(steps: Steps[T], store: Store, wait: Callable[[float], object]) ->
         answer = ask(request, store, wait)
 
 
-def resume(steps: Steps[T], answer: object) -> Request:
+def resume(steps: Generator[R, Any, T], answer: object) -> R:
     """Give ``steps`` an answer of ``ask``, at first ``None``, and return the next request."""
     return steps.throw(answer) if isinstance(answer, StoreUnavailable) else steps.send(answer)
 

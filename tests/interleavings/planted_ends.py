@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 from unittest.mock import patch
 
-from kestrelpy import JournaledQueue, QueueClosed
+from kestrelpy import QueueClosed
 from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.view import JournalView
@@ -288,10 +288,10 @@ def drops_a_reader_under_the_lock() -> Iterator[None]:
 
 @race("QueueClosed", "readers_come_and_go")
 def one_reader_that_closes_stops_the_checkpoint_of_all() -> Iterator[None]:
-    def of_each(self: JournaledQueue, call: Any) -> list[Any]:
-        return [call(reader) for reader in list(self._registry.open.values())]
+    def of_each(self: ReaderRegistry, call: Any) -> list[Any]:
+        return [call(reader) for reader in list(self.open.values())]
 
-    with patch.object(JournaledQueue, "_of_each", of_each):
+    with patch.object(ReaderRegistry, "of_each", of_each):
         yield
 
 

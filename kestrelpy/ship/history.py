@@ -1,0 +1,99 @@
+"""Whether a queue here and a log in a store are one history: rule S8 of docs/ship.md.
+
+If they are not, nothing is written. If they are, and the log's last owner was another one, the ids that this owner
+gives out begin far above those in the log (S13): the other one may have given out ids that never came to the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from zlib import crc32
+
+from kestrelpy._journal.segment import Segment
+from kestrelpy.ship.errors import Fenced, HistoryMismatch
+from kestrelpy.ship.manifest import LogState
+from kestrelpy.ship.ship_file import ShipFile
+
+ID_GAP = 1 << 30
+"""No owner gives out an id so far above the last one in the log, and a new owner begins there."""
+_READ_BYTES = 1 << 20
+
+
+class History:
+    """What is known here of a queue. ``segments``: all that are here, in order; each is closed. ``last_id``: the last
+    id that was ever given out here. ``read``: bytes of a segment's file.
+    """
+
+    def __init__(
+        self,
+        file: ShipFile,
+        segments: list[Segment],
+        last_id: int,
+        read: Callable[[Segment, int, int], bytes],
+    ) -> None:
+        self._file = file
+        self._segments = segments
+        self._last_id = last_id
+        self._read = read
+
+    def is_ours(self, state: LogState) -> bool:
+        """Whether the log's last owner was this queue, here."""
+        return state.header is not None and state.header.nonce in self._file.nonces
+
+    def judge(self, state: LogState, last_first_id: int) -> int:
+        """The least id that the next epoch may give out. ``last_first_id``: that of the log's last epoch; 0 if there is
+        none. Raises ``HistoryMismatch`` and ``Fenced``.
+        """
+        header = state.header
+        if state.slot < self._file.slot:
+            raise self._mismatch(state, f"the log ends at slot {state.slot}, and slot {self._file.slot} was ours")
+        if header is None:
+            return self._last_id + 1
+        if header.queue_id != self._file.queue_id:
+            raise self._mismatch(state, "the store has the log of another queue of this name")
+        ours = self.is_ours(state)
+        if not ours and self._file.nonces:
+            raise Fenced(header.epoch, "", state.place.last_id + 1, self._last_id)
+        if self._file.restored_slot and not self._file.restored_to_end:
+            raise self._mismatch(state, "the queue was restored to a moment before the log's end: ship it elsewhere")
+        has_more = self._compare(state)
+        if ours:
+            return max(self._last_id + 1, last_first_id)
+        if has_more:
+            raise self._mismatch(
+                state, "the queue here has items that are not in the log, and the log's owner was another"
+            )
+        return max(state.place.last_id, self._last_id) + ID_GAP
+
+    def _mismatch(self, state: LogState, reason: str) -> HistoryMismatch:
+        return HistoryMismatch(reason, self._last_id, state.place.last_id)
+
+    def _compare(self, state: LogState) -> bool:
+        """Compare the place where the log ends. Returns whether there is more here than that."""
+        place = state.place
+        later = [each for each in self._segments if each.number > place.number]
+        has_items = any(each.items for each in later)
+        if not place.number:
+            return has_items
+        here = next((each for each in self._segments if each.number == place.number), None)
+        if here is None:
+            if state.tail or any(each.number < place.number for each in self._segments):
+                raise self._mismatch(state, f"segment {place.number}, in which the log ends, is not here")
+            if not later and self._last_id < place.last_id:
+                raise self._mismatch(state, f"items up to {place.last_id} are in the log, and are not here")
+            return has_items  # it is retired here, which needs its SEAL
+        if here.header.marker != place.marker or here.records_end < place.offset:
+            raise self._mismatch(state, f"segment {place.number} here ends before it does in the log")
+        if self._crc(here, place.offset) != place.segment_crc:
+            raise self._mismatch(state, f"segment {place.number} here is not the one in the log")
+        return has_items or here.records_end > place.offset
+
+    def _crc(self, segment: Segment, end: int) -> int:
+        at = crc = 0
+        while at < end:
+            data = self._read(segment, at, min(end - at, _READ_BYTES))
+            if not data:
+                break
+            crc = crc32(data, crc)
+            at += len(data)
+        return crc

@@ -1,0 +1,200 @@
+"""Opening the log of a queue, for the process that opens the queue: rules S5, S6, S8 and S13 of docs/ship.md."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from kestrelpy._disk.interface import Directory
+from kestrelpy._journal.file_names import ship_name
+from kestrelpy._journal.recovery import Recovered
+from kestrelpy._journal.segment import Segment
+from kestrelpy._waiting.waiters import ThreadWaiter
+from kestrelpy.clock import Clock, SystemClock
+from kestrelpy.ship.checking import probe
+from kestrelpy.ship.errors import HistoryMismatch, ShippingRequired, StoreUnavailable
+from kestrelpy.ship.history import History
+from kestrelpy.ship.identity import IDENTITY_KEY, QueueIdentity, decode_identity, encode_identity
+from kestrelpy.ship.log import FIRST_PAUSE, Opening, carry_out, open_log, read_end, read_slot
+from kestrelpy.ship.manifest import LogState
+from kestrelpy.ship.options import Ship
+from kestrelpy.ship.ship_file import ShipFile, read_ship_file, write_ship_file
+from kestrelpy.ship.store import Store
+
+if TYPE_CHECKING:
+    from kestrelpy._journal.queue_files import QueueFiles
+
+LISTING_SECONDS = 10.0
+"""For so long the end of a log is looked for again, if it is below a slot that was ours: listings lag."""
+
+
+class OpenLog:
+    """A log in which this owner has the last FENCE. ``first_id``: the least id that it may give out."""
+
+    def __init__(
+        self,
+        options: Ship,
+        store: Store,
+        queue: str,
+        opening: Opening,
+        state: LogState,
+        first_id: int,
+        now_ms: Callable[[], int],
+        directory: Directory,
+        file: ShipFile,
+    ) -> None:
+        self.options = options
+        self.store = store
+        self.queue = queue
+        self.prefix = f"{queue}/"
+        self.opening = opening
+        self.state = state
+        self.first_id = first_id
+        self.now_ms = now_ms
+        self._directory = directory
+        self._file = file
+
+    def note_slot(self, state: LogState) -> None:
+        """Note in ``jobs.ship`` that the log has come so far. Raises ``OSError``."""
+        self._file = self._file._replace(slot=state.slot)
+        write_ship_file(self._directory, self.queue, self._file)
+
+
+class LogOpening:
+    """One opening of a queue's log, while nobody else has the queue open here. ``found``: its journal."""
+
+    def __init__(self, options: Ship, files: QueueFiles, found: Recovered, clock: Clock) -> None:
+        self._options = options
+        self._queue = files.queue
+        self._directory = files.directory
+        self._found = found
+        self._clock = clock
+        self._store = options.open()
+        self._prefix = f"{files.queue}/"
+        self._deadline = SystemClock.monotonic() + options.close_timeout
+        self._last_error: StoreUnavailable | None = None
+
+    def run(self) -> OpenLog:
+        """Append a FENCE. From here on the log is ours, and ``found`` says where ids begin.
+
+        Raises ``StoreTooWeak``, ``StoreUnavailable``, ``StoreDamaged``, ``HistoryMismatch``, ``Fenced``, ``OSError``.
+        """
+        probe(self._store, self._prefix)
+        file = self._identify()
+        state = self._end_of_log(file)
+        history = History(file, self._found.segments, self._found.tail_id, self._read)
+        nonce = os.urandom(16)
+        owner = self._options.owner or f"{socket.gethostname()}:{os.getpid()}"
+        opening = Opening(file.queue_id, nonce, owner, 0, self._now_ms())
+        first_id = 0
+
+        def judge(state: LogState) -> int:
+            nonlocal first_id
+            first_id = history.judge(state, self._last_first_id(state))
+            return first_id
+
+        judge(state)  # before anything is written
+        file = file.opening(nonce)
+        write_ship_file(self._directory, self._queue, file)
+        state = carry_out(open_log(self._prefix, opening, judge, state), self._store, self._wait)
+        assert state.header is not None
+        file = file.opened(nonce, state.header.epoch, state.slot)
+        write_ship_file(self._directory, self._queue, file)
+        self._found.queue_id = file.queue_id
+        self._found.tail_id = max(self._found.tail_id, first_id - 1)
+        return OpenLog(
+            self._options, self._store, self._queue, opening, state, first_id, self._now_ms, self._directory, file
+        )
+
+    def _now_ms(self) -> int:
+        return self._clock.time_ns() // 1_000_000
+
+    def _wait(self, seconds: float) -> None:
+        """Between two repetitions of a request. A queue is not opened while its store is away."""
+        if SystemClock.monotonic() + seconds > self._deadline:
+            raise self._last_error or StoreUnavailable(self._store.describe(), self._prefix, "no answer in time")
+        pause(seconds)
+
+    def _identify(self) -> ShipFile:
+        """Which queue this is, here and in the store."""
+        url = url_of(self._options, self._store)
+        file = read_ship_file(self._directory, self._queue)
+        here = self._found.queue_id or (file.queue_id if file is not None else b"")
+        queue_id = here or os.urandom(16)
+        there = self._identity_there(QueueIdentity(self._queue, queue_id, self._now_ms()))
+        if there.queue_id != queue_id:
+            reason = "another queue of this name" if here else "this queue, and the folder has not: restore it first"
+            raise HistoryMismatch(f"the store has {reason}", self._found.tail_id, 0)
+        return ShipFile(url, queue_id) if file is None or file.url != url else file
+
+    def _identity_there(self, mine: QueueIdentity) -> QueueIdentity:
+        """Which queue the store has; ``mine``, if it had none."""
+        key = self._prefix + IDENTITY_KEY
+        data = self._store.read(key)
+        if data is None:
+            self._store.create(key, encode_identity(mine))
+            data = self._store.read(key)
+        if data is None:
+            raise StoreUnavailable(self._store.describe(), key, "it was created, and is not there")
+        return decode_identity(key, data)
+
+    def _end_of_log(self, file: ShipFile) -> LogState:
+        """Where the log ends. A listing may lag, and show none of its manifests (S6)."""
+        until, seconds = SystemClock.monotonic() + LISTING_SECONDS, FIRST_PAUSE
+        while True:
+            state = carry_out(read_end(self._prefix), self._store, self._wait)
+            if state.slot >= file.slot or SystemClock.monotonic() + seconds > until:
+                return state
+            pause(seconds)
+            seconds *= 2
+
+    def _last_first_id(self, state: LogState) -> int:
+        """The least id that the log's last owner may have given out; 0 if there was none."""
+        if not state.fences:
+            return 0
+        fence = carry_out(read_slot(self._prefix, state.fences[-1]), self._store, self._wait)
+        return fence.header.first_id if fence is not None else 0
+
+    def _read(self, segment: Segment, offset: int, size: int) -> bytes:
+        file = self._directory.open(segment.name)
+        try:
+            return file.read(offset, size)
+        finally:
+            file.close()
+
+
+def pause(seconds: float) -> None:
+    """Sleep. Signals are handled meanwhile."""
+    ThreadWaiter().wait(seconds)
+
+
+def url_of(options: Ship, store: Store) -> str:
+    """What ``jobs.ship`` says of the store."""
+    return options.store.rstrip("/") if isinstance(options.store, str) else store.describe()
+
+
+def open_log_of(
+    ship: str | Ship | Literal[False] | None, files: QueueFiles, names: list[str], found: Recovered, clock: Clock
+) -> OpenLog | None:
+    """Open the log of a queue that is being opened; ``None`` if the queue is not shipped. ``names``: the files in its
+    folder. ``found``: its journal; it is told where ids begin.
+
+    Raises ``ShippingRequired`` if nothing was said of a queue that is shipped, ``TypeError``, and what
+    ``LogOpening.run`` raises. With ``False`` the queue is detached.
+    """
+    if ship is None:
+        file = read_ship_file(files.directory, files.queue)
+        if file is None:
+            return None
+        raise ShippingRequired(files.queue, file.url)
+    if ship is False:
+        if ship_name(files.queue) in names:
+            files.directory.unlink(ship_name(files.queue))
+            files.directory.sync()
+        return None
+    options = Ship(ship) if isinstance(ship, str) else ship
+    if not isinstance(options, Ship):
+        raise TypeError(f"ship must be a URL, a Ship, None or False, not {type(ship).__name__}")
+    return LogOpening(options, files, found, clock).run()

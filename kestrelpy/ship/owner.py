@@ -1,0 +1,387 @@
+"""What the owner of a shipped queue sends, and in which order: rules S1 to S4 and S9 to S11 of docs/ship.md, without
+threads and without I/O on a store.
+
+As in ``log``, each piece of work is a generator of requests. One ``step`` is one slot. A closed segment goes first, as
+a whole, and then the log says that it is there; else bytes of the segment that is being written; else where readers
+are.
+
+NOTE ON LOCKING: none of its own; its owner does one thing at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from zlib import crc32
+
+from kestrelpy._journal import format as fmt
+from kestrelpy._journal.format import Checkpoint
+from kestrelpy._journal.segment import Segment
+from kestrelpy._writing.export import Tip
+from kestrelpy.ship import manifest as manifests
+from kestrelpy.ship import slots as codec
+from kestrelpy.ship.errors import StoreDamaged, StoreUnavailable
+from kestrelpy.ship.log import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    Create,
+    Opening,
+    Pause,
+    Request,
+    Steps,
+    append,
+    empty_header,
+)
+from kestrelpy.ship.manifest import LogState
+from kestrelpy.ship.slots import CLOSE, DATA, SEAL, DroppedReader, SavedState, SealedSegment, Slot
+from kestrelpy.ship.store import Store
+
+T = TypeVar("T")
+
+MOST_FRAME_BYTES = 60 << 20
+"""A frame above this is in no slot: its segment is closed, and shipped whole."""
+LARGE_STATE_BYTES = 256 << 10
+"""A reader's state above this is shipped at most each ``LARGE_STATE_SECONDS``."""
+LARGE_STATE_SECONDS = 10.0
+MOST_STATE_BYTES = 2 << 20
+"""States above this, together, are not all sent in one slot."""
+STATE_SECONDS = 1.0
+"""So often it is looked where the readers are."""
+SEALS_PER_MANIFEST = 100
+MANIFEST_SHARE = 20
+"""Manifests are at most one part in so many of all bytes that are shipped."""
+
+
+class ShippedJournal(Protocol):
+    """What an owner asks of its queue: ``kestrelpy._writing.export.Export`` has it."""
+
+    def look(self) -> tuple[list[Segment], Tip]: ...
+
+    def make_durable(self, last_id: int) -> None: ...
+
+    def read(self, segment: Segment, offset: int, size: int) -> bytes: ...
+
+    def size_of(self, segment: Segment) -> int: ...
+
+    def close_segment(self) -> None: ...
+
+    def totals_through(self, item_id: int) -> tuple[int, int]: ...
+
+    def readers(self) -> tuple[dict[str, Checkpoint], set[str]]: ...
+
+
+class Upload(NamedTuple):
+    """Put a closed segment into the store. Answered by what is there then, or by ``None`` if that is not known.
+    ``load``: reads the file.
+    """
+
+    key: str
+    number: int
+    load: Callable[[], bytes]
+
+
+class Expect(NamedTuple):
+    """These uploads will be asked for, in this order: they may be begun. Answered by ``None``."""
+
+    uploads: tuple[Upload, ...]
+
+
+Work: TypeAlias = Generator[Request | Upload | Expect, Any, T]
+
+
+def carry_upload(upload: Upload, store: Store) -> SealedSegment | None:
+    """Upload a segment, and read back its end: so its size is known (S9). Raises ``StoreUnavailable``, ``StoreDamaged``
+    if something else is there, and ``OSError``.
+    """
+    data = upload.load()
+    store.create(upload.key, data)
+    footer = data[-fmt.FOOTER_BYTES :]
+    there = store.read(upload.key, len(data) - len(footer), len(footer) + 1)
+    if there is None:
+        return None
+    if there != footer:
+        raise StoreDamaged(upload.key, len(data) - len(footer), "it is not the segment that was uploaded", 0)
+    return SealedSegment("", len(data), crc32(data), data[: fmt.HEADER_BYTES], footer)
+
+
+class Shipped(NamedTuple):
+    """How far the log has come: the last id, and the number and the bytes of all items ever put up to it."""
+
+    last_id: int
+    total_items: int
+    total_bytes: int
+
+    @classmethod
+    def by(cls, segment: Segment) -> Shipped:
+        """To the end of a closed segment."""
+        header = segment.header
+        return cls(segment.last_id, header.base_items + segment.items, header.base_bytes + segment.data_bytes)
+
+
+class LogOwner:
+    """Ships one queue, slot by slot. ``state``: what is in the log."""
+
+    def __init__(
+        self,
+        prefix: str,
+        opening: Opening,
+        state: LogState,
+        journal: ShippedJournal,
+        now_ms: Callable[[], int],
+        *,
+        chunk_bytes: int = 1 << 20,
+        uploads: int = 4,
+        manifest_interval: float = 60.0,
+        data_first: bool = False,
+    ) -> None:
+        self.state = state
+        self.shipped = Shipped(state.place.last_id, *journal.totals_through(state.place.last_id))
+        self.slots = self.segments = self.sent_bytes = self._manifest_bytes = 0
+        self._prefix = prefix
+        self._opening = opening
+        self._journal = journal
+        self._now_ms = now_ms
+        self._chunk_bytes = chunk_bytes
+        self._uploads = uploads
+        self._manifest_interval = manifest_interval
+        self._data_first = data_first
+        self._seals = 0  # since the last manifest
+        self._manifest_at: float | None = None
+        self._states_at: float | None = None
+        self._readers: tuple[dict[str, Checkpoint], set[str]] = ({}, set())
+        self._large_at: dict[str, float] = {}
+
+    @property
+    def sealed_number(self) -> int:
+        """The number of the last segment that is whole in the log."""
+        return self.state.segments[-1].number if self.state.segments else 0
+
+    @property
+    def sealed_id(self) -> int:
+        """The last id of that segment: no segment with a later one may be retired here (S10)."""
+        return self.state.segments[-1].segment_footer().last_id if self.state.segments else 0
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def step(self, now: float, *, ending: bool = False) -> Work[bool]:
+        """Append the next slot, if there is something for it. Returns whether there was. ``now``: seconds of a clock
+        that does not jump. ``ending``: look at the readers now.
+
+        Raises as ``append``, and as the queue's journal.
+        """
+        if ending or self._states_at is None or now >= self._states_at + STATE_SECONDS:
+            self._readers = self._journal.readers()  # before the look at the journal: the slot then covers them
+            self._states_at = now
+        closed, tip = self._journal.look()
+        waiting = [each for each in closed if each.number > self.sealed_number]
+        if waiting:
+            rest = self._rest_of(waiting[0]) if self._data_first and len(waiting) == 1 else None
+            if rest is not None and (yield from self._append_data(rest, now)):
+                return True
+            yield from self._seal(waiting, now)
+        elif not (yield from self._append_data(tip, now)) and not (yield from self._append_states(now)):
+            return False
+        yield from self._write_manifest(now)
+        return True
+
+    def close(self, now: float, *, handed_over: bool = False) -> Steps[None]:
+        """Say that this owner has left. Call it when ``step`` has nothing to do."""
+        states = self._moved_readers(self.state.place.last_id, now, ending=True)
+        yield from self._append(CLOSE, checkpoints=states, note=codec.close_note(handed_over=handed_over))
+
+    def _append(self, kind: int, *, checkpoints: tuple[SavedState, ...] = (), note: bytes = b"") -> Steps[None]:
+        yield from self._append_slot(Slot(self._header(kind), checkpoints=checkpoints, note=note))
+
+    def _header(self, kind: int) -> codec.SlotHeader:
+        return empty_header(self.state, kind, self._opening._replace(written_ms=self._now_ms()))
+
+    def _append_slot(self, slot: Slot) -> Steps[None]:
+        yield from append(self._prefix, self.state, slot)
+        header = self.state.header
+        assert header is not None
+        self.slots += 1
+        self.sent_bytes += header.slot_bytes
+
+    # -- closed segments ---------------------------------------------------------------------------------------------
+
+    def _rest_of(self, segment: Segment) -> Tip | None:
+        """What of a closed segment is not in the log, if its beginning is: puts wait for it."""
+        place = self.state.place
+        if (
+            not self.state.tail
+            or place.number != segment.number
+            or segment.records_end - place.offset > self._chunk_bytes
+        ):
+            return None
+        return Tip(segment, segment.records_end, *Shipped.by(segment))
+
+    def _seal(self, waiting: list[Segment], now: float) -> Work[None]:
+        """Upload the first segment, and then say so (S9)."""
+        uploads = tuple(map(self._upload_of, waiting[: self._uploads]))
+        segment = waiting[0]
+        yield Expect(uploads)
+        sealed: SealedSegment | None = None
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                sealed = yield uploads[0]
+            except StoreUnavailable:
+                sealed = None
+            if sealed is not None:
+                break
+            yield Pause(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        sealed = sealed._replace(key=uploads[0].key.removeprefix(self._prefix))
+        end = segment.records_end
+        header = self._header(SEAL)._replace(
+            number=segment.number,
+            marker=segment.header.marker,
+            segment_crc=self._crc_through(segment, end),
+            offset=end,
+            first_id=segment.first_id,
+            last_id=segment.last_id,
+        )
+        states = self._moved_readers(segment.last_id, now)
+        yield from self._append_slot(Slot(header, checkpoints=states, note=codec.encode_sealed(sealed)))
+        self.segments += 1
+        self.sent_bytes += sealed.file_bytes
+        self._seals += 1
+        self.shipped = Shipped.by(segment)
+
+    def _upload_of(self, segment: Segment) -> Upload:
+        key = codec.segment_key(segment.number, self.state.header.epoch, self._opening.nonce)  # type: ignore[union-attr]
+        journal = self._journal
+        return Upload(self._prefix + key, segment.number, lambda: journal.read(segment, 0, journal.size_of(segment)))
+
+    def _crc_through(self, segment: Segment, end: int) -> int:
+        """The CRC-32 of the segment's file up to ``end``. What is in the log already is not read again."""
+        place = self.state.place
+        at, crc = (place.offset, place.segment_crc) if self.state.tail else (0, 0)
+        while at < end:
+            data = self._journal.read(segment, at, min(end - at, 1 << 20))
+            if not data:
+                raise OSError(errno.EIO, "the file is shorter than it was", segment.name)
+            crc = crc32(data, crc)
+            at += len(data)
+        return crc
+
+    # -- the segment that is being written ---------------------------------------------------------------------------
+
+    def _append_data(self, tip: Tip, now: float) -> Steps[bool]:
+        """Append what was put since the last slot, or the first part of it."""
+        segment, place, begins = tip.segment, self.state.place, not self.state.tail
+        if segment is None or tip.last_id < segment.first_id:
+            return False
+        start = 0 if begins else place.offset
+        if start >= tip.end:
+            return False
+        self._journal.make_durable(tip.last_id)  # S1
+        part = self._part(segment, start, tip)
+        if part is None:
+            self._journal.close_segment()
+            return True
+        frames, last_id = part
+        header = self._header(DATA)._replace(
+            number=segment.number,
+            marker=segment.header.marker,
+            segment_crc=crc32(frames, 0 if begins else place.segment_crc),
+            offset=start,
+            first_id=segment.first_id if begins else place.last_id + 1,
+            last_id=last_id,
+        )
+        states = self._moved_readers(last_id, now)
+        yield from self._append_slot(Slot(header._replace(length=len(frames)), frames, states))
+        totals = tip[3:] if last_id == tip.last_id else self._journal.totals_through(last_id)
+        self.shipped = Shipped(last_id, *totals)
+        return True
+
+    def _part(self, segment: Segment, start: int, tip: Tip) -> tuple[bytes, int] | None:
+        """Whole frames from ``start`` on, and the last id in them: all that there is, or as much as one slot takes.
+        ``None`` if no slot takes the first frame.
+        """
+        wanted = tip.end - start
+        if wanted <= self._chunk_bytes:
+            return self._journal.read(segment, start, wanted), tip.last_id
+        data = self._journal.read(segment, start, self._chunk_bytes + fmt.FRAME_BYTES)
+        at = fmt.HEADER_BYTES if start == 0 else 0
+        last_id, first = tip.last_id, True
+        while True:
+            first_id, size = fmt.frame_span(data, at)
+            if not first and at + size > self._chunk_bytes:
+                return data[:at], first_id - 1
+            at += size
+            if at > MOST_FRAME_BYTES:
+                return None
+            if first and at > self._chunk_bytes:  # one frame that is larger than a slot usually is
+                data = self._journal.read(segment, start, min(at + fmt.FRAME_BYTES, wanted))
+            if start + at == tip.end:
+                return data[:at], last_id
+            first = False
+
+    # -- readers -----------------------------------------------------------------------------------------------------
+
+    def _append_states(self, now: float) -> Steps[bool]:
+        """Append where readers are, if they have moved, and nothing was put."""
+        states = self._moved_readers(self.state.place.last_id, now)
+        if states:
+            yield from self._append(DATA, checkpoints=states)
+        return bool(states)
+
+    def _moved_readers(self, last_id: int, now: float, *, ending: bool = False) -> tuple[SavedState, ...]:
+        """The states of readers that have changed, as far as a log that ends with ``last_id`` covers them (S11)."""
+        states, unknown = self._readers
+        known = self.state.checkpoints
+        moved: list[SavedState] = [DroppedReader(name) for name in known if name not in states and name not in unknown]
+        left = MOST_STATE_BYTES
+        for name, state in sorted(states.items()):
+            shown = self._covered(state, last_id)
+            if shown is None or shown == known.get(name):
+                continue
+            size = len(fmt.encode_checkpoint_body(shown))
+            if size > LARGE_STATE_BYTES and not ending:
+                if now < self._large_at.get(name, now) + (LARGE_STATE_SECONDS if name in self._large_at else 0):
+                    continue
+                self._large_at[name] = now
+            if size > left and left < MOST_STATE_BYTES:
+                break
+            left -= size
+            moved.append(shown)
+        return tuple(moved)
+
+    def _items_through(self, last_id: int) -> int:
+        shipped = self.shipped
+        return shipped.total_items if last_id == shipped.last_id else self._journal.totals_through(last_id)[0]
+
+    def _covered(self, state: Checkpoint, last_id: int) -> Checkpoint | None:
+        """What a slot says of a reader, if it covers the reader's state. A reader that has passed over ids after
+        ``last_id`` that have no item is before them.
+        """
+        if state.head > last_id and self._journal.totals_through(state.head)[0] == self._items_through(last_id):
+            state = state._replace(head=last_id)
+        if state.highest_id > last_id:
+            return None
+        if state.hint_number > self.state.place.number:
+            state = state._replace(hint_number=0, hint_offset=0, hint_id=0)
+        errors = tuple(each for each in state.error_counts if each[0] <= last_id)
+        watermark = min(state.watermark, last_id)
+        return state._replace(watermark=watermark, durable_head=0, error_counts=errors)
+
+    # -- manifests ---------------------------------------------------------------------------------------------------
+
+    def _write_manifest(self, now: float) -> Steps[None]:
+        """Write a manifest of what is in the log, if it is time. Without an answer, the next one will do."""
+        if self._manifest_at is None:
+            self._manifest_at = now
+        if now < self._manifest_at + self._manifest_interval and self._seals < SEALS_PER_MANIFEST:
+            return
+        data = manifests.encode_manifest(self.state.manifest())
+        if self._manifest_bytes and (self._manifest_bytes + len(data)) * MANIFEST_SHARE > self.sent_bytes:
+            return
+        self._manifest_at, self._seals = now, 0
+        try:
+            yield Create(self._prefix + manifests.manifest_key(self.state.slot), data)
+        except StoreUnavailable:
+            return
+        self._manifest_bytes += len(data)
+        self.sent_bytes += len(data)

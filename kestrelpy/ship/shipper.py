@@ -1,0 +1,437 @@
+"""``Shipper``: the thread that ships one queue, and what its queue calls.
+
+Rules:
+1. Puts never talk to the store. They find out by ``QueueStatus`` whether they may go on, and with ``acks="shipped"``
+   they wait in the line of ``Syncer.acks``.
+2. The thread does one thing at a time: it looks what there is, makes it durable, appends a slot, says so.
+3. It holds its queue by a weak reference while it sleeps, so that a queue that nobody has ends.
+4. A fenced queue is over: ``Export.fail``. Other errors of the store are repeated for ever; an error that nobody
+   foresaw begins again from the log, three times.
+
+NOTE ON LOCKING: this module has no lock. The attributes that other threads read change by one store each; the bells and
+the deque of flushes are atomic. The thread takes the locks that ``Export`` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kestrelpy import _logging
+from kestrelpy._waiting.waiters import ThreadWaiter
+from kestrelpy._writing.export import Export
+from kestrelpy._writing.group_commit import Absent
+from kestrelpy.clock import SystemClock
+from kestrelpy.errors import DurabilityUnknown, ForkedQueue, KestrelError, QueueClosed, copy_of
+from kestrelpy.ship import uploads
+from kestrelpy.ship.errors import Fenced, NotShipped, ShipError, StoreUnavailable
+from kestrelpy.ship.history import ID_GAP
+from kestrelpy.ship.log import SlotTaken, ask, read_end, read_slot, resume
+from kestrelpy.ship.opened import OpenLog
+from kestrelpy.ship.options import ShipStatus
+from kestrelpy.ship.owner import Expect, LogOwner, Shipped, Upload, Work, carry_upload
+from kestrelpy.ship.slots import FENCE
+from kestrelpy.ship.uploads import PendingUpload
+
+if TYPE_CHECKING:
+    from kestrelpy.ship.slots import SealedSegment
+
+T = TypeVar("T")
+
+RESTARTS = (1.0, 5.0, 25.0)
+"""Seconds until an unforeseen error is got over; after the last one shipping has failed."""
+IDLE_SECONDS = 1.0
+"""So often an idle queue is looked at, at most."""
+LOG_SECONDS = 60.0
+"""So often an ERROR is logged when shipping has failed and nobody else finds out."""
+
+
+class _GivenUp(Exception):
+    """The queue is being closed, and the store has not answered in time; or nobody has the queue any more."""
+
+
+class _Flush:
+    """A thread that waits until the log has everything up to ``last_id``."""
+
+    def __init__(self, last_id: int) -> None:
+        self.last_id = last_id
+        self.bell = ThreadWaiter()
+
+
+class Shipper:
+    """Ships one open queue. ``log``: the log, opened."""
+
+    def __init__(self, log: OpenLog, export: Export) -> None:
+        options = log.options
+        self.log = log
+        self._options = options
+        self._store = log.store
+        self._export = weakref.ref(export)
+        self._owner = LogOwner(
+            log.prefix,
+            log.opening,
+            log.state,
+            weakref.proxy(export),
+            log.now_ms,
+            chunk_bytes=options.chunk_bytes,
+            uploads=options.uploads,
+            manifest_interval=options.manifest_interval,
+            data_first=options.acks == "shipped",
+        )
+        self._sealed_id = self._owner.sealed_id
+        self._bell = ThreadWaiter()  # rung, it stays rung until the thread next sleeps
+        self._flushes: deque[_Flush] = deque()
+        self._pending: dict[str, PendingUpload] = {}
+        self._requests = self._failures = 0
+        self._last_error = ""
+        self._is_away = self._is_behind = self._is_closing = self._is_over = False
+        self._ended: KestrelError | None = None
+        """Why nothing is shipped any more."""
+        self._has_left = False
+        self._deadline: float | None = None
+        self._whole_at = SystemClock.monotonic()
+        self._slot_at = float("-inf")
+        self._is_asked = False
+        self._thread = threading.Thread(target=self._run, name=f"kestrelpy-ship-{log.queue}", daemon=True)
+        export.keep_above(self._retire_limit())
+        if options.acks == "shipped":
+            leader = Absent(self._ask(), options.ack_timeout, NotShipped)
+            export.acknowledge_by(leader, log.state.place.last_id)
+
+    def _retire_limit(self) -> Callable[[], int]:
+        """Of the queue, which must not keep this object alive by it."""
+        mine = weakref.ref(self)
+
+        def limit() -> int:
+            shipper = mine()
+            return 0 if shipper is None else shipper._sealed_id
+
+        return limit
+
+    def _ask(self) -> Callable[[], None]:
+        mine = weakref.ref(self)
+
+        def ask_for_more() -> None:
+            shipper = mine()
+            if shipper is not None:
+                shipper._is_asked = True
+                shipper._bell.give(None)
+
+        return ask_for_more
+
+    # -- calls of the queue ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to ship. Raises ``RuntimeError`` if no thread can be started."""
+        self._thread.start()
+
+    def flush(self, timeout: float | None) -> int:
+        """``Shipping.flush``."""
+        export = self._export()
+        if self._ended is not None or export is None:
+            raise self._why_ended()
+        first_id, mine = self._owner.shipped.last_id + 1, _Flush(export.last_id)
+        self._flushes.append(mine)
+        try:
+            self._bell.give(None)
+            if self._ended is None:  # after the entry: who ends it looks at the entries after that
+                mine.bell.wait(timeout)
+            if self._owner.shipped.last_id < mine.last_id:
+                raise self._why_ended() if self._ended is not None else NotShipped(first_id, mine.last_id)
+        finally:
+            with contextlib.suppress(ValueError):  # the thread has removed it
+                self._flushes.remove(mine)
+        return self._owner.state.slot
+
+    def _why_ended(self) -> KestrelError:
+        return copy_of(self._ended) if self._ended is not None else QueueClosed(f"queue {self.log.queue!r} is closed")
+
+    def status(self) -> ShipStatus:
+        """``Shipping.status``."""
+        owner, export = self._owner, self._export()
+        header, shipped = owner.state.header, owner.shipped
+        items = unshipped = 0
+        seconds = 0.0
+        if export is not None:
+            items, unshipped = self._waiting(export, shipped)
+            seconds = max(0.0, SystemClock.monotonic() - self._whole_at) if items else 0.0
+        return ShipStatus(
+            state=self._state_word(),
+            store=self._store.describe(),
+            epoch=header.epoch if header is not None else 0,
+            slot=owner.state.slot,
+            shipped_id=shipped.last_id,
+            unshipped_items=items,
+            unshipped_bytes=unshipped,
+            unshipped_seconds=seconds,
+            shipped_bytes=owner.sent_bytes,
+            slots=owner.slots,
+            segments=owner.segments,
+            requests=self._requests,
+            failures=self._failures,
+            last_error=self._last_error,
+        )
+
+    def _state_word(self) -> str:
+        if isinstance(self._ended, Fenced):
+            return "fenced"
+        if self._ended is not None:
+            return "closed" if isinstance(self._ended, QueueClosed) else "failed"
+        return "away" if self._is_away else "behind" if self._is_behind else "shipping"
+
+    def _waiting(self, export: Export, shipped: Shipped) -> tuple[int, int]:
+        """The items that were put and are not in the log, and their bytes."""
+        items, size = export.totals
+        return max(0, items - shipped.total_items), max(0, size - shipped.total_bytes)
+
+    def close(self) -> None:
+        """Ship what is left, say that this owner has left, and end. The queue accepts nothing any more, and has saved
+        where its readers are. Raises ``NotShipped`` and ``Fenced``.
+        """
+        self._deadline = SystemClock.monotonic() + self._options.close_timeout
+        self._is_closing = True
+        self._bell.give(None)
+        try:
+            if self._thread.is_alive():
+                self._thread.join(self._options.close_timeout + 0.5)
+        finally:
+            self.release()
+        if isinstance(self._ended, Fenced):
+            raise copy_of(self._ended)
+        export = self._export()
+        if not self._has_left and export is not None and export.last_id > self._owner.shipped.last_id:
+            raise NotShipped(self._owner.shipped.last_id + 1, export.last_id)
+
+    def release(self) -> None:
+        """End without another word: the thread does nothing any more, once its request is answered."""
+        self._is_over = True
+        self._bell.give(None)
+
+    def abandon(self, error: KestrelError) -> None:
+        """In a forked child: there is no thread, and the store is the parent's."""
+        self._ended, self._is_over = error, True
+        self._flushes = deque()
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failed = 0
+        while True:
+            try:
+                self._ship()
+            except _GivenUp:
+                self._end(QueueClosed(f"queue {self.log.queue!r} is closed"))
+            except SlotTaken as taken:
+                self._be_fenced(taken)
+            except (DurabilityUnknown, ForkedQueue, QueueClosed) as error:
+                self._end(error)
+            except BaseException as error:
+                self._last_error = f"{type(error).__name__}: {error}"
+                _logging.exception("shipping queue %s failed", self.log.queue)
+                if failed < len(RESTARTS) and self._begin_again(RESTARTS[failed]):
+                    failed += 1
+                    continue
+                self._fail(error)
+            return
+
+    def _ship(self) -> None:
+        """Ship until the queue is closed."""
+        while True:
+            if self._is_over:
+                raise _GivenUp
+            now = SystemClock.monotonic()
+            ending = self._is_closing
+            self._is_asked = False
+            export = self._export()
+            if export is None:
+                raise _GivenUp
+            before = self._owner.slots
+            goes_on = self._carry_out(self._owner.step(now, ending=ending))
+            self._note(export)
+            if self._owner.slots > before:
+                self._slot_at = now
+            if ending and not goes_on:
+                self._carry_out(self._owner.close(now))
+                self._has_left = True
+                self.log.note_slot(self._owner.state)
+                self._end(QueueClosed(f"queue {self.log.queue!r} is closed"))
+                return
+            seconds = self._pause(export, goes_on)
+            del export
+            if seconds > 0:
+                self._sleep(seconds)
+
+    def _pause(self, export: Export, goes_on: bool) -> float:
+        """How long to sleep now."""
+        if self._is_closing:
+            return 0.0
+        interval = self._options.seconds
+        if self._waiting(export, self._owner.shipped)[1] >= self._options.chunk_bytes or self._flushes:
+            return 0.0 if goes_on else IDLE_SECONDS
+        due = self._slot_at + interval - SystemClock.monotonic()
+        if goes_on or self._is_asked:
+            return max(0.0, due)
+        return max(due, min(IDLE_SECONDS, max(interval, 0.05)))
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep, until something is to be done at once."""
+        until = SystemClock.monotonic() + seconds
+        while True:
+            if self._is_asked:
+                until = min(until, self._slot_at + self._options.seconds)
+            left = until - SystemClock.monotonic()
+            if left <= 0 or self._is_closing or self._is_over or self._flushes:
+                return
+            self._bell.wait(left)
+
+    def _carry_out(self, steps: Work[T]) -> T:
+        """``log.carry_out``, with what an owner asks for in addition, and with figures."""
+        answer: object = None
+        while True:
+            try:
+                request: Any = resume(steps, answer)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            self._check_deadline()
+            answer = self._answer(request)
+            self._check_deadline()
+
+    def _answer(self, request: Any) -> object:
+        if isinstance(request, Expect):
+            for each in request.uploads:
+                if each.key not in self._pending:
+                    self._pending[each.key] = uploads.pool.begin(self._work_of(each), self._options.uploads)
+            return None
+        answer = self._uploaded(request) if isinstance(request, Upload) else ask(request, self._store, self._wait)
+        self._requests += 1
+        if isinstance(answer, StoreUnavailable):
+            self._failures += 1
+            self._is_away, self._last_error = True, str(answer)
+        else:
+            self._is_away = False
+        return answer
+
+    def _work_of(self, upload: Upload) -> Callable[[], SealedSegment | None]:
+        store = self._store
+        return lambda: carry_upload(upload, store)
+
+    def _uploaded(self, upload: Upload) -> object:
+        pending = self._pending.pop(upload.key, None)
+        try:
+            return carry_upload(upload, self._store) if pending is None else pending.result()
+        except StoreUnavailable as error:
+            return error
+
+    def _wait(self, seconds: float) -> None:
+        """A pause between two repetitions of a request."""
+        export = self._export()
+        if export is not None:
+            self._note(export)
+        until = SystemClock.monotonic() + seconds
+        while not self._is_over:
+            left = until - SystemClock.monotonic()
+            if left <= 0:
+                return
+            self._check_deadline()
+            self._bell.wait(left)
+
+    def _check_deadline(self) -> None:
+        if self._is_over or (self._deadline is not None and SystemClock.monotonic() > self._deadline):
+            raise _GivenUp
+
+    # -- what is said of it ------------------------------------------------------------------------------------------
+
+    def _note(self, export: Export) -> None:
+        """Tell the queue and its waiters how far the log has come."""
+        owner = self._owner
+        shipped = owner.shipped
+        if self._options.acks == "shipped":
+            export.acknowledge(shipped.last_id, shipped.total_bytes)
+        if owner.sealed_id > self._sealed_id:
+            self._sealed_id = owner.sealed_id
+            export.retire_soon()
+        now = SystemClock.monotonic()
+        items, waiting = self._waiting(export, shipped)
+        if not items:
+            self._whole_at = now
+        for each in list(self._flushes):
+            if each.last_id <= shipped.last_id:
+                self._flushes.remove(each)
+                each.bell.give(None)
+        self._mind_limits(export, items, waiting, now)
+
+    def _mind_limits(self, export: Export, items: int, waiting: int, now: float) -> None:
+        options = self._options
+        queue, seconds = self.log.queue, now - self._whole_at
+        self._is_behind = waiting > options.max_unshipped_bytes or seconds > options.max_unshipped_seconds
+        if items > ID_GAP // 2:
+            export.refuse(f"queue {queue!r} has {items:,} items that are not in the store (S13)", waits=False)
+        elif self._is_behind and options.when_behind != "go_on":
+            reason = f"queue {queue!r} is behind: {waiting:,} bytes are not in the store, for {seconds:.0f} s"
+            export.refuse(reason, waits=options.when_behind == "block")
+        else:
+            export.accept()
+
+    def _be_fenced(self, taken: SlotTaken) -> None:
+        header = taken.slot.header
+        owner = taken.slot.owner if header.kind == FENCE else ""
+        export = self._export()
+        last_id = export.last_id if export is not None else 0
+        error = Fenced(header.epoch, owner, self._owner.shipped.last_id + 1, last_id)
+        _logging.warning("queue %s: %s", self.log.queue, error)
+        self._end(error)
+        if export is not None:
+            export.fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Shipping is over, by an error that begins again each time."""
+        ended = ShipError(f"shipping queue {self.log.queue!r} has failed: {type(error).__name__}: {error}")
+        self._end(ended)
+        export = self._export()
+        if export is not None and self._options.acks == "shipped":
+            export.fail(ended)
+            return
+        del export
+        while not (self._is_closing or self._is_over or self._export() is None):
+            _logging.warning("queue %s is not shipped any more: %s", self.log.queue, self._last_error)
+            self._bell.wait(LOG_SECONDS)
+
+    def _end(self, error: KestrelError) -> None:
+        """Nothing is shipped from here on. Whoever waits is told."""
+        self._ended = error
+        self._is_over = self._is_over or isinstance(error, QueueClosed)
+        while True:
+            try:
+                self._flushes.popleft().bell.give(None)
+            except IndexError:
+                return
+
+    def _begin_again(self, seconds: float) -> bool:
+        """Read the log again, after a while. Returns False if that is not possible."""
+        try:
+            self._wait(seconds)
+            state = self._carry_out(read_end(self.log.prefix))
+            header = state.header
+            if header is None or header.nonce != self.log.opening.nonce:
+                if header is not None:
+                    slot = self._carry_out(read_slot(self.log.prefix, state.fences[-1]))
+                    if slot is not None:
+                        self._be_fenced(SlotTaken(slot))
+                return False
+        except _GivenUp:
+            return False
+        except Exception as error:
+            self._last_error = f"{type(error).__name__}: {error}"
+            return True
+        self._pending.clear()
+        self._owner.state = state
+        export = self._export()
+        if export is not None:
+            last_id = state.place.last_id
+            self._owner.shipped = Shipped(last_id, *export.totals_through(last_id))
+        return True

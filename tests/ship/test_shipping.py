@@ -1,0 +1,681 @@
+"""A queue that is shipped, as its user sees it: with its own thread, on stores that answer, that do not, and that have
+another owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import pickle
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from kestrelpy import ForkedQueue, JournaledQueue, QueueClosed, QueueEmpty, QueueFull, ReaderConfig, open_reader
+from kestrelpy.ship import (
+    Fenced,
+    HistoryMismatch,
+    NotShipped,
+    Ship,
+    ShippingRequired,
+    StoreTooWeak,
+    StoreUnavailable,
+    open_store,
+)
+from kestrelpy.ship.log import Opening, carry_out, open_log, read_end
+from kestrelpy.ship.slots import CLOSE
+from kestrelpy.testing.stores import Fault, MemoryStore, Request, SimulatedStore
+from tests.ship.shipped import items_of, log_of, no_pause
+from tests.support.patience import PATIENCE, until
+
+Acks = Literal["disk", "shipped"]
+ACKS: tuple[Acks, ...] = ("disk", "shipped")
+
+
+class Slow:
+    """A ``Store`` of which a test opens and shuts the door. ``create`` waits before it."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.door = threading.Event()
+        self.door.set()
+        self.waiting = 0
+        self.is_away = False
+        self.trouble: BaseException | None = None
+
+    def describe(self) -> str:
+        return "a slow store"
+
+    def _pass(self, key: str) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        if self.is_away:
+            raise StoreUnavailable(self.describe(), key, "no answer in time")
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._pass(key)
+        self.waiting += 1
+        self.door.wait(PATIENCE)
+        self.waiting -= 1
+        return self.store.create(key, data)
+
+    def read(self, key: str, start: int = 0, length: int | None = None) -> bytes | None:
+        self._pass(key)
+        return self.store.read(key, start, length)
+
+    def list(self, prefix: str) -> list:  # type: ignore[type-arg]
+        self._pass(prefix)
+        return self.store.list(prefix)
+
+    def delete(self, keys) -> None:  # type: ignore[no-untyped-def]
+        self._pass("")
+        self.store.delete(keys)
+
+
+@pytest.fixture
+def slow() -> Iterator[Slow]:
+    store = Slow()
+    yield store
+    store.door.set()
+
+
+def fence(store: MemoryStore, queue_id: bytes) -> None:
+    """Another owner takes the log."""
+    opening = Opening(queue_id, os.urandom(16), "another", 0, 0)
+    carry_out(open_log("jobs/", opening, lambda state: state.place.last_id + 1), store, no_pause)
+
+
+# -- what is there ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acks", ACKS)
+def test_all_that_was_put_is_in_the_store(tmp_path: Path, acks: Acks) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path, "jobs", segment_bytes=4096, ship=Ship(store, acks=acks, interval=0)) as queue:
+        assert queue.shipping is not None
+        put = {queue.put(b"%d" % number * 20): b"%d" % number * 20 for number in range(300)}
+        batch = [b"one", b"", b"three"]
+        put |= dict(zip(queue.put_many(batch), batch, strict=True))
+        queue.shipping.flush(PATIENCE)
+        assert items_of(store) == put
+        status = queue.shipping.status()
+        assert (status.state, status.shipped_id, status.unshipped_items) == ("shipping", 303, 0)
+        assert status.segments > 1
+        for _ in range(100):
+            queue.commit(queue.get())
+    state = log_of(store)
+    assert state.header is not None
+    assert state.header.kind == CLOSE
+    assert state.checkpoints[""].head == 100
+    assert items_of(store) == put
+
+
+def test_the_log_goes_on_after_each_opening(tmp_path: Path) -> None:
+    store = MemoryStore()
+    put: dict[int, bytes] = {}
+    for number in range(5):
+        with JournaledQueue(tmp_path, "jobs", ship=Ship(store)) as queue:
+            for data in (b"a%d" % number, b"b"):
+                put[queue.put(data)] = data
+    assert list(put) == list(range(1, 11))
+    assert items_of(store) == put
+    assert len(log_of(store).fences) == 5
+
+
+def test_a_queue_that_is_there_already_is_shipped_from_its_first_segment(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path, "jobs", segment_bytes=4096) as queue:
+        put = {queue.put(b"x" * 500): b"x" * 500 for _ in range(50)}
+        queue.reader("audit", start="earliest")
+    with JournaledQueue(tmp_path, "jobs", segment_bytes=4096, ship=Ship(store)) as queue:
+        put[queue.put(b"new")] = b"new"
+        assert queue.shipping is not None
+        queue.shipping.flush(PATIENCE)
+        assert items_of(store) == put
+    assert log_of(store).checkpoints["audit"].head == 0
+
+
+def test_readers_that_come_move_and_go(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(store, interval=0)) as queue:
+        queue.reader("one", start="earliest")
+        queue.reader("two", start="earliest")
+        for number in range(10):
+            queue.put(b"%d" % number)
+        one = queue.reader("one")
+        items = [one.get() for _ in range(6)]
+        for item in (items[0], items[1], items[4]):
+            one.commit(item)
+        one.abort(items[2])
+        until(lambda: (state := log_of(store).checkpoints.get("one")) is not None and state.head == 2)
+        until(lambda: log_of(store).checkpoints["one"].error_counts == ((3, 1),))
+        assert log_of(store).checkpoints["one"].done == ((5, 5),)
+        queue.drop_reader("two")
+        until(lambda: set(log_of(store).checkpoints) == {"one"})
+
+
+def test_a_reader_in_another_place_is_shipped_too(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path, "jobs", sync="always", ship=Ship(store, interval=0)) as queue:
+        queue.put(b"1")
+        queue.put(b"2")
+        with contextlib.closing(open_reader(tmp_path, "jobs", "outside", start="earliest")) as outside:
+            outside.commit(outside.get())
+            outside.checkpoint()
+            until(lambda: (state := log_of(store).checkpoints.get("outside")) is not None and state.head == 1)
+
+
+def test_a_large_batch_goes_in_parts_and_one_that_fits_no_slot_as_a_segment(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path, "jobs", segment_bytes=128 << 20, ship=Ship(store, chunk_bytes=64 << 10)) as queue:
+        assert queue.shipping is not None
+        put = {queue.put(b"x" * 5000): b"x" * 5000 for _ in range(100)}
+        big = os.urandom(1 << 20)
+        put[queue.put(big)] = big
+        queue.shipping.flush(PATIENCE)
+        assert max(size for key, size, _ in store.list("jobs/log/")) < 1 << 21
+        huge = bytes(61 << 20)
+        put[queue.put(huge)] = huge
+        put[queue.put(b"after")] = b"after"
+        queue.shipping.flush(PATIENCE)
+        assert max(size for key, size, _ in store.list("jobs/log/")) < 1 << 21
+        assert items_of(store) == put
+
+
+# -- acks="shipped" --------------------------------------------------------------------------------------------------
+
+
+def test_a_put_returns_when_its_slot_is_there_and_readers_see_it_then(tmp_path: Path, slow: Slow) -> None:
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(slow, acks="shipped", interval=0)) as queue:
+        queue.put(b"first")
+        assert queue.get(timeout=PATIENCE).data == b"first"
+        slow.door.clear()
+        thread = threading.Thread(target=queue.put, args=(b"second",))
+        future = queue.put_future(b"third")
+        thread.start()
+        until(lambda: slow.waiting)
+        with pytest.raises(QueueEmpty):
+            queue.get(block=False)
+        assert not future.done()
+        assert thread.is_alive()
+        waiting = queue.get_future()
+        slow.door.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        assert future.result(PATIENCE) in (2, 3)
+        assert waiting.result(PATIENCE).data in (b"second", b"third")
+        assert set(items_of(slow.store).values()) == {b"first", b"second", b"third"}
+
+
+def test_a_put_that_waits_too_long_says_so_and_is_shipped_later(tmp_path: Path, slow: Slow) -> None:
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(slow, acks="shipped", interval=0, ack_timeout=0.05)) as queue:
+        slow.door.clear()
+        with pytest.raises(NotShipped) as raised:
+            queue.put_many([b"1", b"2"])
+        assert (raised.value.first_id, raised.value.last_id) == (1, 2)
+        assert isinstance(raised.value, TimeoutError)
+        assert isinstance(pickle.loads(pickle.dumps(raised.value)), NotShipped)
+        with pytest.raises(QueueEmpty):
+            queue.get(block=False)
+        slow.door.set()
+        assert queue.get(timeout=PATIENCE).data == b"1"
+        assert queue.put(b"3") == 3
+        queue._check()
+
+
+def test_puts_from_many_threads_and_tasks(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(store, acks="shipped", interval=0.01)) as queue:
+        ids: list[int] = []
+        missing: list[int] = []
+
+        def put() -> None:
+            for number in range(20):
+                item_id = queue.put(b"%d" % number)
+                missing.extend({item_id} - items_of(store).keys())
+                ids.append(item_id)
+
+        threads = [threading.Thread(target=put) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+
+        async def tasks() -> list[int]:
+            return await asyncio.gather(*(queue.aput(b"task") for _ in range(20)))
+
+        ids += asyncio.run(tasks())
+        assert not missing
+        assert sorted(ids) == list(range(1, 181))
+        assert sorted(items_of(store)) == sorted(ids)
+
+
+def test_what_an_earlier_process_could_not_ship_is_seen_when_it_is_there(tmp_path: Path, slow: Slow) -> None:
+    options = Ship(slow, acks="shipped", interval=0, ack_timeout=0.05, close_timeout=0.2)
+    queue = JournaledQueue(tmp_path, "jobs", ship=options)
+    queue.put(b"shipped")
+    slow.is_away = True
+    with pytest.raises(NotShipped):
+        queue.put(b"not yet")
+    with pytest.raises(NotShipped):
+        queue.close()
+    slow.is_away = False
+    calls: list[str] = []
+    create = slow.create
+
+    def after_the_fence(key: str, data: bytes) -> bool:
+        calls.append(key)
+        if len([key for key in calls if "/log/" in key or "/seg/" in key]) > 1:
+            slow.door.clear()
+        return create(key, data)
+
+    slow.create = after_the_fence  # type: ignore[method-assign]
+    with JournaledQueue(tmp_path, "jobs", ship=options) as again:
+        until(lambda: slow.waiting)
+        assert again.get(block=False).data == b"shipped"
+        with pytest.raises(QueueEmpty):
+            again.get(block=False)
+        slow.create = create  # type: ignore[method-assign]
+        slow.door.set()
+        assert again.get(timeout=PATIENCE).data == b"not yet"
+
+
+# -- a store that is away --------------------------------------------------------------------------------------------
+
+
+def test_puts_go_on_while_the_store_is_away(tmp_path: Path, slow: Slow) -> None:
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(slow, interval=0)) as queue:
+        assert queue.shipping is not None
+        queue.put(b"1")
+        queue.shipping.flush(PATIENCE)
+        slow.is_away = True
+        queue.put(b"2")
+        until(lambda: queue.shipping is not None and queue.shipping.status().state == "away")
+        assert queue.get().data == b"1"
+        with pytest.raises(NotShipped):
+            queue.shipping.flush(0.05)
+        status = queue.shipping.status()
+        assert (status.unshipped_items, status.unshipped_bytes) == (1, 1)
+        assert "no answer in time" in status.last_error
+        assert status.failures > 0
+        slow.is_away = False
+        queue.shipping.flush(PATIENCE)
+        assert queue.shipping.status().state == "shipping"
+        assert items_of(slow.store) == {1: b"1", 2: b"2"}
+
+
+def test_no_segment_is_retired_that_is_not_in_the_store(tmp_path: Path, slow: Slow) -> None:
+    with JournaledQueue(tmp_path, "jobs", segment_bytes=4096, ship=Ship(slow, interval=0)) as queue:
+        assert queue.shipping is not None
+        queue.shipping.flush(PATIENCE)
+        slow.is_away = True
+        for _ in range(40):
+            queue.put(b"x" * 500)
+            queue.commit(queue.get())
+        queue.checkpoint(durable=True)
+        kept = queue.stats().segments
+        assert kept >= 5
+        slow.is_away = False
+        queue.shipping.flush(PATIENCE)
+
+        def retired() -> bool:
+            queue.checkpoint(durable=True)
+            return queue.stats().segments < 3
+
+        until(retired)
+
+
+@pytest.mark.parametrize("when_behind", ["refuse", "block"])
+def test_a_queue_that_is_behind(tmp_path: Path, slow: Slow, when_behind: Literal["refuse", "block"]) -> None:
+    options = Ship(slow, interval=0, when_behind=when_behind, max_unshipped_bytes=1000)
+    with JournaledQueue(tmp_path, "jobs", ship=options) as queue:
+        assert queue.shipping is not None
+        shipping = queue.shipping
+        shipping.flush(PATIENCE)
+        slow.is_away = True
+        queue.put(b"x" * 2000)
+        until(lambda: shipping.status().state == "away" and queue._status.gate is not None)
+        with pytest.raises(QueueFull, match="2,000 bytes are not in the store"):
+            queue.put(b"another")
+        with pytest.raises(QueueFull, match="behind"):
+            queue.put(b"another", timeout=0.02)
+        future_raises = pytest.raises(QueueFull, match="behind")
+        with future_raises:
+            queue.put_future(b"another")
+        threading.Timer(0.05, lambda: setattr(slow, "is_away", False)).start()
+        if when_behind == "block":
+            assert queue.put(b"waits", timeout=PATIENCE) == 2
+        shipping.flush(PATIENCE)
+        until(lambda: queue._status.gate is None)
+        queue.put(b"y")
+
+
+def test_a_queue_is_not_opened_while_its_store_is_away(tmp_path: Path, slow: Slow) -> None:
+    slow.is_away = True
+    with pytest.raises(StoreUnavailable):
+        JournaledQueue(tmp_path, "jobs", ship=Ship(slow))
+    slow.is_away = False
+    JournaledQueue(tmp_path, "jobs", ship=Ship(slow)).close()
+
+
+def test_closing_waits_for_the_store_and_not_for_ever(tmp_path: Path, slow: Slow) -> None:
+    queue = JournaledQueue(tmp_path, "jobs", ship=Ship(slow, interval=0, close_timeout=0.2))
+    slow.is_away = True
+    queue.put(b"1")
+    with pytest.raises(NotShipped):
+        queue.close()
+    queue.close()
+    slow.is_away = False
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(slow)) as again:
+        assert again.get().data == b"1"
+    assert items_of(slow.store) == {1: b"1"}
+
+
+def test_lost_answers_and_repetitions(tmp_path: Path) -> None:
+    store = SimulatedStore()
+    count = 0
+
+    def fault(request: Request) -> Fault:
+        nonlocal count
+        count += 1
+        faults = [Fault.NONE, Fault.LOST_AFTER, Fault.TWICE, Fault.LOST_BEFORE, Fault.LATE]
+        return faults[count % 5] if request.kind == "create" and "/log/" in request.key else Fault.NONE
+
+    with JournaledQueue(tmp_path, "jobs", segment_bytes=4096, ship=Ship(store.client("a"), interval=0)) as queue:
+        store.before_request = fault
+        assert queue.shipping is not None
+        put = {}
+        for number in range(30):
+            put[queue.put(b"%d" % number * 100)] = b"%d" % number * 100
+            if number % 5 == 0:
+                queue.shipping.flush(PATIENCE)
+    assert items_of(store.objects) == put
+    assert queue.shipping.status().failures > 0
+
+
+# -- other owners ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acks", ACKS)
+def test_a_queue_with_another_owner_is_over(tmp_path: Path, acks: Acks) -> None:
+    store = MemoryStore()
+    queue = JournaledQueue(tmp_path, "jobs", ship=Ship(store, acks=acks, interval=0))
+    assert queue.shipping is not None
+    shipping = queue.shipping
+    queue.put(b"1")
+    queue.put(b"2")
+    shipping.flush(PATIENCE)
+    item, waiting = queue.get(), queue.reader()
+    fence(store, queue._journal.queue_id)
+    if acks == "disk":
+        queue.put(b"3")
+        with pytest.raises(Fenced):
+            shipping.flush(PATIENCE)
+    else:
+        with pytest.raises(Fenced):
+            queue.put(b"3")
+    until(lambda: queue._status.error is not None)
+    calls: list[Callable[[], object]] = [
+        lambda: queue.put(b"4"),
+        queue.get,
+        queue.sync,
+        lambda: queue.commit(item),
+        lambda: waiting.get_many(1),
+        queue.checkpoint,
+        lambda: queue.put_future(b"4").result(PATIENCE),
+        lambda: shipping.flush(1),
+    ]
+    for call in calls:
+        with pytest.raises(Fenced) as raised:
+            call()
+        error = raised.value
+        assert (error.epoch, error.owner, error.first_unshipped_id, error.last_id) == (2, "another", 3, 3)
+    assert shipping.status().state == "fenced"
+    queue.close()
+    with pytest.raises(Fenced):
+        JournaledQueue(tmp_path, "jobs", ship=Ship(store))
+    with JournaledQueue(tmp_path, "jobs", ship=False) as detached:
+        assert [detached.get().data for _ in range(3)] == [b"1", b"2", b"3"]
+
+
+def test_a_waiting_consumer_hears_of_another_owner(tmp_path: Path) -> None:
+    store = MemoryStore()
+    queue = JournaledQueue(tmp_path, "jobs", ship=Ship(store, interval=0))
+    queue.put(b"1")
+    assert queue.shipping is not None
+    queue.shipping.flush(PATIENCE)
+    queue.commit(queue.get())
+    future = queue.get_future()
+    fence(store, queue._journal.queue_id)
+    queue.put(b"2")
+    assert future.result(PATIENCE).data == b"2"
+    future = queue.get_future()
+    with pytest.raises(Fenced):
+        future.result(PATIENCE)
+    with pytest.raises(Fenced):
+        queue.close()  # no call has raised it
+    queue.close()
+
+
+def test_a_queue_that_is_shipped_is_not_opened_by_mistake(tmp_path: Path) -> None:
+    store = MemoryStore()
+    JournaledQueue(tmp_path, "jobs", ship=Ship(store)).close()
+    with pytest.raises(ShippingRequired, match="ship=False") as raised:
+        JournaledQueue(tmp_path, "jobs")
+    assert raised.value.url == "a store in memory"
+    JournaledQueue(tmp_path, "jobs", ship=False).close()
+    JournaledQueue(tmp_path, "jobs").close()
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="in memory"):
+        JournaledQueue(tmp_path, "jobs", journaled=False, ship=Ship(MemoryStore()))
+    for wrong in (1, True, b"file:///x", MemoryStore()):
+        with pytest.raises(TypeError):
+            JournaledQueue(tmp_path, "jobs", ship=wrong)  # type: ignore[arg-type]
+    for options in ({"acks": "never"}, {"interval": -1}, {"chunk_bytes": 1}, {"when_behind": "wait"}, {"uploads": 0}):
+        with pytest.raises(ValueError):  # noqa: PT011
+            Ship("file:///x", **options)
+    with pytest.raises(ValueError, match="sync"):
+        JournaledQueue(tmp_path, "jobs", sync=-1, ship=Ship(MemoryStore(), acks="shipped"))
+    with JournaledQueue(tmp_path, "plain") as queue:
+        assert queue.shipping is None
+
+
+def test_a_store_that_is_too_weak(tmp_path: Path) -> None:
+    store = SimulatedStore(ignores_conditions=True)
+    with pytest.raises(StoreTooWeak):
+        JournaledQueue(tmp_path, "jobs", ship=Ship(store.client("a")))
+    assert not store.objects.list("")
+    JournaledQueue(tmp_path, "jobs").close()
+
+
+def test_histories_that_do_not_match(tmp_path: Path) -> None:
+    store = MemoryStore()
+    here, other = tmp_path / "here", tmp_path / "other"
+    with JournaledQueue(here, "jobs", ship=Ship(store)) as queue:
+        queue.put(b"1")
+    before = store.contents()
+    copied = {path.name: path.read_bytes() for path in here.iterdir()}
+    with pytest.raises(HistoryMismatch, match="restore it first"):
+        JournaledQueue(other, "jobs", ship=Ship(store))
+    with JournaledQueue(other, "jobs") as queue:
+        queue.put(b"another queue of that name")
+    with pytest.raises(HistoryMismatch, match="another queue"):
+        JournaledQueue(other, "jobs", ship=Ship(store))
+    with JournaledQueue(here, "jobs", ship=Ship(store)) as queue:
+        queue.put(b"2")
+    after = store.contents()
+    # A backup of the folder was put back: the log is ahead, though its owner was this queue.
+    for path in here.iterdir():
+        path.unlink()
+    for name, data in copied.items():
+        (here / name).write_bytes(data)
+    with pytest.raises(Fenced):  # the log's last epoch is of a nonce that this folder has never seen
+        JournaledQueue(here, "jobs", ship=Ship(store))
+    assert store.contents() == after
+    store.replace_all(before)
+    with JournaledQueue(here, "jobs", ship=Ship(store)) as queue:
+        queue.put(b"2 again")
+
+
+def test_a_store_that_was_put_back_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kestrelpy.ship.opened.LISTING_SECONDS", 0.2)
+    store = MemoryStore()
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(store)) as queue:
+        queue.put(b"1")
+    before = store.contents()
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(store)) as queue:
+        queue.put(b"2")
+    store.replace_all(before)
+    with pytest.raises(HistoryMismatch, match="was ours"):
+        JournaledQueue(tmp_path, "jobs", ship=Ship(store))
+    assert store.contents() == before
+    elsewhere = f"file://{tmp_path}/store"
+    with JournaledQueue(tmp_path, "jobs", ship=elsewhere) as queue:
+        assert [queue.get().data, queue.get().data] == [b"1", b"2"]
+        assert queue.shipping is not None
+        queue.shipping.flush(PATIENCE)
+        assert items_of(open_store(elsewhere)) == {1: b"1", 2: b"2"}
+
+
+# -- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_that_nobody_has_is_not_kept_by_its_shipping(tmp_path: Path) -> None:
+    store = MemoryStore()
+    queue = JournaledQueue(tmp_path, "jobs", ship=Ship(store, interval=0.01))
+    queue.put(b"1")
+    assert queue._shipment is not None
+    thread, gone = queue._shipment._shipper._thread, weakref.ref(queue)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del queue
+        until(lambda: gc.collect() >= 0 and gone() is None)  # the timer of the sync has it for a moment
+    assert [each.category for each in caught] == [ResourceWarning]
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(store)) as again:
+        assert again.get().data == b"1"
+
+
+def test_a_forked_child_touches_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(store, interval=0)) as queue:
+        queue.put(b"1")
+        assert queue.shipping is not None
+        shipping = queue.shipping
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                calls: list[Callable[[], object]] = [lambda: queue.put(b"2"), lambda: shipping.flush(1)]
+                for call in calls:
+                    try:
+                        call()
+                    except ForkedQueue:
+                        continue
+                    os._exit(2)
+                queue.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        queue.put(b"3")
+        queue.shipping.flush(PATIENCE)
+        assert items_of(store) == {1: b"1", 2: b"3"}
+
+
+def test_an_error_that_nobody_foresaw_is_got_over(tmp_path: Path, slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kestrelpy.ship.shipper.RESTARTS", (0.01, 0.01, 0.01))
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(slow, interval=0)) as queue:
+        assert queue.shipping is not None
+        shipping = queue.shipping
+        queue.put(b"1")
+        shipping.flush(PATIENCE)
+        slow.trouble = ZeroDivisionError("unforeseen")
+        queue.put(b"2")
+        until(lambda: "unforeseen" in shipping.status().last_error)
+        slow.trouble = None
+        shipping.flush(PATIENCE)
+        assert items_of(slow.store) == {1: b"1", 2: b"2"}
+
+
+@pytest.mark.parametrize("acks", ACKS)
+def test_shipping_that_fails_for_good_is_said(
+    tmp_path: Path, slow: Slow, acks: Acks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kestrelpy.ship.shipper.RESTARTS", (0.0, 0.0))
+    queue = JournaledQueue(tmp_path, "jobs", ship=Ship(slow, acks=acks, interval=0))
+    assert queue.shipping is not None
+    shipping = queue.shipping
+    slow.trouble = ZeroDivisionError("unforeseen")
+    if acks == "disk":
+        queue.put(b"1")
+        until(lambda: shipping.status().state == "failed")
+        queue.put(b"2")
+        assert queue.get().data == b"1"
+    else:
+        with pytest.raises(Exception, match="has failed"):
+            queue.put(b"1")
+        with pytest.raises(Exception, match="has failed"):
+            queue.get()
+    with pytest.raises(Exception, match="has failed"):
+        shipping.flush(PATIENCE)
+    slow.trouble = None
+    if acks == "disk":
+        with pytest.raises(NotShipped):
+            queue.close()
+    else:
+        queue.close()
+
+
+def test_after_the_end(tmp_path: Path) -> None:
+    store = MemoryStore()
+    queue = JournaledQueue(tmp_path, "jobs", ship=Ship(store))
+    assert queue.shipping is not None
+    shipping = queue.shipping
+    queue.close()
+    assert shipping.status().state == "closed"
+    with pytest.raises(QueueClosed):
+        shipping.flush()
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(store)) as again:
+        again.put(b"1")
+        again.erase()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("jobs")]
+    assert log_of(store).slot > 0
+
+
+def test_limits_and_hooks_beside_shipping(tmp_path: Path) -> None:
+    store = MemoryStore()
+    config = ReaderConfig(max_items=2)
+    with JournaledQueue(tmp_path, "jobs", default_reader=config, ship=Ship(store, acks="shipped", interval=0)) as queue:
+        queue.put(b"1")
+        queue.put(b"2")
+        with pytest.raises(QueueFull, match="max_items"):
+            queue.put(b"3")
+        queue.commit(queue.get())
+        queue.put(b"3", expires_in=100)
+        assert items_of(store) == {1: b"1", 2: b"2", 3: b"3"}
+
+
+def test_another_end_of_the_log_is_read_as_it_is(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(store, manifest_interval=0.001, interval=0)) as queue:
+        assert queue.shipping is not None
+        for number in range(100):
+            queue.put(b"%d" % number * 50)
+            queue.shipping.flush(PATIENCE)
+    assert store.list("jobs/manifest/")
+    assert log_of(store).begun_at > 0
+    whole = carry_out(read_end("jobs/"), store, no_pause)
+    for key, _, _ in store.list("jobs/manifest/"):
+        store.delete([key])
+    assert log_of(store).manifest() == whole.manifest()

@@ -25,6 +25,7 @@ __all__ = [
     "QueueEmpty",
     "QueueFull",
     "QueueLocked",
+    "RestoreIncomplete",
     "UnknownItem",
     "UnsupportedFormat",
     "WrongKind",
@@ -192,6 +193,18 @@ class WrongKind(KestrelError, ValueError):
         super().__init__(f"{path} is a {kind}{'' if is_work else ' and no work queue'}: {use}")
         self.path = path
         self.kind = kind
+
+
+class RestoreIncomplete(KestrelError):
+    """The queue of ``path`` (folder and name) is being restored from a store, or that was cut short. Nothing was
+    changed.
+
+    Restore it again: that removes what is there of it, and begins from the start.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} is not completely restored: restore it again (kestrelpy.ship.restore)")
+        self.path = path
 
 
 class QueueDiskFull(KestrelError, OSError):

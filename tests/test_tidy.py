@@ -213,7 +213,7 @@ SLEEPERS: dict[str, str] = {}
 PUBLIC = {
     "kestrelpy": (
         "KestrelError QueueEmpty QueueFull QueueClosed ItemTooLarge BatchTooLarge InvalidName NoDefaultReader "
-        "UnknownItem QueueLocked ForkedQueue CorruptJournal UnsupportedFormat WrongKind QueueDiskFull "
+        "UnknownItem QueueLocked ForkedQueue CorruptJournal UnsupportedFormat WrongKind QueueDiskFull RestoreIncomplete "
         "DurabilityUnknown BlockingQueue ConcurrentBlockingQueue SimpleBlockingQueue FullPolicy "
         "JournaledQueue Reader Item ReaderConfig QueueStats ReaderStats "
         "open_reader scan Record queue_names verify VerifyReport inspect QueueInspection "

@@ -50,7 +50,9 @@ class SegmentCatalog:
     def __init__(self, folders: list[Directory], queue: str) -> None:
         self._folders = folders
         self.queue = queue
-        newest = reversed(file_names.segments_among(folders[0].names(), queue))
+        names = folders[0].names()
+        file_names.refuse_unrestored(names, queue, folders[0].path)
+        newest = reversed(file_names.segments_among(names, queue))
         headers = (_header(folders[0], number, name) for number, name in newest)
         self.queue_id = next((header.queue_id for header in headers if header is not None), b"")
         """The id of the queue that lives here; empty if no file says it."""

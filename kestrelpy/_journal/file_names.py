@@ -37,7 +37,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from kestrelpy.errors import InvalidName
+from kestrelpy.errors import InvalidName, RestoreIncomplete
 
 if TYPE_CHECKING:
     import re
@@ -118,6 +118,12 @@ def ship_name(queue: str) -> str:
 
 def restore_name(queue: str) -> str:
     return f"{queue}.restore"
+
+
+def refuse_unrestored(names: Iterable[str], queue: str, folder: str) -> None:
+    """Raise ``RestoreIncomplete`` if a restore of ``queue`` has not ended, by the ``names`` in its folder."""
+    if restore_name(queue) in names:
+        raise RestoreIncomplete(f"{folder}/{queue}")
 
 
 def limit_name(queue: str, max_item_bytes: int) -> str:

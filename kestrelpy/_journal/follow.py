@@ -12,7 +12,7 @@ from typing import Protocol
 
 from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal.file_names import is_new, segments_among
+from kestrelpy._journal.file_names import is_new, refuse_unrestored, segments_among
 from kestrelpy._journal.segment import (
     ListedSegments,
     Objection,
@@ -99,7 +99,9 @@ class FollowingView(JournalView):
 
     def _list_behind(self, number: int) -> ListedSegments:
         """The segments that are there after the one of that number."""
-        later = [each for each in segments_among(self._directory.names(), self._queue) if each[0] > number]
+        names = self._directory.names()
+        refuse_unrestored(names, self._queue, self._directory.path)
+        later = [each for each in segments_among(names, self._queue) if each[0] > number]
         if later and not any(self.queue_id):
             newest = first_header(self._directory, reversed(later))
             self.queue_id = newest.queue_id if newest is not None else self.queue_id

@@ -29,11 +29,12 @@ class QueueFiles:
         self._inside: set[int] = set()  # the threads that have the guard
         self._missed: set[str] = set()  # the readers whose lost checkpoints were logged
 
-    def lock(self) -> tuple[Lock, list[str]]:
+    def lock(self, *, restoring: bool = False) -> tuple[Lock, list[str]]:
         """Lock the queue for writing. Also returns the names of its files in the folder at that time, for the rest of
         the opening: a folder may be full of other queues' files.
 
-        Raises ``QueueLocked``, and ``InvalidName`` for a name that differs from another only in case (R23).
+        Raises ``QueueLocked``, ``InvalidName`` for a name that differs from another only in case (R23), and
+        ``RestoreIncomplete`` unless this is the restore (``restoring``).
         """
         name = file_names.lock_name(self.queue)
         lock = self.directory.lock(name)
@@ -41,6 +42,8 @@ class QueueFiles:
             names = file_names.of_queue(self.directory.names(), self.queue)
             if name not in names:
                 raise InvalidName(self.queue, "another queue in this folder has a name that differs only in case")
+            if not restoring:
+                file_names.refuse_unrestored(names, self.queue, self.directory.path)
         except BaseException:
             lock.release()
             raise

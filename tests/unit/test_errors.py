@@ -39,6 +39,7 @@ CASES: dict[str, tuple[Exception, type[Exception], dict[str, Any]]] = {
         {"path": "/d/f", "version": 2, "supported": 1},
     ),
     "WrongKind": (errors.WrongKind("/d/q", "work queue"), ValueError, {"path": "/d/q", "kind": "work queue"}),
+    "RestoreIncomplete": (errors.RestoreIncomplete("/d/q"), Exception, {"path": "/d/q"}),
     "QueueDiskFull": (errors.QueueDiskFull("/d"), OSError, {"errno": errno.ENOSPC, "filename": "/d", "path": "/d"}),
     "DurabilityUnknown": (
         errors.DurabilityUnknown("/d", 3, 5, OSError(errno.EDQUOT, "x")),

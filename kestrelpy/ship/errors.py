@@ -10,7 +10,9 @@ __all__ = [
     "BadStoreURL",
     "Fenced",
     "HistoryMismatch",
+    "NoSuchQueue",
     "NotShipped",
+    "RestoreTargetExists",
     "ShipError",
     "ShippingRequired",
     "StoreDamaged",
@@ -116,3 +118,27 @@ class ShippingRequired(ShipError):
         super().__init__(f"queue {queue!r} is shipped to {url}: open it with ship=..., or with ship=False to detach it")
         self.queue = queue
         self.url = url
+
+
+class NoSuchQueue(ShipError, LookupError):
+    """A store has no queue of that name, or not as of the moment that was asked for.
+
+    ``store``: as its ``describe()``. ``queue``: its name. ``reason``: what is not there. ``first_slot``, ``first_ms``:
+    from which slot and which time on it can be restored; 0 if there is nothing.
+    """
+
+    def __init__(self, store: str, queue: str, reason: str, *, first_slot: int = 0, first_ms: int = 0) -> None:
+        super().__init__(f"{store}, queue {queue!r}: {reason}")
+        self.store = store
+        self.queue = queue
+        self.reason = reason
+        self.first_slot = first_slot
+        self.first_ms = first_ms
+
+
+class RestoreTargetExists(ShipError, FileExistsError):
+    """The folder of a restore has files of a queue of that name. Nothing was changed. ``path``: folder and name."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.EEXIST, "a queue of this name is there: restore into another folder", path)
+        self.path = path

@@ -222,7 +222,8 @@ PUBLIC = {
     "kestrelpy.codecs": "JSON UTF8",
     "kestrelpy.inbox": "Part PartWriter discard last_version pending publish take_in",
     "kestrelpy.ship": (
-        "Store Listed open_store check CheckReport CheckResult ShipError BadStoreURL StoreUnavailable StoreTooWeak"
+        "Store Listed open_store check CheckReport CheckResult ShipError BadStoreURL StoreUnavailable StoreTooWeak "
+        "StoreDamaged NoSuchQueue RestoreTargetExists RestoreIncomplete restore Restored"
     ),
     "kestrelpy.spark": (
         "DriverBuffer UndecodableItem archive_to_parquet LakeSummary LAKE_SCHEMA load_report LoadReport "

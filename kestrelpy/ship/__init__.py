@@ -7,10 +7,12 @@ The store, and the bytes in it (docs/format.md):
     folder_store.py   a store in a folder
     object_store.py   a store on S3 and its kind, through obstore
     checking.py       whether a store is good enough
-    identity.py       queue.json: whose log it is
     slots.py          the log in bytes, slot by slot
     manifest.py       what the slots add up to
     log.py            where the log ends, and how a slot is appended: without I/O
+    identity.py       queue.json: whose log it is
+    reading.py        a queue in a store, read and checked
+    restoring.py      its files, made again
 
 The owner of a queue:
 
@@ -23,12 +25,15 @@ The owner of a queue:
     shipment.py       what an open queue has of all this; shipping.py: what its user has
 """
 
+from kestrelpy.errors import RestoreIncomplete
 from kestrelpy.ship.checking import CheckReport, CheckResult, check
 from kestrelpy.ship.errors import (
     BadStoreURL,
     Fenced,
     HistoryMismatch,
+    NoSuchQueue,
     NotShipped,
+    RestoreTargetExists,
     ShipError,
     ShippingRequired,
     StoreDamaged,
@@ -37,6 +42,7 @@ from kestrelpy.ship.errors import (
 )
 from kestrelpy.ship.opening import open_store
 from kestrelpy.ship.options import Ship, ShipStatus
+from kestrelpy.ship.restoring import Restored, restore
 from kestrelpy.ship.shipping import Shipping
 from kestrelpy.ship.store import Listed, Store
 
@@ -47,7 +53,11 @@ __all__ = [
     "Fenced",
     "HistoryMismatch",
     "Listed",
+    "NoSuchQueue",
     "NotShipped",
+    "RestoreIncomplete",
+    "RestoreTargetExists",
+    "Restored",
     "Ship",
     "ShipError",
     "ShipStatus",
@@ -59,4 +69,5 @@ __all__ = [
     "StoreUnavailable",
     "check",
     "open_store",
+    "restore",
 ]

@@ -168,11 +168,12 @@ def _read_newest_manifest(prefix: str) -> Steps[LogState]:
         key = prefix + manifests.manifest_key(number)
         data: bytes | None = yield Read(key)
         if data is not None:
-            return LogState(_manifest(key, number, data))
+            return LogState(decode_manifest(key, number, data))
     raise StoreDamaged(prefix + manifests.manifest_key(number), 0, "it is listed, and is not there", 0)
 
 
-def _manifest(key: str, number: int, data: bytes) -> manifests.Manifest:
+def decode_manifest(key: str, number: int, data: bytes) -> manifests.Manifest:
+    """Decode the object at ``key``. Raises ``StoreDamaged`` and ``UnsupportedFormat``."""
     version = manifests.manifest_version(data)
     if version is not None and version != manifests.MANIFEST_VERSION:
         raise UnsupportedFormat(key, version, manifests.MANIFEST_VERSION)

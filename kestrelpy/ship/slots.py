@@ -118,8 +118,12 @@ class ShippedLedger(NamedTuple):
     def of(cls, taken: int, state: LedgerState) -> ShippedLedger:
         return cls(taken, encode_ledger(state, state.intent).removeprefix(_LEDGER_PREFIX))
 
+    def file(self) -> bytes:
+        """The ledger's file."""
+        return _LEDGER_PREFIX + self.records
+
     def state(self) -> LedgerState:
-        return decode_ledger(_LEDGER_PREFIX + self.records)[0]
+        return decode_ledger(self.file())[0]
 
 
 class SealedSegment(NamedTuple):

@@ -32,7 +32,7 @@ from kestrelpy.ship import (
 from kestrelpy.ship.log import Opening, carry_out, open_log, read_end
 from kestrelpy.ship.slots import CLOSE
 from kestrelpy.testing.stores import Fault, MemoryStore, Request, SimulatedStore
-from tests.ship.shipped import items_of, log_of, no_pause
+from tests.ship.in_store import items_of, log_of, no_pause
 from tests.support.patience import PATIENCE, until
 
 Acks = Literal["disk", "shipped"]

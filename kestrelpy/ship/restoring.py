@@ -1,0 +1,340 @@
+"""Restoring a queue from a store: its files are made again, as they were when a slot was written.
+
+Rules:
+1. ``jobs.restore`` is in the folder, durably, from before the first file until after everything is on disk. While it is
+   there, nobody opens the queue, and the next restore removes what this one has made and begins from the start.
+2. Nothing that is in the folder already is touched: it must have no file of a queue of that name.
+3. What is written has been checked. A closed segment is written as it is; the active one from the slots' bytes, without
+   a footer: the next opening finds its end and closes it, as after a crash.
+4. Before a slot is the last one here, all that it names is here: the journal from the lowest head on, the checkpoints,
+   the ledger, and a mark. By the mark an opening sees that everything up to the slot's last id was on disk. It also
+   keeps the ids used that were given out and are in no slot, as far as the FENCE says.
+
+NOTE ON LOCKING: ``_Progress._lock`` is held while the caller's function is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+from kestrelpy._checks import check_whole
+from kestrelpy._disk.interface import NO_ROOM, Directory, Disk
+from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal import file_names
+from kestrelpy._journal.checkpoint import replace_file
+from kestrelpy._journal.queue_files import QueueFiles
+from kestrelpy._journal.recovery import MOST_LOST, Recovered, write_mark
+from kestrelpy._value import Value
+from kestrelpy.clock import SystemClock
+from kestrelpy.errors import QueueDiskFull
+from kestrelpy.inbox.parts import open_inbox
+from kestrelpy.ship.errors import RestoreTargetExists
+from kestrelpy.ship.manifest import LogState
+from kestrelpy.ship.opening import open_store
+from kestrelpy.ship.reading import ShippedQueue
+from kestrelpy.ship.ship_file import ShipFile, write_ship_file
+from kestrelpy.ship.slots import SealedSegment
+from kestrelpy.ship.store import Store
+
+__all__ = ["Restored", "restore"]
+
+_FOR_PEOPLE = b"The queue beside this file is not completely restored: restore it again (kestrelpy.ship.restore).\n"
+
+
+class Restored(Value, kw_only=True):
+    """What ``restore`` has made. ``slot``, ``epoch``, ``written_ms``: of the last slot that counts, and when it was
+    written, by its owner's clock. ``last_id``: the last item. ``items``: those in the segments that were fetched, also
+    if readers have passed them. ``segments``, ``bytes``: of the journal. ``seconds``: how long it took. ``readers``:
+    the names of those with a checkpoint; the default reader's is empty.
+    """
+
+    queue: str
+    slot: int
+    epoch: int
+    written_ms: int
+    last_id: int
+    items: int
+    segments: int
+    bytes: int
+    seconds: float
+    readers: tuple[str, ...]
+
+
+def restore(
+    store: str | Store | Any,
+    queue: str,
+    directory: str | os.PathLike[str],
+    *,
+    at_ms: int | None = None,
+    at_slot: int | None = None,
+    all: bool = False,
+    threads: int = 4,
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+    disk: Disk | None = None,
+) -> Restored:
+    """Make the files of ``queue`` in ``directory`` again, from ``store``, as ``open_store`` takes it with ``options``.
+
+    The queue is as it was at the end of its log, or at the last slot that was written at ``at_ms`` or before, or at
+    ``at_slot``. Items that all readers have passed are left out, by whole segments, unless ``all``. When this returns,
+    everything is on disk, and ``JournaledQueue`` opens it: readers continue at their last shipped checkpoints. The
+    owner may ship meanwhile; what he does next is not in the copy.
+
+    ``threads`` segments are fetched at once, each in parts of 4 MiB. ``progress(done_bytes, total_bytes)`` is called
+    now and then, by one thread at a time. ``disk`` replaces the system's, for tests.
+
+    If this is cut short, by an error or the end of the process, ``directory`` has a file ``QUEUE.restore``. Until a
+    second call has ended, all openings of the queue raise ``RestoreIncomplete``.
+
+    Raises ``NoSuchQueue`` if the store has no such queue, or does not keep that moment any more;
+    ``RestoreTargetExists`` if the folder has a queue of that name, ``QueueLocked`` if another process restores it;
+    ``StoreDamaged`` for what is missing or altered in the store, ``UnsupportedFormat``, ``StoreUnavailable``,
+    ``BadStoreURL``, ``InvalidName``, ``QueueDiskFull``, ``ValueError``, ``TypeError``, ``OSError``.
+    """
+    clock = SystemClock()
+    began = clock.monotonic()
+    file_names.check_name(queue)
+    if check_whole("threads", threads) < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    opened = open_store(store, options=options)
+    shipped = ShippedQueue(opened, queue)
+    state, is_end = _log_at(shipped, at_ms, at_slot)
+    assert state.header is not None
+    url = store if isinstance(store, str) else opened.describe()
+    about = ShipFile(url, state.header.queue_id, restored_slot=state.slot, restored_to_end=is_end)
+    target = (disk or RealDisk()).directory(os.fspath(directory), create=True)
+    try:
+        made = _Restore(shipped, state, target, disk, wants_all=all)
+        made.run(about, threads, progress)
+    except OSError as error:
+        if error.errno in NO_ROOM and not isinstance(error, QueueDiskFull):
+            raise QueueDiskFull(target.path) from error
+        raise
+    finally:
+        target.close()
+    return Restored(
+        queue=queue,
+        slot=state.slot,
+        epoch=state.header.epoch,
+        written_ms=state.header.written_ms,
+        last_id=state.last_id,
+        items=made.items,
+        segments=len(made.segments) + bool(state.tail),
+        bytes=made.total_bytes,
+        seconds=clock.monotonic() - began,
+        readers=tuple(sorted(state.checkpoints)),
+    )
+
+
+def _log_at(shipped: ShippedQueue, at_ms: int | None, at_slot: int | None) -> tuple[LogState, bool]:
+    """The log up to that moment, and whether it ends there."""
+    if at_ms is not None and at_slot is not None:
+        raise ValueError("give at_ms or at_slot, not both")
+    if at_slot is not None:
+        if check_whole("at_slot", at_slot) < 1:
+            raise ValueError(f"at_slot must be at least 1, not {at_slot}")
+        return shipped.at_slot(at_slot)
+    if at_ms is not None:
+        return shipped.at_time(check_whole("at_ms", at_ms))
+    return shipped.at_end(), True
+
+
+class _Restore:
+    """One restore into one folder, of the log up to ``state``."""
+
+    def __init__(
+        self, shipped: ShippedQueue, state: LogState, target: Directory, disk: Disk | None, *, wants_all: bool
+    ) -> None:
+        self._shipped = shipped
+        self._state = state
+        self._target = target
+        self._disk = disk
+        self._files = QueueFiles(target, shipped.queue)
+        self._stopped = False
+        self.segments = state.segments if wants_all else needed(state)
+        """The closed segments that are fetched."""
+
+    @property
+    def items(self) -> int:
+        closed = sum(footer.items for footer in (each.segment_footer() for each in self.segments))
+        tail = self._state.tail
+        return closed + (self._state.last_id + 1 - tail[0].first_id if tail else 0)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(each.file_bytes for each in self.segments) + (self._state.place.offset if self._state.tail else 0)
+
+    def run(self, about: ShipFile, threads: int, progress: Callable[[int, int], object] | None) -> None:
+        self._check_free(file_names.of_queue(self._target.names(), self._shipped.queue))  # an archive gets no lock file
+        lock, names = self._files.lock(restoring=True)
+        try:
+            self._begin(names)
+            counted = _Progress(self.total_bytes, progress)
+            self._fetch(threads, counted)
+            self._write_tail(counted)
+            self._write_states()
+            write_ship_file(self._target, self._shipped.queue, about)
+            self._target.sync()  # all names are on disk, before the one goes that stands for their absence
+            self._target.unlink(file_names.restore_name(self._shipped.queue))
+            self._target.sync()
+        finally:
+            lock.release()
+
+    # -- the folder --------------------------------------------------------------------------------------------------
+
+    def _check_free(self, names: Sequence[str]) -> None:
+        """Raise ``RestoreTargetExists`` if a queue of this name is there. Its locks alone are none."""
+        queue = self._shipped.queue
+        if file_names.restore_name(queue) in names:
+            return
+        locks = (file_names.lock_name(queue), file_names.readers_lock_name(queue))
+        mine = [name for name in names if (file_names.parse_owner(name) or ("", False))[0] == queue]
+        if any(name not in locks for name in mine) or file_names.ledger_name(queue) in self._inbox_names():
+            raise RestoreTargetExists(f"{self._target.path}/{queue}")
+
+    def _inbox_names(self) -> list[str]:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            folder = open_inbox(self._target.path, self._disk, create=False)
+            try:
+                return folder.names()
+            finally:
+                folder.close()
+        return []
+
+    def _begin(self, names: list[str]) -> None:
+        """Say durably that a restore is under way. If one was already, remove what it has made."""
+        self._check_free(names)
+        queue = self._shipped.queue
+        sign = file_names.restore_name(queue)
+        if sign not in names:
+            file = self._target.create(sign)
+            try:
+                with contextlib.suppress(OSError):  # no room for the text: only the name counts
+                    file.write(0, _FOR_PEOPLE)
+                    file.sync()
+            finally:
+                file.close()
+            self._target.sync()
+            return
+        self._target.sync()  # the one before may have been killed before it could do so
+        for name in names:
+            owner = file_names.parse_owner(name)
+            if owner is not None and owner[0] == queue and name not in (sign, file_names.lock_name(queue)):
+                self._target.unlink(name)
+        if file_names.ledger_name(queue) in self._inbox_names():
+            folder = open_inbox(self._target.path, self._disk, create=False)
+            try:
+                folder.unlink(file_names.ledger_name(queue))
+                folder.sync()
+            finally:
+                folder.close()
+        self._target.sync()
+
+    # -- the journal -------------------------------------------------------------------------------------------------
+
+    def _fetch(self, threads: int, progress: _Progress) -> None:
+        """Fetch the closed segments. If one of them fails, or this thread is interrupted, the others stop soon."""
+        if threads == 1 or len(self.segments) < 2:
+            for segment in self.segments:
+                self._fetch_segment(segment, progress)
+            return
+        pool = ThreadPoolExecutor(min(threads, len(self.segments)), thread_name_prefix="kestrelpy-restore")
+        try:
+            under_way = [pool.submit(self._fetch_segment, each, progress) for each in self.segments]
+            for each in as_completed(under_way):
+                each.result()
+        except BaseException:
+            self._stopped = True
+            self._shipped.store.stop()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _fetch_segment(self, segment: SealedSegment, progress: _Progress) -> None:
+        file = self._target.create(file_names.segment_name(self._shipped.queue, segment.number))
+        try:
+            at = 0
+            for part in self._shipped.segment_parts(segment):
+                if self._stopped:
+                    return
+                file.write(at, part)
+                at += len(part)
+                progress.add(len(part))
+            file.sync()
+        finally:
+            file.close()
+
+    def _write_tail(self, progress: _Progress) -> None:
+        """Write the active segment, as far as it is in the log."""
+        if not self._state.tail:
+            return
+        file = self._target.create(file_names.segment_name(self._shipped.queue, self._state.place.number))
+        try:
+            at = 0
+            for part in self._shipped.tail_parts(self._state):
+                file.write(at, part)
+                at += len(part)
+                progress.add(len(part))
+            file.sync()
+        finally:
+            file.close()
+
+    # -- what is beside it -------------------------------------------------------------------------------------------
+
+    def _write_states(self) -> None:
+        state, queue = self._state, self._shipped.queue
+        for reader, saved in sorted(state.checkpoints.items()):
+            # A reader that was owned has a lock file. Without it, one whose checkpoint is lost may begin at the tail.
+            self._files.lock_reader(reader).release()
+            self._files.checkpoint_file(reader).save(saved, durable=True)
+        self._write_mark()
+        if state.ledger is not None:
+            folder = open_inbox(self._target.path, self._disk, create=True)
+            try:
+                replace_file(folder, file_names.ledger_name(queue), state.ledger.file())
+            finally:
+                folder.close()
+
+    def _write_mark(self) -> None:
+        """The mark says that everything in the log is on disk here. An id that is in no slot may have been given out
+        before the last FENCE: no id below its ``first_id`` is given out again, if an opening believes that.
+        """
+        state = self._state
+        assert state.header is not None
+        given_out = self._shipped.slot_there(state.fences[-1]).header.first_id - 1
+        tail_id = given_out if state.last_id < given_out <= state.last_id + MOST_LOST else state.last_id
+        if tail_id:
+            found = Recovered(queue_id=state.header.queue_id, tail_id=tail_id)
+            write_mark(self._target, self._shipped.queue, found, state.last_id)
+
+
+class _Progress:
+    """Counts the bytes that are written, for the caller's function."""
+
+    def __init__(self, total_bytes: int, report: Callable[[int, int], object] | None) -> None:
+        self._total_bytes = total_bytes
+        self._report = report
+        self._lock = threading.Lock()
+        self._done_bytes = 0  # guarded by self._lock
+
+    def add(self, size: int) -> None:
+        with self._lock:
+            self._done_bytes += size
+            if self._report is not None:
+                self._report(self._done_bytes, self._total_bytes)
+
+
+def needed(state: LogState) -> list[SealedSegment]:
+    """The closed segments with an item that a reader has not passed: all, if no reader has a checkpoint. The last one
+    is needed in any case if there is no active one: the journal continues from there.
+    """
+    head = min((saved.head for saved in state.checkpoints.values()), default=0)
+    first = next((at for at, each in enumerate(state.segments) if each.segment_footer().last_id > head), None)
+    if first is None:
+        return [] if state.tail else state.segments[-1:]
+    return state.segments[first:]

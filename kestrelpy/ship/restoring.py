@@ -107,16 +107,13 @@ def restore(
     assert state.header is not None
     url = store if isinstance(store, str) else opened.describe()
     about = ShipFile(url, state.header.queue_id, restored_slot=state.slot, restored_to_end=is_end)
-    target = (disk or RealDisk()).directory(os.fspath(directory), create=True)
+    made = _Restore(shipped, state, disk, wants_all=all)
     try:
-        made = _Restore(shipped, state, target, disk, wants_all=all)
-        made.run(about, threads, progress)
+        made.run(os.fspath(directory), about, threads, progress)
     except OSError as error:
-        if error.errno in NO_ROOM and not isinstance(error, QueueDiskFull):
-            raise QueueDiskFull(target.path) from error
+        if error.errno in NO_ROOM:
+            raise QueueDiskFull(os.fspath(directory)) from error
         raise
-    finally:
-        target.close()
     return Restored(
         queue=queue,
         slot=state.slot,
@@ -147,14 +144,13 @@ def _log_at(shipped: ShippedQueue, at_ms: int | None, at_slot: int | None) -> tu
 class _Restore:
     """One restore into one folder, of the log up to ``state``."""
 
-    def __init__(
-        self, shipped: ShippedQueue, state: LogState, target: Directory, disk: Disk | None, *, wants_all: bool
-    ) -> None:
+    _target: Directory
+    _files: QueueFiles
+
+    def __init__(self, shipped: ShippedQueue, state: LogState, disk: Disk | None, *, wants_all: bool) -> None:
         self._shipped = shipped
         self._state = state
-        self._target = target
         self._disk = disk
-        self._files = QueueFiles(target, shipped.queue)
         self._stopped = False
         self.segments = state.segments if wants_all else needed(state)
         """The closed segments that are fetched."""
@@ -169,21 +165,28 @@ class _Restore:
     def total_bytes(self) -> int:
         return sum(each.file_bytes for each in self.segments) + (self._state.place.offset if self._state.tail else 0)
 
-    def run(self, about: ShipFile, threads: int, progress: Callable[[int, int], object] | None) -> None:
-        self._check_free(file_names.of_queue(self._target.names(), self._shipped.queue))  # an archive gets no lock file
-        lock, names = self._files.lock(restoring=True)
+    def run(self, path: str, about: ShipFile, threads: int, progress: Callable[[int, int], object] | None) -> None:
+        self._target = (self._disk or RealDisk()).directory(path, create=True)
         try:
-            self._begin(names)
-            counted = _Progress(self.total_bytes, progress)
-            self._fetch(threads, counted)
-            self._write_tail(counted)
-            self._write_states()
-            write_ship_file(self._target, self._shipped.queue, about)
-            self._target.sync()  # all names are on disk, before the one goes that stands for their absence
-            self._target.unlink(file_names.restore_name(self._shipped.queue))
-            self._target.sync()
+            self._files = QueueFiles(self._target, self._shipped.queue)
+            self._check_free(file_names.of_queue(self._target.names(), self._shipped.queue))  # before a lock is made
+            lock, names = self._files.lock(restoring=True)
+            try:
+                self._begin(names)
+                self._write(about, threads, _Progress(self.total_bytes, progress))
+            finally:
+                lock.release()
         finally:
-            lock.release()
+            self._target.close()
+
+    def _write(self, about: ShipFile, threads: int, progress: _Progress) -> None:
+        self._fetch(threads, progress)
+        self._write_tail(progress)
+        self._write_states()
+        write_ship_file(self._target, self._shipped.queue, about)
+        self._target.sync()  # all names are on disk, before the one goes that stands for their absence
+        self._target.unlink(file_names.restore_name(self._shipped.queue))
+        self._target.sync()
 
     # -- the folder --------------------------------------------------------------------------------------------------
 

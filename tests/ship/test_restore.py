@@ -2,77 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import pickle
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kestrelpy import (
-    JournaledQueue,
-    QueueEmpty,
-    scan,
-    verify,
+from kestrelpy import QueueDiskFull, QueueLocked, RestoreIncomplete, UnsupportedFormat, scan, verify
+from kestrelpy._disk.real import RealDisk
+from kestrelpy.errors import InvalidName
+from kestrelpy.inbox import PartWriter, last_version, publish
+from kestrelpy.ship import (
+    NoSuchQueue,
+    Restored,
+    RestoreTargetExists,
+    StoreDamaged,
+    StoreUnavailable,
+    open_store,
+    reading,
+    restore,
 )
-from kestrelpy import inspect as inspect_queue
-from kestrelpy._journal.format import Checkpoint
-from kestrelpy.ship import NoSuchQueue, Restored, reading, restore
+from kestrelpy.ship import slots as codec
+from kestrelpy.ship.identity import QueueIdentity, encode_identity
 from kestrelpy.ship.ship_file import ShipFile, read_ship_file
-from kestrelpy.testing import MemoryDisk
+from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk
 from kestrelpy.testing.clock import ManualClock
-from kestrelpy.testing.stores import MemoryStore
+from kestrelpy.testing.disks import PowerModel
+from kestrelpy.testing.stores import Fault, MemoryStore, SimulatedStore
 from kestrelpy.work import WorkQueue
-from tests.ship.shipped import ARCHIVE, FOLDER, QUEUE, Moment, Shipper
-from tests.support.budget import ALL, SEED, Tally
-
-HERE = "/elsewhere"
-SEGMENT_BYTES = 4096
+from tests.ship.restores import HERE, grown, queue_on, rest_due, rest_of, small_log
+from tests.ship.shipped import FOLDER, QUEUE, Moment, Shipper
+from tests.support.budget import ALL, SEED, Tally, drawn
+from tests.support.seaweed import BUCKET, Seaweed
 
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "PAUSES", (0.0,) * 5)
-
-
-def queue_on(disk: Any, folder: str = FOLDER, **options: Any) -> JournaledQueue:
-    made: dict[str, Any] = {
-        "segment_bytes": SEGMENT_BYTES,
-        "sync": "always",
-        "inbox_interval": None,
-        "clock": ManualClock(255),
-    }
-    archive = ARCHIVE if folder == FOLDER else None
-    return JournaledQueue(folder, QUEUE, disk=disk, archive_dir=archive, **(made | options))
-
-
-def rest_of(disk: Any, folder: str = HERE) -> dict[str, list[tuple[int, bytes]]]:
-    """What each reader of a queue gets from here on; the queue is opened for that."""
-    found: dict[str, list[tuple[int, bytes]]] = {}
-    with queue_on(disk, folder) as queue:
-        readers = [each.name for each in inspect_queue(folder, QUEUE, disk=disk).readers] or [""]
-        for name in readers:
-            reader: Any = queue.reader(name) if name else queue
-            found[name] = got = []
-            try:
-                while True:
-                    item = reader.get_nowait()
-                    got.append((item.id, item.value))
-            except QueueEmpty:
-                pass
-    return found
-
-
-def rest_due(moment: Moment, items: dict[int, bytes]) -> dict[str, list[tuple[int, bytes]]]:
-    """What each reader is to get, as of a moment."""
-    due: dict[str, list[tuple[int, bytes]]] = {}
-    there = {key: data for key, data in items.items() if key <= moment.last_id}
-    new = Checkpoint(bytes(16), "", 0, 0, 0, 0)
-    for name, state in (moment.checkpoints or {"": new}).items():
-        done = {each for first, last in state.done for each in range(first, last + 1)}
-        due[name] = [(key, there[key]) for key in sorted(there) if key > state.head and key not in done]
-    return due
 
 
 def check_restored(shipper: Shipper, moment: Moment, **how: Any) -> Restored:
@@ -87,51 +62,6 @@ def check_restored(shipper: Shipper, moment: Moment, **how: Any) -> Restored:
     assert found.items == len(there)
     assert rest_of(disk) == rest_due(moment, shipper.items)
     return found
-
-
-def grown(seed: int, store: Any = None, *, steps: int = 30) -> Shipper:
-    """A queue that lived for a while, with readers, restarts and torn tails, and was shipped on the way."""
-    random, disk = Random(seed), MemoryDisk()
-    queue = queue_on(disk)
-    queue.put(b"first")
-    shipper = Shipper(store if store is not None else MemoryStore(), disk, seed=seed)
-    shipper.fence()
-    names = [""]
-    for _ in range(steps):
-        what = random.choice(("put", "put", "put", "many", "get", "ship", "ship", "restart", "manifest", "reader"))
-        if what == "put":
-            queue.put(random.randbytes(random.choice((0, 50, 700, 2000))))
-        elif what == "many":
-            queue.put_many([random.randbytes(9) for _ in range(random.randrange(1, 5))])
-        elif what == "get":
-            reader: Any = queue.reader(random.choice(names)) if names[-1] else queue
-            taken = [each for each in (_got(reader) for _ in range(random.randrange(1, 7))) if each is not None]
-            for item in random.sample(taken, random.randint(0, len(taken))):
-                item.commit()
-        elif what == "ship":
-            queue.checkpoint()
-            shipper.ship(most=random.choice((1, 2, 100)), seals_alone=random.random() < 0.5)
-        elif what == "restart":
-            queue.close()
-            queue = queue_on(disk)
-            shipper.close()
-            shipper.fence(gap=random.choice((0, 0, 3, 1 << 30)))
-        elif what == "manifest":
-            shipper.manifest()
-        elif len(names) < 3:
-            names = [*filter(None, names), f"reader-{len(names)}"]
-            queue.reader(names[-1])
-    queue.close()
-    shipper.ship()
-    shipper.close()
-    return shipper
-
-
-def _got(reader: Any) -> Any:
-    try:
-        return reader.get_nowait()
-    except QueueEmpty:
-        return None
 
 
 # -- to the end, to a slot, to a moment ------------------------------------------------------------------------------
@@ -217,14 +147,10 @@ def test_progress_ends_with_everything() -> None:
 
 def test_the_local_file_says_where_it_came_from(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
-    from kestrelpy.ship import open_store
-
     shipper = grown(5, open_store(url))
     restore(url, QUEUE, tmp_path / "end")
     restore(url, QUEUE, tmp_path / "slot", at_slot=3)
     restore(url, QUEUE, tmp_path / "last", at_slot=shipper.state.slot)
-    from kestrelpy._disk.real import RealDisk
-
     queue_id = shipper.opening.queue_id
     for name, slot, is_end in (
         ("end", shipper.state.slot, True),
@@ -271,28 +197,12 @@ def test_an_empty_log_makes_an_empty_queue() -> None:
 
 
 def test_the_ledger_of_the_inbox_comes_along() -> None:
-    from kestrelpy.inbox import PartWriter, publish
-
+    shipper, disk = log_with_a_batch(), MemoryDisk()
+    restore(shipper.store, QUEUE, HERE, disk=disk)
+    assert last_version(HERE, QUEUE, "app", disk=disk) == 4
     disk = MemoryDisk()
-    queue_on(disk).close()
-    with PartWriter(FOLDER, QUEUE, disk=disk) as writer:
-        writer.add([b"of a batch"])
-        part = writer.seal()
-    publish(FOLDER, QUEUE, [part], app_id="app", version=4, disk=disk)
-    with queue_on(disk) as queue:
-        queue.put(b"one")
-        shipper = Shipper(MemoryStore(), disk)
-        shipper.fence()
-        shipper.ship()
-        shipper.close()
-    other = MemoryDisk()
-    restore(shipper.store, QUEUE, HERE, disk=other)
-    from kestrelpy.inbox import last_version
-
-    assert last_version(HERE, QUEUE, "app", disk=other) == 4
-    other = MemoryDisk()
-    restore(shipper.store, QUEUE, HERE, at_slot=1, disk=other)
-    assert last_version(HERE, QUEUE, "app", disk=other) is None
+    restore(shipper.store, QUEUE, HERE, at_slot=1, disk=disk)
+    assert last_version(HERE, QUEUE, "app", disk=disk) is None
 
 
 def test_a_work_queue_is_restored() -> None:
@@ -308,3 +218,427 @@ def test_a_work_queue_is_restored() -> None:
         job = session.reserve(timeout=0)
         assert job is not None
         assert job.body == b"a job"
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_after_a_collection_the_kept_moments_are_exact_and_the_others_are_named() -> None:
+    disk = MemoryDisk()
+    with queue_on(disk) as queue:
+        queue.put(b"first")
+        shipper = Shipper(MemoryStore(), disk)
+        shipper.fence()
+        kept = 0
+        for at in range(40):
+            queue.put(bytes([at]) * 500)
+            shipper.ship()
+            if at % 10 == 5:
+                for _ in range(6):
+                    queue.get_nowait().commit()
+                queue.checkpoint()
+                shipper.ship()
+                shipper.manifest()
+                kept = shipper.state.slot if at == 15 else kept
+    manifest = reading.ShippedQueue(shipper.store, QUEUE).manifest(kept)
+    tail = {each.slot for each in manifest.tail}
+    for key in [each.key for each in shipper.store.list(f"{QUEUE}/")]:
+        kind, number = key.split("/")[1:] if key.count("/") == 2 else ("", "")
+        is_old_slot = kind == "log" and int(number) <= kept and int(number) not in {1, *tail}
+        if is_old_slot or (kind == "manifest" and int(number) < kept):
+            shipper.store.delete([key])
+    for moment in shipper.moments:
+        hows: tuple[dict[str, Any], ...] = ({"at_slot": moment.slot}, {"at_ms": moment.written_ms})
+        for how in hows:
+            until = [each for each in shipper.moments if each.written_ms <= how.get("at_ms", 1 << 60)]
+            due = moment if "at_slot" in how else until[-1]
+            if due.slot >= kept:
+                check_restored(shipper, due, **how)
+            elif due.slot > 1:
+                with pytest.raises(NoSuchQueue, match=f"from slot {kept} on") as error:
+                    restore(shipper.store, QUEUE, HERE, disk=MemoryDisk(), **how)
+                assert error.value.first_slot == kept
+                assert error.value.first_ms == shipper.moments[kept - 1].written_ms
+    check_restored(shipper, shipper.moments[-1])
+
+
+def test_what_is_not_there_is_named() -> None:
+    shipper = small_log()
+    end, disk = shipper.state.slot, MemoryDisk()
+    hows: dict[str, dict[str, Any]] = {
+        f"slot {end + 1} is not there: its log ends at slot {end}": {"at_slot": end + 1},
+        "its log begins later": {"at_ms": 1},
+    }
+    for reason, how in hows.items():
+        with pytest.raises(NoSuchQueue, match=reason):
+            restore(shipper.store, QUEUE, HERE, disk=disk, **how)
+    for other in ("jobs-2", "job"):
+        with pytest.raises(NoSuchQueue, match=f"a store in memory, queue '{other}': it is not there"):
+            restore(shipper.store, other, HERE, disk=disk)
+    with pytest.raises(NoSuchQueue, match="it is not there"):
+        restore(MemoryStore(), QUEUE, HERE, at_slot=3, disk=disk)
+    with pytest.raises(FileNotFoundError):
+        disk.directory(HERE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"at_slot": 0}, ValueError),
+        ({"at_slot": 1.5}, TypeError),
+        ({"at_slot": 1, "at_ms": 1}, ValueError),
+        ({"threads": 0}, ValueError),
+        ({"queue": "a/b"}, InvalidName),
+        ({"queue": "../jobs"}, InvalidName),
+    ],
+)
+def test_wrong_arguments(wrong: dict[str, Any], error: type[Exception]) -> None:
+    made: dict[str, Any] = {"store": MemoryStore(), "queue": QUEUE, "directory": HERE, "disk": MemoryDisk()}
+    with pytest.raises(error):
+        restore(**(made | wrong))
+
+
+@pytest.mark.parametrize("at", ["jobs.mark", "jobs+audit.lock", "jobs.0000000000255.segment", "inbox/jobs.batches"])
+def test_a_folder_with_such_a_queue_is_left_alone(at: str) -> None:
+    shipper, disk = small_log(), MemoryDisk()
+    folder, _, name = f"{HERE}/{at}".rpartition("/")
+    disk.directory(HERE, create=True)
+    disk.directory(folder, create=True).create(name).close()
+    before = sorted(disk.directory(folder).names())
+    with pytest.raises(RestoreTargetExists, match="restore into another folder") as error:
+        restore(shipper.store, QUEUE, HERE, disk=disk)
+    assert isinstance(error.value, FileExistsError)
+    assert error.value.path == f"{HERE}/{QUEUE}"
+    assert sorted(disk.directory(folder).names()) == before or at.startswith("inbox")
+    assert "jobs.restore" not in disk.directory(HERE).names()
+
+
+def test_other_queues_of_the_folder_are_left_alone() -> None:
+    shipper, disk = small_log(), MemoryDisk()
+    with queue_on(disk, HERE) as queue:
+        queue.put(b"older")
+    folder = disk.directory(HERE)
+    for name in folder.names():
+        if name.startswith(QUEUE):
+            folder.rename(name, name.replace(QUEUE, "jobs-2", 1))
+    there = set(folder.names())
+    restore(shipper.store, QUEUE, HERE, disk=disk)
+    assert there <= set(folder.names())
+    assert rest_of(disk) == rest_due(shipper.moments[-1], shipper.items)
+
+
+def test_one_restore_at_a_time() -> None:
+    shipper, disk = small_log(), MemoryDisk()
+
+    def again(*_: int) -> None:
+        with pytest.raises(QueueLocked):
+            restore(shipper.store, QUEUE, HERE, disk=disk, threads=1)
+        with pytest.raises(QueueLocked):
+            queue_on(disk, HERE)
+        with pytest.raises(RestoreIncomplete):
+            list(scan(HERE, QUEUE, disk=disk))
+
+    restore(shipper.store, QUEUE, HERE, disk=disk, threads=1, progress=again)
+
+
+def test_errors_carry_their_facts() -> None:
+    errors: list[tuple[Exception, dict[str, Any]]] = [
+        (
+            NoSuchQueue("file:///s", "jobs", "why", first_slot=3, first_ms=4),
+            {"store": "file:///s", "queue": "jobs", "reason": "why", "first_slot": 3, "first_ms": 4},
+        ),
+        (RestoreTargetExists("/d/jobs"), {"path": "/d/jobs", "filename": "/d/jobs", "errno": errno.EEXIST}),
+        (RestoreIncomplete("/d/jobs"), {"path": "/d/jobs"}),
+    ]
+    for error, facts in errors:
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+        assert {name: getattr(again, name) for name in facts} == facts
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+
+
+def end_or_error(objects: dict[str, tuple[bytes, int]], due: dict[str, Any], **how: Any) -> bool:
+    """Restore what is in a damaged store. Returns whether that worked; then it is what was to be restored."""
+    store, disk = MemoryStore(), MemoryDisk()
+    store.replace_all(objects)
+    try:
+        restore(store, QUEUE, HERE, disk=disk, **how)
+    except (StoreDamaged, UnsupportedFormat, NoSuchQueue):
+        return False
+    assert rest_of(disk) == due
+    return True
+
+
+@pytest.mark.parametrize("with_manifest", [True, False])
+def test_every_byte_changed_is_an_error_or_does_not_matter(tally: Tally, *, with_manifest: bool) -> None:
+    shipper = small_log(with_manifest=with_manifest)
+    objects = cast("MemoryStore", shipper.store).contents()
+    due, random = rest_due(shipper.moments[-1], shipper.items), Random(SEED)
+    needed = unneeded = 0
+    places = [(key, at) for key, (data, _) in objects.items() for at in range(len(data))]
+    for key, at in drawn(places, 600):
+        data = bytearray(objects[key][0])
+        data[at] ^= 1 << random.randrange(8)
+        if end_or_error({**objects, key: (bytes(data), 0)}, due):
+            unneeded += 1
+        else:
+            needed += 1
+    assert needed > 100
+    tally.add("bytes of a store changed, and restored from", needed + unneeded)
+
+
+@pytest.mark.parametrize("with_manifest", [True, False])
+def test_every_object_missing_or_cut_is_an_error_or_does_not_matter(*, with_manifest: bool) -> None:
+    shipper = small_log(with_manifest=with_manifest)
+    objects = cast("MemoryStore", shipper.store).contents()
+    due = rest_due(shipper.moments[-1], shipper.items)
+    last = f"{QUEUE}/{codec.slot_key(shipper.state.slot)}"
+    for key, (data, _) in objects.items():
+        cuts = (data[:-1], data[: len(data) // 2], b"", data + b"\0")
+        for changed in cuts:
+            end_or_error({**objects, key: (changed, 0)}, due)
+        rest = {other: kept for other, kept in objects.items() if other != key}
+        if key == last and not with_manifest:  # nothing shows that there was another slot
+            due_then = rest_due(shipper.moments[-2], shipper.items)
+            assert end_or_error(rest, due_then)
+        else:
+            end_or_error(rest, due)
+
+
+def test_damage_is_named_and_the_slots_before_it_can_be_restored() -> None:
+    shipper = small_log(with_manifest=False)
+    objects = cast("MemoryStore", shipper.store).contents()
+    key = f"{QUEUE}/{codec.slot_key(5)}"
+    for changed in (objects[key][0][:-1] + b"x", None):
+        store = MemoryStore()
+        store.replace_all({name: kept for name, kept in objects.items() if name != key})
+        if changed is not None:
+            store.create(key, changed)
+        with pytest.raises(StoreDamaged) as error:
+            restore(store, QUEUE, HERE, disk=MemoryDisk())
+        assert (error.value.key, error.value.last_good_slot) == (key, 4)
+        shipper.store = store
+        check_restored(shipper, shipper.moments[3], at_slot=error.value.last_good_slot)
+
+
+def test_another_queue_s_objects_are_not_believed() -> None:
+    shipper = small_log()
+    objects = cast("MemoryStore", shipper.store).contents()
+    for name, key in (("jobs-2", f"{QUEUE}/"), (QUEUE, f"{QUEUE}/queue.json")):
+        store = MemoryStore()
+        moved = {f"{name}/{key.removeprefix(f'{QUEUE}/')}": kept for key, kept in objects.items()}
+        if name == QUEUE:
+            foreign = QueueIdentity(QUEUE, bytes(16), 255)
+            moved[f"{QUEUE}/queue.json"] = (encode_identity(foreign), 0)
+        store.replace_all(moved)
+        with pytest.raises(StoreDamaged, match=f"{name}/queue.json, offset 0: it is of another queue") as error:
+            restore(store, name, HERE, disk=MemoryDisk())
+        assert error.value.key == f"{name}/queue.json", key
+
+
+# -- cut short -------------------------------------------------------------------------------------------------------
+
+
+def check_cut_short(disk: Any, shipper: Shipper, due: dict[str, Any], counts: Counter[str]) -> None:
+    """What a restore that was cut short has left: nothing, or what nobody opens, or all of it. A restore goes on."""
+    try:
+        names = disk.directory(HERE).names()
+    except FileNotFoundError:
+        names = []
+    mine = {name for name in names if name.startswith((f"{QUEUE}.", f"{QUEUE}+"))} - {"jobs.lock"}
+    if f"{QUEUE}.restore" not in mine and mine:
+        counts["complete"] += 1
+        with pytest.raises(RestoreTargetExists):
+            restore(shipper.store, QUEUE, HERE, disk=disk, threads=1)
+    else:
+        counts["incomplete" if mine else "nothing"] += 1
+        if mine:
+            with pytest.raises(RestoreIncomplete):
+                queue_on(disk, HERE)
+        restore(shipper.store, QUEUE, HERE, disk=disk, threads=1)
+    assert verify(HERE, QUEUE, disk=disk).ok
+    assert last_version(HERE, QUEUE, "app", disk=disk) == 4
+    assert rest_of(disk) == due
+
+
+def log_with_a_batch() -> Shipper:
+    disk = MemoryDisk()
+    queue_on(disk).close()
+    with PartWriter(FOLDER, QUEUE, disk=disk) as writer:
+        writer.add([b"of a batch"])
+        part = writer.seal()
+    publish(FOLDER, QUEUE, [part], app_id="app", version=4, disk=disk)
+    with queue_on(disk) as queue:
+        for size in (2000, 2000, 10):
+            queue.put(b"x" * size)
+        audit = queue.reader("audit")
+        audit.get_nowait().commit()
+        queue.checkpoint()
+        shipper = Shipper(MemoryStore(), disk)
+        shipper.fence()
+        shipper.ship(seals_alone=True)
+        shipper.close()
+    return shipper
+
+
+class Killed(BaseException):
+    """The process is killed here."""
+
+
+@pytest.mark.parametrize("after", [0, 15, 40])
+def test_a_kill_or_a_power_cut_at_every_operation(after: int, tally: Tally) -> None:
+    """``after``: the operations of a restore before this one, which was killed after so many; 0: there was none."""
+    shipper = log_with_a_batch()
+    due, counts = rest_due(shipper.moments[-1], shipper.items), Counter[str]()
+    begun = CrashingDisk()
+
+    def at(disk: CrashingDisk, operation: int, then: Callable[[], object]) -> None:
+        def stop() -> None:
+            if disk.operations == operation:
+                then()
+                raise Killed
+
+        disk.before_operation = stop
+        with contextlib.suppress(Killed):
+            restore(shipper.store, QUEUE, HERE, disk=disk, threads=1)
+        disk.before_operation = None
+
+    if after:
+        at(begun, after, bool)
+    whole = begun.after_kill()
+    restore(shipper.store, QUEUE, HERE, disk=whole, threads=1)
+    states = 0
+
+    def look(disk: CrashingDisk, seed: int) -> None:
+        nonlocal states
+        models = (PowerModel.PREFIX, PowerModel.EXT4, PowerModel.ANY)
+        cut = [each for model in models for each in disk.power_states(model, 4 if ALL else 2, seed=seed)]
+        for each in (disk.after_kill(), *cut):
+            states += 1
+            check_cut_short(each, shipper, due, counts)
+
+    for operation in sorted({*drawn(range(whole.operations), 30), whole.operations}):
+        disk = begun.after_kill()
+        at(disk, operation, partial(look, disk, operation))
+        if operation == whole.operations:
+            look(disk, operation)
+    assert counts["incomplete"] > states // 2
+    assert counts["complete"]
+    tally.add("states of a disk after a restore that was cut short", states)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("sticky", [False, True])
+def test_an_error_at_every_operation(code: int, *, sticky: bool) -> None:
+    shipper = log_with_a_batch()
+    due, counts = rest_due(shipper.moments[-1], shipper.items), Counter[str]()
+    whole = FailingDisk(MemoryDisk())
+    restore(shipper.store, QUEUE, HERE, disk=whole, threads=1)
+    for operation in drawn(range(1, whole.operations + 1), 40):
+        disk = FailingDisk(MemoryDisk())
+        disk.arm(code, at=operation, sticky=sticky)
+        error: OSError | None = None
+        try:
+            restore(shipper.store, QUEUE, HERE, disk=disk, threads=1)
+        except OSError as raised:
+            error = raised
+        if error is not None:
+            assert error.errno == code
+            assert isinstance(error, QueueDiskFull) == (code == errno.ENOSPC)
+        disk.disarm()
+        check_cut_short(disk.inner, shipper, due, counts)
+    assert counts["incomplete"] > 10
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_an_interrupt_leaves_what_the_next_restore_repeats(threads: int, error: type[BaseException]) -> None:
+    shipper, disk = grown(3, steps=60), MemoryDisk()
+    calls = 0
+
+    def interrupt(*_: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise error
+
+    with pytest.raises(error):
+        restore(shipper.store, QUEUE, HERE, disk=disk, threads=threads, all=True, progress=interrupt)
+    with pytest.raises(RestoreIncomplete):
+        queue_on(disk, HERE)
+    assert not [each for each in threading.enumerate() if each.name.startswith("kestrelpy-restore")]
+    restore(shipper.store, QUEUE, HERE, disk=disk)
+    assert rest_of(disk) == rest_due(shipper.moments[-1], shipper.items)
+
+
+# -- the store -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30 if ALL else 4))
+def test_requests_that_fail_are_repeated(seed: int) -> None:
+    simulated, random = SimulatedStore(), Random(seed)
+    shipper = grown(seed, simulated.client("owner"))
+    client = simulated.client("me")
+    client.list_lag = random.choice((0, 0, 3))
+    faults = (Fault.NONE, Fault.NONE, Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.TWICE)
+    simulated.before_request = lambda request: random.choice(faults) if request.client == "me" else Fault.NONE
+    disk, moment = MemoryDisk(), shipper.moments[-1]
+    try:
+        found = restore(client, QUEUE, HERE, disk=disk, threads=3)
+    except StoreUnavailable:
+        simulated.before_request = lambda _: Fault.NONE
+        found = restore(client, QUEUE, HERE, disk=disk, threads=3)
+    assert found.slot == moment.slot
+    assert rest_of(disk) == rest_due(moment, shipper.items)
+
+
+def test_a_store_that_is_away_is_said_so_and_nothing_is_made() -> None:
+    simulated, disk = SimulatedStore(), MemoryDisk()
+    grown(1, simulated.client("owner"))
+    simulated.is_away = True
+    with pytest.raises(StoreUnavailable):
+        restore(simulated.client("me"), QUEUE, HERE, disk=disk)
+    with pytest.raises(FileNotFoundError):
+        disk.directory(HERE)
+
+
+def test_segments_are_read_in_parts_and_a_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipper = grown(3, steps=80)
+    monkeypatch.setattr(reading, "PART_BYTES", 100)
+    asked: list[tuple[str, int | None]] = []
+    reading_now: set[int] = set()
+    most = 0
+    read = shipper.store.read
+
+    def noted(key: str, start: int = 0, length: int | None = None) -> bytes | None:
+        nonlocal most
+        asked.append((key, length))
+        if "/seg/" in key:
+            reading_now.add(threading.get_ident())
+            most = max(most, len(reading_now))
+        return read(key, start, length)
+
+    monkeypatch.setattr(shipper.store, "read", noted)
+    check_restored(shipper, shipper.moments[-1], all=True, threads=3)
+    parts = [length for key, length in asked if "/seg/" in key]
+    assert len(parts) > 100
+    assert all(length is not None and length <= 101 for length in parts)
+    assert most <= 3
+
+
+def test_on_a_real_store(s3: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipper = grown(11, s3.store("restored"))
+    url = f"s3://{BUCKET}/restored"
+    found = restore(url, QUEUE, tmp_path / "here", options=s3.options())
+    assert (found.slot, found.last_id) == (shipper.state.slot, shipper.state.last_id)
+    assert rest_of(None, str(tmp_path / "here")) == rest_due(shipper.moments[-1], shipper.items)
+    for path in (tmp_path / "here").iterdir():
+        assert path.is_dir() or s3.secret.encode() not in path.read_bytes()
+    middle = shipper.moments[len(shipper.moments) // 2]
+    restore(s3.store("restored"), QUEUE, tmp_path / "middle", at_slot=middle.slot)
+    assert rest_of(None, str(tmp_path / "middle")) == rest_due(middle, shipper.items)
+    with pytest.raises(NoSuchQueue) as error:
+        restore(url, "other", tmp_path / "other", options=s3.options())
+    assert s3.secret not in str(error.value) + repr(error.value)

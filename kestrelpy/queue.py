@@ -117,7 +117,7 @@ class JournaledQueue:
     ) -> None:
         self.name = file_names.check_name(name)
         self.directory = os.fspath(directory)
-        sync_seconds = check_sync(sync, ship, journaled)
+        sync_seconds = check_sync(sync, ship, journaled=journaled, of_jobs=self._holds_jobs)
         self.max_item_bytes = check_sizes(segment_bytes, max_item_bytes)
         interval = check_seconds("checkpoint_interval", checkpoint_interval, above_zero=True)
         if inbox_interval is not None:
@@ -188,7 +188,7 @@ class JournaledQueue:
             return None
         from kestrelpy.ship.opened import open_log_of
 
-        return open_log_of(ship, held.files, held.names, held.found, self._clock)
+        return open_log_of(ship, held.files, held.names, held.found, self._clock, of_jobs=self._holds_jobs)
 
     def _open(self, disk: Disk | None, inbox_interval: float | None, *, quarantine: bool) -> None:
         """Ingest the published batches, and let readers and puts begin."""
@@ -206,7 +206,7 @@ class JournaledQueue:
         if held.log is not None:
             from kestrelpy.ship.shipment import Shipment
 
-            self._shipment = Shipment(held.log, *parts, files, self._maintenance)
+            self._shipment = Shipment(held.log, *parts, files, self._maintenance, holds_back=status.sync_seconds == 0)
         self._ending = Ending(*parts, held, self._inbox, self._shipment, partial(forget, self))
         status.error = None
         self._registry.tidy(files.reader_names(names))

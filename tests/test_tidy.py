@@ -213,8 +213,8 @@ SLEEPERS: dict[str, str] = {}
 PUBLIC = {
     "kestrelpy": (
         "KestrelError QueueEmpty QueueFull QueueClosed ItemTooLarge BatchTooLarge InvalidName NoDefaultReader "
-        "UnknownItem QueueLocked ForkedQueue CorruptJournal UnsupportedFormat WrongKind QueueDiskFull RestoreIncomplete "
-        "DurabilityUnknown BlockingQueue ConcurrentBlockingQueue SimpleBlockingQueue FullPolicy "
+        "UnknownItem QueueLocked ForkedQueue CorruptJournal UnsupportedFormat WrongKind QueueDiskFull "
+        "RestoreIncomplete DurabilityUnknown BlockingQueue ConcurrentBlockingQueue SimpleBlockingQueue FullPolicy "
         "JournaledQueue Reader Item ReaderConfig QueueStats ReaderStats "
         "open_reader scan Record queue_names verify VerifyReport inspect QueueInspection "
         "Clock Codec SystemClock Damage SavedReader SegmentInfo"
@@ -223,7 +223,8 @@ PUBLIC = {
     "kestrelpy.inbox": "Part PartWriter discard last_version pending publish take_in",
     "kestrelpy.ship": (
         "Store Listed open_store check CheckReport CheckResult ShipError BadStoreURL StoreUnavailable StoreTooWeak "
-        "StoreDamaged NoSuchQueue RestoreTargetExists RestoreIncomplete restore Restored"
+        "StoreDamaged NoSuchQueue RestoreTargetExists RestoreIncomplete restore Restored "
+        "Ship ShipStatus Shipping Fenced HistoryMismatch NotShipped ShippingRequired"
     ),
     "kestrelpy.spark": (
         "DriverBuffer UndecodableItem archive_to_parquet LakeSummary LAKE_SCHEMA load_report LoadReport "

@@ -41,7 +41,9 @@ class Tip(NamedTuple):
 
 
 class Export:
-    """One open queue, as it is seen by whoever copies it."""
+    """One open queue, as it is seen by whoever copies it. ``holds_back``: readers see an item when the put of it has
+    been acknowledged.
+    """
 
     def __init__(
         self,
@@ -52,6 +54,8 @@ class Export:
         room: Room,
         files: QueueFiles,
         maintenance: Maintenance,
+        *,
+        holds_back: bool,
     ) -> None:
         self._status = status
         self._syncer = syncer
@@ -61,6 +65,7 @@ class Export:
         self._room = room
         self._files = files
         self._maintenance = maintenance
+        self._holds_back = holds_back
 
     # -- the journal -------------------------------------------------------------------------------------------------
 
@@ -140,21 +145,23 @@ class Export:
     # -- puts --------------------------------------------------------------------------------------------------------
 
     def acknowledge_by(self, leader: Absent, last_id: int) -> None:
-        """From here on, puts wait for ``leader``, and readers see an item once it is acknowledged. ``last_id``: the
-        last item that is acknowledged already. Called before the first put.
+        """From here on, puts wait for ``leader``. ``last_id``: the last item that is acknowledged already. Called
+        before the first put.
         """
         self._syncer.acknowledge_elsewhere(leader)
-        with self._source.lock:
-            seen_id = max([last_id, *(state.highest_id for state in self._registry.states()[0].values())])
-            seen_id = min(seen_id, self._journal.tail_id)
-            self._source.show_only_locked(seen_id, self.totals_through(seen_id)[1])
+        seen_id = max([last_id, *(state.highest_id for state in self._registry.states()[0].values())])
+        seen_id = min(seen_id, self._journal.tail_id)
+        if self._holds_back:
+            with self._source.lock:
+                self._source.show_only_locked(seen_id, self.totals_through(seen_id)[1])
         self._syncer.acks.durable_id = seen_id
 
     def acknowledge(self, last_id: int, total_bytes: int) -> None:
         """All up to this id is safe elsewhere. ``total_bytes``: of all items ever put up to there."""
-        with self._source.lock:
-            self._source.shown_limit = (last_id, total_bytes)
-            self._source.show_durable_locked(last_id, total_bytes)
+        if self._holds_back:
+            with self._source.lock:
+                self._source.shown_limit = (last_id, total_bytes)
+                self._source.show_durable_locked(last_id, total_bytes)
         self._syncer.acks.note_later(last_id)
 
     def refuse(self, reason: str, *, waits: bool) -> None:
@@ -167,6 +174,10 @@ class Export:
             self._status.gate = None
             self._status.choose_path()
             self._room.ring_all()
+
+    def note_reported(self) -> None:
+        """A caller has got the error with which the queue ends, or is about to end."""
+        self._status.is_reported = True
 
     def fail(self, error: KestrelError) -> None:
         """Every call of the queue raises ``error`` from here on, and its waiters get it."""

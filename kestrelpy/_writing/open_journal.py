@@ -19,9 +19,15 @@ from kestrelpy._journal.recovery import Recovered, Recovery, write_mark
 
 
 class StoredLog(Protocol):
-    """The log of a queue that is shipped. Only ``kestrelpy.ship`` looks into it."""
+    """The log of a queue that is shipped. Only ``kestrelpy.ship`` looks further into it.
 
-    queue: str
+    ``jump``: of a work queue, how far the ids of jobs must jump.
+    """
+
+    jump: int
+
+    def note_jumped(self) -> None:
+        """It is on disk that they have. Raises ``OSError``."""
 
 
 class OpenJournal:

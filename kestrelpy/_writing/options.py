@@ -18,9 +18,11 @@ _MIN_SEGMENT_BYTES = 4096
 _LAST_MS = (1 << 63) - 1
 
 
-def check_sync(sync: float | Literal["always", "never"], ship: object, journaled: bool) -> float | None:
+def check_sync(
+    sync: float | Literal["always", "never"], ship: object, *, journaled: bool, of_jobs: bool
+) -> float | None:
     """Seconds between syncs: 0 for ``"always"``, ``None`` for ``"never"`` and for infinity. If puts are acknowledged by
-    a store, nothing is shown before that, as with ``"always"``. Raises ``ValueError``.
+    a store, nothing is shown before that, as with ``"always"``; a work queue waits by itself. Raises ``ValueError``.
     """
     if ship and not journaled:
         raise ValueError("a queue in memory is not shipped: journaled=False does not go with ship=")
@@ -28,7 +30,7 @@ def check_sync(sync: float | Literal["always", "never"], ship: object, journaled
         isinstance(sync, bool) or not isinstance(sync, int | float) or not sync >= 0
     ):
         raise ValueError(f"sync must be 'always', 'never' or seconds, not {sync!r}")
-    if sync == "always" or getattr(ship, "acks", "disk") == "shipped":
+    if sync == "always" or (getattr(ship, "acks", "disk") == "shipped" and not of_jobs):
         return 0.0
     if sync == "never":
         return None

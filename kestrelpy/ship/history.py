@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from zlib import crc32
 
+from kestrelpy._journal.recovery import MOST_LOST
 from kestrelpy._journal.segment import Segment
 from kestrelpy.ship.errors import Fenced, HistoryMismatch
 from kestrelpy.ship.manifest import LogState
 from kestrelpy.ship.ship_file import ShipFile
 
-ID_GAP = 1 << 30
-"""No owner gives out an id so far above the last one in the log, and a new owner begins there."""
+ID_JUMP = 1 << 30
+"""A new owner begins ids so far above the last one in the log; and no owner comes so far above what it has shipped."""
 _READ_BYTES = 1 << 20
 
 
 class History:
     """What is known here of a queue. ``segments``: all that are here, in order; each is closed. ``last_id``: the last
     id that was ever given out here. ``read``: bytes of a segment's file.
+
+    ``of_jobs``: it is a work queue's journal. The ids of its records are known to nobody, and do not jump; those of
+    its jobs do, by as much, as soon as the journal is open (``ShipFile.jumped``). Till then the FENCE says so.
     """
 
     def __init__(
@@ -30,11 +34,14 @@ class History:
         segments: list[Segment],
         last_id: int,
         read: Callable[[Segment, int, int], bytes],
+        *,
+        of_jobs: bool = False,
     ) -> None:
         self._file = file
         self._segments = segments
         self._last_id = last_id
         self._read = read
+        self._of_jobs = of_jobs
 
     def is_ours(self, state: LogState) -> bool:
         """Whether the log's last owner was this queue, here."""
@@ -58,12 +65,15 @@ class History:
             raise self._mismatch(state, "the queue was restored to a moment before the log's end: ship it elsewhere")
         has_more = self._compare(state)
         if ours:
-            return max(self._last_id + 1, last_first_id)
+            return self._last_id + 1 if self._of_jobs and self._file.jumped else max(self._last_id + 1, last_first_id)
         if has_more:
             raise self._mismatch(
                 state, "the queue here has items that are not in the log, and the log's owner was another"
             )
-        return max(state.place.last_id, self._last_id) + ID_GAP
+        first_id = max(state.place.last_id, self._last_id, last_first_id) + ID_JUMP
+        if first_id - state.place.last_id > MOST_LOST:
+            raise self._mismatch(state, "three owners, one after another, had the queue and put nothing into the log")
+        return first_id
 
     def _mismatch(self, state: LogState, reason: str) -> HistoryMismatch:
         return HistoryMismatch(reason, self._last_id, state.place.last_id)

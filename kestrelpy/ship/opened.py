@@ -15,7 +15,7 @@ from kestrelpy._waiting.waiters import ThreadWaiter
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.ship.checking import probe
 from kestrelpy.ship.errors import HistoryMismatch, ShippingRequired, StoreUnavailable
-from kestrelpy.ship.history import History
+from kestrelpy.ship.history import ID_JUMP, History
 from kestrelpy.ship.identity import IDENTITY_KEY, QueueIdentity, decode_identity, encode_identity
 from kestrelpy.ship.log import FIRST_PAUSE, Opening, carry_out, open_log, read_end, read_slot
 from kestrelpy.ship.manifest import LogState
@@ -31,7 +31,7 @@ LISTING_SECONDS = 10.0
 
 
 class OpenLog:
-    """A log in which this owner has the last FENCE. ``first_id``: the least id that it may give out."""
+    """A log in which this owner has the last FENCE. ``jump``: of a work queue, how far the ids of jobs must jump."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class OpenLog:
         queue: str,
         opening: Opening,
         state: LogState,
-        first_id: int,
         now_ms: Callable[[], int],
         directory: Directory,
         file: ShipFile,
+        jump: int,
     ) -> None:
         self.options = options
         self.store = store
@@ -51,10 +51,15 @@ class OpenLog:
         self.prefix = f"{queue}/"
         self.opening = opening
         self.state = state
-        self.first_id = first_id
         self.now_ms = now_ms
+        self.jump = jump
         self._directory = directory
         self._file = file
+
+    def note_jumped(self) -> None:
+        """The ids of jobs have jumped, and that is on disk. Raises ``OSError``."""
+        self._file = self._file._replace(jumped=True)
+        write_ship_file(self._directory, self.queue, self._file)
 
     def note_slot(self, state: LogState) -> None:
         """Note in ``jobs.ship`` that the log has come so far. Raises ``OSError``."""
@@ -65,8 +70,11 @@ class OpenLog:
 class LogOpening:
     """One opening of a queue's log, while nobody else has the queue open here. ``found``: its journal."""
 
-    def __init__(self, options: Ship, files: QueueFiles, found: Recovered, clock: Clock) -> None:
+    def __init__(
+        self, options: Ship, files: QueueFiles, found: Recovered, clock: Clock, *, of_jobs: bool = False
+    ) -> None:
         self._options = options
+        self._of_jobs = of_jobs
         self._queue = files.queue
         self._directory = files.directory
         self._found = found
@@ -84,7 +92,8 @@ class LogOpening:
         probe(self._store, self._prefix)
         file = self._identify()
         state = self._end_of_log(file)
-        history = History(file, self._found.segments, self._found.tail_id, self._read)
+        found, of_jobs = self._found, self._of_jobs
+        history = History(file, found.segments, found.tail_id, self._read, of_jobs=of_jobs)
         nonce = os.urandom(16)
         owner = self._options.owner or f"{socket.gethostname()}:{os.getpid()}"
         opening = Opening(file.queue_id, nonce, owner, 0, self._now_ms())
@@ -102,10 +111,12 @@ class LogOpening:
         assert state.header is not None
         file = file.opened(nonce, state.header.epoch, state.slot)
         write_ship_file(self._directory, self._queue, file)
-        self._found.queue_id = file.queue_id
-        self._found.tail_id = max(self._found.tail_id, first_id - 1)
+        found.queue_id = file.queue_id
+        jump = ID_JUMP if of_jobs and first_id > found.tail_id + 1 else 0
+        if not of_jobs:
+            found.tail_id = max(found.tail_id, first_id - 1)
         return OpenLog(
-            self._options, self._store, self._queue, opening, state, first_id, self._now_ms, self._directory, file
+            self._options, self._store, self._queue, opening, state, self._now_ms, self._directory, file, jump
         )
 
     def _now_ms(self) -> int:
@@ -176,10 +187,16 @@ def url_of(options: Ship, store: Store) -> str:
 
 
 def open_log_of(
-    ship: str | Ship | Literal[False] | None, files: QueueFiles, names: list[str], found: Recovered, clock: Clock
+    ship: str | Ship | Literal[False] | None,
+    files: QueueFiles,
+    names: list[str],
+    found: Recovered,
+    clock: Clock,
+    *,
+    of_jobs: bool,
 ) -> OpenLog | None:
     """Open the log of a queue that is being opened; ``None`` if the queue is not shipped. ``names``: the files in its
-    folder. ``found``: its journal; it is told where ids begin.
+    folder. ``found``: its journal; it is told where ids begin. ``of_jobs``: it is a work queue's.
 
     Raises ``ShippingRequired`` if nothing was said of a queue that is shipped, ``TypeError``, and what
     ``LogOpening.run`` raises. With ``False`` the queue is detached.
@@ -197,4 +214,4 @@ def open_log_of(
     options = Ship(ship) if isinstance(ship, str) else ship
     if not isinstance(options, Ship):
         raise TypeError(f"ship must be a URL, a Ship, None or False, not {type(ship).__name__}")
-    return LogOpening(options, files, found, clock).run()
+    return LogOpening(options, files, found, clock, of_jobs=of_jobs).run()

@@ -4,8 +4,7 @@ docs/format.md is the specification. The file is replaced as a whole, durably. I
 shipped: that is where the log ends.
 
     | KSTRLSHP | 1 2 | 0 6 | crc 4 | length 4 | body |
-    body: | queue_id 16 | epoch 8 | slot 8 | restored_slot 8 | restored_to_end 1 | url_bytes 2 | nonces 2 | url
-          | nonces x 16 |
+    body: | queue_id 16 | epoch 8 | slot 8 | restored_slot 8 | flags 1 | url_bytes 2 | nonces 2 | url | nonces x 16 |
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ _RECORD = struct.Struct("<II")
 _BODY = struct.Struct("<16sQQQBHH")
 _NONCE_BYTES = 16
 _UNUSED = bytes(6)
+_TO_END, _JUMPED = 1, 2
 
 
 class ShipFile(NamedTuple):
@@ -37,6 +37,7 @@ class ShipFile(NamedTuple):
     have one, and of all that were begun after it. An epoch with one of them is ours. ``epoch``, ``slot``: of ours, the
     last ones that are known to be in the log; 0 if there are none. ``restored_slot``: the slot that the queue was
     restored from, 0 if it was not restored since; ``restored_to_end``: whether that was where the log ended.
+    ``jumped``: of a work queue that another owner had, whether the ids of its jobs have jumped since.
     """
 
     url: str
@@ -46,6 +47,7 @@ class ShipFile(NamedTuple):
     slot: int = 0
     restored_slot: int = 0
     restored_to_end: bool = False
+    jumped: bool = False
 
     def opening(self, nonce: bytes) -> ShipFile:
         """What the file says while an opening with that nonce is under way."""
@@ -53,7 +55,7 @@ class ShipFile(NamedTuple):
 
     def opened(self, nonce: bytes, epoch: int, slot: int) -> ShipFile:
         """What the file says once the FENCE of that opening is in the log, up to that slot."""
-        return ShipFile(self.url, self.queue_id, (nonce,), epoch, slot)
+        return ShipFile(self.url, self.queue_id, (nonce,), epoch, slot, jumped=self.jumped)
 
 
 def encode_ship_file(state: ShipFile) -> bytes:
@@ -61,7 +63,8 @@ def encode_ship_file(state: ShipFile) -> bytes:
     url = state.url.encode()
     if len(url) > MAX_URL_BYTES:
         raise ValueError(f"the store's URL has {len(url)} bytes, more than {MAX_URL_BYTES}")
-    fixed = (state.queue_id, state.epoch, state.slot, state.restored_slot, state.restored_to_end)
+    flags = state.restored_to_end * _TO_END | state.jumped * _JUMPED
+    fixed = (state.queue_id, state.epoch, state.slot, state.restored_slot, flags)
     body = _BODY.pack(*fixed, len(url), len(state.nonces)) + url + b"".join(state.nonces)
     return _PREFIX.pack(SHIP_MAGIC, SHIP_VERSION, _UNUSED) + _RECORD.pack(crc32(body), len(body)) + body
 
@@ -74,16 +77,16 @@ def decode_ship_file(data: bytes) -> ShipFile | None:
         return None
     if _RECORD.unpack_from(data, _PREFIX.size) != (crc32(body), len(body)):
         return None
-    queue_id, epoch, slot, restored_slot, to_end, url_bytes, nonces = _BODY.unpack_from(body)
+    queue_id, epoch, slot, restored_slot, flags, url_bytes, nonces = _BODY.unpack_from(body)
     nonces_at = _BODY.size + url_bytes
-    if nonces_at + nonces * _NONCE_BYTES != len(body) or to_end > 1 or nonces > MOST_NONCES:
+    if nonces_at + nonces * _NONCE_BYTES != len(body) or flags & ~(_TO_END | _JUMPED) or nonces > MOST_NONCES:
         return None
     try:
         url = body[_BODY.size : nonces_at].decode()
     except UnicodeDecodeError:
         return None
     mine = tuple(body[at : at + _NONCE_BYTES] for at in range(nonces_at, len(body), _NONCE_BYTES))
-    return ShipFile(url, queue_id, mine, epoch, slot, restored_slot, bool(to_end))
+    return ShipFile(url, queue_id, mine, epoch, slot, restored_slot, bool(flags & _TO_END), bool(flags & _JUMPED))
 
 
 def read_ship_file(folder: Directory, queue: str) -> ShipFile | None:

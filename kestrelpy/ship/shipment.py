@@ -36,8 +36,10 @@ class Shipment:
         room: Room,
         files: QueueFiles,
         maintenance: Maintenance,
+        *,
+        holds_back: bool,
     ) -> None:
-        self._export = Export(status, syncer, source, registry, room, files, maintenance)
+        self._export = Export(status, syncer, source, registry, room, files, maintenance, holds_back=holds_back)
         self._shipper = Shipper(cast(OpenLog, log), self._export)
         self.shipping = Shipping(self._shipper)
 

@@ -225,6 +225,13 @@ class Compactor:
                 log.over(tube.at)
                 tube.at = 0
 
+    def skip_ids(self, count: int) -> None:
+        """Give out none of the next ``count`` ids of jobs. Raises as ``JobLog.append``."""
+        core = self._core
+        with core.lock:
+            core.scheduler.last_id += count
+            self._write_totals_locked()
+
     def _write_totals_locked(self) -> None:
         core = self._core
         log, scheduler = core.journal, core.scheduler

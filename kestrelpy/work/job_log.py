@@ -243,8 +243,10 @@ class JobLog:
                     self._old[item.id] = item.data
 
     def sync(self) -> None:
-        """Everything appended so far is on disk when this returns. Without the queue's lock."""
-        self.queue.sync()
+        """Everything appended so far is on disk, or in the store that acknowledges it, when this returns. Without the
+        queue's lock.
+        """
+        self.queue.sync_or_ship()
 
     def checkpoint(self) -> None:
         """Save the reader's position, and retire the segments before it. Without the queue's lock."""

@@ -13,13 +13,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kestrelpy import JournaledQueue, WrongKind, inspect
 from kestrelpy.inbox import pending
 
 if TYPE_CHECKING:
+    from kestrelpy import Clock
     from kestrelpy._disk.interface import Disk, File
+    from kestrelpy.ship import Ship
 
 WORK = "work queue"
 """The ``kind`` that ``inspect`` reports for a work queue."""
@@ -79,8 +81,26 @@ class JobJournal(JournaledQueue):
         return self._journal.queue_id
 
     @property
+    def jump(self) -> int:
+        """How far the ids of jobs must jump, as another owner had the queue. Mostly 0. ``note_jumped`` tells when they
+        have.
+        """
+        log = self._held.log
+        return 0 if log is None else log.jump
+
+    def note_jumped(self) -> None:
+        """Call it when it is on disk that ids have jumped. Raises ``OSError``."""
+        if self._held.log is not None:
+            self._held.log.note_jumped()
+
+    @property
     def never_syncs(self) -> bool:
         return self._status.sync_seconds is None
+
+    def sync_or_ship(self) -> None:
+        """``sync``; if a store acknowledges what is put, return when it has everything put before."""
+        self._status.check_usable()
+        self._syncer.wait_acknowledged(self._journal.tail_id, self._journal.tail_id)
 
     def sync_under_lock(self) -> None:
         """``sync`` for a caller that holds a lock of its own. Raises ``DurabilityUnknown``."""
@@ -115,6 +135,32 @@ class JobJournal(JournaledQueue):
         """
         self._ending.saves_nothing = True
         return WrongKind(f"{self.directory}/{self.name}", "queue")
+
+
+def open_journal(
+    directory: str,
+    name: str,
+    sync: float | Literal["always", "never"],
+    segment_bytes: int,
+    checkpoint_interval: float,
+    on_corruption: Literal["raise", "quarantine"],
+    ship: str | Ship | Literal[False] | None,
+    clock: Clock,
+    disk: Disk | None,
+) -> JobJournal:
+    """Open the journal of a work queue. Raises as ``JournaledQueue``."""
+    return JobJournal(
+        directory,
+        name,
+        sync=sync,
+        segment_bytes=segment_bytes,
+        checkpoint_interval=checkpoint_interval,
+        on_corruption=on_corruption,
+        inbox_interval=None,
+        ship=ship,
+        clock=clock,
+        disk=disk,
+    )
 
 
 def _warn(message: str, *arguments: object) -> None:

@@ -92,13 +92,15 @@ def check_job_bytes(max_job_bytes: int, largest: int | None) -> None:
         raise ValueError(f"max_job_bytes must be at most {largest:,} for this journal, not {max_job_bytes!r}")
 
 
-def check_sync(sync: float | Literal["always", "never"]) -> bool:
-    """Whether each call must sync. Raises ``ValueError``."""
+def check_sync(sync: float | Literal["always", "never"], ship: object, directory: str | None) -> bool:
+    """Whether each call must sync. ``ship``: how the queue is shipped. Raises ``ValueError``."""
+    if ship and directory is None:
+        raise ValueError("a work queue in memory is not shipped: ship= needs a directory")
     if sync in ("always", "never"):
-        return sync == "always"
+        return sync == "always" or getattr(ship, "acks", "disk") == "shipped"
     if isinstance(sync, bool) or not isinstance(sync, int | float) or not sync >= 0:
         raise ValueError(f"sync must be 'always', 'never' or seconds, not {sync!r}")
-    return sync == 0
+    return sync == 0 or getattr(ship, "acks", "disk") == "shipped"
 
 
 def check_interval(checkpoint_interval: float) -> float:

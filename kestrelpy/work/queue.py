@@ -21,7 +21,7 @@ from kestrelpy.work.core import TIMER_SLICE, WorkCore
 from kestrelpy.work.errors import JobNotFound, NotReserved, TubeNotFound
 from kestrelpy.work.intake import JobIntake
 from kestrelpy.work.job import Job, delete_by
-from kestrelpy.work.journal import JobJournal
+from kestrelpy.work.journal import JobJournal, open_journal
 from kestrelpy.work.listing import all_jobs, first_job, first_jobs
 from kestrelpy.work.options import (
     PLAIN,
@@ -44,6 +44,7 @@ from kestrelpy.work.stored import StoredJob
 if TYPE_CHECKING:
     from kestrelpy import Clock
     from kestrelpy._disk.interface import Disk
+    from kestrelpy.ship import Ship, Shipping
     from kestrelpy.work.new_job import NewJob
 
 __all__ = ["WorkQueue"]
@@ -66,8 +67,10 @@ class WorkQueue:
     death of the process.
     ``on_corruption``: ``"raise"``, or ``"quarantine"`` to skip records that are not intact. Jobs that these records put
     are lost. What they said about other jobs is forgotten, so a deleted job may come back. The log has the ids.
-    ``checkpoint_interval``: seconds from a change to the next compaction of the journal. ``clock``, ``disk``: instead
-    of the system's, for tests. ``disk_clock``: its callbacks may wait for the disk, if those of ``clock`` may not.
+    ``checkpoint_interval``: seconds from a change to the next compaction of the journal. ``ship``: as of a
+    ``JournaledQueue``; with ``acks="shipped"``, a change is in the store when its call returns. ``clock``, ``disk``:
+    instead of the system's, for tests. ``disk_clock``: its callbacks may wait for the disk, if those of ``clock`` may
+    not.
 
     Raises what ``JournaledQueue`` raises; ``WrongKind`` for a queue that is no work queue; ``CorruptJournal`` also for
     a record that is not about a job. Cost of opening: O(jobs).
@@ -94,6 +97,7 @@ class WorkQueue:
         segment_bytes: int = 16 << 20,
         checkpoint_interval: float = 1.0,
         on_corruption: Literal["raise", "quarantine"] = "raise",
+        ship: str | Ship | Literal[False] | None = None,
         clock: Clock | None = None,
         disk_clock: Clock | None = None,
         disk: Disk | None = None,
@@ -109,15 +113,13 @@ class WorkQueue:
         disk_clock = disk_clock if disk_clock is not None else clock
         checkpoint_interval = check_interval(checkpoint_interval)
         quarantine = check_on_corruption(on_corruption)
-        always = check_sync(sync) and self.directory is not None
+        always = check_sync(sync, ship, self.directory) and self.directory is not None
         self._opened_at = clock.monotonic()
         queue: JobJournal | None = None
         core: WorkCore | None = None
         if self.directory is not None:  # with "always", each call syncs by itself, outside the lock
-            sync = "never" if always else sync
-            queue = _open(
-                self.directory, name, sync, segment_bytes, checkpoint_interval, on_corruption, disk_clock, disk
-            )
+            options = (segment_bytes, checkpoint_interval, on_corruption, ship, disk_clock, disk)
+            queue = open_journal(self.directory, name, "never" if always else sync, *options)
         try:
             if queue is not None:
                 check_job_bytes(max_job_bytes, queue.max_item_bytes - _NAMES_BYTES)
@@ -170,6 +172,10 @@ class WorkQueue:
         core.unrecorded = recovery.unrecorded
         if not is_known:
             queue.adopt(disk, records=recovery.records)
+        if queue.jump:
+            self._compactor.skip_ids(queue.jump)
+            queue.sync()
+            queue.note_jumped()
         with contextlib.suppress(OSError), core.lock:  # an older version held no room, and the disk may be full now
             core.hold_room_locked(1)
         if log.carry_to:  # write again what lives near the damage, so that the damaged segment can go
@@ -192,6 +198,12 @@ class WorkQueue:
     def max_attempts(self) -> int | None:
         """How often a job may be released or time out before it is buried; ``None``: there is no limit."""
         return self._core.scheduler.max_attempts
+
+    @property
+    def shipping(self) -> Shipping | None:
+        """The shipping of this queue to a store; ``None`` if it is not shipped."""
+        journal = self._core.journal
+        return None if journal is None else journal.queue.shipping
 
     # -- putting -------------------------------------------------------------------------------------------------------
 
@@ -625,26 +637,3 @@ class WorkQueue:
         core = getattr(self, "_core", None)
         if core is not None and core.state is None and core.journal is not None:
             warn_unclosed(self)
-
-
-def _open(
-    directory: str,
-    name: str,
-    sync: float | Literal["always", "never"],
-    segment_bytes: int,
-    checkpoint_interval: float,
-    on_corruption: Literal["raise", "quarantine"],
-    clock: Clock,
-    disk: Disk | None,
-) -> JobJournal:
-    return JobJournal(
-        directory,
-        name,
-        sync=sync,
-        segment_bytes=segment_bytes,
-        checkpoint_interval=checkpoint_interval,
-        on_corruption=on_corruption,
-        inbox_interval=None,
-        clock=clock,
-        disk=disk,
-    )

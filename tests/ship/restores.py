@@ -23,6 +23,7 @@ def queue_on(disk: Any, folder: str = FOLDER, **options: Any) -> JournaledQueue:
         "sync": "always",
         "inbox_interval": None,
         "clock": ManualClock(255),
+        "ship": False,
     }
     archive = ARCHIVE if folder == FOLDER else None
     return JournaledQueue(folder, QUEUE, disk=disk, archive_dir=archive, **(made | options))

@@ -214,7 +214,7 @@ def test_a_work_queue_is_restored() -> None:
         shipper.ship()
     other = MemoryDisk()
     restore(shipper.store, QUEUE, HERE, disk=other)
-    with WorkQueue(HERE, QUEUE, disk=other, clock=ManualClock(255)) as work, work.session() as session:
+    with WorkQueue(HERE, QUEUE, disk=other, ship=False, clock=ManualClock(255)) as work, work.session() as session:
         job = session.reserve(timeout=0)
         assert job is not None
         assert job.body == b"a job"

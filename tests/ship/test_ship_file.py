@@ -19,7 +19,7 @@ from kestrelpy.testing import MemoryDisk
 
 QUEUE_ID = bytes(range(16))
 NONCES = (bytes([1]) * 16, bytes([2]) * 16)
-FULL = ShipFile("s3://bucket/prod", QUEUE_ID, NONCES, 7, 1234, 99, True)
+FULL = ShipFile("s3://bucket/prod", QUEUE_ID, NONCES, 7, 1234, 99, True, True)
 
 _number = st.integers(0, 2**63 - 1)
 states = st.builds(
@@ -30,6 +30,7 @@ states = st.builds(
     _number,
     _number,
     _number,
+    st.booleans(),
     st.booleans(),
 )
 

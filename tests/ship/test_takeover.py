@@ -1,0 +1,132 @@
+"""A queue goes on elsewhere: restored from the store, and shipped to the same place by its new owner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kestrelpy import JournaledQueue
+from kestrelpy.ship import Fenced, HistoryMismatch, RestoreTargetExists, Ship, ShippingRequired, open_store, restore
+from kestrelpy.testing.stores import MemoryStore
+from kestrelpy.work import WorkQueue
+from tests.ship.in_store import items_of, log_of
+from tests.support.patience import PATIENCE, until
+
+GAP = 1 << 30
+
+
+def test_the_queue_goes_on_elsewhere(tmp_path: Path) -> None:
+    store = MemoryStore()
+    here, there = tmp_path / "here", tmp_path / "there"
+    queue = JournaledQueue(here, "jobs", segment_bytes=4096, ship=Ship(store, interval=0))
+    put = {queue.put(b"%d" % number * 100): b"%d" % number * 100 for number in range(60)}
+    for _ in range(20):
+        queue.commit(queue.get())
+    assert queue.shipping is not None
+    queue.shipping.flush(PATIENCE)
+    until(lambda: (state := log_of(store).checkpoints.get("")) is not None and state.head == 20)
+    restored = restore(store, "jobs", there)
+    assert restored.last_id == 60
+    with pytest.raises(ShippingRequired):
+        JournaledQueue(there, "jobs")
+    with JournaledQueue(there, "jobs", segment_bytes=4096, ship=Ship(store, interval=0)) as taken:
+        assert taken.get().id == 21
+        new_id = taken.put(b"new")
+        assert new_id == 60 + GAP
+        put[new_id] = b"new"
+        queue.put(b"lost")
+        with pytest.raises(Fenced):
+            queue.shipping.flush(PATIENCE)
+        queue.close()
+    assert items_of(store) == put
+    with pytest.raises(Fenced):
+        JournaledQueue(here, "jobs", ship=Ship(store))
+    with JournaledQueue(there, "jobs", ship=Ship(store)) as taken:
+        assert taken.put(b"newer") == new_id + 1
+        assert [taken.get().id for _ in range(42)] == [*range(21, 61), new_id, new_id + 1]
+
+
+def test_an_owner_that_has_put_nothing_still_begins_far_above(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path / "1", "jobs", ship=Ship(store)) as queue:
+        queue.put(b"1")
+    restore(store, "jobs", tmp_path / "2")
+    for _ in range(3):  # the same owner again: no further
+        JournaledQueue(tmp_path / "2", "jobs", ship=Ship(store)).close()
+    restore(store, "jobs", tmp_path / "3")
+    with JournaledQueue(tmp_path / "3", "jobs", ship=Ship(store)) as queue:
+        assert queue.put(b"2") == 1 + 2 * GAP
+        assert [queue.get().data for _ in range(2)] == [b"1", b"2"]
+    restore(store, "jobs", tmp_path / "4")
+    with JournaledQueue(tmp_path / "4", "jobs", ship=Ship(store)) as queue:
+        assert queue.put(b"3") == 1 + 3 * GAP
+    assert items_of(store) == {1: b"1", 1 + 2 * GAP: b"2", 1 + 3 * GAP: b"3"}
+
+
+def test_a_restore_of_an_earlier_moment_is_a_branch(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path / "1", "jobs", ship=Ship(store, interval=0)) as queue:
+        queue.put(b"1")
+        assert queue.shipping is not None
+        slot = queue.shipping.flush(PATIENCE)
+        queue.put(b"2")
+    before = store.contents()
+    restore(store, "jobs", tmp_path / "2", at_slot=slot)
+    with pytest.raises(HistoryMismatch, match="before the log's end"):
+        JournaledQueue(tmp_path / "2", "jobs", ship=Ship(store))
+    assert store.contents() == before
+    elsewhere = f"file://{tmp_path}/store"
+    with JournaledQueue(tmp_path / "2", "jobs", ship=elsewhere) as queue:
+        assert queue.put(b"another second") == 2
+    assert items_of(open_store(elsewhere)) == {1: b"1", 2: b"another second"}
+
+
+def test_the_owner_that_has_gone_on_keeps_the_log_from_its_copy(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path / "1", "jobs", ship=Ship(store, interval=0)) as queue:
+        queue.put(b"1")
+        assert queue.shipping is not None
+        queue.shipping.flush(PATIENCE)
+        restore(store, "jobs", tmp_path / "2")
+        queue.put(b"2")
+        queue.shipping.flush(PATIENCE)
+        with pytest.raises(HistoryMismatch):
+            JournaledQueue(tmp_path / "2", "jobs", ship=Ship(store))
+        queue.put(b"3")
+        queue.shipping.flush(PATIENCE)
+    with pytest.raises(RestoreTargetExists):
+        restore(store, "jobs", tmp_path / "2")
+
+
+@pytest.mark.parametrize("acks", ["disk", "shipped"])
+def test_a_work_queue_goes_on_elsewhere(tmp_path: Path, acks: str) -> None:
+    store = MemoryStore()
+    options = Ship(store, acks=acks, interval=0)  # type: ignore[arg-type]
+    with WorkQueue(tmp_path / "1", "work", ship=options) as work, work.session() as session:
+        first = work.put(b"first")
+        work.put(b"second")
+        job = session.reserve(timeout=0)
+        assert job is not None
+        job.delete()
+        if acks == "shipped":
+            assert len(items_of(store, "work")) == 3
+    restore(store, "work", tmp_path / "2")
+    for number in range(2):
+        with WorkQueue(tmp_path / "2", "work", ship=options) as work, work.session() as session:
+            job = session.reserve(timeout=0)
+            assert job is not None
+            assert job.body == b"second"
+            if number == 0:
+                continue
+            assert work.put(b"third") == first + 2 + GAP
+            job.delete()
+    with WorkQueue(tmp_path / "2", "work", ship=options) as work, work.session() as session:
+        job = session.reserve(timeout=0)
+        assert job is not None
+        assert (job.id, job.body) == (first + 2 + GAP, b"third")
+
+
+def test_a_work_queue_in_memory_is_not_shipped() -> None:
+    with pytest.raises(ValueError, match="directory"):
+        WorkQueue(None, ship=Ship(MemoryStore()))

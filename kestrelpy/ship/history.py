@@ -17,6 +17,10 @@ from kestrelpy.ship.ship_file import ShipFile
 
 ID_JUMP = 1 << 30
 """A new owner begins ids so far above the last one in the log; and no owner comes so far above what it has shipped."""
+ID_STEP = 1 << 25
+"""As long as a new owner has shipped nothing, it comes at most so far; and a newer one begins so far above it. Ids far
+above all items are damage to whoever opens a journal (``MOST_LOST``), so not each of them may jump.
+"""
 _READ_BYTES = 1 << 20
 
 
@@ -59,7 +63,7 @@ class History:
         if header.queue_id != self._file.queue_id:
             raise self._mismatch(state, "the store has the log of another queue of this name")
         ours = self.is_ours(state)
-        if not ours and self._file.nonces:
+        if not ours and self._file.epoch:
             raise Fenced(header.epoch, "", state.place.last_id + 1, self._last_id)
         if self._file.restored_slot and not self._file.restored_to_end:
             raise self._mismatch(state, "the queue was restored to a moment before the log's end: ship it elsewhere")
@@ -70,9 +74,10 @@ class History:
             raise self._mismatch(
                 state, "the queue here has items that are not in the log, and the log's owner was another"
             )
-        first_id = max(state.place.last_id, self._last_id, last_first_id) + ID_JUMP
+        step = ID_JUMP if last_first_id <= state.place.last_id + 1 else ID_STEP
+        first_id = max(state.place.last_id, self._last_id, last_first_id) + step
         if first_id - state.place.last_id > MOST_LOST:
-            raise self._mismatch(state, "three owners, one after another, had the queue and put nothing into the log")
+            raise self._mismatch(state, "owner after owner has had the queue, and put nothing into the log")
         return first_id
 
     def _mismatch(self, state: LogState, reason: str) -> HistoryMismatch:

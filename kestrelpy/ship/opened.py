@@ -20,6 +20,7 @@ from kestrelpy.ship.identity import IDENTITY_KEY, QueueIdentity, decode_identity
 from kestrelpy.ship.log import FIRST_PAUSE, Opening, carry_out, open_log, read_end, read_slot
 from kestrelpy.ship.manifest import LogState
 from kestrelpy.ship.options import Ship
+from kestrelpy.ship.reading import PatientStore
 from kestrelpy.ship.ship_file import ShipFile, read_ship_file, write_ship_file
 from kestrelpy.ship.store import Store
 
@@ -31,7 +32,9 @@ LISTING_SECONDS = 10.0
 
 
 class OpenLog:
-    """A log in which this owner has the last FENCE. ``jump``: of a work queue, how far the ids of jobs must jump."""
+    """A log in which this owner has the last FENCE. ``first_id``: the least id that it may give out. ``jump``: of a
+    work queue, how far the ids of jobs must jump.
+    """
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class OpenLog:
         queue: str,
         opening: Opening,
         state: LogState,
+        first_id: int,
         now_ms: Callable[[], int],
         directory: Directory,
         file: ShipFile,
@@ -52,6 +56,7 @@ class OpenLog:
         self.opening = opening
         self.state = state
         self.now_ms = now_ms
+        self.first_id = first_id
         self.jump = jump
         self._directory = directory
         self._file = file
@@ -79,7 +84,8 @@ class LogOpening:
         self._directory = files.directory
         self._found = found
         self._clock = clock
-        self._store = options.open()
+        self._store = store = options.open()
+        self._patient = PatientStore(store)
         self._prefix = f"{files.queue}/"
         self._deadline = SystemClock.monotonic() + options.close_timeout
         self._last_error: StoreUnavailable | None = None
@@ -107,7 +113,7 @@ class LogOpening:
         judge(state)  # before anything is written
         file = file.opening(nonce)
         write_ship_file(self._directory, self._queue, file)
-        state = carry_out(open_log(self._prefix, opening, judge, state), self._store, self._wait)
+        state = carry_out(open_log(self._prefix, opening, judge, state), self._patient, self._wait)
         assert state.header is not None
         file = file.opened(nonce, state.header.epoch, state.slot)
         write_ship_file(self._directory, self._queue, file)
@@ -116,7 +122,7 @@ class LogOpening:
         if not of_jobs:
             found.tail_id = max(found.tail_id, first_id - 1)
         return OpenLog(
-            self._options, self._store, self._queue, opening, state, self._now_ms, self._directory, file, jump
+            self._options, self._store, self._queue, opening, state, first_id, self._now_ms, self._directory, file, jump
         )
 
     def _now_ms(self) -> int:
@@ -129,33 +135,37 @@ class LogOpening:
         pause(seconds)
 
     def _identify(self) -> ShipFile:
-        """Which queue this is, here and in the store."""
+        """Which queue this is, here and in the store. A new queue has its id in ``jobs.ship`` before the store has it:
+        if this is cut short, the next opening is the same queue's.
+        """
         url = url_of(self._options, self._store)
         file = read_ship_file(self._directory, self._queue)
         here = self._found.queue_id or (file.queue_id if file is not None else b"")
-        queue_id = here or os.urandom(16)
-        there = self._identity_there(QueueIdentity(self._queue, queue_id, self._now_ms()))
-        if there.queue_id != queue_id:
+        there = self._identity_there()
+        if there is None:
+            if not here:
+                here = os.urandom(16)
+                write_ship_file(self._directory, self._queue, ShipFile(url, here))
+            mine = QueueIdentity(self._queue, here, self._now_ms())
+            self._store.create(self._prefix + IDENTITY_KEY, encode_identity(mine))
+            there = self._identity_there()
+        if there is None:
+            raise StoreUnavailable(self._store.describe(), self._prefix, "what was created is not there")
+        if there.queue_id != here:
             reason = "another queue of this name" if here else "this queue, and the folder has not: restore it first"
             raise HistoryMismatch(f"the store has {reason}", self._found.tail_id, 0)
-        return ShipFile(url, queue_id) if file is None or file.url != url else file
+        return ShipFile(url, here) if file is None or file.url != url else file
 
-    def _identity_there(self, mine: QueueIdentity) -> QueueIdentity:
-        """Which queue the store has; ``mine``, if it had none."""
+    def _identity_there(self) -> QueueIdentity | None:
         key = self._prefix + IDENTITY_KEY
-        data = self._store.read(key)
-        if data is None:
-            self._store.create(key, encode_identity(mine))
-            data = self._store.read(key)
-        if data is None:
-            raise StoreUnavailable(self._store.describe(), key, "it was created, and is not there")
-        return decode_identity(key, data)
+        data = self._patient.read(key)
+        return None if data is None else decode_identity(key, data)
 
     def _end_of_log(self, file: ShipFile) -> LogState:
         """Where the log ends. A listing may lag, and show none of its manifests (S6)."""
         until, seconds = SystemClock.monotonic() + LISTING_SECONDS, FIRST_PAUSE
         while True:
-            state = carry_out(read_end(self._prefix), self._store, self._wait)
+            state = carry_out(read_end(self._prefix), self._patient, self._wait)
             if state.slot >= file.slot or SystemClock.monotonic() + seconds > until:
                 return state
             pause(seconds)
@@ -165,7 +175,7 @@ class LogOpening:
         """The least id that the log's last owner may have given out; 0 if there was none."""
         if not state.fences:
             return 0
-        fence = carry_out(read_slot(self._prefix, state.fences[-1]), self._store, self._wait)
+        fence = carry_out(read_slot(self._prefix, state.fences[-1]), self._patient, self._wait)
         return fence.header.first_id if fence is not None else 0
 
     def _read(self, segment: Segment, offset: int, size: int) -> bytes:

@@ -29,7 +29,7 @@ from kestrelpy.clock import SystemClock
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, KestrelError, QueueClosed, copy_of
 from kestrelpy.ship import uploads
 from kestrelpy.ship.errors import Fenced, NotShipped, ShipError, StoreUnavailable
-from kestrelpy.ship.history import ID_JUMP
+from kestrelpy.ship.history import ID_JUMP, ID_STEP
 from kestrelpy.ship.log import SlotTaken, ask, read_end, read_slot, resume
 from kestrelpy.ship.opened import OpenLog
 from kestrelpy.ship.options import ShipStatus
@@ -372,7 +372,8 @@ class Shipper:
         options = self._options
         queue, seconds = self.log.queue, now - self._whole_at
         self._is_behind = waiting > options.max_unshipped_bytes or seconds > options.max_unshipped_seconds
-        if items > ID_JUMP // 2:
+        most = ID_JUMP // 2 if self._owner.shipped.last_id + 1 >= self.log.first_id else ID_STEP // 2
+        if items > most:
             export.refuse(f"queue {queue!r} has {items:,} items that are not in the store (S13)", waits=False)
         elif self._is_behind and options.when_behind != "go_on":
             reason = f"queue {queue!r} is behind: {waiting:,} bytes are not in the store, for {seconds:.0f} s"

@@ -13,7 +13,7 @@ from kestrelpy.work import WorkQueue
 from tests.ship.in_store import items_of, log_of
 from tests.support.patience import PATIENCE, until
 
-GAP = 1 << 30
+GAP, STEP = 1 << 30, 1 << 25
 
 
 def test_the_queue_goes_on_elsewhere(tmp_path: Path) -> None:
@@ -56,12 +56,12 @@ def test_an_owner_that_has_put_nothing_still_begins_far_above(tmp_path: Path) ->
         JournaledQueue(tmp_path / "2", "jobs", ship=Ship(store)).close()
     restore(store, "jobs", tmp_path / "3")
     with JournaledQueue(tmp_path / "3", "jobs", ship=Ship(store)) as queue:
-        assert queue.put(b"2") == 1 + 2 * GAP
+        assert queue.put(b"2") == 1 + GAP + STEP
         assert [queue.get().data for _ in range(2)] == [b"1", b"2"]
     restore(store, "jobs", tmp_path / "4")
     with JournaledQueue(tmp_path / "4", "jobs", ship=Ship(store)) as queue:
-        assert queue.put(b"3") == 1 + 3 * GAP
-    assert items_of(store) == {1: b"1", 1 + 2 * GAP: b"2", 1 + 3 * GAP: b"3"}
+        assert queue.put(b"3") == 1 + 2 * GAP + STEP
+    assert items_of(store) == {1: b"1", 1 + GAP + STEP: b"2", 1 + 2 * GAP + STEP: b"3"}
 
 
 def test_a_restore_of_an_earlier_moment_is_a_branch(tmp_path: Path) -> None:

@@ -224,7 +224,8 @@ PUBLIC = {
     "kestrelpy.ship": (
         "Store Listed open_store check CheckReport CheckResult ShipError BadStoreURL StoreUnavailable StoreTooWeak "
         "StoreDamaged NoSuchQueue RestoreTargetExists RestoreIncomplete restore Restored "
-        "Ship ShipStatus Shipping Fenced HistoryMismatch NotShipped ShippingRequired"
+        "Ship ShipStatus Shipping Fenced HistoryMismatch NotShipped ShippingRequired "
+        "status RemoteStatus queues verify RemoteReport"
     ),
     "kestrelpy.spark": (
         "DriverBuffer UndecodableItem archive_to_parquet LakeSummary LAKE_SCHEMA load_report LoadReport "

@@ -13,6 +13,8 @@ The store, and the bytes in it (docs/format.md):
     identity.py       queue.json: whose log it is
     reading.py        a queue in a store, read and checked
     restoring.py      its files, made again
+    remote.py         what is there of it
+    remote_check.py   and whether it is whole
 
 The owner of a queue:
 
@@ -42,6 +44,7 @@ from kestrelpy.ship.errors import (
 )
 from kestrelpy.ship.opening import open_store
 from kestrelpy.ship.options import Ship, ShipStatus
+from kestrelpy.ship.remote import RemoteReport, RemoteStatus, queues, status, verify
 from kestrelpy.ship.restoring import Restored, restore
 from kestrelpy.ship.shipping import Shipping
 from kestrelpy.ship.store import Listed, Store
@@ -55,6 +58,8 @@ __all__ = [
     "Listed",
     "NoSuchQueue",
     "NotShipped",
+    "RemoteReport",
+    "RemoteStatus",
     "RestoreIncomplete",
     "RestoreTargetExists",
     "Restored",
@@ -69,5 +74,8 @@ __all__ = [
     "StoreUnavailable",
     "check",
     "open_store",
+    "queues",
     "restore",
+    "status",
+    "verify",
 ]

@@ -32,7 +32,8 @@ class QueueIdentity(NamedTuple):
 def encode_identity(identity: QueueIdentity) -> bytes:
     """The object. Raises ``InvalidName`` and ``ValueError`` for what nobody would read."""
     check_name(identity.queue)
-    if len(identity.queue_id) != _QUEUE_ID_BYTES or not 0 <= identity.made_ms <= LARGEST:
+    is_whole = type(identity.made_ms) is int and 0 <= identity.made_ms <= LARGEST
+    if len(identity.queue_id) != _QUEUE_ID_BYTES or not is_whole:
         raise ValueError(f"a queue_id has {_QUEUE_ID_BYTES} bytes, and made_ms is from 0 to {LARGEST}")
     said = {"format": IDENTITY_FORMAT, "queue": identity.queue, "queue_id": identity.queue_id.hex()}
     return json.dumps({**said, "made_ms": identity.made_ms}).encode("ascii")

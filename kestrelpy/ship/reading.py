@@ -24,7 +24,7 @@ from kestrelpy.ship.errors import NoSuchQueue, StoreDamaged, StoreUnavailable
 from kestrelpy.ship.identity import IDENTITY_KEY, decode_identity
 from kestrelpy.ship.log import carry_out, decode_manifest, decode_slot, follow, read_end, read_on
 from kestrelpy.ship.manifest import LogState, Manifest
-from kestrelpy.ship.slots import SealedSegment, Slot
+from kestrelpy.ship.slots import FENCE, SealedSegment, Slot
 from kestrelpy.ship.store import Listing, Store
 
 T = TypeVar("T")
@@ -185,6 +185,15 @@ class ShippedQueue:
             assert state.header is not None
             if (identity.queue, identity.queue_id) != (self.queue, state.header.queue_id):
                 raise self.damage(IDENTITY_KEY, "it is of another queue than the log")
+
+    def given_out(self, state: LogState) -> int:
+        """The last id that may have been given out before the last epoch began, as its FENCE says."""
+        number, at = state.fences[-1], state.header
+        fence = self.slot_there(number).header
+        assert at is not None
+        if (fence.kind, fence.epoch, fence.nonce, fence.queue_id) != (FENCE, at.epoch, at.nonce, at.queue_id):
+            raise self.damage(codec.slot_key(number), f"it is not the FENCE of epoch {at.epoch}", number - 1)
+        return fence.first_id - 1
 
     # -- objects -----------------------------------------------------------------------------------------------------
 

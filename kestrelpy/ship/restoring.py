@@ -152,6 +152,7 @@ class _Restore:
         self._state = state
         self._disk = disk
         self._stopped = False
+        self._given_out = shipped.given_out(state)
         self.segments = state.segments if wants_all else needed(state)
         """The closed segments that are fetched."""
 
@@ -183,8 +184,7 @@ class _Restore:
         self._fetch(threads, progress)
         self._write_tail(progress)
         self._write_states()
-        write_ship_file(self._target, self._shipped.queue, about)
-        self._target.sync()  # all names are on disk, before the one goes that stands for their absence
+        write_ship_file(self._target, self._shipped.queue, about)  # it syncs the folder: with that, all names are there
         self._target.unlink(file_names.restore_name(self._shipped.queue))
         self._target.sync()
 
@@ -309,8 +309,8 @@ class _Restore:
         """
         state = self._state
         assert state.header is not None
-        given_out = self._shipped.slot_there(state.fences[-1]).header.first_id - 1
-        tail_id = given_out if state.last_id < given_out <= state.last_id + MOST_LOST else state.last_id
+        is_further = state.last_id < self._given_out <= state.last_id + MOST_LOST
+        tail_id = self._given_out if is_further else state.last_id
         if tail_id:
             found = Recovered(queue_id=state.header.queue_id, tail_id=tail_id)
             write_mark(self._target, self._shipped.queue, found, state.last_id)

@@ -24,6 +24,7 @@ from kestrelpy.ship import (
 )
 from kestrelpy.ship import slots as codec
 from kestrelpy.ship.identity import IDENTITY_KEY, QueueIdentity, decode_identity, encode_identity
+from kestrelpy.ship.slots import DATA
 from kestrelpy.testing import MemoryDisk
 from kestrelpy.testing.stores import MemoryStore, SimulatedStore
 from tests.ship.restores import grown, queue_on, small_log
@@ -292,6 +293,31 @@ def test_what_was_damaged_before_it_was_shipped_is_found() -> None:
     assert len(problems) == 2
     assert "its header is damaged: it was shipped so" in problems[0]
     assert "is not intact here" in problems[1]
+
+
+def test_a_slot_with_damaged_frames_is_found() -> None:
+    """They are shipped as they are; the slot is whole, and the item in it is not."""
+    disk = MemoryDisk()
+    queue = queue_on(disk)
+    queue.put_many([b"one"])
+    queue.put(b"two")
+    shipper = Shipper(MemoryStore(), disk)
+    shipper.fence()
+    real = shipper.append
+    made: list[int] = []
+
+    def append(kind: int, frames: bytes = b"", **more: Any) -> None:
+        if kind == DATA and frames and not made:
+            made.append(shipper.state.slot + 1)
+            frames = frames[:-1] + bytes([frames[-1] ^ 1])
+        real(kind, frames, **more)
+
+    shipper.append = append  # type: ignore[method-assign]
+    shipper.ship()
+    queue.close()
+    (problem,) = verify(shipper.store, QUEUE).problems
+    assert problem.startswith(f"{QUEUE}/{codec.slot_key(made[0])}, offset ")
+    assert problem.endswith("item 2 is not intact here: it was shipped so")
 
 
 def test_large_segments_are_read_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:

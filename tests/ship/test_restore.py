@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from kestrelpy import QueueDiskFull, QueueLocked, RestoreIncomplete, UnsupportedFormat, scan, verify
 from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal.format import Checkpoint
 from kestrelpy.errors import InvalidName
 from kestrelpy.inbox import PartWriter, last_version, publish
 from kestrelpy.ship import (
@@ -33,6 +34,7 @@ from kestrelpy.ship import (
 )
 from kestrelpy.ship import slots as codec
 from kestrelpy.ship.identity import QueueIdentity, encode_identity
+from kestrelpy.ship.restoring import needed
 from kestrelpy.ship.ship_file import ShipFile, read_ship_file
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk
 from kestrelpy.testing.clock import ManualClock
@@ -135,6 +137,48 @@ def test_what_all_readers_have_passed_is_left_out_unless_all_is_wanted() -> None
     assert some.segments < every.segments
     assert some.items < every.items == 31
     assert some.bytes < every.bytes
+
+
+def test_just_what_no_reader_has_passed_is_needed() -> None:
+    shipper = small_log()
+    state = shipper.state
+    lasts = [each.segment_footer().last_id for each in state.segments]
+    for head in range(state.last_id + 1):
+        state.checkpoints = {name: Checkpoint(bytes(16), name, at, 0, 0, 0) for name, at in (("a", head), ("b", 99))}
+        assert [each.segment_footer().last_id for each in needed(state)] == [last for last in lasts if last > head]
+    state.checkpoints = {}
+    assert needed(state) == state.segments
+
+
+def test_a_queue_that_is_read_to_its_end_and_closed() -> None:
+    """The last segment has nothing that anybody needs, and the ids go on after it."""
+    disk = MemoryDisk()
+    with queue_on(disk) as queue:
+        queue.put_many([b"one", b"two"])
+        for _ in range(2):
+            queue.get_nowait().commit()
+    with queue_on(disk):
+        pass
+    shipper = Shipper(MemoryStore(), disk)
+    shipper.fence()
+    shipper.ship(seals_alone=True)
+    shipper.close()
+    assert not shipper.state.tail
+    found = check_restored(shipper, shipper.moments[-1])
+    assert found.segments == 1
+    disk = MemoryDisk()
+    restore(shipper.store, QUEUE, HERE, disk=disk)
+    with queue_on(disk, HERE) as queue:
+        assert queue.put(b"three") == 3
+        assert queue.get_nowait().id == 3
+
+
+def test_a_reader_whose_checkpoint_is_lost_later_skips_nothing() -> None:
+    shipper, disk = small_log(), MemoryDisk()
+    restore(shipper.store, QUEUE, HERE, disk=disk)
+    disk.directory(HERE).unlink(f"{QUEUE}+spark.checkpoint")
+    with queue_on(disk, HERE) as queue:
+        assert queue.reader("spark").get_nowait().id == 1
 
 
 def test_progress_ends_with_everything() -> None:
@@ -487,7 +531,7 @@ class Killed(BaseException):
     """The process is killed here."""
 
 
-@pytest.mark.parametrize("after", [0, 15, 40])
+@pytest.mark.parametrize("after", [0, 5, 15, 40])
 def test_a_kill_or_a_power_cut_at_every_operation(after: int, tally: Tally) -> None:
     """``after``: the operations of a restore before this one, which was killed after so many; 0: there was none."""
     shipper = log_with_a_batch()
@@ -513,8 +557,8 @@ def test_a_kill_or_a_power_cut_at_every_operation(after: int, tally: Tally) -> N
 
     def look(disk: CrashingDisk, seed: int) -> None:
         nonlocal states
-        models = (PowerModel.PREFIX, PowerModel.EXT4, PowerModel.ANY)
-        cut = [each for model in models for each in disk.power_states(model, 4 if ALL else 2, seed=seed)]
+        limits = {PowerModel.PREFIX: 2, PowerModel.EXT4: 3, PowerModel.ANY: 20 if ALL else 10}
+        cut = [each for model, limit in limits.items() for each in disk.power_states(model, limit, seed=seed)]
         for each in (disk.after_kill(), *cut):
             states += 1
             check_cut_short(each, shipper, due, counts)
@@ -523,10 +567,21 @@ def test_a_kill_or_a_power_cut_at_every_operation(after: int, tally: Tally) -> N
         disk = begun.after_kill()
         at(disk, operation, partial(look, disk, operation))
         if operation == whole.operations:
+            before = counts["complete"], states
             look(disk, operation)
+            assert counts["complete"] - before[0] == states - before[1]  # it has returned: it is on disk
     assert counts["incomplete"] > states // 2
     assert counts["complete"]
     tally.add("states of a disk after a restore that was cut short", states)
+
+
+def test_the_second_restore_may_be_to_another_moment() -> None:
+    shipper, disk = log_with_a_batch(), MemoryDisk()
+    restore(shipper.store, QUEUE, HERE, disk=disk)
+    disk.directory(HERE).create(f"{QUEUE}.restore").close()  # as before its last step
+    restore(shipper.store, QUEUE, HERE, at_slot=1, disk=disk)
+    assert last_version(HERE, QUEUE, "app", disk=disk) is None
+    assert rest_of(disk) == {"": []}
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
@@ -592,6 +647,28 @@ def test_requests_that_fail_are_repeated(seed: int) -> None:
         found = restore(client, QUEUE, HERE, disk=disk, threads=3)
     assert found.slot == moment.slot
     assert rest_of(disk) == rest_due(moment, shipper.items)
+
+
+def test_a_read_is_sent_again_a_few_times() -> None:
+    simulated = SimulatedStore()
+    simulated.client("owner").create("jobs/one", b"1")
+    patient = reading.PatientStore(simulated.client("me"))
+    for failures in range(len(reading.PAUSES) + 1):
+        left = iter([Fault.LOST_BEFORE] * failures)
+        simulated.before_request = lambda _, left=left: next(left, Fault.NONE)  # type: ignore[misc]
+        assert patient.read("jobs/one") == b"1"
+        left = iter([Fault.LOST_AFTER] * failures)
+        simulated.before_request = lambda _, left=left: next(left, Fault.NONE)  # type: ignore[misc]
+        assert [each.key for each in patient.list("jobs/")] == ["jobs/one"]
+    simulated.is_away = True
+    asked = simulated.requests
+    with pytest.raises(StoreUnavailable):
+        patient.read("jobs/one")
+    assert simulated.requests == asked + len(reading.PAUSES) + 1
+    patient.stop()
+    with pytest.raises(StoreUnavailable):
+        patient.read("jobs/one")
+    assert simulated.requests == asked + len(reading.PAUSES) + 2
 
 
 def test_a_store_that_is_away_is_said_so_and_nothing_is_made() -> None:

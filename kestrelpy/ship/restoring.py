@@ -224,7 +224,6 @@ class _Restore:
                 file.close()
             self._target.sync()
             return
-        self._target.sync()  # the one before may have been killed before it could do so
         for name in names:
             owner = file_names.parse_owner(name)
             if owner is not None and owner[0] == queue and name not in (sign, file_names.lock_name(queue)):
@@ -236,7 +235,7 @@ class _Restore:
                 folder.sync()
             finally:
                 folder.close()
-        self._target.sync()
+        self._target.sync()  # if it was killed before it had synced the sign, it had made nothing else
 
     # -- the journal -------------------------------------------------------------------------------------------------
 

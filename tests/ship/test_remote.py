@@ -24,7 +24,7 @@ from kestrelpy.ship import (
 )
 from kestrelpy.ship import slots as codec
 from kestrelpy.ship.identity import IDENTITY_KEY, QueueIdentity, decode_identity, encode_identity
-from kestrelpy.ship.slots import DATA
+from kestrelpy.ship.slots import DATA, SEAL
 from kestrelpy.testing import MemoryDisk
 from kestrelpy.testing.stores import MemoryStore, SimulatedStore
 from tests.ship.restores import grown, queue_on, small_log
@@ -293,6 +293,41 @@ def test_what_was_damaged_before_it_was_shipped_is_found() -> None:
     assert len(problems) == 2
     assert "its header is damaged: it was shipped so" in problems[0]
     assert "is not intact here" in problems[1]
+
+
+def test_a_seal_of_another_header_is_found() -> None:
+    disk = MemoryDisk()
+    queue = queue_on(disk)
+    queue.put(b"one")
+    queue.close()
+    queue_on(disk).close()
+    shipper = Shipper(MemoryStore(), disk)
+    shipper.fence()
+    real = shipper.append
+
+    def append(kind: int, frames: bytes = b"", **more: Any) -> None:
+        if kind == SEAL:
+            found = codec.decode_sealed(more["note"], 0)
+            assert found is not None
+            more["note"] = codec.encode_sealed(found[0]._replace(header=bytes(96)))
+        real(kind, frames, **more)
+
+    shipper.append = append  # type: ignore[method-assign]
+    shipper.ship_as_they_are()
+    (problem,) = verify(shipper.store, QUEUE).problems
+    assert problem.endswith("its header or footer is not the one in its SEAL")
+
+
+def test_a_slot_that_is_needed_no_more_is_checked_all_the_same() -> None:
+    shipper = small_log()
+    shipper.store.delete([f"{QUEUE}/{codec.slot_key(2)}"])
+    key = f"{QUEUE}/{codec.slot_key(4)}"
+    data = shipper.store.read(key)
+    assert data is not None
+    shipper.store.delete([key])
+    shipper.store.create(key, data[:-1] + bytes([data[-1] ^ 1]))
+    (problem,) = verify(shipper.store, QUEUE).problems
+    assert problem.startswith(key)
 
 
 def test_a_slot_with_damaged_frames_is_found() -> None:

@@ -6,9 +6,11 @@ Rules:
 2. Nothing that is in the folder already is touched: it must have no file of a queue of that name.
 3. What is written has been checked. A closed segment is written as it is; the active one from the slots' bytes, without
    a footer: the next opening finds its end and closes it, as after a crash.
-4. Before a slot is the last one here, all that it names is here: the journal from the lowest head on, the checkpoints,
-   the ledger, and a mark. By the mark an opening sees that everything up to the slot's last id was on disk. It also
-   keeps the ids used that were given out and are in no slot, as far as the FENCE says.
+4. All that the log has at that slot is here at the end: the journal from the lowest head on, the checkpoints, and the
+   ledger. A mark is added: by it an opening sees that everything up to the slot's last id was on disk. It also keeps
+   the ids used that were given out and are in no slot, as far as the FENCE says.
+5. The store is asked for all that the log has before the folder is touched. Only segments, and the slots of the active
+   one, are fetched later.
 
 NOTE ON LOCKING: ``_Progress._lock`` is held while the caller's function is called.
 """
@@ -99,8 +101,7 @@ def restore(
     clock = SystemClock()
     began = clock.monotonic()
     file_names.check_name(queue)
-    if check_whole("threads", threads) < 1:
-        raise ValueError(f"threads must be at least 1, not {threads}")
+    check_whole("threads", threads, 1)
     opened = open_store(store, options=options)
     shipped = ShippedQueue(opened, queue)
     state, is_end = _log_at(shipped, at_ms, at_slot)
@@ -133,9 +134,7 @@ def _log_at(shipped: ShippedQueue, at_ms: int | None, at_slot: int | None) -> tu
     if at_ms is not None and at_slot is not None:
         raise ValueError("give at_ms or at_slot, not both")
     if at_slot is not None:
-        if check_whole("at_slot", at_slot) < 1:
-            raise ValueError(f"at_slot must be at least 1, not {at_slot}")
-        return shipped.at_slot(at_slot)
+        return shipped.at_slot(check_whole("at_slot", at_slot, 1))
     if at_ms is not None:
         return shipped.at_time(check_whole("at_ms", at_ms))
     return shipped.at_end(), True

@@ -231,6 +231,17 @@ def test_ids_that_may_have_been_given_out_stay_used() -> None:
         assert [queue.get_nowait().value for _ in range(2)] == [b"one", b"two"]
 
 
+def test_a_fence_beyond_what_an_opening_believes_is_not_followed() -> None:
+    disk = MemoryDisk()
+    with queue_on(disk) as queue:
+        queue.put(b"one")
+        shipper = Shipper(MemoryStore(), disk)
+        shipper.fence()
+        shipper.ship()
+        shipper.fence(gap=1 << 40)
+    check_restored(shipper, shipper.moments[-1])
+
+
 def test_an_empty_log_makes_an_empty_queue() -> None:
     disk = MemoryDisk()
     with queue_on(disk) as queue:

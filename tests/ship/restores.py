@@ -8,6 +8,7 @@ from typing import Any
 from kestrelpy import JournaledQueue, QueueEmpty
 from kestrelpy import inspect as inspect_queue
 from kestrelpy._journal.format import Checkpoint
+from kestrelpy.ship import reading
 from kestrelpy.testing import MemoryDisk
 from kestrelpy.testing.clock import ManualClock
 from kestrelpy.testing.stores import MemoryStore
@@ -126,3 +127,14 @@ def _got(reader: Any) -> Any:
         return reader.get_nowait()
     except QueueEmpty:
         return None
+
+
+def collect(shipper: Shipper, kept: int) -> None:
+    """Delete what is not needed from the manifest of slot ``kept`` on."""
+    manifest = reading.ShippedQueue(shipper.store, QUEUE).manifest(kept)
+    stays = {*manifest.fences, *(each.slot for each in manifest.tail)}
+    for each in shipper.store.list(f"{QUEUE}/"):
+        kind, _, number = each.key.removeprefix(f"{QUEUE}/").partition("/")
+        is_old_slot = kind == "log" and int(number) <= kept and int(number) not in stays
+        if is_old_slot or (kind == "manifest" and int(number) < kept):
+            shipper.store.delete([each.key])

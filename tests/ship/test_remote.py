@@ -27,7 +27,7 @@ from kestrelpy.ship.identity import IDENTITY_KEY, QueueIdentity, decode_identity
 from kestrelpy.ship.slots import DATA, SEAL
 from kestrelpy.testing import MemoryDisk
 from kestrelpy.testing.stores import MemoryStore, SimulatedStore
-from tests.ship.restores import grown, queue_on, small_log
+from tests.ship.restores import collect, grown, queue_on, small_log
 from tests.ship.shipped import QUEUE, Shipper
 from tests.support.budget import ALL, SEED, Tally, drawn
 from tests.support.seaweed import BUCKET, Seaweed
@@ -138,17 +138,6 @@ def test_the_queues_of_a_store() -> None:
 
 
 # -- verify ----------------------------------------------------------------------------------------------------------
-
-
-def collect(shipper: Shipper, kept: int) -> None:
-    """Delete what is not needed from the manifest of slot ``kept`` on."""
-    manifest = reading.ShippedQueue(shipper.store, QUEUE).manifest(kept)
-    stays = {*manifest.fences, *(each.slot for each in manifest.tail)}
-    for each in shipper.store.list(f"{QUEUE}/"):
-        kind, _, number = each.key.removeprefix(f"{QUEUE}/").partition("/")
-        is_old_slot = kind == "log" and int(number) <= kept and int(number) not in stays
-        if is_old_slot or (kind == "manifest" and int(number) < kept):
-            shipper.store.delete([each.key])
 
 
 @given(st.integers(0, 10_000))

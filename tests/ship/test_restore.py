@@ -39,9 +39,9 @@ from kestrelpy.ship.ship_file import ShipFile, read_ship_file
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk
 from kestrelpy.testing.clock import ManualClock
 from kestrelpy.testing.disks import PowerModel
-from kestrelpy.testing.stores import Fault, MemoryStore, SimulatedStore
+from kestrelpy.testing.stores import Fault, MemoryStore, Request, SimulatedStore
 from kestrelpy.work import WorkQueue
-from tests.ship.restores import HERE, grown, queue_on, rest_due, rest_of, small_log
+from tests.ship.restores import HERE, collect, grown, queue_on, rest_due, rest_of, small_log
 from tests.ship.shipped import FOLDER, QUEUE, Moment, Shipper
 from tests.support.budget import ALL, SEED, Tally, drawn
 from tests.support.seaweed import BUCKET, Seaweed
@@ -295,13 +295,7 @@ def test_after_a_collection_the_kept_moments_are_exact_and_the_others_are_named(
                 shipper.ship()
                 shipper.manifest()
                 kept = shipper.state.slot if at == 15 else kept
-    manifest = reading.ShippedQueue(shipper.store, QUEUE).manifest(kept)
-    tail = {each.slot for each in manifest.tail}
-    for key in [each.key for each in shipper.store.list(f"{QUEUE}/")]:
-        kind, number = key.split("/")[1:] if key.count("/") == 2 else ("", "")
-        is_old_slot = kind == "log" and int(number) <= kept and int(number) not in {1, *tail}
-        if is_old_slot or (kind == "manifest" and int(number) < kept):
-            shipper.store.delete([key])
+    collect(shipper, kept)
     for moment in shipper.moments:
         hows: tuple[dict[str, Any], ...] = ({"at_slot": moment.slot}, {"at_ms": moment.written_ms})
         for how in hows:
@@ -658,6 +652,57 @@ def test_requests_that_fail_are_repeated(seed: int) -> None:
         found = restore(client, QUEUE, HERE, disk=disk, threads=3)
     assert found.slot == moment.slot
     assert rest_of(disk) == rest_due(moment, shipper.items)
+
+
+def restored_meanwhile(seed: int) -> bool:
+    """Restore while the owner ships, and collects all that he may. Returns whether that was no error."""
+    simulated, random, disk = SimulatedStore(), Random(seed), MemoryDisk()
+    with queue_on(disk) as queue:
+        queue.put(b"first")
+        shipper = Shipper(simulated.client("owner"), disk, seed=seed)
+        shipper.fence()
+
+        def step() -> None:
+            queue.put_many([random.randbytes(random.choice((10, 600, 900))) for _ in range(random.randrange(1, 4))])
+            if random.random() < 0.4:
+                queue.get_nowait().commit()
+                queue.checkpoint()
+            shipper.ship(most=random.choice((1, 9)), seals_alone=random.random() < 0.5)
+            if random.random() < 0.3:
+                shipper.manifest()
+            kept = reading.ShippedQueue(shipper.store, QUEUE).manifests()
+            if len(kept) > 2 and random.random() < 0.5:
+                collect(shipper, kept[-2])
+
+        def before(request: Request) -> Fault:
+            if request.client == "me" and random.random() < 0.3:
+                step()
+            return Fault.NONE
+
+        for _ in range(25):
+            step()
+        simulated.before_request = before
+        other, at = (
+            MemoryDisk(),
+            random.choice((None, shipper.state.slot - random.randrange(5), random.randrange(1, 20))),
+        )
+        try:
+            found = restore(simulated.client("me"), QUEUE, HERE, disk=other, at_slot=at, threads=1)
+        except (NoSuchQueue, StoreDamaged):
+            return False
+        moment = shipper.moments[found.slot - 1]
+        assert (found.last_id, found.written_ms) == (moment.last_id, moment.written_ms)
+        assert at in (None, found.slot)
+        assert rest_of(other) == rest_due(moment, shipper.items)
+        return True
+
+
+def test_the_owner_ships_and_collects_meanwhile() -> None:
+    """What is restored is what the log was at the slot that it says. There is an error if what was to be read next has
+    been collected: here that may be a moment after it was written.
+    """
+    seeds = range(300 if ALL else 30)
+    assert sum(map(restored_meanwhile, seeds)) > len(seeds) // 3
 
 
 def test_a_read_is_sent_again_a_few_times() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from kestrelpy import JournaledQueue, QueueEmpty
+from kestrelpy import JournaledQueue, QueueEmpty, scan, verify
 from kestrelpy import inspect as inspect_queue
 from kestrelpy._journal.format import Checkpoint
-from kestrelpy.ship import reading
+from kestrelpy.inbox import PartWriter, publish
+from kestrelpy.ship import Restored, reading, restore
 from kestrelpy.testing import MemoryDisk
 from kestrelpy.testing.clock import ManualClock
 from kestrelpy.testing.stores import MemoryStore
@@ -138,3 +139,37 @@ def collect(shipper: Shipper, kept: int) -> None:
         is_old_slot = kind == "log" and int(number) <= kept and int(number) not in stays
         if is_old_slot or (kind == "manifest" and int(number) < kept):
             shipper.store.delete([each.key])
+
+
+def check_restored(shipper: Shipper, moment: Moment, **how: Any) -> Restored:
+    """Restore, and compare with what the log was at that moment."""
+    disk = MemoryDisk()
+    found = restore(shipper.store, QUEUE, HERE, disk=disk, **how)
+    assert (found.slot, found.last_id, found.written_ms) == (moment.slot, moment.last_id, moment.written_ms)
+    assert found.readers == tuple(sorted(moment.checkpoints))
+    assert verify(HERE, QUEUE, disk=disk).ok
+    there = [(record.id, record.data) for record in scan(HERE, QUEUE, disk=disk)]
+    assert there == [(key, shipper.items[key]) for key in sorted(shipper.items) if key <= moment.last_id][-len(there) :]
+    assert found.items == len(there)
+    assert rest_of(disk) == rest_due(moment, shipper.items)
+    return found
+
+
+def log_with_a_batch() -> Shipper:
+    disk = MemoryDisk()
+    queue_on(disk).close()
+    with PartWriter(FOLDER, QUEUE, disk=disk) as writer:
+        writer.add([b"of a batch"])
+        part = writer.seal()
+    publish(FOLDER, QUEUE, [part], app_id="app", version=4, disk=disk)
+    with queue_on(disk) as queue:
+        for size in (2000, 2000, 10):
+            queue.put(b"x" * size)
+        audit = queue.reader("audit")
+        audit.get_nowait().commit()
+        queue.checkpoint()
+        shipper = Shipper(MemoryStore(), disk)
+        shipper.fence()
+        shipper.ship(seals_alone=True)
+        shipper.close()
+    return shipper

@@ -51,13 +51,19 @@ class ListBelow(NamedTuple):
     prefix: str
 
 
+class Delete(NamedTuple):
+    """Answered by ``None``. Of several keys some may be deleted and others not, if it goes wrong."""
+
+    keys: tuple[str, ...]
+
+
 class Pause(NamedTuple):
     """Answered by ``None``, some time later."""
 
     seconds: float
 
 
-Request: TypeAlias = Create | Read | ListBelow | Pause
+Request: TypeAlias = Create | Read | ListBelow | Delete | Pause
 Steps: TypeAlias = Generator[Request, Any, T]
 
 
@@ -108,6 +114,9 @@ def ask(request: Request, store: Store, wait: Callable[[float], object]) -> obje
                 return store.read(key)
             case ListBelow(prefix):
                 return store.list(prefix)
+            case Delete(keys):
+                store.delete(keys)
+                return None
             case Pause(seconds):
                 return wait(seconds)
     except StoreUnavailable as error:
@@ -144,6 +153,18 @@ def read_on(prefix: str, state: LogState) -> Steps[LogState]:
             state = yield from _read_newest_manifest(prefix)
 
 
+def read_end_surely(prefix: str, state: LogState | None = None) -> Steps[LogState]:
+    """``read_end``, or ``read_on`` from ``state``, for somebody who appends nothing. What looks like the end may be a
+    hole that garbage collection has left: then there is a manifest of a later slot, and he begins again at that one.
+    An opening finds that out after its FENCE.
+    """
+    while True:
+        state = yield from read_end(prefix) if state is None else read_on(prefix, state)
+        if (yield from newest_manifest(prefix)) <= state.slot:
+            return state
+        state = None
+
+
 def follow(prefix: str, state: LogState, slot: Slot) -> None:
     """Apply the next slot. Raises ``StoreDamaged`` if it cannot be the next one."""
     last_good_slot = state.slot
@@ -165,11 +186,17 @@ def _read_newest_manifest(prefix: str) -> Steps[LogState]:
         number = yield from newest_manifest(prefix)
         if not number:
             return LogState()
-        key = prefix + manifests.manifest_key(number)
-        data: bytes | None = yield Read(key)
-        if data is not None:
-            return LogState(decode_manifest(key, number, data))
+        found = yield from read_manifest(prefix, number)
+        if found is not None:
+            return LogState(found)
     raise StoreDamaged(prefix + manifests.manifest_key(number), 0, "it is listed, and is not there", 0)
+
+
+def read_manifest(prefix: str, number: int) -> Steps[manifests.Manifest | None]:
+    """A manifest; ``None`` if it is not there. Raises as ``read_end``."""
+    key = prefix + manifests.manifest_key(number)
+    data: bytes | None = yield Read(key)
+    return None if data is None else decode_manifest(key, number, data)
 
 
 def decode_manifest(key: str, number: int, data: bytes) -> manifests.Manifest:

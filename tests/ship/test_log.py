@@ -326,3 +326,27 @@ def test_a_log_that_begins_at_a_manifest_is_the_same() -> None:
     store.create(PREFIX + manifests.manifest_key(3), manifests.encode_manifest(part.manifest()))
     store.delete([PREFIX + codec.slot_key(number) for number in (1, 2, 3)])
     assert log.carry_out(log.read_end(PREFIX), store, lambda _: None).manifest() == whole.manifest()
+
+
+# -- readers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_hole_is_not_the_end_for_a_reader() -> None:
+    store = written(6)
+    whole = log.carry_out(log.read_end(PREFIX), store, lambda _: None)
+    old, newer = LogState(), LogState()
+    for state, last in ((old, 2), (newer, 5)):
+        for number in range(1, last + 1):
+            data = store.read(PREFIX + codec.slot_key(number))
+            assert data is not None
+            log.follow(PREFIX, state, log.decode_slot("", number, data))
+    store.create(PREFIX + manifests.manifest_key(5), manifests.encode_manifest(newer.manifest()))
+    log.ask(log.Delete(tuple(PREFIX + codec.slot_key(number) for number in (3, 4, 5))), store, lambda _: None)
+    assert log.carry_out(log.read_on(PREFIX, old), store, lambda _: None).slot == 2
+    found = log.carry_out(log.read_end_surely(PREFIX, old), store, lambda _: None)
+    assert (found.begun_at, found.manifest()) == (5, whole.manifest())
+    assert log.carry_out(log.read_end_surely(PREFIX), store, lambda _: None).manifest() == whole.manifest()
+
+
+def test_a_manifest_that_is_not_there() -> None:
+    assert log.carry_out(log.read_manifest(PREFIX, 2), written(3), lambda _: None) is None

@@ -15,6 +15,8 @@ The store, and the bytes in it (docs/format.md):
     restoring.py      its files, made again
     remote.py         what is there of it
     remote_check.py   and whether it is whole
+    outside_reader.py how far a reader has come that reads the store, in bytes
+    garbage.py        what may be deleted: without I/O
 
 The owner of a queue:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,7 +14,7 @@ from kestrelpy.inbox.format import BatchPart, LedgerState, PublishedBatch, encod
 from kestrelpy.ship import Listed, StoreUnavailable, garbage, log
 from kestrelpy.ship import slots as codec
 from kestrelpy.ship.garbage import DAY_MS, Collected, Found, Plan, Survey
-from kestrelpy.ship.log import SlotTaken, Steps
+from kestrelpy.ship.log import Delete, SlotTaken, Steps
 from kestrelpy.ship.outside_reader import OutsideReader, encode_outside, outside_key
 from kestrelpy.ship.slots import DATA, DroppedReader, ShippedLedger
 from kestrelpy.testing.stores import Fault, MemoryStore
@@ -455,6 +456,56 @@ def test_each_kind_has_requests_of_its_own() -> None:
     assert sent == [(kind, count) for kind in Plan._fields[1:] for count in (1000, 1)]
     assert Plan._fields[1:5] == ("manifests", "slots", "segments", "batches")
     assert found == Collected(1001, 1001, 1001, 1001, 7 * 1001)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_may_end_at_any_request(seed: int) -> None:
+    """With the half of that request done, or nothing of it; and the next owner deletes what is left."""
+    for is_half_done in (False, True):
+        left: set[str] = set()
+        ends = 0
+        while True:
+            world = World(seed, Rules())
+            world.fault_rate = 0.0
+            world.run(80)
+            settle(world)
+            catch_up(world)
+            world.save_manifest()
+            world.store.clock.advance(DAY_MS / 1000)
+            world.writer.beat()
+            is_over = collect_until(world, ends, is_half_done=is_half_done)
+            world.note_truth()
+            world.check()
+            world.visit_all()
+            settle(world)
+            collected(world)
+            found = {each.key for each in world.store.objects.list(PREFIX)}
+            left = left or found
+            assert {key for key in found ^ left if "/log/" not in key} == set()
+            ends += 1
+            if is_over:
+                break
+        assert ends > 5
+
+
+def collect_until(world: World, requests: int, *, is_half_done: bool) -> bool:
+    """Carry out so many requests of a collection. Returns whether those were all."""
+    owner = world.owner
+    owner.state = world.copy()
+    steps = garbage.collect(PREFIX, owner.state, owner.append, history_ms=HOUR_MS, keep_ms=0, known=owner.known)
+    answer: object = None
+    for _ in range(requests):
+        try:
+            request = log.resume(steps, answer)
+        except StopIteration:
+            return True
+        answer = log.ask(request, owner.client, lambda _: None)
+    if is_half_done:
+        with contextlib.suppress(StopIteration):
+            request = log.resume(steps, answer)
+            if isinstance(request, Delete):
+                world.store.delete_now(request.keys[::2])
+    return False
 
 
 def test_without_an_answer_it_ends() -> None:

@@ -343,6 +343,40 @@ def test_a_date_in_the_future_makes_nothing_old() -> None:
     assert collected(world) == Collected(0, 0, 0, 0, 0)
 
 
+def test_the_history_begins_after_h() -> None:
+    """A manifest that is just as old as the history is not older."""
+    world = calm()
+    grown(world, 2)
+    world.writer.data()
+    for history_ms, is_older in ((8_000_000, False), (7_999_999, True)):
+        steps = garbage.survey(PREFIX, world.whole, history_ms=history_ms)
+        seen = log.carry_out(steps, world.owner.client, lambda _: None)
+        assert (seen.begin is not None) == is_older
+
+
+def test_a_manifest_after_the_own_slots_is_not_looked_at() -> None:
+    world = calm()
+    early = world.copy()
+    grown(world, 4)
+    seen = log.carry_out(garbage.survey(PREFIX, early, history_ms=1), world.owner.client, lambda _: None)
+    assert seen.begin is None
+    assert len(seen.found.manifests) == 4
+
+
+@pytest.mark.parametrize(("epochs_ago", "hours", "is_gone"), [(0, 1000, False), (1, 3, False), (1, 5, True)])
+def test_an_upload_that_is_not_closed(epochs_ago: int, hours: int, is_gone: bool) -> None:
+    """One of this epoch stays: its SEAL may be under way. Nobody can close an earlier one: it goes when it is old."""
+    world = calm()
+    grown(world)
+    world.owner.keep_ms = 3 * HOUR_MS
+    key = codec.segment_key(world.writer.number + 1, world.writer.epoch - epochs_ago, world.writer.nonce)
+    world.upload(key, 100)
+    world.store.clock.advance(hours * 3600)
+    world.writer.data()
+    collected(world)
+    assert (key not in present(world).segments) == is_gone
+
+
 # -- what is not forgotten -------------------------------------------------------------------------------------------
 
 
@@ -362,6 +396,17 @@ def test_segments_are_kept(options: dict[str, Any], count: int) -> None:
     grown(world, 4)
     catch_up(world)
     assert forgets(world, **options) == count
+
+
+def test_a_segment_whose_age_is_not_known_is_not_forgotten() -> None:
+    """A listing lags, and does not show it."""
+    world = calm()
+    grown(world, 4)
+    catch_up(world)
+    seen = log.carry_out(garbage.survey(PREFIX, world.whole, history_ms=1), world.owner.client, lambda _: None)
+    assert garbage.plan(world.whole, seen, history_ms=1, keep_ms=0).forgets_below == world.whole.segments[2].number + 1
+    del seen.found.segments[world.whole.segments[1].key]
+    assert garbage.plan(world.whole, seen, history_ms=1, keep_ms=0).forgets_below == world.whole.segments[0].number + 1
 
 
 def test_what_is_on_the_owner_s_disk_is_not_forgotten() -> None:
@@ -425,8 +470,29 @@ def test_a_batch_is_read_once_and_a_damaged_one_keeps_all_parts() -> None:
         before = present(world)
         collected(world)
         assert present(world).parts == before.parts
+        assert set(present(world).batches) == {4}
+        assert {each.key for each in world.owner.known} == {f"{PREFIX}in/{at:013d}.batch" for at in before.batches}
     assert all(asked[f"{PREFIX}in/{number:013d}.batch"] <= 2 for number in (1, 2, 3, 4)), asked
     assert asked[f"{PREFIX}in/0000000000004.batch"] == 1
+
+
+def test_a_batch_goes_with_its_parts_and_loose_ones_stay_for_a_day() -> None:
+    world = calm()
+    for number in (1, 2):
+        part = BatchPart(bytes([number]) * 16, 1, 1, 1)
+        batch = PublishedBatch(bytes([number]) * 16, number, "", 0, (part,))
+        world.put(f"in/{part.part_id.hex()}.part", b"part")
+        world.put(f"in/{number:013d}.batch", encode_batch_file(batch))
+        world.published.append((world.now_ms, (f"in/{number:013d}.batch",)))
+    world.leave_something()
+    catch_up(world)
+    last = {f"in/{'02' * 16}.part"}
+    for hours, parts, probes in ((2, {*last, *world.loose}, 1), (20, {*last, *world.loose}, 1), (3, last, 0)):
+        world.store.clock.advance(hours * 3600)
+        world.writer.beat()
+        collected(world)
+        left = present(world)
+        assert (set(left.parts), len(left.probes)) == (parts, probes)
 
 
 def test_what_a_batch_names() -> None:

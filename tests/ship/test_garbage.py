@@ -358,9 +358,12 @@ def test_a_manifest_after_the_own_slots_is_not_looked_at() -> None:
     world = calm()
     early = world.copy()
     grown(world, 4)
-    seen = log.carry_out(garbage.survey(PREFIX, early, history_ms=1), world.owner.client, lambda _: None)
+    old_enough = -10 * DAY_MS  # whatever its date is
+    seen = log.carry_out(garbage.survey(PREFIX, early, history_ms=old_enough), world.owner.client, lambda _: None)
     assert seen.begin is None
     assert len(seen.found.manifests) == 4
+    seen = log.carry_out(garbage.survey(PREFIX, world.whole, history_ms=old_enough), world.owner.client, lambda _: None)
+    assert seen.begin is not None
 
 
 @pytest.mark.parametrize(("epochs_ago", "hours", "is_gone"), [(0, 1000, False), (1, 3, False), (1, 5, True)])

@@ -15,7 +15,9 @@ from the slots after it. So of what is not in use, all is garbage that only mani
    is also garbage if an earlier epoch has uploaded it, and its number is above that of the last segment of the log:
    nobody is left who could close it. What this epoch has uploaded and not closed yet is never garbage, whatever its
    age: its SEAL may be under way.
-4. A batch that was taken in, by a ledger in the log; a part that no batch names which stays.
+4. A batch that was taken in, by a ledger in the log, and the parts that it alone names. A part that no batch names, a
+   day after it was written: who publishes it later than that may find it gone. If a batch is listed and is not there,
+   the listing may also lack batches, and no part is deleted.
 5. Keys that are not exactly of the known patterns are left alone. ``queue.json`` is one of those.
 
 The order (``Plan.in_order``), and why. What could be taken for the end of the log is a slot that is missing. H is older
@@ -61,7 +63,7 @@ _PART = re.compile(r"in/[0-9a-f]{32}\.part")
 _PROBE = re.compile(r"probe/[0-9a-f]{32}")
 
 Parts: TypeAlias = frozenset[str] | None
-"""The keys of the parts that a batch names; ``None``: it cannot be read, and may name any."""
+"""The keys of the parts that a batch names; ``None``: it cannot be read, or is gone."""
 Known: TypeAlias = dict[Listed, Parts]
 
 
@@ -185,7 +187,7 @@ def survey(prefix: str, state: LogState, *, history_ms: int, known: Known | None
     for each in found.batches.values():
         if each not in known:
             batch: bytes | None = yield Read(each.key)
-            known[each] = parts_of(batch) if batch is not None else frozenset()
+            known[each] = parts_of(batch) if batch is not None else None
     return Survey(now_ms, found, begin, passed, {at: known[each] for at, each in found.batches.items()})
 
 
@@ -314,12 +316,9 @@ def _of_the_inbox(state: LogState, seen: Survey, history_ms: int) -> tuple[tuple
     taken = state.ledger.taken if state.ledger is not None else 0
     batches = {at: each for at, each in found.batches.items() if at <= taken and seen.is_older(each, history_ms)}
     batches.pop(max(found.batches, default=0), None)
-    staying: set[str] = set()
-    for at in found.batches.keys() - batches.keys():
-        named = seen.named[at]
-        if named is None:
-            return tuple(batches.values()), ()  # it may name any part
-        staying |= named
+    if None in seen.named.values():  # it may name any part; or the listing is old, and others name them that it lacks
+        return tuple(batches.values()), ()
+    staying = {key for at in found.batches.keys() - batches.keys() for key in seen.named[at] or ()}
     going = {key for at in batches for key in seen.named[at] or ()}
     parts = (
         there

@@ -374,14 +374,15 @@ class World:
         return log.ask(request, owner.client, lambda _: None)
 
     def lag(self, owner: Owner) -> None:
-        """The listing of an opening is as old as it may be: it shows H of the last deletion, or a later manifest."""
-        owner.client.list_lag = self.random.choice((0, 3, 20)) if owner.client.name.startswith("opening") else 0
-        while owner.client.list_lag and not self._shows_h(owner.client.list_lag):
+        """A listing is as old as it may be: it shows H of the last deletion, or a later manifest, and all readers."""
+        owner.client.list_lag = self.random.choice((0, 3, 20))
+        while owner.client.list_lag and not self._shows_enough(owner.client.list_lag):
             owner.client.list_lag -= 1
 
-    def _shows_h(self, lag: int) -> bool:
+    def _shows_enough(self, lag: int) -> bool:
         found = garbage.sort_out(PREFIX, self.store.listing(lag))
-        return max(found.manifests, default=0) >= self.deleted_to
+        are_readers_there = all(name in found.readers for name, commits in self.commits.items() if commits)
+        return are_readers_there and max(found.manifests, default=0) >= self.deleted_to
 
     def may_delete(self, owner: Owner) -> None:
         """A slot of his is in the log since he has planned."""

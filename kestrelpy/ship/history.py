@@ -92,16 +92,19 @@ class History:
             return has_items
         here = next((each for each in self._segments if each.number == place.number), None)
         if here is None:
-            if state.tail or any(each.number < place.number for each in self._segments):
+            if state.tail or len(later) != len(self._segments) or not later or self._is_before(later[0], state):
                 raise self._mismatch(state, f"segment {place.number}, in which the log ends, is not here")
-            if not later and self._last_id < place.last_id:
-                raise self._mismatch(state, f"items up to {place.last_id} are in the log, and are not here")
-            return has_items  # it is retired here, which needs its SEAL
+            return has_items  # it is retired here, which needs its SEAL; the newest one never is
         if here.header.marker != place.marker or here.records_end < place.offset:
             raise self._mismatch(state, f"segment {place.number} here ends before it does in the log")
         if self._crc(here, place.offset) != place.segment_crc:
             raise self._mismatch(state, f"segment {place.number} here is not the one in the log")
         return has_items or here.records_end > place.offset
+
+    def _is_before(self, first: Segment, state: LogState) -> bool:
+        """Whether ``first``, the first segment here, does not come after the place where the log ends."""
+        header, place = first.header, state.place
+        return header.first_id <= place.last_id or header.previous_number < place.number
 
     def _crc(self, segment: Segment, end: int) -> int:
         at = crc = 0

@@ -260,7 +260,8 @@ class Shipper:
             if ending and not goes_on:
                 self._carry_out(self._owner.close(now))
                 self._has_left = True
-                self.log.note_slot(self._owner.state)
+                with contextlib.suppress(OSError):  # the log says it; this is for a store that is put back
+                    self.log.note_slot(self._owner.state)
                 self._end(QueueClosed(f"queue {self.log.queue!r} is closed"))
                 return
             seconds = self._pause(export, goes_on)

@@ -74,8 +74,10 @@ class Machine:
 
     # -- the process -------------------------------------------------------------------------------------------------
 
-    def open(self) -> None:
-        """Open the queue here. What may be raised: that another owner has it, and that the store does not answer."""
+    def open(self, *, is_copy: bool = False) -> bool:
+        """Open the queue here. What may be raised: that another owner has it, and that the store does not answer.
+        ``is_copy``: the owner may have gone on since this was restored; then the result is False.
+        """
         world = self.world
         options = Ship(
             world.store.client(self.name),
@@ -100,15 +102,17 @@ class Machine:
         except StoreUnavailable:
             world.counts["openings given up"] += 1
         except (Fenced, HistoryMismatch):
-            if not self.is_over:
+            if not self.is_over and not is_copy:
                 raise
-            world.counts["openings refused"] += 1
+            world.counts["copies refused" if is_copy else "openings refused"] += 1
+            return False
         else:
             if self.is_over:
                 raise Wrong(f"{self.name} has opened a queue that another one has taken over")
             self.has_files = True
             world.counts["openings"] += 1
             self._forget_lost()
+        return True
 
     def _forget_lost(self) -> None:
         """What a power cut has lost here, and has never left this disk, was never there."""
@@ -160,8 +164,8 @@ class Machine:
                 item_id = world.random.choice(list(self.open_items))
                 item = self.open_items.pop(item_id)
                 if world.random.random() < 0.8:
+                    world.done.add(item_id)  # before: a kill may cut the commit short
                     self.queue.commit(item)
-                    world.done.add(item_id)
                 else:
                     self.queue.abort(item)
                 return
@@ -342,7 +346,7 @@ class World:
         else:
             disk.before_operation = None
 
-    def _happen(self, machine: Machine) -> None:
+    def _happen(self, machine: Machine, *, may_move: bool = True) -> None:
         chance = self.random.random()
         if machine.queue is None:
             if machine is self.current or machine.has_files:
@@ -366,7 +370,7 @@ class World:
             machine.close()
         elif chance < 0.98:
             machine.kill(power_cut=self.random.random() < 0.5)
-        else:
+        elif may_move:
             self.move()
 
     def move(self) -> None:
@@ -377,7 +381,7 @@ class World:
         new = next(each for each in self.machines if each is not old)
         new.kill(power_cut=False)
         new.disk, new.has_files, new.is_over, new.given = CrashingDisk(), False, False, []
-        lost = self.random.random() < 0.5
+        lost, delay = self.random.random() < 0.5, self.random.choice((0, 0, 5, 15))
         try:
             restore(self.store.client("restorer"), QUEUE, FOLDER, disk=new.disk, threads=1)
         except StoreUnavailable:
@@ -386,9 +390,15 @@ class World:
             old.kill(power_cut=False)
             old.disk, old.has_files = CrashingDisk(), False
         self.counts["restores"] += 1
+        for _ in range(0 if lost else delay):  # the owner goes on meanwhile, and then the copy is too old
+            with self._maybe_killed(old):
+                self._happen(old, may_move=False)
+            self._at_request = -1
         new.acks = self.random.choice(("disk", "shipped"))
         new.has_files = True
-        new.open()
+        if not new.open(is_copy=True):
+            new.disk, new.has_files = CrashingDisk(), False
+            return
         if lost or new.queue is not None or self._is_newest(new):
             old.is_over = True
             self.current = new
@@ -469,9 +479,15 @@ def single_threaded() -> Iterator[None]:
 
     def close(self: Shipper) -> None:
         self._is_closing, self._deadline = True, Clock.seconds + 3.0
-        if not getattr(self, "_is_lost", False):
-            self._run()
-        self.release()
+        try:
+            if not getattr(self, "_is_lost", False):
+                self._ship()
+        except SlotTaken as taken:
+            self._be_fenced(taken)
+        except shipper._GivenUp:
+            return
+        finally:
+            self.release()
 
     with (
         patch.object(shipper, "SystemClock", Clock),
@@ -481,7 +497,6 @@ def single_threaded() -> Iterator[None]:
         patch.object(Shipper, "close", close),
         patch.object(Shipper, "_answer", answer_of),
         patch.object(Shipper, "_wait", lambda self, seconds: pause(seconds)),
-        patch.object(shipper, "RESTARTS", ()),
         patch.object(reading, "PAUSES", (0.0, 0.0, 0.0)),
     ):
         yield

@@ -139,6 +139,10 @@ class JournaledQueue:
         try:
             registry = ReaderRegistry(files, readers, default_config, status.choose_path, status.check_usable)
             self._registry = status.registry = registry
+            if getattr(ship, "on_missing", "refuse") == "restore":
+                from kestrelpy.ship.restoring import restore_missing
+
+                restore_missing(ship, files, disk)
             of_jobs = self._holds_jobs
             held.open(archive_dir, disk, open_log, segment_bytes=segment_bytes, quarantine=quarantine, of_jobs=of_jobs)
             self._set_up(codec, interval)

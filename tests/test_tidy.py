@@ -224,7 +224,7 @@ PUBLIC = {
     "kestrelpy.ship": (
         "Store Listed open_store check CheckReport CheckResult ShipError BadStoreURL StoreUnavailable StoreTooWeak "
         "StoreDamaged NoSuchQueue RestoreTargetExists RestoreIncomplete restore Restored "
-        "Ship ShipStatus Shipping Fenced HistoryMismatch NotShipped ShippingRequired "
+        "Ship ShipStatus Shipping Fenced HistoryMismatch NotShipped ShippingRequired Collected "
         "status RemoteStatus queues verify RemoteReport"
     ),
     "kestrelpy.spark": (

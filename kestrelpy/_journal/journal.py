@@ -447,15 +447,16 @@ class Journal(JournalView):
 
     # -- retiring ----------------------------------------------------------------------------------------------------
 
-    def take_retired(self, head: int) -> list[Segment]:
-        """Remove and return the segments that hold nothing above ``head``, the lowest durable head of all readers (R5).
+    def take_retired(self, head: int, limit: int = fmt.LARGEST) -> list[Segment]:
+        """Remove and return the segments that hold nothing above ``head``, the lowest durable head of all readers (R5),
+        up to number ``limit``.
 
         The newest segment always stays. So does the newest one that is known to be on disk: it shows the tail.
         """
         segments = self.segments
         most = len(segments) - 2 if segments and is_new(segments[-1].name) else len(segments) - 1
         count = 0
-        while count < most and segments[count].last_id <= head:
+        while count < most and segments[count].last_id <= head and segments[count].number <= limit:
             count += 1
         retired = list(segments[:count])
         self.segments = segments[count:]

@@ -76,7 +76,9 @@ class ReaderRegistry:
         self.undisposed: list[Segment] = []
         """Segments that are retired, and not yet archived or deleted."""
         self.retire_limit: Callable[[], int] | None = None
-        """No segment with an item above it is retired; ``None``: the readers alone decide."""
+        """No segment with a number above it is retired; ``None``: the readers alone decide. A segment without items
+        ends with an id of the one before, so ids would not do.
+        """
         self.timer: Timer | None = None  # of the next checkpoints and retiring; closing the queue cancels it
         self.may_limit = any(map(has_limits, (default_config, *configs.values())))
         self.trouble = Trouble()
@@ -520,7 +522,7 @@ class ReaderRegistry:
             return
         first_last_id = segments[0].last_id
         limit = LARGEST if self.retire_limit is None else self.retire_limit()
-        if limit < first_last_id:
+        if limit < segments[0].number:
             return
         own = list(self.open.values())
         for reader in own:
@@ -530,13 +532,13 @@ class ReaderRegistry:
                 with contextlib.suppress(QueueClosed):  # closed meanwhile: it counts by its file
                     reader.checkpoint(durable=True)
         with self.files.guard(wait=wait):
-            heads = [min(self._durable_head(reader), reader.head, limit) for reader in own]
+            heads = [min(self._durable_head(reader), reader.head) for reader in own]
             others = self.files.lowest_head_of_others({reader.name for reader in own}, first_last_id, source.queue_id)
             if others is not None:
-                heads.append(min(others, limit))
+                heads.append(others)
             if heads:
                 with source.lock:
-                    self.undisposed += journal.take_retired(min(heads))
+                    self.undisposed += journal.take_retired(min(heads), limit)
             while True:  # and no condition: docs/interrupts.md, rule 3
                 if not self.undisposed or (heads and self.undisposed[0].last_id > min(heads)):
                     break  # the latter: disposing of it failed, and a reader in another process moved back to it

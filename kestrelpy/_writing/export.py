@@ -129,7 +129,7 @@ class Export:
     # -- segments and readers ----------------------------------------------------------------------------------------
 
     def keep_above(self, limit: Callable[[], int]) -> None:
-        """Retire no segment that has an item above ``limit()``."""
+        """Retire no segment with a number above ``limit()``."""
         self._registry.retire_limit = limit
 
     def retire_soon(self) -> None:

@@ -44,6 +44,7 @@ from kestrelpy.ship.errors import (
     StoreTooWeak,
     StoreUnavailable,
 )
+from kestrelpy.ship.garbage import Collected
 from kestrelpy.ship.opening import open_store
 from kestrelpy.ship.options import Ship, ShipStatus
 from kestrelpy.ship.remote import RemoteReport, RemoteStatus, queues, status, verify
@@ -55,6 +56,7 @@ __all__ = [
     "BadStoreURL",
     "CheckReport",
     "CheckResult",
+    "Collected",
     "Fenced",
     "HistoryMismatch",
     "Listed",

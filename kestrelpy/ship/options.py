@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any, Literal
 
 from kestrelpy._checks import check_seconds, check_whole
@@ -12,6 +13,8 @@ from kestrelpy.ship.store import Store
 
 __all__ = ["Ship", "ShipStatus"]
 
+_LONGEST = 1e10
+"""Seconds: longer than any store will last."""
 LEAST_CHUNK, MOST_CHUNK = 64 << 10, 32 << 20
 
 
@@ -25,8 +28,12 @@ class Ship(Value):
     closed segments that are uploaded at once. ``when_behind``: what puts do while more than ``max_unshipped_bytes``
     wait, or for longer than ``max_unshipped_seconds``: ``"go_on"``, ``"refuse"`` (``QueueFull``), or ``"block"`` (wait,
     as for room). ``ack_timeout``: seconds that a put waits with ``"shipped"``; ``close_timeout``: seconds that
-    ``close()`` waits for the store. ``manifest_interval``: seconds between manifests, from which a restore begins.
-    ``owner``: what this owner is called in the log; by default its host and process.
+    ``close()`` waits for the store. ``history``: any moment of so many last seconds can be restored, by the store's
+    dates. ``keep``: seconds that a segment stays in the store beyond that when nobody needs it, for batch reads;
+    ``None``: for ever. ``manifest_interval``: seconds between manifests, from which a restore begins.
+    ``on_missing``: what an opening does if the folder has no such queue, and the store has: ``"refuse"``
+    (``HistoryMismatch``), or ``"restore"`` it first. ``owner``: what this owner is called in the log; by default its
+    host and process.
 
     Two with equal arguments are equal. It can be pickled if its store can: a URL can, a store object may not. Its
     ``repr`` shows no option. Raises ``ValueError`` and ``TypeError`` for a bad argument; a bad URL is found when the
@@ -43,7 +50,10 @@ class Ship(Value):
     max_unshipped_seconds: float = 60.0
     ack_timeout: float = 30.0
     close_timeout: float = 30.0
+    history: float = 86_400.0
+    keep: float | None = 0.0
     manifest_interval: float = 60.0
+    on_missing: Literal["refuse", "restore"] = "refuse"
     owner: str | None = None
     options: Mapping[str, Any] | None = None
     request_timeout: float = 10.0
@@ -53,11 +63,15 @@ class Ship(Value):
             raise ValueError(f"acks must be 'disk' or 'shipped', not {self.acks!r}")
         if self.when_behind not in ("go_on", "refuse", "block"):
             raise ValueError(f"when_behind must be 'go_on', 'refuse' or 'block', not {self.when_behind!r}")
+        if self.on_missing not in ("refuse", "restore"):
+            raise ValueError(f"on_missing must be 'refuse' or 'restore', not {self.on_missing!r}")
         if self.interval is not None:
             check_seconds("interval", self.interval)
         for name in ("max_unshipped_seconds", "ack_timeout", "close_timeout"):
             check_seconds(name, getattr(self, name))
-        for name in ("manifest_interval", "request_timeout"):
+        if self.keep is not None:
+            check_seconds("keep", self.keep)
+        for name in ("manifest_interval", "request_timeout", "history"):
             check_seconds(name, getattr(self, name), above_zero=True)
         check_whole("uploads", self.uploads, 1)
         check_whole("max_unshipped_bytes", self.max_unshipped_bytes)
@@ -72,9 +86,21 @@ class Ship(Value):
     @property
     def seconds(self) -> float:
         """``interval``, or its default."""
+        if self.on_missing not in ("refuse", "restore"):
+            raise ValueError(f"on_missing must be 'refuse' or 'restore', not {self.on_missing!r}")
         if self.interval is not None:
             return self.interval
         return 0.05 if self.acks == "shipped" else 1.0
+
+    @property
+    def history_ms(self) -> int:
+        """``history``, in milliseconds."""
+        return _milliseconds(self.history)
+
+    @property
+    def keep_ms(self) -> int | None:
+        """``keep``, in milliseconds; ``None``: for ever."""
+        return None if self.keep is None or self.keep == inf else _milliseconds(self.keep)
 
     @property
     def shown(self) -> str:
@@ -84,6 +110,10 @@ class Ship(Value):
     def open(self) -> Store:
         """Open the store. Raises as ``open_store``."""
         return open_store(self.store, options=self.options, request_timeout=self.request_timeout)
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(1000 * min(seconds, _LONGEST))
 
 
 class ShipStatus(Value, kw_only=True):

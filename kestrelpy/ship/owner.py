@@ -16,12 +16,14 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from zlib import crc32
 
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal.format import Checkpoint
+from kestrelpy._journal.format import LARGEST, Checkpoint
 from kestrelpy._journal.segment import Segment
 from kestrelpy._writing.export import Tip
+from kestrelpy.ship import garbage
 from kestrelpy.ship import manifest as manifests
 from kestrelpy.ship import slots as codec
 from kestrelpy.ship.errors import StoreDamaged, StoreUnavailable
+from kestrelpy.ship.garbage import Collected
 from kestrelpy.ship.log import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -50,7 +52,11 @@ STATE_SECONDS = 1.0
 """So often it is looked where the readers are."""
 SEALS_PER_MANIFEST = 100
 MANIFEST_SHARE = 20
-"""Manifests are at most one part in so many of all bytes that are shipped."""
+"""Manifests are at most one part in so many of all bytes that are shipped ..."""
+MANIFESTS_A_HISTORY = 24
+"""... but for so many in the time of a history."""
+MOST_TAIL_SLOTS = 1000
+"""A segment that is in so many slots is closed, however small it is: a restore reads each of these slots."""
 
 
 class ShippedJournal(Protocol):
@@ -133,6 +139,7 @@ class LogOwner:
         chunk_bytes: int = 1 << 20,
         uploads: int = 4,
         manifest_interval: float = 60.0,
+        history: float = 86_400.0,
         data_first: bool = False,
     ) -> None:
         self.state = state
@@ -145,6 +152,7 @@ class LogOwner:
         self._chunk_bytes = chunk_bytes
         self._uploads = uploads
         self._manifest_interval = manifest_interval
+        self._history = history
         self._data_first = data_first
         self._seals = 0  # since the last manifest
         self._manifest_at: float | None = None
@@ -154,13 +162,8 @@ class LogOwner:
 
     @property
     def sealed_number(self) -> int:
-        """The number of the last segment that is whole in the log."""
+        """The number of the last segment that is whole in the log: no later one may be retired here (S10)."""
         return self.state.segments[-1].number if self.state.segments else 0
-
-    @property
-    def sealed_id(self) -> int:
-        """The last id of that segment: no segment with a later one may be retired here (S10)."""
-        return self.state.segments[-1].segment_footer().last_id if self.state.segments else 0
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -173,6 +176,8 @@ class LogOwner:
         if ending or self._states_at is None or now >= self._states_at + STATE_SECONDS:
             self._readers = self._journal.readers()  # before the look at the journal: the slot then covers them
             self._states_at = now
+        if len(self.state.tail) >= MOST_TAIL_SLOTS:
+            self._journal.close_segment()
         closed, tip = self._journal.look()
         waiting = [each for each in closed if each.number > self.sealed_number]
         if waiting:
@@ -189,6 +194,26 @@ class LogOwner:
         """Say that this owner has left. Call it when ``step`` has nothing to do."""
         states = self._moved_readers(self.state.place.last_id, now, ending=True)
         yield from self._append(CLOSE, checkpoints=states, note=codec.close_note(handed_over=handed_over))
+
+    def collect(self, now: float, history_ms: int, keep_ms: int | None, known: garbage.Known) -> Steps[Collected]:
+        """Delete what is needed no more (``garbage.collect``)."""
+        closed, tip = self._journal.look()
+        here = [each.number for each in (*closed, *([tip.segment] if tip.segment is not None else []))]
+        done = yield from garbage.collect(
+            self._prefix,
+            self.state,
+            self._append_planned,
+            history_ms=history_ms,
+            keep_ms=keep_ms,
+            oldest_here=min(here, default=LARGEST),
+            known=known,
+        )
+        yield from self._write_manifest(now)
+        return done
+
+    def _append_planned(self, plan: garbage.Plan) -> Steps[None]:
+        opening = self._opening._replace(written_ms=self._now_ms())
+        yield from self._append_slot(garbage.slot_of(plan, self.state, opening))
 
     def _append(self, kind: int, *, checkpoints: tuple[SavedState, ...] = (), note: bytes = b"") -> Steps[None]:
         yield from self._append_slot(Slot(self._header(kind), checkpoints=checkpoints, note=note))
@@ -376,7 +401,8 @@ class LogOwner:
         if now < self._manifest_at + self._manifest_interval and self._seals < SEALS_PER_MANIFEST:
             return
         data = manifests.encode_manifest(self.state.manifest())
-        if self._manifest_bytes and (self._manifest_bytes + len(data)) * MANIFEST_SHARE > self.sent_bytes:
+        is_rare = now >= self._manifest_at + self._history / MANIFESTS_A_HISTORY
+        if not is_rare and (self._manifest_bytes + len(data)) * MANIFEST_SHARE > self.sent_bytes:
             return
         self._manifest_at, self._seals = now, 0
         try:

@@ -35,7 +35,7 @@ from kestrelpy._value import Value
 from kestrelpy.clock import SystemClock
 from kestrelpy.errors import QueueDiskFull
 from kestrelpy.inbox.parts import open_inbox
-from kestrelpy.ship.errors import RestoreTargetExists
+from kestrelpy.ship.errors import NoSuchQueue, RestoreTargetExists
 from kestrelpy.ship.manifest import LogState
 from kestrelpy.ship.opening import open_store
 from kestrelpy.ship.reading import ShippedQueue
@@ -106,7 +106,7 @@ def restore(
     shipped = ShippedQueue(opened, queue)
     state, is_end = _log_at(shipped, at_ms, at_slot)
     assert state.header is not None
-    url = store if isinstance(store, str) else opened.describe()
+    url = store.rstrip("/") if isinstance(store, str) else opened.describe()
     about = ShipFile(url, state.header.queue_id, restored_slot=state.slot, restored_to_end=is_end)
     made = _Restore(shipped, state, disk, wants_all=all)
     try:
@@ -127,6 +127,19 @@ def restore(
         seconds=clock.monotonic() - began,
         readers=tuple(sorted(state.checkpoints)),
     )
+
+
+def restore_missing(ship: Any, files: QueueFiles, disk: Disk | None) -> None:
+    """Before a queue is opened: restore it if the store has it and the folder has not. ``ship``: a ``Ship``.
+
+    Raises as ``restore``.
+    """
+    names = file_names.of_queue(files.directory.names(), files.queue)
+    locks = {file_names.lock_name(files.queue), file_names.readers_lock_name(files.queue)}
+    if set(names) - locks and file_names.restore_name(files.queue) not in names:
+        return
+    with contextlib.suppress(NoSuchQueue):  # a new queue
+        restore(ship.store, files.queue, files.directory.path, options=ship.options, disk=disk)
 
 
 def _log_at(shipped: ShippedQueue, at_ms: int | None, at_slot: int | None) -> tuple[LogState, bool]:

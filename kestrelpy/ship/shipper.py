@@ -29,6 +29,7 @@ from kestrelpy.clock import SystemClock
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, KestrelError, QueueClosed, copy_of
 from kestrelpy.ship import uploads
 from kestrelpy.ship.errors import Fenced, NotShipped, ShipError, StoreUnavailable
+from kestrelpy.ship.garbage import Collected, Known
 from kestrelpy.ship.history import ID_JUMP, ID_STEP
 from kestrelpy.ship.log import SlotTaken, ask, read_end, read_slot, resume
 from kestrelpy.ship.opened import OpenLog
@@ -46,6 +47,8 @@ RESTARTS = (1.0, 5.0, 25.0)
 """Seconds until an unforeseen error is got over; after the last one shipping has failed."""
 IDLE_SECONDS = 1.0
 """So often an idle queue is looked at, at most."""
+COLLECT_SECONDS = 3600.0
+"""So often garbage is collected."""
 LOG_SECONDS = 60.0
 """So often an ERROR is logged when shipping has failed and nobody else finds out."""
 
@@ -60,6 +63,18 @@ class _Flush:
     def __init__(self, last_id: int) -> None:
         self.last_id = last_id
         self.bell = ThreadWaiter()
+
+
+class _Collection:
+    """A thread that waits for a collection of garbage."""
+
+    def __init__(self) -> None:
+        self.bell = ThreadWaiter()
+        self.result: Collected | KestrelError | None = None
+
+    def give(self, result: Collected | KestrelError) -> None:
+        self.result = result
+        self.bell.give(None)
 
 
 class Shipper:
@@ -80,11 +95,15 @@ class Shipper:
             chunk_bytes=options.chunk_bytes,
             uploads=options.uploads,
             manifest_interval=options.manifest_interval,
+            history=options.history,
             data_first=options.acks == "shipped",
         )
-        self._sealed_id = self._owner.sealed_id
+        self._sealed_number = self._owner.sealed_number
         self._bell = ThreadWaiter()  # rung, it stays rung until the thread next sleeps
         self._flushes: deque[_Flush] = deque()
+        self._collections: deque[_Collection] = deque()
+        self._collect_at = SystemClock.monotonic() + COLLECT_SECONDS
+        self._batches: Known = {}
         self._pending: dict[str, PendingUpload] = {}
         self._requests = self._failures = 0
         self._last_error = ""
@@ -108,7 +127,7 @@ class Shipper:
 
         def limit() -> int:
             shipper = mine()
-            return 0 if shipper is None else shipper._sealed_id
+            return 0 if shipper is None else shipper._sealed_number
 
         return limit
 
@@ -146,6 +165,20 @@ class Shipper:
             with contextlib.suppress(ValueError):  # the thread has removed it
                 self._flushes.remove(mine)
         return self._owner.state.slot
+
+    def collect(self, timeout: float | None) -> Collected:
+        """``Shipping.collect``."""
+        mine = _Collection()
+        self._collections.append(mine)
+        self._bell.give(None)
+        if self._ended is None:
+            mine.bell.wait(timeout)
+        result = mine.result
+        if isinstance(result, KestrelError):
+            raise copy_of(result)
+        if result is None:
+            raise self._why_ended() if self._ended is not None else TimeoutError("the store has not answered in time")
+        return result
 
     def _why_ended(self) -> KestrelError:
         export = self._export()
@@ -217,7 +250,7 @@ class Shipper:
     def abandon(self, error: KestrelError) -> None:
         """In a forked child: there is no thread, and the store is the parent's."""
         self._ended, self._is_over = error, True
-        self._flushes = deque()
+        self._flushes, self._collections = deque(), deque()
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
@@ -264,10 +297,26 @@ class Shipper:
                     self.log.note_slot(self._owner.state)
                 self._end(QueueClosed(f"queue {self.log.queue!r} is closed"))
                 return
+            if self._collections or now >= self._collect_at:
+                self._collect(now)
             seconds = self._pause(export, goes_on)
             del export
             if seconds > 0:
                 self._sleep(seconds)
+
+    def _collect(self, now: float) -> None:
+        """Collect garbage, and tell those who wait for it. If the store does not answer, the next time goes on."""
+        waiting, options = list(self._collections), self._options
+        self._collect_at = now + COLLECT_SECONDS
+        result: Collected | KestrelError
+        try:
+            steps = self._owner.collect(now, options.history_ms, options.keep_ms, self._batches)
+            result = self._carry_out(steps)
+        except StoreUnavailable as error:
+            result = error
+        for each in waiting:
+            self._collections.remove(each)
+            each.give(result)
 
     def _pause(self, export: Export, goes_on: bool) -> float:
         """How long to sleep now."""
@@ -288,7 +337,7 @@ class Shipper:
             if self._is_asked:
                 until = min(until, self._slot_at + self._options.seconds)
             left = until - SystemClock.monotonic()
-            if left <= 0 or self._is_closing or self._is_over or self._flushes:
+            if left <= 0 or self._is_closing or self._is_over or self._flushes or self._collections:
                 return
             self._bell.wait(left)
 
@@ -356,8 +405,8 @@ class Shipper:
         shipped = owner.shipped
         if self._options.acks == "shipped":
             export.acknowledge(shipped.last_id, shipped.total_bytes)
-        if owner.sealed_id > self._sealed_id:
-            self._sealed_id = owner.sealed_id
+        if owner.sealed_number > self._sealed_number:
+            self._sealed_number = owner.sealed_number
             export.retire_soon()
         now = SystemClock.monotonic()
         items, waiting = self._waiting(export, shipped)
@@ -410,11 +459,10 @@ class Shipper:
         """Nothing is shipped from here on. Whoever waits is told."""
         self._ended = error
         self._is_over = self._is_over or isinstance(error, QueueClosed)
-        while True:
-            try:
-                self._flushes.popleft().bell.give(None)
-            except IndexError:
-                return
+        for waiting in (self._flushes, self._collections):
+            with contextlib.suppress(IndexError):
+                while True:
+                    waiting.popleft().bell.give(None)
 
     def _begin_again(self, seconds: float) -> bool:
         """Read the log again, after a while. Returns False if that is not possible."""

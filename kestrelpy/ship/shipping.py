@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from kestrelpy._checks import check_timeout
+from kestrelpy.ship.garbage import Collected
 from kestrelpy.ship.options import ShipStatus
 
 __all__ = ["Shipping"]
@@ -16,6 +17,8 @@ class ShippingThread(Protocol):
     def flush(self, timeout: float | None) -> int: ...
 
     def status(self) -> ShipStatus: ...
+
+    def collect(self, timeout: float | None) -> Collected: ...
 
 
 class Shipping:
@@ -33,6 +36,15 @@ class Shipping:
         """
         check_timeout(timeout)
         return self._thread.flush(timeout)
+
+    def collect(self, timeout: float | None = None) -> Collected:
+        """Delete from the store what is needed no more, now; it is done once an hour anyway. Returns what was deleted.
+
+        Waits up to ``timeout`` seconds (``None``: for ever). Raises ``StoreUnavailable``, ``TimeoutError``, and what
+        ``flush`` raises.
+        """
+        check_timeout(timeout)
+        return self._thread.collect(timeout)
 
     def status(self) -> ShipStatus:
         """How shipping goes, at this moment. Asks the store nothing."""

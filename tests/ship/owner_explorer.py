@@ -32,7 +32,7 @@ from kestrelpy.ship import (
     shipper,
 )
 from kestrelpy.ship.log import SlotTaken
-from kestrelpy.ship.owner import Expect, Upload, carry_upload
+from kestrelpy.ship.owner import Expect, LogOwner, Upload, carry_upload
 from kestrelpy.ship.shipper import Shipper
 from kestrelpy.testing import CrashingDisk, ManualClock, PowerModel
 from kestrelpy.testing.stores import Fault, Request, SimulatedStore
@@ -42,6 +42,7 @@ QUEUE = "jobs"
 FOLDER = "/queues"
 FAULTS = (Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.TWICE, Fault.LATE)
 MACHINES = 2
+HISTORY_MS = 100_000
 
 
 class Wrong(AssertionError):
@@ -117,7 +118,8 @@ class Machine:
     def _forget_lost(self) -> None:
         """What a power cut has lost here, and has never left this disk, was never there."""
         assert self.queue is not None
-        journal, there = self.queue._journal, self.world.in_log()
+        self.world.in_log()
+        journal, there = self.queue._journal, self.world.was_in_log
         for item_id in [each for each in self.given if each not in there]:
             if item_id > journal.tail_id or journal.is_gap(item_id):
                 self.given.remove(item_id)
@@ -172,7 +174,7 @@ class Machine:
             item = self.queue.get(block=False)
             if world.given.get(item.id) != item.data:
                 raise Wrong(f"item {item.id} is not what was put")
-            if self.acks == "shipped" and item.id not in world.in_log():
+            if self.acks == "shipped" and item.id not in (world.in_log(), world.was_in_log)[1]:
                 raise Wrong(f"item {item.id} was seen before it was in the log")
             self.open_items[item.id] = item
 
@@ -186,13 +188,16 @@ class Machine:
             try:
                 if self.steps is None:
                     self.world.now += self.world.random.choice((0.0, 0.6, 1.1))
-                    self.steps, self.answer = ship._owner.step(self.world.now), None
+                    self.steps, self.answer = self._next_steps(ship._owner), None
                 request: Any = log.resume(self.steps, self.answer)
             except StopIteration as end:
                 self.steps = None
                 self._note()
                 if not end.value:
                     return
+                continue
+            except StoreUnavailable:  # a collection is given up
+                self.steps = None
                 continue
             except SlotTaken as taken:
                 self.steps = None
@@ -201,6 +206,12 @@ class Machine:
                     raise Wrong(f"{self.name} is fenced by nobody") from taken
                 return
             self.answer = answer_of(ship, request)
+
+    def _next_steps(self, owner: LogOwner) -> Any:
+        if self.world.random.random() < 0.04:
+            self.world.counts["collections"] += 1
+            return owner.collect(self.world.now, HISTORY_MS, 0, {})
+        return owner.step(self.world.now)
 
     def _note(self) -> None:
         export = self.shipper._export()
@@ -295,6 +306,8 @@ class World:
         self.current = self.machines[0]
         self._count = 0
         self._log: dict[int, bytes] = {}
+        self.was_in_log: dict[int, bytes] = {}
+        """All items that ever were: what all readers have passed may be deleted there."""
         self._at_request = -1
 
     def new_data(self) -> bytes:
@@ -312,6 +325,7 @@ class World:
         """The items in the log, as the store has it."""
         if self.store.requests != self._at_request:
             self._log, self._at_request = items_of(self.store.objects, QUEUE), self.store.requests
+            self.was_in_log |= self._log
         return self._log
 
     # -- what happens ------------------------------------------------------------------------------------------------
@@ -419,16 +433,21 @@ class World:
             if self.given.get(item_id) != data and item_id not in self.in_doubt:
                 raise Wrong(f"item {item_id} in the log is not what was put")
         for machine in self.machines:
-            shipped = [item_id in items for item_id in machine.given]
+            shipped = [item_id in self.was_in_log for item_id in machine.given]
             if not shipped == sorted(shipped, reverse=True):
                 raise Wrong(f"there is a hole in the log: {machine.given}, {shipped}")
             for item_id, future in machine.futures.items():
                 if future.done() and future.exception() is None:
                     self.acknowledged.add(item_id)
-        missing = self.acknowledged - items.keys()
-        if missing:
-            raise Wrong(f"items {missing} were acknowledged, and are not in the log")
-        for name, state in log_of(self.store.objects, QUEUE).checkpoints.items():
+        states = log_of(self.store.objects, QUEUE).checkpoints
+        for item_id in (self.acknowledged | self.was_in_log.keys()) - items.keys():
+            if (
+                item_id not in self.was_in_log
+                or not states
+                or not all(is_done(each, item_id) for each in states.values())
+            ):
+                raise Wrong(f"item {item_id} was acknowledged or in the log, and is not there")
+        for name, state in states.items():
             undone = [each for each in items if is_done(state, each) and each not in self.done]
             if undone:
                 raise Wrong(f"by its state in the log, reader {name!r} has done {undone}, and it has not")
@@ -513,6 +532,10 @@ def explore(seed: int, count: int, *, steps: int = 60, make: Callable[[int], Wor
             except BaseException as error:
                 error.add_note(f"seed {seed + number}")
                 raise
+            finally:
+                for machine in world.machines:
+                    if machine.queue is not None:
+                        bury(machine.queue, machine.disk)
             counts += world.counts
             counts["requests"] += world.store.requests
     return counts

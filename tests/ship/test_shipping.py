@@ -20,6 +20,7 @@ import pytest
 
 from kestrelpy import ForkedQueue, JournaledQueue, QueueClosed, QueueEmpty, QueueFull, ReaderConfig, open_reader
 from kestrelpy.ship import (
+    Collected,
     Fenced,
     HistoryMismatch,
     NotShipped,
@@ -28,9 +29,12 @@ from kestrelpy.ship import (
     StoreTooWeak,
     StoreUnavailable,
     open_store,
+    restore,
+    verify,
 )
 from kestrelpy.ship.log import Opening, carry_out, open_log, read_end
 from kestrelpy.ship.slots import CLOSE
+from kestrelpy.testing import ManualClock
 from kestrelpy.testing.stores import Fault, MemoryStore, Request, SimulatedStore
 from tests.ship.in_store import items_of, log_of, no_pause
 from tests.support.patience import PATIENCE, until
@@ -544,6 +548,88 @@ def test_a_store_that_was_put_back_is_noticed(tmp_path: Path, monkeypatch: pytes
         assert queue.shipping is not None
         queue.shipping.flush(PATIENCE)
         assert items_of(open_store(elsewhere)) == {1: b"1", 2: b"2"}
+
+
+# -- what stays in the store ------------------------------------------------------------------------------------------
+
+
+def test_what_is_needed_no_more_is_deleted(tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    store = MemoryStore(clock=clock)
+    options = Ship(store, interval=0, history=100, manifest_interval=0.001)
+    with JournaledQueue(tmp_path, "jobs", segment_bytes=4096, ship=options) as queue:
+        assert queue.shipping is not None
+        for number in range(12):
+            for _ in range(5):
+                queue.put(b"%d" % number * 500)
+                queue.commit(queue.get())
+            queue.checkpoint(durable=True)
+            queue.shipping.flush(PATIENCE)
+            clock.advance(30)
+            until(
+                lambda: (state := log_of(store).checkpoints.get("")) is not None and state.head == log_of(store).last_id
+            )
+        before = len(store.contents())
+        collected = []
+        for _ in range(4):  # the log forgets a segment, a manifest says so, and that manifest is older than the history
+            clock.advance(200)
+            queue.put(b"one more")
+            queue.shipping.flush(PATIENCE)
+            collected.append(queue.shipping.collect(PATIENCE))
+        assert sum(each.segments for each in collected) > 5
+        assert sum(each.slots for each in collected) > 10
+        assert len(store.contents()) < before
+        assert verify(store, "jobs").ok
+    restore(store, "jobs", tmp_path / "elsewhere")
+    with JournaledQueue(tmp_path / "elsewhere", "jobs", ship=False) as queue:
+        assert queue.get(block=False).data == b"one more"
+
+
+def test_a_collection_says_why_it_was_not_done(tmp_path: Path, slow: Slow) -> None:
+    queue = JournaledQueue(tmp_path, "jobs", ship=Ship(slow, interval=0))
+    assert queue.shipping is not None
+    shipping = queue.shipping
+    slow.is_away = True
+    with pytest.raises(StoreUnavailable):
+        shipping.collect(PATIENCE)
+    slow.is_away = False
+    assert shipping.collect(PATIENCE) == Collected(0, 0, 0, 0, 0)
+    fence(slow.store, queue._journal.queue_id)
+    with pytest.raises(Fenced):
+        shipping.collect(PATIENCE)
+    queue.close()
+    with pytest.raises(Fenced):
+        shipping.collect(PATIENCE)
+
+
+def test_a_segment_in_many_slots_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kestrelpy.ship.owner.MOST_TAIL_SLOTS", 5)
+    store = MemoryStore()
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(store, interval=0)) as queue:
+        assert queue.shipping is not None
+        put = {}
+        for number in range(23):
+            put[queue.put(b"%d" % number)] = b"%d" % number
+            queue.shipping.flush(PATIENCE)
+            assert len(log_of(store).tail) <= 5
+        assert items_of(store) == put
+        assert queue.stats().rotations >= 3
+
+
+def test_a_queue_that_is_missing_is_restored_if_the_user_says_so(tmp_path: Path) -> None:
+    store = MemoryStore()
+    options = Ship(store, on_missing="restore")
+    with JournaledQueue(tmp_path / "1", "jobs", ship=options) as queue:  # there is none yet
+        queue.put(b"1")
+    with JournaledQueue(tmp_path / "2", "jobs", ship=options) as queue:
+        assert queue.get(block=False).data == b"1"
+        queue.put(b"2")
+    with JournaledQueue(tmp_path / "2", "jobs", ship=options) as queue:
+        assert [queue.get(block=False).data for _ in range(2)] == [b"1", b"2"]
+    with pytest.raises(Fenced):
+        JournaledQueue(tmp_path / "1", "jobs", ship=options)
+    with pytest.raises(ValueError, match="on_missing"):
+        Ship(store, on_missing="ask")  # type: ignore[arg-type]
 
 
 # -- ends ------------------------------------------------------------------------------------------------------------

@@ -199,18 +199,18 @@ class JournaledQueue:
         from kestrelpy.inbox.host import InboxHost
         from kestrelpy.inbox.watcher import InboxWatcher
 
-        held, status = self._held, self._status
-        files, names = held.files, held.names
+        held, status, files, names = self._held, self._status, self._held.files, self._held.names
         if not self._holds_jobs:
             write_limit(files.directory, self.name, names, self.max_item_bytes)
             self._inbox = InboxHost(self._puts, files, disk, held.syncing, inbox_interval, quarantine=quarantine)
             self._puts.finish_batch = self._inbox.finish
-            self._inbox.open()
         parts = (status, self._syncer, self._source, self._registry, self._room)
         if held.log is not None:
             from kestrelpy.ship.shipment import Shipment
 
             self._shipment = Shipment(held.log, *parts, files, self._maintenance, holds_back=status.sync_seconds == 0)
+        if self._inbox is not None:
+            self._inbox.open(None if self._shipment is None else self._shipment.note_ledger)
         self._ending = Ending(*parts, held, self._inbox, self._shipment, partial(forget, self))
         status.error = None
         self._registry.tidy(files.reader_names(names))

@@ -15,14 +15,14 @@ import contextlib
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kestrelpy import _logging
 from kestrelpy._disk.interface import Disk
 from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy.config import FullPolicy
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, KestrelError, QueueClosed
-from kestrelpy.inbox.format import PublishedBatch
+from kestrelpy.inbox.format import LedgerState, PublishedBatch
 from kestrelpy.inbox.ingest import Ingest, erase_inbox
 from kestrelpy.inbox.parts import open_inbox
 
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from kestrelpy._reading.registry import ReaderRegistry
     from kestrelpy.clock import Clock
     from kestrelpy.inbox.watcher import InboxWatcher
+
+
+OnLedger: TypeAlias = Callable[[LedgerState, int], object]
 
 
 class Status(Protocol):
@@ -100,6 +103,7 @@ class InboxHost:
         self._folder: Directory | None = None  # guarded by self._lock, as all below
         self._ingest: Ingest | None = None
         self._stopped = False
+        self._on_ledger: OnLedger | None = None
         self._was_logged = False  # True once a failed ingest was logged; a good one resets it
 
     # -- the host ----------------------------------------------------------------------------------------------------
@@ -166,12 +170,21 @@ class InboxHost:
 
     # -- the owner's calls -------------------------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def note_ledger(self, state: LedgerState) -> None:
+        """Tell whoever copies the queue, with the first id of a log that may have this state."""
+        if self._on_ledger is not None:
+            intent = state.intent
+            self._on_ledger(state, self.journal.tail_id if intent is None else intent.first_id)
+
+    def open(self, on_ledger: OnLedger | None = None) -> None:
         """At the opening of the queue: finish a batch that an earlier owner began, and ingest the published batches.
+        ``on_ledger(state, id)`` is called for each state of the ledger: a copy of the queue that ends with that item or
+        a later one has this state, and no copy that ends before it has.
 
         Raises ``CorruptJournal``, ``UnsupportedFormat``, ``DurabilityUnknown``, and ``OSError`` if it cannot be known
         whether a batch was begun. Batches that cannot be ingested now are ingested later.
         """
+        self._on_ledger = on_ledger
         with self._lock:
             if self._look() is None:
                 return

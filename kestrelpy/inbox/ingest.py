@@ -29,7 +29,7 @@ from kestrelpy._disk.interface import NO_ROOM, Directory
 from kestrelpy._journal import file_names
 from kestrelpy._journal.journal import Journal
 from kestrelpy.errors import CorruptJournal, KestrelError, QueueDiskFull, QueueFull, QueueLocked, UnsupportedFormat
-from kestrelpy.inbox.format import Intent, PublishedBatch
+from kestrelpy.inbox.format import Intent, LedgerState, PublishedBatch
 from kestrelpy.inbox.ledger import FOREIGN, IngestLedger, read_batch
 from kestrelpy.inbox.parts import PartFile, is_old
 
@@ -60,6 +60,9 @@ class Host(Protocol):
     def publish_locked(self) -> None:
         """Show all items to readers. All of them are on disk."""
 
+    def note_ledger(self, state: LedgerState) -> None:
+        """The ledger has another state, which is on disk unless an earlier owner wrote it. ``state`` may change."""
+
     def refuse_locked(self, error: Exception) -> None:
         """Make puts raise ``error`` until the next call of ``hide_from_locked`` or ``publish_locked``."""
 
@@ -75,7 +78,8 @@ class Ingest:
         self._folder = folder
         self._queue = queue
         self._host = host
-        self._ledger = IngestLedger(folder, queue, host.now_ms())
+        self._ledger = IngestLedger(folder, queue, host.now_ms(), host.note_ledger)
+        host.note_ledger(self._ledger.state)
         self._intent: Intent | None = None
         self._checked: set[bytes] = set()  # batches that were checked and wait for room
         self.unfinished: PublishedBatch | None = None

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 from kestrelpy import _logging
 from kestrelpy._disk.interface import Directory
@@ -79,14 +80,18 @@ def read_ledger(folder: Directory, queue: str) -> tuple[LedgerState, int, bytes]
 
 class IngestLedger:
     """The ledger of one queue, as its owner keeps it: which batches were ingested, and which one is being ingested.
+    ``changed`` is called with the state when another one is on disk.
 
     ``is_durable``: this process has written the file, so it is known to be on disk. ``is_unsure``: the last save raised
     an error, and may have been done all the same.
     """
 
-    def __init__(self, folder: Directory, queue: str, now_ms: int) -> None:
+    def __init__(
+        self, folder: Directory, queue: str, now_ms: int, changed: Callable[[LedgerState], object] = bool
+    ) -> None:
         self._folder = folder
         self._name = file_names.ledger_name(queue)
+        self._changed = changed
         self._size = 0  # where the next record goes; 0: the next save replaces the file
         self._least = 0
         self.is_durable = False
@@ -146,6 +151,7 @@ class IngestLedger:
             self.state.note_done(done.batch_id, done.number, done.app_id, done.version)
         self.state.intent = intent
         self._size, self.is_durable, self.is_unsure = size, True, False
+        self._changed(self.state)
 
     def _replace(self, data: bytes) -> int:
         temporary = write_temporary(self._folder, self._name, data)

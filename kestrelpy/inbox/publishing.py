@@ -19,7 +19,7 @@ from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery, write_mark
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.errors import ItemTooLarge
-from kestrelpy.inbox.format import MAX_APP_ID_BYTES, BatchPart, Part, PublishedBatch, encode_batch_file
+from kestrelpy.inbox.format import MAX_APP_ID_BYTES, BatchPart, LedgerState, Part, PublishedBatch, encode_batch_file
 from kestrelpy.inbox.ingest import Ingest
 from kestrelpy.inbox.ledger import read_batch, read_ledger
 from kestrelpy.inbox.parts import PartFile, as_batch_part, open_inbox
@@ -218,6 +218,9 @@ class _OwnerlessHost:
 
     def publish_locked(self) -> None:
         """Does nothing: there are no readers."""
+
+    def note_ledger(self, state: LedgerState) -> None:
+        """Nobody copies a queue that nobody has open."""
 
     def refuse_locked(self, error: Exception) -> None:
         """Does nothing: there are no puts."""

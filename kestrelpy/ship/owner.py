@@ -11,6 +11,7 @@ NOTE ON LOCKING: none of its own; its owner does one thing at a time.
 from __future__ import annotations
 
 import errno
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from zlib import crc32
@@ -36,7 +37,7 @@ from kestrelpy.ship.log import (
     empty_header,
 )
 from kestrelpy.ship.manifest import LogState
-from kestrelpy.ship.slots import CLOSE, DATA, SEAL, DroppedReader, SavedState, SealedSegment, Slot
+from kestrelpy.ship.slots import CLOSE, DATA, SEAL, DroppedReader, SavedState, SealedSegment, ShippedLedger, Slot
 from kestrelpy.ship.store import Store
 
 T = TypeVar("T")
@@ -144,6 +145,8 @@ class LogOwner:
     ) -> None:
         self.state = state
         self.shipped = Shipped(state.place.last_id, *journal.totals_through(state.place.last_id))
+        self._ledgers: deque[tuple[int, ShippedLedger]] = deque()
+        """The states of the inbox's ledger that are not in the log: from which last id on, and the state."""
         self.slots = self.segments = self.sent_bytes = self._manifest_bytes = 0
         self._prefix = prefix
         self._opening = opening
@@ -164,6 +167,27 @@ class LogOwner:
     def sealed_number(self) -> int:
         """The number of the last segment that is whole in the log: no later one may be retired here (S10)."""
         return self.state.segments[-1].number if self.state.segments else 0
+
+    def note_ledger(self, ledger: ShippedLedger, from_id: int) -> None:
+        """The inbox's ledger has another state. A slot has it that ends with ``from_id`` or a later item: an intent
+        comes no later than the first item of its batch, and "taken in" no earlier than the last one (S12). Any thread.
+        """
+        self._ledgers.append((from_id, ledger))
+
+    def _ledger_for(self, last_id: int) -> ShippedLedger | None:
+        """The ledger for a slot that ends with ``last_id``; ``None`` if it is as before."""
+        found = None
+        for from_id, ledger in list(self._ledgers):
+            if from_id > last_id:
+                break
+            found = ledger
+        return None if found == self.state.ledger else found
+
+    def _forget_ledgers(self) -> None:
+        """Forget the states that the log has got, or got over."""
+        last_id = self.state.place.last_id
+        while len(self._ledgers) > 1 and self._ledgers[1][0] <= last_id:
+            self._ledgers.popleft()
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -222,7 +246,8 @@ class LogOwner:
         return empty_header(self.state, kind, self._opening._replace(written_ms=self._now_ms()))
 
     def _append_slot(self, slot: Slot) -> Steps[None]:
-        yield from append(self._prefix, self.state, slot)
+        yield from append(self._prefix, self.state, slot._replace(ledger=self._ledger_for(slot.header.last_id)))
+        self._forget_ledgers()
         header = self.state.header
         assert header is not None
         self.slots += 1
@@ -347,11 +372,13 @@ class LogOwner:
     # -- readers -----------------------------------------------------------------------------------------------------
 
     def _append_states(self, now: float) -> Steps[bool]:
-        """Append where readers are, if they have moved, and nothing was put."""
-        states = self._moved_readers(self.state.place.last_id, now)
-        if states:
-            yield from self._append(DATA, checkpoints=states)
-        return bool(states)
+        """Append where readers are, and the ledger, if they have changed, and nothing was put."""
+        last_id = self.state.place.last_id
+        states = self._moved_readers(last_id, now)
+        if not states and self._ledger_for(last_id) is None:
+            return False
+        yield from self._append(DATA, checkpoints=states)
+        return True
 
     def _moved_readers(self, last_id: int, now: float, *, ending: bool = False) -> tuple[SavedState, ...]:
         """The states of readers that have changed, as far as a log that ends with ``last_id`` covers them (S11)."""

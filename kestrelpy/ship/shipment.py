@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kestrelpy._writing.status import QueueStatus
     from kestrelpy._writing.syncer import Syncer
     from kestrelpy.errors import KestrelError
+    from kestrelpy.inbox.format import LedgerState
 
 
 class Shipment:
@@ -42,6 +43,10 @@ class Shipment:
         self._export = Export(status, syncer, source, registry, room, files, maintenance, holds_back=holds_back)
         self._shipper = Shipper(cast(OpenLog, log), self._export)
         self.shipping = Shipping(self._shipper)
+
+    def note_ledger(self, state: LedgerState, from_id: int) -> None:
+        """The inbox has another ledger: see ``LogOwner.note_ledger``."""
+        self._shipper.note_ledger(state, from_id)
 
     def start(self) -> None:
         """Begin to ship. Raises ``RuntimeError`` if no thread can be started."""

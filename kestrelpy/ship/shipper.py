@@ -35,10 +35,11 @@ from kestrelpy.ship.log import SlotTaken, ask, read_end, read_slot, resume
 from kestrelpy.ship.opened import OpenLog
 from kestrelpy.ship.options import ShipStatus
 from kestrelpy.ship.owner import Expect, LogOwner, Shipped, Upload, Work, carry_upload
-from kestrelpy.ship.slots import FENCE
+from kestrelpy.ship.slots import FENCE, ShippedLedger
 from kestrelpy.ship.uploads import PendingUpload
 
 if TYPE_CHECKING:
+    from kestrelpy.inbox.format import LedgerState
     from kestrelpy.ship.slots import SealedSegment
 
 T = TypeVar("T")
@@ -147,6 +148,10 @@ class Shipper:
     def start(self) -> None:
         """Begin to ship. Raises ``RuntimeError`` if no thread can be started."""
         self._thread.start()
+
+    def note_ledger(self, state: LedgerState, from_id: int) -> None:
+        """``LogOwner.note_ledger``. Called under locks of the queue, by any thread."""
+        self._owner.note_ledger(ShippedLedger.of(0, state), from_id)
 
     def flush(self, timeout: float | None) -> int:
         """``Shipping.flush``."""

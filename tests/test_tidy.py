@@ -207,7 +207,10 @@ limit, the attributes of files, and the sync of macOS.
 """
 MAY_SLEEP = {"stress", "crash", "processes", "faults"}
 """Folders of tests, beside the unit tests, that may wait for the passing of time."""
-SLEEPERS: dict[str, str] = {}
+SLEEPERS: dict[str, str] = {
+    "tests/ship/test_kills.py": "kills processes at moments of their lives",
+    "tests/ship/killed_owner.py": "is such a process",
+}
 """Unit tests that may do so all the same, and why."""
 
 PUBLIC = {

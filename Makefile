@@ -17,6 +17,7 @@
 #   make bench-spark          the benchmarks on Spark
 #   make bench-jobs           jobs and the server, beside beanstalkd (which must be installed), huey and persist-queue
 #   make bench-kestrel        the kestrel server beside the beanstalk server, beanstalkd and redis (if they are installed)
+#   make bench-ship           a queue that is shipped to a folder and to SeaweedFS, beside one that is not
 #   make bench-outbox         the outbox beside procrastinate, huey and a hand-written loop; PostgreSQL must be installed
 #   make demo-outbox          orders and mails in one transaction, with SIGKILLs and a proof; BIND=url of your database
 #   make pipeline             a service, a Spark query on it, a lake and a report, with SIGKILLs and a proof; INPUT=path
@@ -38,7 +39,7 @@ THEIR_TESTS = tests/unit/journal tests/unit/inbox tests/unit/test_codecs.py test
 	tests/regressions/test_found_by_crashes.py tests/regressions/test_found_by_fuzzing.py
 BIN := $(VENV)/bin
 
-.PHONY: help java postgresql demo demo-outbox test test-all test-spark soak coverage compare check api bench bench-against bench-spark bench-jobs bench-kestrel bench-outbox pipeline plots micro clean
+.PHONY: help java postgresql demo demo-outbox test test-all test-spark soak coverage compare check api bench bench-against bench-spark bench-jobs bench-kestrel bench-outbox bench-ship pipeline plots micro clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -124,6 +125,9 @@ bench-jobs: $(VENV)/.installed-bench
 
 bench-kestrel: $(VENV)/.installed-bench
 	@$(BIN)/python -m bench.kestrel $(ARGS)
+
+bench-ship: $(VENV)/.installed-bench $(VENV)/.installed-dev
+	@$(BIN)/python -m bench.ship $(ARGS)
 
 bench-outbox: $(VENV)/.installed-bench
 	@$(BIN)/python -m bench.outbox $(ARGS)

@@ -10,7 +10,6 @@ NOTE ON LOCKING: none of its own; its owner does one thing at a time.
 
 from __future__ import annotations
 
-import errno
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -79,13 +78,25 @@ class ShippedJournal(Protocol):
 
 
 class Upload(NamedTuple):
-    """Put a closed segment into the store. Answered by what is there then, or by ``None`` if that is not known.
-    ``load``: reads the file.
+    """Put a closed segment into the store. Answered by an ``Uploaded``, or by ``None`` if it is not known what is there
+    then. ``records_end``: of the segment. ``load``: reads the file.
     """
 
     key: str
-    number: int
+    records_end: int
     load: Callable[[], bytes]
+
+
+class Uploaded(NamedTuple):
+    """A segment in the store. ``file_bytes``, ``crc``, ``header``, ``footer``: of the file. ``segment_crc``: of the
+    file up to its ``records_end``.
+    """
+
+    file_bytes: int
+    crc: int
+    header: bytes
+    footer: bytes
+    segment_crc: int
 
 
 class Expect(NamedTuple):
@@ -97,7 +108,7 @@ class Expect(NamedTuple):
 Work: TypeAlias = Generator[Request | Upload | Expect, Any, T]
 
 
-def carry_upload(upload: Upload, store: Store) -> SealedSegment | None:
+def carry_upload(upload: Upload, store: Store) -> Uploaded | None:
     """Upload a segment, and read back its end: so its size is known (S9). Raises ``StoreUnavailable``, ``StoreDamaged``
     if something else is there, and ``OSError``.
     """
@@ -109,7 +120,10 @@ def carry_upload(upload: Upload, store: Store) -> SealedSegment | None:
         return None
     if there != footer:
         raise StoreDamaged(upload.key, len(data) - len(footer), "it is not the segment that was uploaded", 0)
-    return SealedSegment("", len(data), crc32(data), data[: fmt.HEADER_BYTES], footer)
+    view = memoryview(data)
+    segment_crc = crc32(view[: upload.records_end])
+    crc = crc32(view[upload.records_end :], segment_crc)
+    return Uploaded(len(data), crc, data[: fmt.HEADER_BYTES], footer, segment_crc)
 
 
 class Shipped(NamedTuple):
@@ -271,24 +285,23 @@ class LogOwner:
         uploads = tuple(map(self._upload_of, waiting[: self._uploads]))
         segment = waiting[0]
         yield Expect(uploads)
-        sealed: SealedSegment | None = None
+        uploaded: Uploaded | None = None
         pause = FIRST_PAUSE
         while True:
             try:
-                sealed = yield uploads[0]
+                uploaded = yield uploads[0]
             except StoreUnavailable:
-                sealed = None
-            if sealed is not None:
+                uploaded = None
+            if uploaded is not None:
                 break
             yield Pause(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-        sealed = sealed._replace(key=uploads[0].key.removeprefix(self._prefix))
-        end = segment.records_end
+        sealed = SealedSegment(uploads[0].key.removeprefix(self._prefix), *uploaded[:4])
         header = self._header(SEAL)._replace(
             number=segment.number,
             marker=segment.header.marker,
-            segment_crc=self._crc_through(segment, end),
-            offset=end,
+            segment_crc=uploaded.segment_crc,
+            offset=segment.records_end,
             first_id=segment.first_id,
             last_id=segment.last_id,
         )
@@ -302,19 +315,9 @@ class LogOwner:
     def _upload_of(self, segment: Segment) -> Upload:
         key = codec.segment_key(segment.number, self.state.header.epoch, self._opening.nonce)  # type: ignore[union-attr]
         journal = self._journal
-        return Upload(self._prefix + key, segment.number, lambda: journal.read(segment, 0, journal.size_of(segment)))
-
-    def _crc_through(self, segment: Segment, end: int) -> int:
-        """The CRC-32 of the segment's file up to ``end``. What is in the log already is not read again."""
-        place = self.state.place
-        at, crc = (place.offset, place.segment_crc) if self.state.tail else (0, 0)
-        while at < end:
-            data = self._journal.read(segment, at, min(end - at, 1 << 20))
-            if not data:
-                raise OSError(errno.EIO, "the file is shorter than it was", segment.name)
-            crc = crc32(data, crc)
-            at += len(data)
-        return crc
+        return Upload(
+            self._prefix + key, segment.records_end, lambda: journal.read(segment, 0, journal.size_of(segment))
+        )
 
     # -- the segment that is being written ---------------------------------------------------------------------------
 

@@ -34,13 +34,12 @@ from kestrelpy.ship.history import ID_JUMP, ID_STEP
 from kestrelpy.ship.log import SlotTaken, ask, read_end, read_slot, resume
 from kestrelpy.ship.opened import OpenLog
 from kestrelpy.ship.options import ShipStatus
-from kestrelpy.ship.owner import Expect, LogOwner, Shipped, Upload, Work, carry_upload
+from kestrelpy.ship.owner import Expect, LogOwner, Shipped, Upload, Uploaded, Work, carry_upload
 from kestrelpy.ship.slots import FENCE, ShippedLedger
 from kestrelpy.ship.uploads import PendingUpload
 
 if TYPE_CHECKING:
     from kestrelpy.inbox.format import LedgerState
-    from kestrelpy.ship.slots import SealedSegment
 
 T = TypeVar("T")
 
@@ -374,7 +373,7 @@ class Shipper:
             self._is_away = False
         return answer
 
-    def _work_of(self, upload: Upload) -> Callable[[], SealedSegment | None]:
+    def _work_of(self, upload: Upload) -> Callable[[], Uploaded | None]:
         store = self._store
         return lambda: carry_upload(upload, store)
 

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 from kestrelpy._process import reset_after_fork
 from kestrelpy._waiting.waiters import ThreadWaiter
-from kestrelpy.ship.slots import SealedSegment
+from kestrelpy.ship.owner import Uploaded
 
 IDLE_SECONDS = 10.0
 """A thread without work for so long ends."""
@@ -20,10 +20,10 @@ IDLE_SECONDS = 10.0
 class PendingUpload:
     """An upload that a thread carries out, or has carried out."""
 
-    def __init__(self, work: Callable[[], SealedSegment | None]) -> None:
+    def __init__(self, work: Callable[[], Uploaded | None]) -> None:
         self._work = work
         self._done = ThreadWaiter()
-        self._result: SealedSegment | None = None
+        self._result: Uploaded | None = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
@@ -34,7 +34,7 @@ class PendingUpload:
         finally:
             self._done.give(None)
 
-    def result(self) -> SealedSegment | None:
+    def result(self) -> Uploaded | None:
         """Wait for the end, once. Raises what was raised there."""
         self._done.wait(None)
         if self._error is not None:
@@ -50,7 +50,7 @@ class UploadPool:
         self._work: SimpleQueue[PendingUpload] = SimpleQueue()
         self._threads = self._idle = self._most = 0
 
-    def begin(self, work: Callable[[], SealedSegment | None], most: int) -> PendingUpload:
+    def begin(self, work: Callable[[], Uploaded | None], most: int) -> PendingUpload:
         """Have a thread do ``work``; there are at most ``most`` threads, or as many as another caller has asked for.
         If none can be begun, this thread does it.
         """

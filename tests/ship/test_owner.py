@@ -15,9 +15,8 @@ from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._writing.export import Export
 from kestrelpy.ship import history, owner
 from kestrelpy.ship.history import History
-from kestrelpy.ship.owner import LogOwner, Upload
+from kestrelpy.ship.owner import LogOwner, Upload, Uploaded
 from kestrelpy.ship.shipper import Shipper
-from kestrelpy.ship.slots import SealedSegment
 from kestrelpy.ship.store import Store
 from tests.ship import owner_explorer
 from tests.ship.owner_explorer import explore
@@ -61,9 +60,9 @@ def ids_without_gap() -> Iterator[None]:
 
 @planted
 def seal_before_upload() -> Iterator[None]:
-    def carry(upload: Upload, store: Store) -> SealedSegment:
+    def carry(upload: Upload, store: Store) -> Uploaded:
         data = upload.load()
-        return SealedSegment("", len(data), owner.crc32(data), data[:96], data[-96:])
+        return Uploaded(len(data), owner.crc32(data), data[:96], data[-96:], owner.crc32(data[: upload.records_end]))
 
     with patch.object(owner_explorer, "carry_upload", carry):
         yield

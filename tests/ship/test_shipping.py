@@ -9,6 +9,8 @@ import contextlib
 import gc
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import warnings
 import weakref
@@ -476,6 +478,22 @@ def test_a_queue_that_is_shipped_is_not_opened_by_mistake(tmp_path: Path) -> Non
     assert raised.value.url == "a store in memory"
     JournaledQueue(tmp_path, "jobs", ship=False).close()
     JournaledQueue(tmp_path, "jobs").close()
+
+
+def test_without_a_store_nothing_of_it_is_there(tmp_path: Path) -> None:
+    program = """
+import os, sys, threading
+from kestrelpy import JournaledQueue
+before = len(os.listdir("/proc/self/fd")), threading.active_count()
+with JournaledQueue(sys.argv[1], "jobs", sync="never") as queue:
+    queue.put(b"1")
+    assert queue.get().data == b"1"
+    assert queue.shipping is None
+    print(len(os.listdir("/proc/self/fd")) - before[0], threading.active_count() - before[1])
+    print([name for name in sys.modules if name.startswith("kestrelpy.ship") or "export" in name or "obstore" in name])
+"""
+    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["5 1", "[]"]  # R32: four of the queue, one of its folder; and a thread of timers
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ def check_start(start: Start) -> None:
         raise ValueError(f"start must be 'tail', 'earliest' or an item id, not {start!r}") from None
 
 
+def named(state: Checkpoint, name: str, *, inherited: bool) -> Checkpoint:
+    """The state under the name of its file: it may have been saved under another one, by the default reader."""
+    return state._replace(reader=name, flags=fmt.FLAG_INHERITED if inherited else 0)
+
+
 class ReaderRegistry:
     """All readers of one queue, whether open here or not."""
 
@@ -554,12 +559,12 @@ class ReaderRegistry:
         for name, reader in list(self.open.items()):
             state, file = checkpointer_of(reader).state(), self._files.get(reader)
             if state is not None and file is not None:
-                states[name] = state._replace(reader=name, flags=fmt.FLAG_INHERITED if file.inherited else 0)
+                states[name] = named(state, name, inherited=file.inherited)
         there = self.files.reader_names(names)
         for name in there - states.keys():
             state = self.files.find(name, self.source.queue_id)
             if state is not None:
-                states[name] = state
+                states[name] = named(state, name, inherited=state.has_inherited(name))
         return states, (there | file_names.owned_among(names, self.files.queue) - {""}) - states.keys()
 
     def _durable_head(self, reader: Reader) -> int:

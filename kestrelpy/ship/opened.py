@@ -14,13 +14,13 @@ from kestrelpy._journal.segment import Segment
 from kestrelpy._waiting.waiters import ThreadWaiter
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.ship.checking import probe
-from kestrelpy.ship.errors import HistoryMismatch, ShippingRequired, StoreUnavailable
+from kestrelpy.ship.errors import HistoryMismatch, NoSuchQueue, ShippingRequired, StoreUnavailable
 from kestrelpy.ship.history import ID_JUMP, History
 from kestrelpy.ship.identity import IDENTITY_KEY, QueueIdentity, decode_identity, encode_identity
-from kestrelpy.ship.log import FIRST_PAUSE, Opening, carry_out, open_log, read_end, read_slot
+from kestrelpy.ship.log import FIRST_PAUSE, Opening, carry_out, open_log, read_slot
 from kestrelpy.ship.manifest import LogState
 from kestrelpy.ship.options import Ship
-from kestrelpy.ship.reading import PatientStore
+from kestrelpy.ship.reading import PatientStore, ShippedQueue
 from kestrelpy.ship.ship_file import ShipFile, read_ship_file, write_ship_file
 from kestrelpy.ship.store import Store
 
@@ -162,10 +162,16 @@ class LogOpening:
         return None if data is None else decode_identity(key, data)
 
     def _end_of_log(self, file: ShipFile) -> LogState:
-        """Where the log ends. A listing may lag, and show none of its manifests (S6)."""
+        """Where the log ends. A listing may lag, and show none of its manifests (S6). One that shows a later slot says
+        that one is lost: a FENCE must not stand in its place.
+        """
+        queue = ShippedQueue(self._store, self._queue)
         until, seconds = SystemClock.monotonic() + LISTING_SECONDS, FIRST_PAUSE
         while True:
-            state = carry_out(read_end(self._prefix), self._patient, self._wait)
+            try:
+                state = queue.at_end()
+            except NoSuchQueue:
+                state = LogState()
             if state.slot >= file.slot or SystemClock.monotonic() + seconds > until:
                 return state
             pause(seconds)

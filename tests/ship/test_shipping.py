@@ -28,6 +28,7 @@ from kestrelpy.ship import (
     NotShipped,
     Ship,
     ShippingRequired,
+    StoreDamaged,
     StoreTooWeak,
     StoreUnavailable,
     open_store,
@@ -566,6 +567,38 @@ def test_a_store_that_was_put_back_is_noticed(tmp_path: Path, monkeypatch: pytes
         assert queue.shipping is not None
         queue.shipping.flush(PATIENCE)
         assert items_of(open_store(elsewhere)) == {1: b"1", 2: b"2"}
+
+
+def test_a_slot_that_is_lost_is_not_taken_for_the_end(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(store, interval=0)) as queue:
+        assert queue.shipping is not None
+        for number in range(5):
+            queue.put(b"%d" % number)
+            queue.shipping.flush(PATIENCE)
+    store.delete(["jobs/log/0000000000000003"])
+    before = store.contents()
+    with pytest.raises(StoreDamaged, match="0000000000000003"):
+        JournaledQueue(tmp_path, "jobs", ship=Ship(store))
+    assert store.contents() == before
+
+
+def test_a_reader_that_took_over_the_default_one_is_shipped_by_its_own_name(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path, "jobs") as queue:
+        queue.put(b"1")
+        queue.put(b"2")
+        queue.commit(queue.get())
+    with contextlib.closing(open_reader(tmp_path, "jobs", "named")):
+        pass
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(store)) as queue:
+        assert queue.shipping is not None
+        queue.shipping.flush(PATIENCE)
+        until(lambda: log_of(store).checkpoints)
+    assert {name: state.head for name, state in log_of(store).checkpoints.items()} == {"named": 1}
+    restore(store, "jobs", tmp_path / "there")
+    with JournaledQueue(tmp_path / "there", "jobs", ship=False) as queue:
+        assert queue.reader("named").get(block=False).data == b"2"
 
 
 # -- what stays in the store ------------------------------------------------------------------------------------------

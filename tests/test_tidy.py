@@ -228,7 +228,7 @@ PUBLIC = {
         "Store Listed open_store check CheckReport CheckResult ShipError BadStoreURL StoreUnavailable StoreTooWeak "
         "StoreDamaged NoSuchQueue RestoreTargetExists RestoreIncomplete restore Restored "
         "Ship ShipStatus Shipping Fenced HistoryMismatch NotShipped ShippingRequired Collected "
-        "status RemoteStatus queues verify RemoteReport"
+        "status RemoteStatus queues verify RemoteReport read_log RemoteSlot drop_reader detach shipped_to"
     ),
     "kestrelpy.spark": (
         "DriverBuffer UndecodableItem archive_to_parquet LakeSummary LAKE_SCHEMA load_report LoadReport "

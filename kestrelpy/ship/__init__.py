@@ -15,6 +15,7 @@ The store, and the bytes in it (docs/format.md):
     restoring.py      its files, made again
     remote.py         what is there of it
     remote_check.py   and whether it is whole
+    remote_log.py     and its log, slot by slot, for people
     outside_reader.py how far a reader has come that reads the store, in bytes
     garbage.py        what may be deleted: without I/O
 
@@ -22,6 +23,7 @@ The owner of a queue:
 
     options.py        ``Ship`` and ``ShipStatus``
     ship_file.py      jobs.ship: where this queue is shipped
+    detaching.py      and the end of that
     history.py        whether the queue here and the log are one history
     opened.py         opening the log
     owner.py          what is sent, and in which order: without I/O
@@ -31,6 +33,7 @@ The owner of a queue:
 
 from kestrelpy.errors import RestoreIncomplete
 from kestrelpy.ship.checking import CheckReport, CheckResult, check
+from kestrelpy.ship.detaching import detach, shipped_to
 from kestrelpy.ship.errors import (
     BadStoreURL,
     Fenced,
@@ -48,6 +51,7 @@ from kestrelpy.ship.garbage import Collected
 from kestrelpy.ship.opening import open_store
 from kestrelpy.ship.options import Ship, ShipStatus
 from kestrelpy.ship.remote import RemoteReport, RemoteStatus, queues, status, verify
+from kestrelpy.ship.remote_log import RemoteSlot, drop_reader, read_log
 from kestrelpy.ship.restoring import Restored, restore
 from kestrelpy.ship.shipping import Shipping
 from kestrelpy.ship.store import Listed, Store
@@ -63,6 +67,7 @@ __all__ = [
     "NoSuchQueue",
     "NotShipped",
     "RemoteReport",
+    "RemoteSlot",
     "RemoteStatus",
     "RestoreIncomplete",
     "RestoreTargetExists",
@@ -77,9 +82,13 @@ __all__ = [
     "StoreTooWeak",
     "StoreUnavailable",
     "check",
+    "detach",
+    "drop_reader",
     "open_store",
     "queues",
+    "read_log",
     "restore",
+    "shipped_to",
     "status",
     "verify",
 ]

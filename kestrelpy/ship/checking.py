@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from kestrelpy._value import Value
 from kestrelpy.ship.errors import StoreTooWeak, StoreUnavailable
@@ -44,15 +45,17 @@ def probe(store: Store, prefix: str = "") -> None:
         raise StoreTooWeak(store.describe())
 
 
-def check(store: str | Store, *, races: int = 100, writers: int = 8) -> CheckReport:
-    """Try a store, as ``open_store`` takes it, before a queue is trusted to it. That takes up to a minute, and leaves
-    nothing.
+def check(
+    store: str | Store, *, races: int = 100, writers: int = 8, options: Mapping[str, Any] | None = None
+) -> CheckReport:
+    """Try a store, as ``open_store`` takes it with ``options``, before a queue is trusted to it. That takes up to a
+    minute, and leaves nothing.
 
     ``races`` times ``writers`` threads create one object, and just one of them may be told that it did. Objects are
     read, read in part, listed and deleted as ``Store`` says; one of them has 16 MiB. Raises ``BadStoreURL``; whatever
     else goes wrong is in the report.
     """
-    trial = _Trial(open_store(store), races, writers)
+    trial = _Trial(open_store(store, options=options), races, writers)
     results = tuple(_result(name, what) for name, what in trial.steps().items())
     return CheckReport(all(result.ok for result in results), results)
 

@@ -6,8 +6,9 @@ Rules:
 3. Exit status: 0 done; 1 nothing was there, or damage was found, or the command was refused; 2 wrong use. After Ctrl-C,
    a closed pipe and SIGTERM it is 130, 141 and 143, without a message.
 4. An error is one line on standard error, never a traceback (unless KESTRELPY_TRACEBACK is set).
-5. Only ``put`` makes a queue, and ``serve`` the queue of its jobs. No other command creates a file, except ``lake`` and
-   ``report`` in the folder that their arguments name, and ``outbox init`` the database that it is given.
+5. Only ``put`` makes a queue, ``serve`` the queue of its jobs, and ``restore`` one that a store has. No other command
+   creates a file, except ``lake`` and ``report`` in the folder that their arguments name, ``outbox init`` the database
+   that it is given, and ``ship check`` and ``ship once`` objects in their store.
 6. What others have put is escaped before a terminal sees it. The password of a URL is never shown.
 """
 
@@ -22,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from kestrelpy.cli import analysing, demo, looking, managing, moving, outbox, serving
+from kestrelpy.cli import analysing, demo, looking, managing, moving, outbox, serving, shipping
 from kestrelpy.cli._common import CommandError
 from kestrelpy.cli._signals import Interrupted, unwinding
 from kestrelpy.errors import InvalidName, KestrelError, NoDefaultReader
@@ -67,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     analysing.add_commands(commands)
     serving.add_commands(commands)
     outbox.add_commands(commands)
+    shipping.add_commands(commands)
     return parser
 
 

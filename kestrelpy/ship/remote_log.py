@@ -25,13 +25,15 @@ _WORDS = {FENCE: "fence", DATA: "data", SEAL: "seal", CLOSE: "close"}
 
 
 class RemoteSlot(Value, kw_only=True):
-    """A slot of a log. ``kind``: ``"fence"``: an owner has come, ``owner``; ``"data"``; ``"seal"``: a segment is closed
-    and in the store; ``"close"``: the owner has left. ``written_ms``: by its owner's clock. ``segment``: the number of
-    the one that the log ends in with this slot; 0 if there is none. ``offset``, ``length``: the bytes of that segment
-    that this slot has; of a seal ``offset`` is where its records end. ``first_id``, ``last_id``: of the items in it, and
-    in the segment of a seal; 0 if there are none. Of a fence ``first_id`` is the least id that its epoch may give out,
-    and ``last_id`` the last one in the log. ``readers``: the heads of the readers whose positions it has; ``None``: that
-    reader was dropped. ``bytes``: of the object.
+    """A slot of a log.
+
+    ``kind``: ``"fence"``: an owner has come, ``owner``; ``"data"``; ``"seal"``: a segment is closed and in the store;
+    ``"close"``: the owner has left. ``written_ms``: by its owner's clock. ``segment``: the number of the one that the
+    log ends in with this slot; 0 if there is none. ``offset``, ``length``: the bytes of that segment that this slot
+    has; of a seal ``offset`` is where its records end. ``first_id``, ``last_id``: of the items in it, or in a seal's
+    segment; 0 if there are none. Of a fence ``first_id`` is the least id that its epoch may give out, and ``last_id``
+    the last one in the log. ``readers``: the heads of the readers whose positions it has; ``None``: that reader was
+    dropped. ``bytes``: of the object.
     """
 
     number: int

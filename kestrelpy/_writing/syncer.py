@@ -68,6 +68,10 @@ class Syncer:
         except DurabilityUnknown as error:
             self.fail(error, reported=True)
             raise
+        except KestrelError as error:
+            if type(error) is type(self._status.error):  # another owner has the queue, say: this call raises that
+                self._status.is_reported = True
+            raise
 
     def acknowledge_elsewhere(self, leader: Absent) -> None:
         """From here on puts wait for ``leader``, and not for the disk. Called before the first put."""

@@ -64,6 +64,18 @@ def test_an_owner_that_has_put_nothing_still_begins_far_above(tmp_path: Path) ->
     assert items_of(store) == {1: b"1", 1 + GAP + STEP: b"2", 1 + 2 * GAP + STEP: b"3"}
 
 
+def test_a_put_that_has_raised_fenced_is_enough(tmp_path: Path) -> None:
+    store = MemoryStore()
+    options = Ship(store, acks="shipped", interval=0)
+    queue = JournaledQueue(tmp_path / "here", "jobs", ship=options)
+    queue.put(b"1")
+    restore(store, "jobs", tmp_path / "there")
+    with JournaledQueue(tmp_path / "there", "jobs", ship=Ship(store)):
+        with pytest.raises(Fenced):
+            queue.put(b"2")
+        queue.close()  # raises it no second time
+
+
 def test_a_restore_of_an_earlier_moment_is_a_branch(tmp_path: Path) -> None:
     store = MemoryStore()
     with JournaledQueue(tmp_path / "1", "jobs", ship=Ship(store, interval=0)) as queue:

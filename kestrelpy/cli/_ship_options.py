@@ -38,7 +38,7 @@ def store_option(text: str) -> tuple[str, str]:
     return name, value
 
 
-def add_store_options(parser: argparse.ArgumentParser, flag: str = "--option") -> None:
+def add_store_options(parser: Any, flag: str = "--option") -> None:
     """Add the option that names an option of the store."""
     parser.add_argument(
         flag,

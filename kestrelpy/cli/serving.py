@@ -17,15 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 from kestrelpy.cli import _common as common
 from kestrelpy.cli._common import CommandError
+from kestrelpy.cli._ship_options import add_store_options, store_options
+from kestrelpy.errors import KestrelError
 
 if TYPE_CHECKING:
     from kestrelpy.server import BeanstalkServer
+    from kestrelpy.ship import Ship
 
 __all__ = ["add_commands"]
 
 DEFAULT_PORT = 11300
 LOCKED = 10
 """The exit status if another process has the folder open, as in beanstalkd."""
+FENCED = 11
+"""The exit status if another owner has the queue in the store that it is shipped to."""
 
 _MAX_JOB_BYTES = 1 << 30
 _ROOM_BESIDE_A_JOB = 64 * 1024
@@ -41,8 +46,10 @@ ends.
 SIGUSR1 makes the server refuse puts. SIGTERM and Ctrl-C end it. Jobs that were reserved then are ready when the server
 starts again. If systemd passes a socket, the server uses it instead of an address.
 
+With --ship the jobs are copied to a store, and outlive this machine (docs/ship.md). Secrets come from the environment.
+
 exit status: 0 ended by a signal; 1 the server could not start, or a sync failed; 2 wrong use; 10 another process has
-the jobs open.
+the jobs open; 11 another owner has them in the store.
 """
 
 
@@ -111,6 +118,7 @@ def add_commands(commands: Any) -> None:
     limits.add_argument(
         "--max-connections", metavar="N", type=common.positive, help="the default is what the system allows"
     )
+    _add_ship(parser)
     parser.add_argument("-u", "--user", metavar="USER", help="become this user when the addresses are bound")
     parser.add_argument("-V", "--verbose", action="count", default=0, help="no effect; accepted as by beanstalkd")
     parser.add_argument("-v", action="version", version="kestrelpy serve beanstalk", help="show the name and exit")
@@ -161,6 +169,41 @@ def add_kestrel(protocols: Any) -> None:
     parser.add_argument("-u", "--user", metavar="USER", help="become this user when the addresses are bound")
 
 
+def _add_ship(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("shipping")
+    group.add_argument("--ship", metavar="URL", help="ship the jobs to this store, such as s3://bucket/prefix")
+    group.add_argument(
+        "--ship-acks",
+        choices=("disk", "shipped"),
+        help="when to reply. disk: as without --ship (default). shipped: when the change is in the store, with one "
+        "wait for all waiting clients",
+    )
+    add_store_options(group, "--ship-option")
+
+
+def _ship_of(args: argparse.Namespace) -> Ship | None:
+    """How the jobs are shipped. Raises ``CommandError``."""
+    if args.ship is None:
+        if args.ship_acks or args.ship_option:
+            raise CommandError("--ship-acks and --ship-option go with --ship", status=2)
+        return None
+    if args.dir is None:
+        raise CommandError("--ship goes with --dir: jobs in memory are not shipped", status=2)
+
+    from kestrelpy.ship import Ship
+
+    return Ship(args.ship, acks=args.ship_acks or "disk", options=store_options(args.ship_option))
+
+
+def _in_other_words(error: KestrelError) -> Exception:
+    """An error of a server whose jobs are shipped, in the words of the command line; any other as it is."""
+    from kestrelpy.ship import Fenced, ShippingRequired
+
+    if isinstance(error, ShippingRequired):
+        return CommandError(f"these jobs are shipped to {error.url}: use --ship, or first kestrelpy ship detach")
+    return CommandError(str(error), status=FENCED) if isinstance(error, Fenced) else error
+
+
 def _add_on_corruption(parser: argparse.ArgumentParser, consequence: str = "") -> None:
     parser.add_argument(
         "--on-corruption",
@@ -187,6 +230,7 @@ def _serve_beanstalk(args: argparse.Namespace) -> int:
         raise CommandError("-b: the name of the folder is empty; remove -b to keep the jobs in memory", status=2)
     if args.max_job_bytes > _MAX_JOB_BYTES:
         raise CommandError(f"-z: at most {_MAX_JOB_BYTES} bytes, not {args.max_job_bytes}", status=2)
+    ship = _ship_of(args)
     max_connections = args.max_connections or _room_for_connections()
     with contextlib.ExitStack() as opened:
         sockets = _passed_sockets(opened) or _bound_sockets(args, opened)
@@ -205,6 +249,7 @@ def _serve_beanstalk(args: argparse.Namespace) -> int:
                 max_tubes=args.max_tubes,
                 max_attempts=args.max_attempts,
                 on_corruption=args.on_corruption,
+                ship=ship,
                 on_start=said,
                 on_signal=obeyed,
             )
@@ -212,8 +257,10 @@ def _serve_beanstalk(args: argparse.Namespace) -> int:
             raise CommandError(str(error), status=LOCKED) from None
         except WrongKind:  # a ValueError too, but the folder is wrong, not the options
             raise
-        except ValueError as error:  # limits that contradict each other
+        except ValueError as error:  # limits that contradict each other, or a URL that is none
             raise CommandError(str(error), status=2) from None
+        except KestrelError as error:
+            raise _in_other_words(error) from None
     return 0
 
 

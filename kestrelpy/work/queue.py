@@ -68,9 +68,10 @@ class WorkQueue:
     ``on_corruption``: ``"raise"``, or ``"quarantine"`` to skip records that are not intact. Jobs that these records put
     are lost. What they said about other jobs is forgotten, so a deleted job may come back. The log has the ids.
     ``checkpoint_interval``: seconds from a change to the next compaction of the journal. ``ship``: as of a
-    ``JournaledQueue``; with ``acks="shipped"``, a change is in the store when its call returns. ``clock``, ``disk``:
-    instead of the system's, for tests. ``disk_clock``: its callbacks may wait for the disk, if those of ``clock`` may
-    not.
+    ``JournaledQueue``; with ``acks="shipped"``, a change is in the store when its call returns. ``group_commit``: no
+    call waits for the disk or the store by itself, and ``sync()`` waits for all calls before it: for a server that
+    acknowledges many calls at once. ``clock``, ``disk``: instead of the system's, for tests. ``disk_clock``: its
+    callbacks may wait for the disk, if those of ``clock`` may not.
 
     Raises what ``JournaledQueue`` raises; ``WrongKind`` for a queue that is no work queue; ``CorruptJournal`` also for
     a record that is not about a job. Cost of opening: O(jobs).
@@ -98,6 +99,7 @@ class WorkQueue:
         checkpoint_interval: float = 1.0,
         on_corruption: Literal["raise", "quarantine"] = "raise",
         ship: str | Ship | Literal[False] | None = None,
+        group_commit: bool = False,
         clock: Clock | None = None,
         disk_clock: Clock | None = None,
         disk: Disk | None = None,
@@ -132,7 +134,7 @@ class WorkQueue:
                 queue,
                 segment_bytes=segment_bytes,
                 interval=checkpoint_interval,
-                always=always,
+                always=always and not group_commit,
                 max_tubes=max_tubes,
                 max_attempts=max_attempts,
             )
@@ -559,7 +561,9 @@ class WorkQueue:
             core.sync()
 
     def sync(self) -> None:
-        """All earlier changes are on disk when this returns. Raises ``DurabilityUnknown``."""
+        """All earlier changes are on disk when this returns, and in the store that acknowledges them, if there is one.
+        Raises ``DurabilityUnknown``, ``NotShipped``, ``Fenced``.
+        """
         self._core.sync()
 
     @property

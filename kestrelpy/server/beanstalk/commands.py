@@ -156,7 +156,7 @@ class Commands(QueueProtocol):
         for kind, reply in _REPLIES:
             if isinstance(error, kind):
                 return reply
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | KestrelError):  # foreseen: the disk, or another owner of a queue that is shipped
             _logger.error("a client gets INTERNAL_ERROR, because its command failed: %s", error)
         else:
             _logger.error("a client gets INTERNAL_ERROR, because its command failed", exc_info=error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import resource
 import signal
@@ -11,6 +12,7 @@ from os import getpid
 from typing import TYPE_CHECKING, Any, Literal
 
 from kestrelpy.clock import SystemClock
+from kestrelpy.errors import KestrelError
 from kestrelpy.server._clock import LoopClock
 from kestrelpy.server._server import QueueServer
 from kestrelpy.server.beanstalk import replies
@@ -21,8 +23,13 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from kestrelpy.clock import Clock
+    from kestrelpy.ship import Ship
 
 __all__ = ["BeanstalkServer"]
+
+LOOK_SECONDS = 0.2
+"""How often to look whether another owner has a queue that is shipped."""
+_logger = logging.getLogger("kestrelpy.server")
 
 VERSION = "1.12+kestrelpy"
 """The version in ``stats``: it begins with that of the beanstalkd whose protocol this is, as clients may look at it."""
@@ -34,8 +41,11 @@ class BeanstalkServer(QueueServer):
     ``directory`` holds the jobs; ``None``: they are in memory only. ``listen`` is one address or several
     (``"127.0.0.1:0"``: any free port; ``"unix:/run/jobs"``). ``sockets`` listen already, and are used instead. ``sync``
     is that of the queue; with ``"always"``, a change is on disk before its reply is sent, and all clients of a turn
-    share one sync (group commit). At most ``max_connections`` clients are admitted at a time; one client more gets
-    OUT_OF_MEMORY. The other options are the queue's.
+    share one sync (group commit). ``ship`` is that of the queue, too; with ``acks="shipped"``, all clients of a turn
+    share one wait for the store. If the store does not answer in time, they get INTERNAL_ERROR, and the server goes on.
+    If another owner has the queue now, clients get INTERNAL_ERROR, and the server ends with ``Fenced``. At most
+    ``max_connections`` clients are admitted at a time; one client more gets OUT_OF_MEMORY. The other options are the
+    queue's.
 
     ``start`` opens the queue, and ``stop`` closes it: reserved jobs are ready at the next start. In between it is
     ``queue``, and the program may use it too, from any thread. The server itself is not thread-safe.
@@ -61,6 +71,7 @@ class BeanstalkServer(QueueServer):
         sync: float | Literal["always", "never"] = 0.05,
         max_connections: int | None = None,
         segment_bytes: int = 10 << 20,
+        ship: str | Ship | Literal[False] | None = None,
         clock: Clock | None = None,
         **options: Any,
     ) -> None:
@@ -71,10 +82,10 @@ class BeanstalkServer(QueueServer):
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._clock = clock
-        syncs_each_turn = sync == "always"
-        if syncs_each_turn:
+        if sync == "always" or getattr(ship, "acks", "disk") == "shipped":
             self.commit = self._sync_if_written
-        self._options = {**options, "sync": "never" if syncs_each_turn else sync, "segment_bytes": segment_bytes}
+            options = {**options, "group_commit": True}
+        self._options = {**options, "sync": sync, "segment_bytes": segment_bytes, "ship": ship}
         self._system = platform.uname()
 
     def open(self) -> None:
@@ -83,12 +94,45 @@ class BeanstalkServer(QueueServer):
         self.commands.queue = self.queue
         self._opened_at = clock.monotonic()
         self.monotonic = clock.monotonic
+        if self.queue.shipping is not None:
+            self._look_for_fence()
         self._identity = f"{getpid() & 0xFFFFFFFF:08x}{clock.time_ns() >> 10 & 0xFFFFFFFF:08x}"
 
     def close(self) -> None:
         queue = getattr(self, "queue", None)  # the start may have failed before it was there
         if queue is not None:
             queue.close()
+
+    def _look_for_fence(self) -> None:
+        """Look from time to time whether another owner has the queue: what reserves and peeks do not find out."""
+        shipping = self.queue.shipping
+        if shipping is None or self.queue.closed:
+            return
+        if shipping.status().state == "fenced":
+            try:
+                shipping.flush(0)
+            except KestrelError as error:
+                self.fail(error)
+            return
+        self.loop.call_later(LOOK_SECONDS, self._look_for_fence)
+
+    def fail(self, error: BaseException) -> None:
+        if self._is_late(error):  # it is on disk here, and is shipped when the store is back
+            _logger.warning("clients get INTERNAL_ERROR, because the store does not answer in time: %s", error)
+            return
+        super().fail(error)
+        for connection in list(self.connections):
+            if connection.is_waiting:  # for a job, which does not come any more
+                connection.say(replies.INTERNAL_ERROR)
+
+    def _is_late(self, error: BaseException) -> bool:
+        """Whether the store has not answered in time, and no more than that."""
+        if self.queue.shipping is None:
+            return False
+
+        from kestrelpy.ship import NotShipped  # a server that ships nothing does without it
+
+        return isinstance(error, NotShipped)
 
     def drain(self) -> None:
         """Refuse puts from now on; all other commands work as before."""

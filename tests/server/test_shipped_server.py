@@ -1,0 +1,255 @@
+"""``kestrelpy serve beanstalk --ship``: jobs that outlive their machine, with real server processes."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import greenstalk
+import pytest
+
+from kestrelpy.cli import main, serving
+from kestrelpy.server import serve_in_thread
+from kestrelpy.ship import Fenced, NoSuchQueue, Ship, StoreUnavailable, restore, status
+from kestrelpy.testing.stores import MemoryStore
+from kestrelpy.work import WorkQueue
+from tests.server.harness import Client
+from tests.server.test_serve_command import Process, running
+from tests.support.patience import PATIENCE, until
+
+FAR = 1 << 30
+"""So far the ids of a new owner's jobs are above those of the one before."""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+@contextlib.contextmanager
+def shipping(folder: Path, url: str, *options: str) -> Iterator[Process]:
+    with running("-b", str(folder), "-p", "0", "--ship", url, *options) as process:
+        yield process
+
+
+def put_until_the_end(address: Any, name: str, put: dict[int, str]) -> None:
+    """Put jobs until the server is gone; ``put`` gets those that it has acknowledged."""
+    with contextlib.suppress(OSError, greenstalk.Error), greenstalk.Client(address) as client:
+        for number in range(1_000_000):
+            body = f"{name} {number}"
+            put[client.put(body)] = body
+
+
+def test_a_burnt_machine_takes_no_acknowledged_job(tmp_path: Path, url: str) -> None:
+    put: dict[int, str] = {}
+    deleted: set[int] = set()
+    with shipping(tmp_path / "here", url, "--ship-acks", "shipped") as one:
+        threads = [threading.Thread(target=put_until_the_end, args=(one.address, f"c{n}", put)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        with greenstalk.Client(one.address) as client:
+            for _ in range(10):
+                job = client.reserve(int(PATIENCE))
+                client.delete(job)
+                deleted.add(job.id)
+            client.reserve(int(PATIENCE))  # the server dies with this one reserved
+            one.process.kill()
+        for thread in threads:
+            thread.join()
+    shutil.rmtree(tmp_path / "here")
+    assert len(put) >= 20
+    restore(url, "work", tmp_path / "there")
+    left = {job_id: body for job_id, body in put.items() if job_id not in deleted}
+    found: dict[int, str] = {}
+    with shipping(tmp_path / "there", url, "--ship-acks", "shipped") as two:
+        with greenstalk.Client(two.address) as client:
+            assert client.put("new") > FAR
+            while len(found) < 1_000_000:
+                try:
+                    job = client.reserve(0)
+                except greenstalk.TimedOutError:
+                    break
+                assert isinstance(job.body, str)
+                found[job.id] = job.body
+                client.bury(job)
+        assert two.end() == 0
+    assert left.items() <= found.items()
+    assert not deleted & found.keys()
+
+
+def test_one_wait_for_the_store_is_enough_for_all_clients(tmp_path: Path) -> None:
+    class Counted(MemoryStore):
+        slots = 0
+
+        def create(self, key: str, data: bytes) -> bool:
+            self.slots += "/log/" in key
+            return super().create(key, data)
+
+    store = Counted()
+    with serve_in_thread(tmp_path, ship=Ship(store, acks="shipped", interval=0.2)) as server:
+        clients = [Client(server.addresses[0]) for _ in range(30)]
+        before = store.slots
+        for client in clients:
+            client.send(b"put 0 0 60 1\r\nx\r\n" * 3)
+        for client in clients:
+            assert [client.line()[:9] for _ in range(3)] == [b"INSERTED "] * 3
+        assert store.slots - before <= 6, "far less than one for each of 90 puts"
+        for client in clients:
+            client.hang_up()
+
+
+def test_a_reply_means_that_the_change_is_in_the_store(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with serve_in_thread(tmp_path / "here", ship=Ship(store, acks="shipped", interval=0)) as server:
+        client = Client(server.addresses[0])
+        for number, (said, reply) in enumerate(
+            [
+                (b"put 5 0 60 1\r\na\r\n", b"INSERTED 1\r\n"),
+                (b"put 6 0 60 1\r\nb\r\n", b"INSERTED 2\r\n"),
+                (b"reserve\r\ndelete 1\r\n", b"RESERVED 1 1\r\na\r\nDELETED\r\n"),
+                (b"reserve\r\nbury 2 7\r\n", b"RESERVED 2 1\r\nb\r\nBURIED\r\n"),
+            ]
+        ):
+            client.ask(said, reply)
+            restore(store, "work", tmp_path / str(number))
+        client.hang_up()
+    seen = []
+    for number in range(4):
+        with WorkQueue(tmp_path / str(number), ship=False) as queue:
+            seen.append([(job.id, job.state) for job in queue.jobs()])
+    assert seen == [[(1, "ready")], [(1, "ready"), (2, "ready")], [(2, "ready")], [(2, "buried")]]
+
+
+class Away(MemoryStore):
+    """A store that can be sent away."""
+
+    is_away = False
+
+    def create(self, key: str, data: bytes) -> bool:
+        if self.is_away:
+            raise StoreUnavailable("the store", key, "it is away")
+        return super().create(key, data)
+
+
+def test_a_store_that_is_away_ends_no_server(tmp_path: Path) -> None:
+    store = Away()
+    options = Ship(store, acks="shipped", interval=0, ack_timeout=0.2)
+    with serve_in_thread(tmp_path, ship=options) as server:
+        client, waiting = Client(server.addresses[0]), Client(server.addresses[0])
+        client.ask(b"put 0 0 60 1\r\na\r\n", b"INSERTED 1\r\n")
+        waiting.ask(b"watch other\r\nignore default\r\n", b"WATCHING 2\r\nWATCHING 1\r\n")
+        waiting.send(b"reserve\r\n")
+        store.is_away = True
+        client.ask(b"put 0 0 60 1\r\nb\r\n", b"INTERNAL_ERROR\r\n")
+        client.ask(b"use other\r\n", b"USING other\r\n")
+        store.is_away = False
+        client.ask(b"put 0 0 60 1\r\nc\r\n", b"INSERTED 3\r\n")
+        waiting.hear(b"RESERVED 3 1\r\nc\r\n")
+        client.ask(b"peek 2\r\n", b"FOUND 2 1\r\nb\r\n")
+        for each in (client, waiting):
+            each.hang_up()
+
+
+@pytest.mark.parametrize("acks", ["disk", "shipped"])
+def test_a_fenced_server_ends(tmp_path: Path, url: str, acks: str) -> None:
+    with shipping(tmp_path / "here", url, "--ship-acks", acks) as one:
+        client, waiting = one.client(), one.client()
+        client.ask(b"put 0 0 60 1\r\na\r\n", b"INSERTED 1\r\n")
+        waiting.ask(b"watch other\r\nignore default\r\n", b"WATCHING 2\r\nWATCHING 1\r\n")
+        waiting.send(b"reserve\r\n")
+        until_shipped(url)
+        restore(url, "work", tmp_path / "there")
+        with WorkQueue(tmp_path / "there", ship=url) as taken:
+            assert taken.peek(1).body == b"a"
+            client.send(b"put 0 0 60 1\r\nb\r\n")
+            reply = client.line()
+            assert reply == b"INTERNAL_ERROR\r\n" if acks == "shipped" else reply.startswith(b"INSERTED ")
+            waiting.hear(b"INTERNAL_ERROR\r\n")
+            for each in (client, waiting):
+                each.hear_the_end()
+            _, said = one.process.communicate(timeout=PATIENCE)
+            assert one.process.returncode == serving.FENCED == 11
+            lines = said.decode().splitlines()
+            assert "has another owner" in lines[-1]
+            assert lines[-1].startswith("kestrelpy serve: ")
+            assert "Traceback" not in said.decode()
+            assert [job.body for job in taken.jobs()] == [b"a"]
+
+
+def until_shipped(url: str) -> None:
+    """Wait until the job is in the store."""
+
+    def is_there() -> bool:
+        with contextlib.suppress(NoSuchQueue):
+            return status(url, "work").last_id >= 1
+        return False
+
+    until(is_there)
+
+
+def test_a_server_whose_jobs_another_one_has_does_not_start(
+    tmp_path: Path, url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with WorkQueue(tmp_path / "here", ship=url) as queue:
+        queue.put(b"a")
+    restore(url, "work", tmp_path / "there")
+    WorkQueue(tmp_path / "there", ship=url).close()
+    assert main(["serve", "beanstalk", "-b", str(tmp_path / "here"), "-p", "0", "--ship", url]) == 11
+    said = capfd.readouterr().err
+    assert "has another owner" in said
+    assert said.count("\n") == 1
+    assert main(["serve", "beanstalk", "-b", str(tmp_path / "here"), "-p", "0"]) == 1
+    assert f"these jobs are shipped to {url}: use --ship" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--ship", "file:///x"), "--ship goes with --dir"),
+        (("-b", "DIR", "--ship-acks", "shipped"), "go with --ship"),
+        (("-b", "DIR", "--ship-option", "region=here"), "go with --ship"),
+        (("-b", "DIR", "--ship", "here"), "its scheme must be"),
+        (("-b", "DIR", "--ship", "file:///x", "--ship-acks", "never"), "invalid choice"),
+        (("-b", "DIR", "--ship", "s3://b/x", "--ship-option", "secret_access_key=open-sesame"), "environment"),
+    ],
+)
+def test_wrong_use_of_a_store(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, ...], said: str
+) -> None:
+    exit_status = main(["serve", "beanstalk", "-p", "0", *(str(tmp_path) if one == "DIR" else one for one in options)])
+    heard = capfd.readouterr().err
+    assert (exit_status, heard.count("\n")) == (2, 1)
+    assert said in heard
+    assert "open-sesame" not in heard
+
+
+def test_options_of_the_store_reach_the_queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr("kestrelpy.server.serve", lambda _, **options: seen.update(options))
+    words = ["--ship", "s3://b/x", "--ship-acks", "shipped", "--ship-option", "client_options.allow_http=true"]
+    assert main(["serve", "beanstalk", "-b", str(tmp_path), "-p", "0", *words]) == 0
+    assert seen["ship"] == Ship("s3://b/x", acks="shipped", options={"client_options": {"allow_http": True}})
+
+
+def test_a_queue_that_groups_its_commits_waits_when_it_is_told_to(tmp_path: Path) -> None:
+    store = Away()
+    with WorkQueue(tmp_path, ship=Ship(store, acks="shipped", interval=0), group_commit=True) as queue:
+        store.is_away = True
+        queue.put(b"a")  # returns
+        store.is_away = False
+        queue.sync()
+        restore(store, "work", tmp_path / "there")
+    with WorkQueue(tmp_path / "there", ship=False) as queue:
+        assert queue.peek(1).body == b"a"
+    with WorkQueue(tmp_path, ship=Ship(store, acks="shipped", interval=0), group_commit=True) as queue:
+        queue.put(b"b")
+        queue.sync()
+        restore(store, "work", tmp_path / "elsewhere")
+        with WorkQueue(tmp_path / "elsewhere", ship=Ship(store)):
+            queue.put(b"c")
+            with pytest.raises(Fenced):
+                queue.sync()

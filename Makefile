@@ -20,6 +20,7 @@
 #   make bench-ship           a queue that is shipped to a folder and to SeaweedFS, beside one that is not
 #   make bench-outbox         the outbox beside procrastinate, huey and a hand-written loop; PostgreSQL must be installed
 #   make demo-outbox          orders and mails in one transaction, with SIGKILLs and a proof; BIND=url of your database
+#   make demo-ship            machines burn, queues go on from the store, and a proof; STORE=url of your bucket
 #   make pipeline             a service, a Spark query on it, a lake and a report, with SIGKILLs and a proof; INPUT=path
 #   make micro                single calls, measured with pyperf; ARGS="--fast" and so on
 #   make clean                remove what these made
@@ -28,6 +29,7 @@ PYTHON ?= python3
 VENV ?= .venv
 INPUT ?=
 BIND ?=
+STORE ?=
 RESULTS ?= $(lastword $(sort $(wildcard bench/results/*.json)))
 ARGS ?=
 REV ?= HEAD~1
@@ -39,7 +41,7 @@ THEIR_TESTS = tests/unit/journal tests/unit/inbox tests/unit/test_codecs.py test
 	tests/regressions/test_found_by_crashes.py tests/regressions/test_found_by_fuzzing.py
 BIN := $(VENV)/bin
 
-.PHONY: help java postgresql demo demo-outbox test test-all test-spark soak coverage compare check api bench bench-against bench-spark bench-jobs bench-kestrel bench-outbox bench-ship pipeline plots micro clean
+.PHONY: help java postgresql demo demo-outbox demo-ship test test-all test-spark soak coverage compare check api bench bench-against bench-spark bench-jobs bench-kestrel bench-outbox bench-ship pipeline plots micro clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -61,6 +63,10 @@ $(VENV)/.installed-outbox: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[outbox,postgres]'
 	@touch $@ $(VENV)/.installed
 
+$(VENV)/.installed-ship: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ship]'
+	@touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-spark: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark]'
 	@touch $@ $(VENV)/.installed
@@ -74,6 +80,9 @@ demo: $(VENV)/.installed
 
 demo-outbox: $(VENV)/.installed-outbox
 	@$(BIN)/python -m kestrelpy.demo.outbox $(if $(BIND),--bind '$(BIND)') $(ARGS)
+
+demo-ship: $(VENV)/.installed$(if $(STORE),-ship)
+	@$(BIN)/python -m kestrelpy.demo.ship $(if $(STORE),--store '$(STORE)') $(ARGS)
 
 java:
 	@java -version 2>&1 | grep -qE 'version "(17|21)' || \

@@ -21,6 +21,29 @@ __all__ = ["StoreProgress", "add_store_options", "store_errors", "store_option",
 _SECRETS = re.compile("key|secret|token|password|passwd|signature|credential|authorization|sas", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z][A-Za-z0-9_-]*)?")
 _WORDS = {"true": True, "false": False}
+_CLIENT = "client_options"
+_CONNECTION = {
+    "allow_http",
+    "allow_invalid_certificates",
+    "connect_timeout",
+    "default_content_type",
+    "http1_only",
+    "http2_keep_alive_interval",
+    "http2_keep_alive_timeout",
+    "http2_keep_alive_while_idle",
+    "http2_only",
+    "pool_idle_timeout",
+    "pool_max_idle_per_host",
+    "proxy_ca_certificate",
+    "proxy_excludes",
+    "proxy_url",
+    "randomize_addresses",
+    "read_timeout",
+    "root_certificate",
+    "timeout",
+    "user_agent",
+}
+"""Options of obstore's ``ClientConfig``. Among those of the store, obstore 0.12 ends in a panic, with pages of text."""
 
 
 def store_option(text: str) -> tuple[str, str]:
@@ -46,16 +69,18 @@ def add_store_options(parser: Any, flag: str = "--option") -> None:
         action="append",
         default=[],
         type=store_option,
-        help="an option of the store, such as region=eu-west-1 or client_options.allow_http=true; may be repeated; "
+        help="an option of the store, such as region=eu-west-1 or allow_http=true; may be repeated; "
         "secrets come from the environment",
     )
 
 
 def store_options(given: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
-    """What ``open_store`` takes. ``client_options.name`` is an option of the client's connection."""
+    """What ``open_store`` takes. Options of the connection are put among those of the client, where they belong;
+    ``client_options.name`` is one of these, too, if it is not known here.
+    """
     options: dict[str, Any] = {}
     for name, value in given:
-        group, dot, inner = name.partition(".")
+        group, dot, inner = (_CLIENT, ".", name) if name in _CONNECTION else name.partition(".")
         if dot:
             options.setdefault(group, {})[inner] = _WORDS.get(value, value)
         else:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 
 from kestrelpy import JournaledQueue, QueueLocked
@@ -335,7 +337,15 @@ def test_options_that_are_none(run: Run) -> None:
 def test_options_of_the_connection_are_by_themselves() -> None:
     given = [("region", "a"), ("client_options.allow_http", "true"), ("client_options.user_agent", "b")]
     assert store_options(given) == {"region": "a", "client_options": {"allow_http": True, "user_agent": "b"}}
+    assert store_options([("allow_http", "true")]) == {"client_options": {"allow_http": True}}
     assert store_options([]) is None
+
+
+def test_options_of_the_connection_are_those_of_obstore() -> None:
+    """Among those of the store, one of them is a panic of its client: pages of text on standard error."""
+    page = (Path(obstore.__file__).parent / "_store" / "_client.pyi").read_text()
+    names = re.findall(r"^    (\w+): ", page[page.index("class ClientConfig") :], re.MULTILINE)
+    assert set(names) - {"default_headers"} == _ship_options._CONNECTION
 
 
 def test_a_store_with_options(
@@ -346,7 +356,7 @@ def test_a_store_with_options(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret)
-    words = ("--option", f"endpoint={s3.endpoint}", "--option", "client_options.allow_http=true")
+    words = ("--option", f"endpoint={s3.endpoint}", "--option", "allow_http=true")
     url = f"s3://{BUCKET}/commands"
     run("put", tmp_path / "q", "jobs", stdin=b"one\n")
     assert run("ship", "once", tmp_path / "q", "jobs", url, *words).status == 0

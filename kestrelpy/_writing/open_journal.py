@@ -12,10 +12,14 @@ from kestrelpy import _logging
 from kestrelpy._disk.interface import NO_ROOM, Directory, Disk, Lock
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
+from kestrelpy._journal.format import FLAG_MARK, Checkpoint
 from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.purpose import refuse_jobs
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery, write_mark
+
+FARTHEST = 1 << 24
+"""No crash takes so many records of a work queue: what its mark says to be given out beyond that are ids of jobs."""
 
 
 class StoredLog(Protocol):
@@ -73,7 +77,10 @@ class OpenJournal:
             self._archive = archive = (disk or RealDisk()).directory(os.fspath(archive_dir), create=True)
             self._check_apart(archive)
             archive.sync()  # a segment moved there is durable there before its removal here is durable
-        self.found = Recovery(directory, queue, files.load_all(self.names), quarantine=quarantine).run(self.names)
+        states = files.load_all(self.names)
+        if of_jobs:
+            states = [_without_jump(state) for state in states]
+        self.found = Recovery(directory, queue, states, quarantine=quarantine).run(self.names)
         self.log = open_log()
         self.journal = Journal(
             directory,
@@ -142,3 +149,11 @@ class OpenJournal:
         if self._lock is not None:
             self._lock.abandon()
         self.files.directory.close()
+
+
+def _without_jump(state: Checkpoint) -> Checkpoint:
+    """Of a work queue: its mark without the ids that a restore keeps used, since a FENCE says that they may have been
+    given out. These are ids of jobs. Those of records are known to nobody, and a work queue has a byte for each.
+    """
+    is_far = state.flags & FLAG_MARK and state.head - state.watermark >= FARTHEST
+    return state._replace(head=state.watermark) if is_far else state

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from kestrelpy import JournaledQueue
-from kestrelpy.ship import Fenced, HistoryMismatch, RestoreTargetExists, Ship, ShippingRequired, open_store, restore
+from kestrelpy.ship import (
+    Fenced,
+    HistoryMismatch,
+    NotShipped,
+    RestoreTargetExists,
+    Ship,
+    ShippingRequired,
+    StoreUnavailable,
+    open_store,
+    restore,
+)
+from kestrelpy.ship import slots as codec
 from kestrelpy.testing.stores import MemoryStore
 from kestrelpy.work import WorkQueue
 from tests.ship.in_store import items_of, log_of
@@ -137,6 +149,69 @@ def test_a_work_queue_goes_on_elsewhere(tmp_path: Path, acks: str) -> None:
         job = session.reserve(timeout=0)
         assert job is not None
         assert (job.id, job.body) == (first + 2 + GAP, b"third")
+
+
+def records_of(work: WorkQueue) -> int:
+    """The id of the last record of its journal."""
+    assert work._core.journal is not None
+    return work._core.journal.last_id
+
+
+def test_a_work_queue_goes_on_elsewhere_again_and_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    ids = []
+    for number in range(5):
+        folder = tmp_path / str(number)
+        if number:
+            restore(store, "work", folder)
+        with WorkQueue(folder, "work", ship=Ship(store)) as work:
+            ids.append(work.put(b"%d" % number))
+            assert records_of(work) < 100, "it has a byte for each record: those of a gap would take gigabytes"
+    assert all(later - earlier >= GAP for earlier, later in pairwise(ids))
+    restore(store, "work", tmp_path / "end")
+    with WorkQueue(tmp_path / "end", "work", ship=False) as work:
+        assert [job.id for job in work.jobs()] == ids
+        assert records_of(work) < 100
+
+
+@pytest.mark.xfail(raises=HistoryMismatch, strict=True, reason="a work queue's FENCEs rise, its records do not")
+def test_a_work_queue_goes_on_elsewhere_as_often_as_one_likes(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for number in range(40):
+        folder = tmp_path / str(number)
+        if number:
+            restore(store, "work", folder)
+        with WorkQueue(folder, "work", ship=Ship(store)) as work:
+            work.put(b"x")
+
+
+class FencesAlone(MemoryStore):
+    """A store to which nothing comes but FENCEs, if it is told so."""
+
+    is_strict = False
+
+    def create(self, key: str, data: bytes) -> bool:
+        if self.is_strict and "/log/" in key and data[10] != codec.FENCE:
+            raise StoreUnavailable("the store", key, "it is away")
+        return super().create(key, data)
+
+
+@pytest.mark.xfail(raises=AssertionError, strict=True, reason="each new owner's ids of jobs jump equally far")
+def test_an_owner_that_has_shipped_nothing_has_given_out_ids_of_jobs(tmp_path: Path) -> None:
+    store = FencesAlone()
+    options = Ship(store, interval=0, close_timeout=0.1)
+    with WorkQueue(tmp_path / "1", "work", ship=options) as work:
+        work.put(b"1")
+    restore(store, "work", tmp_path / "2")
+    store.is_strict = True
+    work = WorkQueue(tmp_path / "2", "work", ship=options)
+    given_out = work.put(b"2")
+    with pytest.raises(NotShipped):
+        work.close()
+    store.is_strict = False
+    restore(store, "work", tmp_path / "3")
+    with WorkQueue(tmp_path / "3", "work", ship=options) as work:
+        assert work.put(b"3") > given_out
 
 
 def test_a_work_queue_in_memory_is_not_shipped() -> None:

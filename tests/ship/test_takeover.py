@@ -214,6 +214,20 @@ def test_an_owner_that_has_shipped_nothing_has_given_out_ids_of_jobs(tmp_path: P
         assert work.put(b"3") > given_out
 
 
+@pytest.mark.xfail(raises=pytest.fail.Exception, strict=True, reason="a reserve does not ask the journal")
+def test_a_fenced_work_queue_gives_out_no_job(tmp_path: Path) -> None:
+    store = MemoryStore()
+    options = Ship(store, acks="shipped", interval=0)
+    with WorkQueue(tmp_path / "1", "work", ship=options) as work, work.session() as session:
+        work.put(b"1")
+        restore(store, "work", tmp_path / "2")
+        with WorkQueue(tmp_path / "2", "work", ship=options):
+            with pytest.raises(Fenced):
+                work.put(b"2")
+            with pytest.raises(Fenced):
+                session.reserve(timeout=0)
+
+
 def test_a_work_queue_in_memory_is_not_shipped() -> None:
     with pytest.raises(ValueError, match="directory"):
         WorkQueue(None, ship=Ship(MemoryStore()))

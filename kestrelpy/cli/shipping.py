@@ -232,7 +232,7 @@ def run_check(args: argparse.Namespace) -> int:
 
 def run_status(args: argparse.Namespace) -> int:
     """``kestrelpy ship status``."""
-    from kestrelpy.ship import queues, status
+    from kestrelpy.ship import StoreUnavailable, queues, status
 
     options = store_options(args.option)
     with store_errors():
@@ -246,6 +246,8 @@ def run_status(args: argparse.Namespace) -> int:
     for name in names:
         try:
             found = status(args.url, name, options=options)
+        except StoreUnavailable:  # that is no damage, and the next queue has no better luck
+            raise
         except KestrelError as error:
             exit_status = 1
             rows.append((name, "", "", "", f"damaged: {error}", "", ""))

@@ -168,6 +168,18 @@ def test_queues_in_a_store_are_shown(run: Run, shipped: Path, url: str, tmp_path
     assert b"other" in done.out
 
 
+def test_a_store_that_is_away_is_not_damaged(
+    run: Run, shipped: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> Any:
+        raise StoreUnavailable("the store", "jobs/log/", "it is away")
+
+    monkeypatch.setattr("kestrelpy.ship.status", away)
+    done = run("ship", "status", url)
+    refused(done, 1, "it is away")
+    assert done.out == b""
+
+
 def test_an_empty_store_has_nothing_to_show(run: Run, url: str) -> None:
     assert run("ship", "status", url) == (1, b"", "")
 

@@ -182,3 +182,4 @@ class Export:
     def fail(self, error: KestrelError) -> None:
         """Every call of the queue raises ``error`` from here on, and its waiters get it."""
         self._syncer.fail_later(error)
+        self._status.on_failed(error)

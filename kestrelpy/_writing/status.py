@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.gate import Gate
-from kestrelpy.errors import QueueClosed, copy_of
+from kestrelpy.errors import KestrelError, QueueClosed, copy_of
 
 
 class QueueStatus:
@@ -16,8 +16,8 @@ class QueueStatus:
     ``error``: why the queue cannot be used; ``None`` while it is open. ``is_reported``: a call of this queue has raised
     that error. ``fast``: puts may take the fast path, which needs only the journal and the window. ``is_unfinished``:
     a batch of the inbox is not completely ingested. ``gate``: why puts are refused now, if it is not a reader's doing.
-    ``sync_armed``: a sync in the background is scheduled.
-    ``sync_seconds``: the seconds between these syncs; 0 for ``sync="always"``, ``None`` for ``"never"``.
+    ``on_failed``: called when another owner has the queue, with no lock held. ``sync_armed``: a sync in the background
+    is scheduled. ``sync_seconds``: the seconds between these syncs; 0 for ``sync="always"``, ``None`` for ``"never"``.
     """
 
     __slots__ = (
@@ -27,6 +27,7 @@ class QueueStatus:
         "gate",
         "is_reported",
         "is_unfinished",
+        "on_failed",
         "registry",
         "sync_armed",
         "sync_seconds",
@@ -38,6 +39,7 @@ class QueueStatus:
         self.error: Exception | None = QueueClosed("this queue was never opened")
         self.is_reported = self.fast = self.is_unfinished = self.sync_armed = False
         self.gate: Gate | None = None
+        self.on_failed: Callable[[KestrelError], object] = bool
         self.sync_seconds = sync_seconds
         self._has_codec = has_codec
 

@@ -14,6 +14,7 @@ from kestrelpy._journal.segment import Segment
 from kestrelpy.ship.errors import Fenced, HistoryMismatch
 from kestrelpy.ship.manifest import LogState
 from kestrelpy.ship.ship_file import ShipFile
+from kestrelpy.ship.slots import SlotHeader
 
 ID_JUMP = 1 << 30
 """A new owner begins ids so far above the last one in the log; and no owner comes so far above what it has shipped."""
@@ -51,10 +52,11 @@ class History:
         """Whether the log's last owner was this queue, here."""
         return state.header is not None and state.header.nonce in self._file.nonces
 
-    def judge(self, state: LogState, last_first_id: int) -> int:
-        """The least id that the next epoch may give out. ``last_first_id``: that of the log's last epoch; 0 if there is
-        none. Raises ``HistoryMismatch`` and ``Fenced``.
+    def judge(self, state: LogState, fence: SlotHeader | None) -> int:
+        """The least id that the next epoch may give out. ``fence``: of the log's last epoch, if there is one. Raises
+        ``HistoryMismatch`` and ``Fenced``.
         """
+        last_first_id = fence.first_id if fence is not None else 0
         header = state.header
         if state.slot < self._file.slot:
             raise self._mismatch(state, f"the log ends at slot {state.slot}, and slot {self._file.slot} was ours")
@@ -74,7 +76,11 @@ class History:
             raise self._mismatch(
                 state, "the queue here has items that are not in the log, and the log's owner was another"
             )
-        step = ID_JUMP if last_first_id <= state.place.last_id + 1 else ID_STEP
+        has_shipped = fence is None or state.place.last_id > fence.last_id
+        if self._of_jobs:  # as often as owners have jumped of which the log has nothing else
+            jumped = 0 if has_shipped else last_first_id - state.place.last_id
+            return state.place.last_id + (-(-jumped // ID_JUMP) + 1) * ID_JUMP
+        step = ID_JUMP if has_shipped or last_first_id <= state.place.last_id + 1 else ID_STEP
         first_id = max(state.place.last_id, self._last_id, last_first_id) + step
         if first_id - state.place.last_id > MOST_LOST:
             raise self._mismatch(state, "owner after owner has had the queue, and put nothing into the log")

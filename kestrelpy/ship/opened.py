@@ -22,6 +22,7 @@ from kestrelpy.ship.manifest import LogState
 from kestrelpy.ship.options import Ship
 from kestrelpy.ship.reading import PatientStore, ShippedQueue
 from kestrelpy.ship.ship_file import ShipFile, read_ship_file, write_ship_file
+from kestrelpy.ship.slots import SlotHeader
 from kestrelpy.ship.store import Store
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class LogOpening:
 
         def judge(state: LogState) -> int:
             nonlocal first_id
-            first_id = history.judge(state, self._last_first_id(state))
+            first_id = history.judge(state, self._last_fence(state))
             return first_id
 
         judge(state)  # before anything is written
@@ -118,7 +119,8 @@ class LogOpening:
         file = file.opened(nonce, state.header.epoch, state.slot)
         write_ship_file(self._directory, self._queue, file)
         found.queue_id = file.queue_id
-        jump = ID_JUMP if of_jobs and first_id > found.tail_id + 1 else 0
+        above = first_id - found.tail_id - 1
+        jump = -(-above // ID_JUMP) * ID_JUMP if of_jobs and above > 0 else 0
         if not of_jobs:
             found.tail_id = max(found.tail_id, first_id - 1)
         return OpenLog(
@@ -177,12 +179,12 @@ class LogOpening:
             pause(seconds)
             seconds *= 2
 
-    def _last_first_id(self, state: LogState) -> int:
-        """The least id that the log's last owner may have given out; 0 if there was none."""
+    def _last_fence(self, state: LogState) -> SlotHeader | None:
+        """With which the log's last epoch has begun; ``None`` if there was none."""
         if not state.fences:
-            return 0
+            return None
         fence = carry_out(read_slot(self._prefix, state.fences[-1]), self._patient, self._wait)
-        return fence.header.first_id if fence is not None else 0
+        return fence.header if fence is not None else None
 
     def _read(self, segment: Segment, offset: int, size: int) -> bytes:
         file = self._directory.open(segment.name)

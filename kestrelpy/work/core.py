@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from kestrelpy import ForkedQueue, QueueClosed, QueueDiskFull, QueueFull
+from kestrelpy import ForkedQueue, QueueDiskFull, QueueFull
 from kestrelpy.errors import KestrelError
 from kestrelpy.work import records
 from kestrelpy.work.errors import JobNotFound
@@ -600,7 +600,21 @@ class WorkCore:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def dismiss_locked(self, error: QueueClosed) -> None:
+    def fail(self, error: KestrelError) -> None:
+        """Another owner has the queue: every call raises ``error``, and so do those that wait. With no lock held; the
+        waiters' callbacks run on another thread.
+        """
+        with self.lock:
+            if self.state is not None:
+                return
+            self.state, self.must_check = error, True
+            self.dismiss_locked(error)
+        try:
+            self.clock.call_later(0, self.notify, on_lost=lambda _: self.notify())
+        except RuntimeError:  # no thread can be started
+            self.notify()
+
+    def dismiss_locked(self, error: KestrelError) -> None:
         """Every waiter gets ``error``, at the next ``notify``."""
         # Not where the lock is taken: docs/interrupts.md, rule 3.
         for session in list(self.sessions):

@@ -11,11 +11,11 @@ Rules:
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from kestrelpy import JournaledQueue, WrongKind, inspect
+from kestrelpy import JournaledQueue, KestrelError, WrongKind, inspect
 from kestrelpy.inbox import pending
 
 if TYPE_CHECKING:
@@ -87,6 +87,10 @@ class JobJournal(JournaledQueue):
         """
         log = self._held.log
         return 0 if log is None else log.jump
+
+    def on_failed(self, call: Callable[[KestrelError], object]) -> None:
+        """Call this once another owner has the queue: on another thread, with no lock held."""
+        self._status.on_failed = call
 
     def note_jumped(self) -> None:
         """Call it when it is on disk that ids have jumped. Raises ``OSError``."""

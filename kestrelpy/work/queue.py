@@ -141,6 +141,7 @@ class WorkQueue:
             self._compactor = core.compactor = Compactor(core, disk_clock, segment_bytes)
             self._intake = core.limits = JobIntake(core, max_job_bytes, max_jobs, max_bytes)
             if queue is not None:
+                queue.on_failed(core.fail)
                 self._replay(queue, disk, is_known=is_known, quarantine=quarantine)
                 with core.deliveries, core.lock, core.turn:  # do what has fallen due since the last time
                     pass
@@ -569,7 +570,7 @@ class WorkQueue:
     @property
     def closed(self) -> bool:
         """Whether ``close()`` was called."""
-        return isinstance(self._core.state, QueueClosed)
+        return self._is_ended or isinstance(self._core.state, QueueClosed)
 
     def close(self) -> None:
         """Write the counters, and close the journal; waiters get ``QueueClosed``. Idempotent.

@@ -115,7 +115,7 @@ def check(store: Store, acknowledged: list[Acknowledged], acks: str, killed_at: 
 
 @pytest.mark.parametrize("acks", ["disk", "shipped"])
 def test_machines_are_lost_and_the_folder_has_it(tmp_path: Path, acks: str, tally: Tally) -> None:
-    count = share(40)
+    count = share(20)
     lost = burn(tmp_path, f"file://{tmp_path}/store", {}, acks, count)
     tally.add(f"machines lost, with their disks (acks={acks!r}, a folder)", count)
     tally.add("puts lost with them that were acknowledged on disk", lost)
@@ -123,7 +123,7 @@ def test_machines_are_lost_and_the_folder_has_it(tmp_path: Path, acks: str, tall
 
 @pytest.mark.parametrize("acks", ["disk", "shipped"])
 def test_machines_are_lost_and_the_object_store_has_it(tmp_path: Path, s3: Seaweed, acks: str, tally: Tally) -> None:
-    count = share(20)
+    count = share(10)
     burn(tmp_path, f"s3://kestrel/kills-{acks}-{os.getpid()}", s3.options(), acks, count)
     tally.add(f"machines lost, with their disks (acks={acks!r}, s3)", count)
 
@@ -132,7 +132,7 @@ def test_machines_are_lost_and_the_object_store_has_it(tmp_path: Path, s3: Seawe
 def test_the_object_store_is_killed_too(tmp_path: Path, tally: Tally) -> None:
     if seaweed.program() is None:
         pytest.skip(seaweed.NOT_INSTALLED)
-    count = 5 * share(2)
+    count = 5 * share(1)
     with seaweed.seaweed() as server:
         burn(tmp_path, "s3://kestrel/kills", server.options(), "shipped", count, server)
     tally.add("kills of an object store while a queue is shipped to it", count // 5)

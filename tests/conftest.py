@@ -23,6 +23,7 @@ from kestrelpy import JournaledQueue
 from kestrelpy._reading import backlog
 from kestrelpy._writing import put_path as put_module
 from kestrelpy.testing import ManualClock
+from tests.support import seaweed
 from tests.support.budget import Tally, left_out
 from tests.support.disks import GatedDisk
 from tests.support.paths import ROOT
@@ -96,6 +97,15 @@ def small_batches() -> Iterator[None]:
         patch.setattr(put_module, "LARGE_BATCH", 2)
         patch.setattr(backlog, "EXPANDED", 2)
         yield
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[seaweed.Seaweed]:
+    """A real ``s3`` server, started by the first test of this process that wants it. Do not stop it."""
+    if seaweed.program() is None:
+        pytest.skip(seaweed.NOT_INSTALLED)
+    with seaweed.seaweed() as server:
+        yield server
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import obstore.store
@@ -15,15 +14,6 @@ from kestrelpy.testing import MemoryDisk
 from tests.support import seaweed
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="session")
-def s3() -> Iterator[seaweed.Seaweed]:
-    """A real ``s3`` server, started by the first test of this process that wants it. Do not stop it."""
-    if seaweed.program() is None:
-        pytest.skip(seaweed.NOT_INSTALLED)
-    with seaweed.seaweed() as server:
-        yield server
 
 
 @pytest.fixture(params=["folder", "folder in memory", "obstore's memory", "s3"])

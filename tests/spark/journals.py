@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
 
 from kestrelpy import JournaledQueue, Record, scan
 from kestrelpy._journal.file_names import lasting_name
@@ -60,7 +61,8 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> list[ROW]:
     return rows
 
 
-def read_part(part: SegmentPart, **options: Any) -> tuple[list[ROW], int]:
+def read_part(part: InputPartition, **options: Any) -> tuple[list[ROW], int]:
     """The rows of a part, and how many bytes of segments it took."""
+    assert isinstance(part, SegmentPart)
     reader = PartReader(part, **options)
     return rows_of(reader.batches()), reader.bytes_read

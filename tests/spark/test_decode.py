@@ -17,7 +17,6 @@ from kestrelpy.spark.read import decode as decoding
 from kestrelpy.spark.read.batch import BatchReader
 from kestrelpy.spark.read.columns import ARROW_SCHEMA, LAST_MS, MOST_ROWS, Columns
 from kestrelpy.spark.read.decode import NEVER, Run, decode
-from kestrelpy.spark.read.part import PartReader
 from kestrelpy.testing import ManualClock
 from tests.spark.journals import ROW, fill, read_part, rows_of, scanned
 from tests.support.budget import share
@@ -328,7 +327,7 @@ def test_rows_in_front_of_damage_come_first(folder: Path, open_queue: Open) -> N
     data[fmt.HEADER_BYTES + 10 * (fmt.FRAME_BYTES + 1) + 45 * (fmt.FRAME_BYTES + 2) + fmt.FRAME_BYTES] ^= 1
     path.write_bytes(data)
     (part,) = BatchReader({"path": str(folder)}, SCHEMA).partitions()
-    batches = PartReader(part).batches()
+    batches = part.batches()
     rows: list[ROW] = []
     with pytest.raises(CorruptJournal, match="item 56 is not intact here") as caught:
         rows.extend(row for batch in batches for row in rows_of([batch]))

@@ -12,10 +12,11 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
@@ -65,7 +66,7 @@ def planned(request: pytest.FixtureRequest, folder: Path) -> list[SegmentPart]:
     return back
 
 
-def rows_of(parts: list[SegmentPart]) -> list[int]:
+def rows_of(parts: Sequence[InputPartition]) -> list[int]:
     return [row[0] for part in parts for row in read_part(part)[0]]
 
 

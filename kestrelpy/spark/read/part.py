@@ -16,7 +16,7 @@ Rules:
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple, cast
 
 import pyarrow as pa
@@ -62,30 +62,81 @@ class Piece(NamedTuple):
     is_kept: bool = False
 
 
-class SegmentPart(InputPartition):
-    """What one task reads: pieces, and the folders that they are in. The live folder comes first."""
+class ReadPart(InputPartition):
+    """What one task reads. It is pickled on its way to an executor."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the part, in the order of ids for each queue."""
+        raise NotImplementedError
+
+
+class SegmentPart(ReadPart):
+    """Pieces, and the folders that they are in. The live folder comes first."""
 
     def __init__(self, folders: tuple[str, ...], pieces: tuple[Piece, ...]) -> None:
         self.folders = folders
         self.pieces = pieces
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Raises as ``PartReader.batches``."""
+        return PartReader(self).batches()
 
 
 _frozen = False
 
 
 def read_in_worker(part: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part, in a Python worker process of Spark. Raises as ``PartReader.batches``.
+    """Yield the rows of a part, in a Python worker process of Spark. Raises as the part's ``batches``.
 
     A worker collects garbage after every task. That takes 50 milliseconds for the imported modules, which are no
     garbage, and is twice the time that it takes to read a segment. So each process freezes these objects once.
     """
     global _frozen
-    assert isinstance(part, SegmentPart)
+    assert isinstance(part, ReadPart)
     if not _frozen:
         gc.collect()
         gc.freeze()
         _frozen = True
-    return PartReader(part).batches()
+    return part.batches()
+
+
+class FrameSpan(NamedTuple):
+    """Frames of a segment: the first one begins with item ``due`` at ``offset``, and they end at ``end`` or earlier."""
+
+    marker: int
+    due: int
+    offset: int
+    end: int
+
+
+def rows_of(
+    read: Callable[[int, int], bytes],
+    frames: FrameSpan,
+    wanted: Wanted,
+    columns: Columns,
+    *,
+    first_bytes: int,
+    block_bytes: int = BLOCK_BYTES,
+) -> Generator[pa.RecordBatch, None, tuple[int, int]]:
+    """Yield the wanted rows of the frames that ``read(offset, size)`` has, up to the first one that is not intact.
+
+    Returns the id that is due next and the offset at which it is due. ``read`` is asked for rising offsets, for
+    ``first_bytes`` at first, and for more than ``block_bytes`` only if a frame claims to have more.
+    """
+    marker, due, offset, end = frames
+    want = first_bytes
+    while offset < end and due < wanted.stop_id:
+        data = read(offset, min(want, end - offset))
+        at = 0
+        while (run := decode(memoryview(data)[at:], marker, due)).end:
+            yield from columns.batches(run, memoryview(data)[at:], wanted.rows(run))
+            at, due = at + run.end, run.next_id
+        claimed = _claimed(data, at)
+        if not at and not want < claimed <= end - offset:
+            break
+        offset += at
+        want = max(block_bytes, claimed)
+    return due, offset
 
 
 class PartReader:
@@ -138,18 +189,14 @@ class PartReader:
         wanted = piece.wanted
         file_end = segment.records_end if segment.closed else counted.size()
         (due, offset), end = seek(counted, segment, wanted, file_end, piece.through_id)
-        want = self._block_bytes if segment.closed else FIRST_BYTES
-        while offset < end and due < wanted.stop_id:
-            data = counted.read(offset, min(want, end - offset))
-            at = 0
-            while (run := decode(memoryview(data)[at:], segment.header.marker, due)).end:
-                yield from columns.batches(run, memoryview(data)[at:], wanted.rows(run))
-                at, due = at + run.end, run.next_id
-            claimed = _claimed(data, at)
-            if not at and not want < claimed <= end - offset:
-                break
-            offset += at
-            want = max(self._block_bytes, claimed)
+        due, offset = yield from rows_of(
+            counted.read,
+            FrameSpan(segment.header.marker, due, offset, end),
+            wanted,
+            columns,
+            first_bytes=self._block_bytes if segment.closed else FIRST_BYTES,
+            block_bytes=self._block_bytes,
+        )
         if due >= wanted.stop_id or (offset >= end and end < file_end):
             return
         self._check_end(counted, segment, path, piece, offset, due)

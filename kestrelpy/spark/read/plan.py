@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol, TypeAlias, TypeVar
 
 from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import format as fmt
@@ -15,6 +16,18 @@ from kestrelpy.spark.read.run_counter import runs
 
 PART_BYTES = 16 << 20
 """The size that a part should have, in bytes of segments."""
+ErrorCounts: TypeAlias = tuple[tuple[int, int], ...]
+"""Ids, rising, each with its error count."""
+
+
+class Sized(Protocol):
+    """A piece of a part, as far as its size matters."""
+
+    @property
+    def data_bytes(self) -> int: ...
+
+
+S = TypeVar("S", bound=Sized)
 
 
 def pieces_of(folders: list[Directory], queue: str, wanted: Wanted) -> list[Piece]:
@@ -25,7 +38,7 @@ def pieces_of(folders: list[Directory], queue: str, wanted: Wanted) -> list[Piec
     """
     scan = Scan(folders, queue, None, None, None, None)
     catalog = scan.catalog
-    counts = sorted(scan.error_counts.items())
+    counts = tuple(sorted(scan.error_counts.items()))
     pieces: list[Piece] = []
     before: Segment | None = None
     gone, broken = False, False  # the previous segment: retired meanwhile; neither closed nor last
@@ -77,7 +90,7 @@ def piece_of(
     folder: int,
     segment: Segment,
     wanted: Wanted,
-    error_counts: Iterable[tuple[int, int]],
+    error_counts: ErrorCounts,
     *,
     is_last: bool,
     through_id: int,
@@ -92,7 +105,6 @@ def piece_of(
         wanted = wanted.within(segment.first_id, fmt.LARGEST, 0, fmt.ADDED_MASK)
     if wanted.is_nothing:
         return None
-    mine = tuple(each for each in error_counts if wanted.start_id <= each[0] < wanted.stop_id)
     return Piece(
         queue,
         folder,
@@ -102,14 +114,19 @@ def piece_of(
         is_last,
         through_id,
         wanted,
-        mine,
+        counts_within(error_counts, wanted),
         int(segment.size * share),
     )
 
 
 def parts_of(folders: tuple[str, ...], pieces: list[Piece], part_bytes: int) -> list[SegmentPart]:
-    """One part for each large piece, and one for each run of small pieces. At least one part, which may be empty."""
-    runs: list[list[Piece]] = []
+    """The parts of ``grouped``."""
+    return [SegmentPart(folders, run) for run in grouped(pieces, part_bytes)]
+
+
+def grouped(pieces: Iterable[S], part_bytes: int) -> list[tuple[S, ...]]:
+    """Each large piece by itself, and runs of small pieces. At least one group, which may be empty."""
+    runs: list[list[S]] = []
     size = part_bytes
     for piece in pieces:
         if size >= part_bytes or size + piece.data_bytes > part_bytes + part_bytes // 2:
@@ -117,4 +134,18 @@ def parts_of(folders: tuple[str, ...], pieces: list[Piece], part_bytes: int) -> 
             size = 0
         runs[-1].append(piece)
         size += piece.data_bytes
-    return [SegmentPart(folders, tuple(run)) for run in runs] or [SegmentPart(folders, ())]
+    return [tuple(run) for run in runs] or [()]
+
+
+def error_counts_of(states: Iterable[fmt.Checkpoint]) -> ErrorCounts:
+    """The highest error count that a reader has for each item that has one."""
+    counts: dict[int, int] = {}
+    for state in states:
+        for item_id, count in state.error_counts:
+            counts[item_id] = max(count, counts.get(item_id, 0))
+    return tuple(sorted(counts.items()))
+
+
+def counts_within(counts: ErrorCounts, wanted: Wanted) -> ErrorCounts:
+    """Those of the wanted ids."""
+    return tuple(each for each in counts if wanted.start_id <= each[0] < wanted.stop_id)

@@ -76,6 +76,11 @@ def check_name(name: str) -> str:
     return name
 
 
+def is_name(name: str) -> bool:
+    """Whether ``check_name`` accepts it."""
+    return _compiled(_LEGAL).fullmatch(name) is not None
+
+
 def segment_name(queue: str, number: int) -> str:
     return f"{queue}.{number:013d}.segment"
 

@@ -14,7 +14,8 @@ from kestrelpy.ship.store import Store
 
 __all__ = ["open_store"]
 
-_BUCKETS = ("s3", "gs", "az", "abfss")
+BUCKETS = ("s3", "gs", "az", "abfss")
+"""The schemes of object stores."""
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -48,8 +49,8 @@ def _of_url(url: str, options: dict[str, Any], request_timeout: float) -> Store:
         user, host = parts.username, parts.hostname
     except ValueError:
         raise BadStoreURL(shown, "it is no URL") from None
-    if parts.scheme not in (*_BUCKETS, "file"):
-        raise BadStoreURL(shown, f"its scheme must be one of {', '.join(_BUCKETS)} and file, as in file:///folder")
+    if parts.scheme not in (*BUCKETS, "file"):
+        raise BadStoreURL(shown, f"its scheme must be one of {', '.join(BUCKETS)} and file, as in file:///folder")
     if "?" in url or "#" in url:
         raise BadStoreURL(shown, "a URL with a query or a fragment is refused: pass 'options', or set the environment")
     if (user is not None and parts.scheme != "abfss") or parts.password is not None:

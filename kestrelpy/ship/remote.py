@@ -9,9 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kestrelpy._journal.file_names import check_name
+from kestrelpy._journal.file_names import check_name, is_name
 from kestrelpy._value import ReadOnlyDict, Value
-from kestrelpy.errors import InvalidName
 from kestrelpy.ship.opening import open_store
 from kestrelpy.ship.reading import PatientStore, ShippedQueue
 from kestrelpy.ship.remote_check import RemoteCheck, RemoteReport
@@ -54,15 +53,7 @@ def queues(store: str | Store | Any, *, options: Mapping[str, Any] | None = None
     """
     listing = PatientStore(open_store(store, options=options)).list("")
     found = (_KNOWN.fullmatch(each.key) for each in listing)
-    return sorted({match[1] for match in found if match is not None and _is_name(match[1])})
-
-
-def _is_name(name: str) -> bool:
-    try:
-        check_name(name)
-    except InvalidName:
-        return False
-    return True
+    return sorted({match[1] for match in found if match is not None and is_name(match[1])})
 
 
 def status(store: str | Store | Any, queue: str, *, options: Mapping[str, Any] | None = None) -> RemoteStatus:

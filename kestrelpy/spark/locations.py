@@ -46,8 +46,8 @@ def local_folder(place: str | os.PathLike[str]) -> str:
     scheme, rest = found.groups()
     if scheme.lower() != "file":
         raise ValueError(
-            f"{name!r} is not a folder of this machine, and a queue is in one (a path, or file:/path). "
-            "archive_to_parquet reads archives in other places, too"
+            f"{name!r} is not a folder of this machine, and a queue is in one (a path, or file:/path), or in a store "
+            "that can be read (s3://, gs://, az://, abfss://). archive_to_parquet reads archives in other places, too"
         )
     path = rest[2:] if rest.startswith("//") else rest
     if not path.startswith("/"):

@@ -1,4 +1,4 @@
-"""The batch read: segments of one queue or of all queues of a folder as a DataFrame.
+"""The batch read: segments of one queue, or of all queues of a folder or of a store, as a DataFrame.
 
 Rules:
 1. A read takes no lock and writes nothing. A writer may write, retire and archive meanwhile, and the folders may be on
@@ -7,11 +7,13 @@ Rules:
    the last segment. Spark plans once for each ``load()``.
 3. The reader follows filters only if ``pushFilters`` is set. Spark (4.1 to 4.3) plans with the filters of one query,
    uses this plan for every other use of the same ``load()``, with other filters or without, and so shows too few rows.
+4. A reader is pickled on its way to the executors. So it holds names of places, and nothing that is open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -24,13 +26,38 @@ from kestrelpy._journal import file_names
 from kestrelpy._journal.purpose import refuse_jobs_in
 from kestrelpy.errors import WrongKind
 from kestrelpy.inspection.summary import queue_names
+from kestrelpy.ship.identity import IDENTITY_KEY
 from kestrelpy.spark.locations import local_folder
 from kestrelpy.spark.read.columns import SCHEMA
-from kestrelpy.spark.read.part import SegmentPart, read_in_worker
+from kestrelpy.spark.read.part import ReadPart, read_in_worker
 from kestrelpy.spark.read.plan import PART_BYTES, parts_of, pieces_of
-from kestrelpy.spark.read.pushdown import check_names, push, truth, wanted_by, whole_number
+from kestrelpy.spark.read.pushdown import Wanted, check_names, push, truth, wanted_by, whole_number
+from kestrelpy.spark.read.store_plan import ShippedQueues
+from kestrelpy.spark.stores import STORE_OPTIONS, store_of
 
-OPTIONS = ("path", "queue", "archive", "startId", "endId", "startTime", "endTime", "minPartitionBytes", "pushFilters")
+RANGE_OPTIONS = ("path", "queue", "startId", "endId", "startTime", "endTime", "minPartitionBytes", "pushFilters")
+OPTIONS = (*RANGE_OPTIONS, "archive")
+
+
+class QueueFolders(NamedTuple):
+    """A folder of queues, and perhaps an archive: what of it is read."""
+
+    folders: tuple[str, ...]
+
+    def queues(self, queue: str | None) -> list[str]:
+        """Raises as ``queues_of``."""
+        return queues_of(self.folders, queue)
+
+    def parts(self, queues: Iterable[str], wanted: Wanted, part_bytes: int) -> Sequence[ReadPart]:
+        """A part for each segment, or for a run of small ones. Raises as ``pieces_of``."""
+        folders: list[Directory] = []
+        try:
+            folders += [RealDisk(allow_network=True).directory(path) for path in self.folders]
+            pieces = [each for queue in queues for each in pieces_of(folders, queue, wanted)]
+        finally:
+            for folder in folders:
+                folder.close()
+        return parts_of(self.folders, pieces, part_bytes)
 
 
 class BatchReader(DataSourceReader):
@@ -38,25 +65,22 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._columns = columns_of(schema)
-        check_names(options, OPTIONS, "reading kestrel")
-        self._folders = folders_of(options)
+        store = store_of(options)
+        self._place: QueueFolders | ShippedQueues
+        if store is None:
+            check_names(options, OPTIONS, "reading kestrel")
+            self._place = QueueFolders(folders_of(options))
+        else:
+            check_names(options, (*RANGE_OPTIONS, *STORE_OPTIONS), "reading kestrel from a store")
+            self._place = ShippedQueues(store)
         self._wanted = wanted_by(options)
         self._part_bytes = whole_number(options, "minPartitionBytes", least=1) or PART_BYTES
-        self._queues = queues_of(self._folders, options.get("queue"))
+        self._queues = self._place.queues(options.get("queue"))
 
-    def partitions(self) -> list[SegmentPart]:
-        """A part for each segment, or for a run of small ones. Raises as ``pieces_of``."""
-        folders: list[Directory] = []
-        try:
-            folders += [RealDisk(allow_network=True).directory(path) for path in self._folders]
-            nothing = self._wanted.is_nothing
-            pieces = (
-                [] if nothing else [each for queue in self._queues for each in pieces_of(folders, queue, self._wanted)]
-            )
-        finally:
-            for folder in folders:
-                folder.close()
-        return parts_of(self._folders, pieces, self._part_bytes)
+    def partitions(self) -> Sequence[ReadPart]:
+        """A part for each segment, or for a run of small ones. Raises as the ``parts`` of the place."""
+        queues = [] if self._wanted.is_nothing else self._queues
+        return self._place.parts(queues, self._wanted, self._part_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return chosen(read_in_worker(partition), self._columns)
@@ -109,7 +133,7 @@ def folders_of(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def queues_of(folders: tuple[str, ...], queue: str | None) -> list[str]:
-    """The queue that is asked for, or all queues in the folders except work queues.
+    """The queue that is asked for, or all queues in the folders except work queues. There is at least one queue.
 
     Raises ``FileNotFoundError``, ``LookupError``, ``InvalidName``, ``WrongKind``.
     """
@@ -119,10 +143,18 @@ def queues_of(folders: tuple[str, ...], queue: str | None) -> list[str]:
             there.update(queue_names(folder, disk=RealDisk(allow_network=True)))
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(f"there is no folder {folder}") from None
+    here = " or ".join(folders)
+    if queue is None and not there:
+        raise LookupError(
+            f"{here} is neither a folder of queues (it has no file of one) nor a store (no */{IDENTITY_KEY})"
+        )
     if queue is None:
         return sorted(name for name in there if not _is_left_out(folders, name))
     if file_names.check_name(queue) not in there:
-        raise LookupError(f"there is no queue {queue!r} in {' or '.join(folders)}")
+        raise LookupError(
+            f"there is no queue {queue!r} in {here}: neither its files, as in a folder of queues, "
+            f"nor {queue}/{IDENTITY_KEY}, as in a store"
+        )
     for folder in folders:
         refuse_jobs_in(folder, queue)
     return [queue]

@@ -18,12 +18,13 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
-from kestrelpy import InvalidName, JournaledQueue, KestrelError, NoDefaultReader, QueueLocked, open_reader
+from kestrelpy import InvalidName, JournaledQueue, KestrelError, NoDefaultReader, QueueLocked, Reader, open_reader
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal.follow import FollowingView
 from kestrelpy._reading.registry import ReaderRegistry
-from kestrelpy.spark.read import stream
+from kestrelpy.spark.read import folder_feed
 from kestrelpy.spark.read.columns import ARROW_SCHEMA
+from kestrelpy.spark.read.folder_feed import FolderFeed
 from kestrelpy.spark.read.part import SegmentPart
 from kestrelpy.spark.read.run_counter import RunCounter
 from kestrelpy.spark.read.stream import DataLoss, Offset, StreamReader
@@ -60,6 +61,17 @@ def rows_between(source: StreamReader, start: Offset, end: Offset) -> list[ROW]:
     """What the tasks of a batch read, with what Spark does to them on the way."""
     parts = [pickle.loads(pickle.dumps(part)) for part in source.partitions(start, end)]
     return [row for part in parts for row in read_part(part)[0]]
+
+
+def feed_of(source: StreamReader) -> FolderFeed:
+    assert isinstance(source._feed, FolderFeed)
+    return source._feed
+
+
+def reader_of(source: StreamReader) -> Reader:
+    reader = feed_of(source)._reader
+    assert reader is not None
+    return reader
 
 
 def put(queue: JournaledQueue, count: int, size: int = 100) -> None:
@@ -104,7 +116,7 @@ def test_a_query_that_is_started_while_its_queue_is_erased_is_of_what_is_there_t
 
     with monkeypatch.context() as patch:
         patch.setattr(ReaderRegistry, "reader", reader)
-        place, _, _ = stream.open_source(str(folder), "jobs", "q", "earliest")
+        place, _, _ = folder_feed.open_source(str(folder), "jobs", "q", "earliest")
     with closing(place):
         assert place.items == 0
     assert scanned(folder) == []
@@ -202,7 +214,7 @@ def test_an_offset_names_only_what_is_on_disk(open_queue: Open, query: Query) ->
     put(queue, 10)
     source = query()
     end = source.latestOffset(source.initialOffset(), ALL)
-    view = source._source.view
+    view = feed_of(source)._source.view
     assert max(view.durable_id, view._synced_id) >= end["id"] == 10
     assert queue.stats().durable_id == 0, "the writer has not synced: the query has"
 
@@ -244,7 +256,7 @@ def test_bytes_are_counted_exactly(folder: Path, open_queue: Open, query: Query)
         last = first
         while last + 1 < len(sizes) and sum(sizes[first : last + 2]) <= most:
             last += 1
-        assert source._counter.reach(source._source.view.segments, first + 1, len(sizes), most) == last + 1
+        assert feed_of(source).reach(first + 1, len(sizes), most) == last + 1
 
 
 def test_available_now_ends_with_what_there_is(open_queue: Open, query: Query) -> None:
@@ -317,11 +329,10 @@ def test_what_is_not_committed_is_kept(folder: Path, open_queue: Open, query: Qu
     assert 50 < first_id <= 101, "the segments before are retired, and none that has an item behind the commit"
     source.commit({"id": 40, "queue": end["queue"]})
     source.commit(end)
-    assert source._reader is not None
-    assert source._reader.head == 100
+    assert reader_of(source).head == 100
     source.commit({"id": 5000, "queue": end["queue"]})
-    assert source._reader.head == 200
-    assert source._reader.items == source._reader.bytes == 0
+    assert reader_of(source).head == 200
+    assert reader_of(source).items == reader_of(source).bytes == 0
 
 
 def test_a_query_that_was_killed_is_planned_again_as_it_was(folder: Path, open_queue: Open, query: Query) -> None:
@@ -347,13 +358,12 @@ def test_an_older_checkpoint_of_spark_keeps_what_it_needs(folder: Path, open_que
     source.commit(source.latestOffset(start, ALL))
     again = query()
     again.latestOffset(start, ReadMaxRows(10))
-    assert again._reader is not None
-    assert again._reader.head == 0
+    assert reader_of(again).head == 0
 
 
 def test_a_reader_has_one_query(folder: Path, open_queue: Open, query: Query, monkeypatch: Any) -> None:
     open_queue()
-    monkeypatch.setattr(stream, "LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr(folder_feed, "LOCK_PATIENCE", 0.0)
     sentence = r"reader 'spark' of queue 'jobs' is owned by process \d+: a reader belongs to one query"
     with closing(open_reader(folder, "jobs", "spark")), pytest.raises(KestrelError, match=sentence):
         query().initialOffset()
@@ -442,8 +452,7 @@ def test_another_queue_in_its_place_is_told(folder: Path, open_queue: Open, quer
     assert [row[0] for row in rows_between(lenient, end, latest)] == list(range(1, 21))
     assert rows_between(lenient, start, end) == []
     lenient.commit(end)
-    assert lenient._reader is not None
-    assert lenient._reader.head == 0
+    assert reader_of(lenient).head == 0
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------

@@ -118,9 +118,9 @@ def _the_source_knows_no_uri() -> Iterator[None]:
     unreachable=NEEDS_SPARK,
 )
 def _the_first_reader_inherits_whatever_is_said() -> Iterator[None]:
-    from kestrelpy.spark.read import stream
+    from kestrelpy.spark.read import folder_feed
 
-    with patch.object(stream, "open_at", stream.open_source):
+    with patch.object(folder_feed, "open_at", folder_feed.open_source):
         yield
 
 

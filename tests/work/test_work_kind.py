@@ -287,7 +287,7 @@ def test_spark_refuses_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     from kestrelpy.spark import DriverBuffer
     from kestrelpy.spark.lake.archived import segments_of
     from kestrelpy.spark.read.batch import queues_of
-    from kestrelpy.spark.read.stream import open_source
+    from kestrelpy.spark.read.folder_feed import open_source
     from kestrelpy.spark.write.sink import BatchSink
 
     folder = str(tmp_path)

@@ -22,12 +22,14 @@ from kestrelpy import InvalidName, JournaledQueue, KestrelError, NoDefaultReader
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal.follow import FollowingView
 from kestrelpy._reading.registry import ReaderRegistry
+from kestrelpy.ship import Ship, restore
 from kestrelpy.spark.read import folder_feed
 from kestrelpy.spark.read.columns import ARROW_SCHEMA
 from kestrelpy.spark.read.folder_feed import FolderFeed
 from kestrelpy.spark.read.part import SegmentPart
 from kestrelpy.spark.read.run_counter import RunCounter
 from kestrelpy.spark.read.stream import DataLoss, Offset, StreamReader
+from kestrelpy.testing.stores import MemoryStore
 from tests.spark.journals import ROW, fill, read_part, scanned
 from tests.spark.sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401 - a fixture
 from tests.support.budget import share
@@ -243,6 +245,20 @@ def test_items_and_bytes_of_a_batch_are_limited(folder: Path, open_queue: Open, 
     assert limited(query(), ReadMaxBytes(2000)) == [20, 40, 50, 51, 58], "at least one item, however large"
     assert limited(query(maxBytesPerTrigger="1500"), ReadMaxRows(20)) == [15, 30, 45, 50, 51, 58]
     assert limited(query(maxBytesPerTrigger="1500"), ALL) == [58]
+
+
+def test_items_of_a_batch_are_counted_across_a_gap_of_ids(folder: Path, query: Query) -> None:
+    """A queue that was taken over from a store gives out ids far above: no batch is spent on the ids in between."""
+    store = MemoryStore()
+    with JournaledQueue(folder.parent / "before", "jobs", ship=Ship(store)) as queue:
+        put(queue, 25)
+    restore(store, "jobs", folder)
+    with JournaledQueue(folder, "jobs", ship=Ship(store)) as queue:
+        put(queue, 25)
+        far = queue.stats().tail_id
+        assert far > 1 << 30
+        assert limited(query(), ReadMaxRows(10)) == [10, 20, far - 20, far - 10, far]
+        assert limited(query(), ReadMaxRows(25)) == [25, far]
 
 
 def test_bytes_are_counted_exactly(folder: Path, open_queue: Open, query: Query) -> None:

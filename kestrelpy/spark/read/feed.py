@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from pyspark.sql.datasource import InputPartition
@@ -44,6 +44,9 @@ class Feed(Protocol):
 
     def look(self) -> int:
         """Look for new items. Returns ``last_id``."""
+
+    def spans(self) -> Iterable[tuple[int, int]]:
+        """The ids that are there: the first and the last one of each stretch without a gap, rising."""
 
     def losses(self, start_id: int) -> list[Loss]:
         """The items after ``start_id`` that are lost."""

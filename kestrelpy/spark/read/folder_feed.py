@@ -98,6 +98,9 @@ class FolderFeed:
     def look(self) -> int:
         return self.last_id
 
+    def spans(self) -> list[tuple[int, int]]:
+        return [(segment.first_id, segment.last_id) for segment in self._source.view.segments]
+
     def losses(self, start_id: int) -> list[Loss]:
         first_id, segments = self._source.first_id, self._source.view.segments
         if segments and start_id < segments[0].header.previous_last_id:

@@ -195,8 +195,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         max_items = limit.max_rows if isinstance(limit, ReadMaxRows) else self._max_items
         max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._max_bytes
         if max_items is not None:
-            last_id = min(last_id, first_id + max_items - 1)
+            last_id = self._nth(first_id, last_id, max_items)
         return last_id if max_bytes is None else self._feed.reach(first_id, last_id, max_bytes)
+
+    def _nth(self, first_id: int, last_id: int, count: int) -> int:
+        """The id of the last one of ``count`` items from ``first_id`` on, at most ``last_id``. Ids may have gaps: after
+        a takeover from a store, they go on far above.
+        """
+        for first, last in self._feed.spans():
+            first = max(first, first_id)
+            if count <= last + 1 - first:
+                return min(last_id, first + count - 1)
+            count -= max(last + 1 - first, 0)
+        return last_id
 
 
 def _folder_feed(options: Mapping[str, str]) -> FolderFeed:

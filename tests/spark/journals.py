@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from kestrelpy import JournaledQueue, Record, scan
 from kestrelpy._journal.file_names import lasting_name
 from kestrelpy.spark.read.columns import ARROW_SCHEMA
 from kestrelpy.spark.read.part import PartReader, SegmentPart
+from kestrelpy.spark.read.store_part import StorePart
+from tests.support.patience import PATIENCE
 
 ROW = tuple[Any, ...]
+Shipped = Callable[..., JournaledQueue]
 
 
 def fill(queue: JournaledQueue, rnd: random.Random, count: int, *, largest: int = 300) -> None:
@@ -66,3 +70,18 @@ def read_part(part: InputPartition, **options: Any) -> tuple[list[ROW], int]:
     assert isinstance(part, SegmentPart)
     reader = PartReader(part, **options)
     return rows_of(reader.batches()), reader.bytes_read
+
+
+def executed(parts: Sequence[InputPartition]) -> list[ROW]:
+    """The rows of parts of a store, as executors have them from the parts' bytes alone."""
+    rows: list[ROW] = []
+    for part in pickle.loads(pickle.dumps(parts)):
+        assert isinstance(part, StorePart)
+        rows += rows_of(part.batches())
+    return rows
+
+
+def flush(queue: JournaledQueue) -> None:
+    """Return when all that was put is in the store."""
+    assert queue.shipping is not None
+    queue.shipping.flush(PATIENCE)

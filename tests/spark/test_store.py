@@ -9,13 +9,13 @@ import itertools
 import os
 import pickle
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.datasource import EqualTo, Filter, InputPartition, LessThan
+from pyspark.sql.datasource import EqualTo, Filter, LessThan
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kestrelpy import CorruptJournal, InvalidName, JournaledQueue
@@ -26,43 +26,15 @@ from kestrelpy.spark.read.columns import ARROW_SCHEMA
 from kestrelpy.spark.read.store_part import SealedPiece, SlotPiece, StorePart, StorePiece, read_objects
 from kestrelpy.spark.stores import store_of
 from tests.ship.in_store import log_of
-from tests.spark.journals import ROW, fill, rows_of, scanned
+from tests.spark.conftest import SEGMENT_BYTES
+from tests.spark.journals import ROW, Shipped, executed, fill, flush, rows_of, scanned
 from tests.spark.sessions import spark  # noqa: F401 - a fixture
 from tests.spark.test_batch import collected, load
 from tests.support import seaweed
-from tests.support.patience import PATIENCE, until
+from tests.support.patience import until
 
 COLUMNS = from_arrow_schema(ARROW_SCHEMA)
-SEGMENT_BYTES = 8 << 10
-Shipped = Callable[..., JournaledQueue]
 _numbers = itertools.count(1)
-
-
-def flush(queue: JournaledQueue) -> None:
-    """Return when all that was put is in the store, and each segment that is closed has its SEAL."""
-    assert queue.shipping is not None
-    queue.shipping.flush(PATIENCE)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """Where the store in a folder is; not there yet."""
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def ship(folder: Path, place: Path) -> Iterator[Shipped]:
-    """``ship(name, url=...)``: a queue in ``folder`` that is shipped to ``place``; closed at the end."""
-    opened: list[JournaledQueue] = []
-
-    def open_one(name: str = "jobs", *, url: str | None = None, where: Path = folder, **options: Any) -> JournaledQueue:
-        shipped = Ship(url or f"file://{place}", interval=0, **options)
-        opened.append(JournaledQueue(where, name, segment_bytes=SEGMENT_BYTES, ship=shipped))
-        return opened[-1]
-
-    yield open_one
-    for each in opened:
-        each.close()
 
 
 @pytest.fixture
@@ -84,15 +56,6 @@ def some(queue: JournaledQueue) -> None:
     queue.checkpoint(durable=True)
     queue.put(b"the last one")
     flush(queue)
-
-
-def executed(parts: Sequence[InputPartition], queue: str = "jobs") -> list[ROW]:
-    """The rows of parts, as executors have them from the parts' bytes alone."""
-    rows: list[ROW] = []
-    for part in pickle.loads(pickle.dumps(parts)):
-        assert isinstance(part, StorePart)
-        rows += rows_of(part.batches())
-    return rows
 
 
 def read(place: Path | str, **options: str) -> list[ROW]:

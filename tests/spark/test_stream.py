@@ -489,7 +489,7 @@ def test_another_queue_in_its_place_is_told(folder: Path, open_queue: Open, quer
         ({"startingPosition": "now"}, ValueError, "option startingPosition must be earliest, latest or an item id"),
         ({"maxItemsPerTrigger": "0"}, ValueError, "option maxItemsPerTrigger must be a whole number of at least 1"),
         ({"failOnDataLoss": "no"}, ValueError, "option failOnDataLoss must be true or false, not 'no'"),
-        ({"path": "s3://bucket/q"}, ValueError, "'s3://bucket/q' is not a folder of this machine"),
+        ({"path": "hdfs://host/q"}, ValueError, "'hdfs://host/q' is not a folder of this machine"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(

@@ -221,7 +221,7 @@ def open_at(directory: str, queue: str, name: str, start: Start) -> OpenedReader
     except (NoDefaultReader, QueueLocked):
         return open_source(directory, queue, name, start)
     try:
-        begin_id = _place_of(start, source.first_id, source.visible_id)
+        begin_id = place_of(start, source.first_id, source.visible_id)
         if any(filter(None, source.files.readers(source.queue_id))) or begin_id > default.head + 1:
             return open_source(directory, queue, name, start)
     finally:
@@ -241,7 +241,7 @@ def _has_reader(directory: str, queue: str, name: str) -> bool:
         folder.close()
 
 
-def _place_of(start: Start, first_id: int, last_id: int) -> int:
+def place_of(start: Start, first_id: int, last_id: int) -> int:
     """The first id that a new reader gets, by the same rule as in the core."""
     if start == "tail":
         return last_id + 1

@@ -34,6 +34,8 @@ from kestrelpy.spark.read.feed import Feed
 from kestrelpy.spark.read.folder_feed import FolderFeed
 from kestrelpy.spark.read.part import read_in_worker
 from kestrelpy.spark.read.pushdown import check_names, truth, whole_number
+from kestrelpy.spark.read.store_feed import StoreFeed
+from kestrelpy.spark.stores import STORE_OPTIONS, StorePlace, store_of
 
 OPTIONS = (
     "path",
@@ -62,7 +64,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._columns = columns_of(schema)
-        check_names(options, OPTIONS, "streaming from kestrel")
+        store = store_of(options)
+        if store is None:
+            check_names(options, OPTIONS, "streaming from kestrel")
+        else:
+            check_names(options, (*OPTIONS, *STORE_OPTIONS, "holdsRetention"), "streaming from a store")
         for name in ("queue", "reader"):
             if not options.get(name):
                 raise ValueError(f"streaming from kestrel needs the option {name}")
@@ -71,7 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._max_bytes = whole_number(options, "maxBytesPerTrigger", least=1)
         self._fails = truth(options, "failOnDataLoss", default=True)
         self._target: int | None = None
-        self._feed: Feed = _folder_feed(options)
+        self._feed: Feed = _folder_feed(options) if store is None else _store_feed(store, options)
 
     # -- what Spark asks for -----------------------------------------------------------------------------------------
 
@@ -215,6 +221,12 @@ def _folder_feed(options: Mapping[str, str]) -> FolderFeed:
     (queue,) = queues_of(folders, options["queue"])
     name = file_names.check_name(options["reader"])
     return FolderFeed(folders, queue, name, starting_position(options), takes_over="startingPosition" not in options)
+
+
+def _store_feed(place: StorePlace, options: Mapping[str, str]) -> StoreFeed:
+    queue, name = file_names.check_name(options["queue"]), file_names.check_name(options["reader"])
+    holds = truth(options, "holdsRetention", default=True)
+    return StoreFeed(place, queue, name, starting_position(options), holds=holds)
 
 
 def starting_position(options: Mapping[str, str]) -> Start:

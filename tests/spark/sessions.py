@@ -64,15 +64,16 @@ def spark() -> Iterator[Any]:
 
 
 @contextmanager
-def cluster() -> Iterator[Any]:
+def cluster(python: str = sys.executable, **conf: object) -> Iterator[Any]:
     """A session on ``local-cluster[2,1,1024]``: two executor processes of their own. For a process that has no other
-    session: tests run it in a child.
+    session: tests run it in a child. ``python``: what runs Python there, and where reads are planned.
     """
     import pyspark
 
     os.environ["SPARK_HOME"] = os.path.dirname(pyspark.__file__)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = local_session(master="local-cluster[2,1,1024]", **QUIET)
+    os.environ["PYSPARK_PYTHON"] = python
+    settings = {**QUIET, "spark.pyspark.python": python, **conf}
+    session = local_session(master="local-cluster[2,1,1024]", **settings)
     try:
         yield session
     finally:

@@ -16,7 +16,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from kestrelpy import InvalidName, JournaledQueue, KestrelError, UnsupportedFormat
 from kestrelpy._disk.real import RealDisk
-from kestrelpy.ship import NoSuchQueue, Ship, StoreDamaged, StoreUnavailable, open_store, restore
+from kestrelpy.ship import NoSuchQueue, Ship, StoreDamaged, StoreUnavailable, garbage, log, open_store, restore
+from kestrelpy.ship.log import Steps, carry_out
 from kestrelpy.ship.outside_reader import OutsideReader, decode_outside, encode_outside
 from kestrelpy.ship.reading import ShippedQueue
 from kestrelpy.ship.store import Store
@@ -412,6 +413,81 @@ def test_another_queue_and_an_earlier_end_are_told(
     lenient = query(path=f"{tmp_path}/other store", failOnDataLoss="false")
     assert len(follow(lenient, offset)[0]) == 20
     assert commits(tmp_path / "other store")[-1].id == 20
+
+
+def test_another_log_in_the_place_of_the_one_that_a_query_follows(
+    tmp_path: Path,
+    place: Path,
+    ship: Shipped,
+    query: Query,
+) -> None:
+    """Shorter than the one before, so that the slot that would be next is not there."""
+    queue = ship()
+    for _ in range(10):
+        put(queue, 3)
+    strict, lenient = query(), query(failOnDataLoss="false", reader="lenient")
+    offset = strict.latestOffset(strict.initialOffset(), ALL)
+    assert follow(lenient, lenient.initialOffset())[1] == offset
+    assert strict.latestOffset(offset, ALL) == offset
+    other = ship(where=tmp_path / "other", url=f"file://{tmp_path}/other store")
+    put(other, 5)
+    place.rename(tmp_path / "away")
+    with pytest.raises(NoSuchQueue):
+        strict.latestOffset(offset, ALL)
+    (tmp_path / "other store").rename(place)
+    with pytest.raises(DataLoss, match=r"items 1 to 30 .* another queue of that name is in their place"):
+        strict.latestOffset(offset, ALL)
+    rows, end = follow(lenient, offset)
+    assert ids_of(rows) == [1, 2, 3, 4, 5]
+    made = commits(place, "lenient")
+    assert [each.id for each in made] == [5]
+    assert {each.queue_id.hex() for each in made} == {end["queue"]}
+    place.rename(tmp_path / "other store")
+    (tmp_path / "away").rename(place)
+
+
+def test_a_query_keeps_what_it_has_not_read(folder: Path, place: Path, query: Query) -> None:
+    """From the owner's garbage collection, when all readers of the queue have passed it."""
+    store = open_store(f"file://{place}")
+    with JournaledQueue(folder, "jobs", segment_bytes=4096, sync="always") as queue:
+        shipper = Shipper(store, RealDisk(), folder=str(folder))
+        for _ in range(200):
+            queue.put(bytes(100))
+        shipper.fence()
+        shipper.ship()
+        source, careless = query(), query(holdsRetention="false")
+        start = source.initialOffset()
+        middle = source.latestOffset(start, ReadMaxRows(120))
+        source.commit(middle)
+        queue.commit_many(queue.get_many(200))
+        queue.put(b"the last one")
+        queue.checkpoint(durable=True)
+        shipper.ship()
+    assert careless.latestOffset(start, ALL)["id"] == 201
+    for _ in range(4):
+        collect_garbage(shipper)
+    first_id = shipper.state.segments[0].segment_footer().first_id
+    assert 50 < first_id <= 121
+    with pytest.raises(DataLoss, match=f"the store has the items from {first_id} on"):
+        careless.latestOffset(start, ALL)
+    rows, _ = follow(source, middle)
+    assert ids_of(rows) == [*range(121, 202)]
+    for _ in range(4):
+        collect_garbage(shipper)
+    assert shipper.state.segments[0].segment_footer().first_id > 121
+    assert [each.id for each in commits(place)] == [201]
+
+
+def collect_garbage(shipper: Shipper) -> None:
+    """As an owner does for whom everything is old."""
+
+    def append(made: garbage.Plan) -> Steps[None]:
+        slot = garbage.slot_of(made, shipper.state, shipper.opening._replace(written_ms=shipper.written_ms))
+        return log.append("jobs/", shipper.state, slot)
+
+    shipper.manifest()
+    steps = garbage.collect("jobs/", shipper.state, append, history_ms=-1, keep_ms=-1)
+    carry_out(steps, shipper.store, bool)
 
 
 def test_a_mistake_is_told_in_a_sentence(ship: Shipped, place: Path, query: Query) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from kestrelpy._journal import format as fmt
 from kestrelpy._reading.registry import Start
+from kestrelpy.ship.errors import StoreDamaged
 from kestrelpy.ship.log import carry_out, read_end_surely
 from kestrelpy.ship.manifest import LogState
 from kestrelpy.ship.reading import ShippedQueue
@@ -83,18 +84,29 @@ class StoreFeed:
         if self._shipped is not None:
             return
         shipped = ShippedQueue(self._place.open(), self._queue)
+        self._begin(shipped)
+        self._shipped = shipped
+
+    def _begin(self, shipped: ShippedQueue) -> None:
         self._state = shipped.at_end()
         if self._holds:
             self._reader = StoreReader(shipped, self._name, self.queue_id)
-        self._shipped = shipped
 
     def _opened(self) -> ShippedQueue:
         assert self._shipped is not None
         return self._shipped
 
     def look(self) -> int:
-        shipped = self._opened()
+        """Where the log ends now. If it has not moved, it may be another one, and this is the place of the one before:
+        then the FENCE of the last epoch is not the one that it was.
+        """
+        shipped, before = self._opened(), self._state.slot
         self._state = carry_out(read_end_surely(shipped.prefix, self._state), shipped.store, bool)
+        if self._state.slot == before:
+            try:
+                shipped.given_out(self._state)
+            except StoreDamaged:
+                self._begin(shipped)
         return self.last_id
 
     def spans(self) -> list[tuple[int, int]]:

@@ -16,15 +16,17 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from kestrelpy import InvalidName, JournaledQueue, KestrelError, UnsupportedFormat
 from kestrelpy._disk.real import RealDisk
-from kestrelpy.ship import NoSuchQueue, Ship, StoreDamaged, StoreUnavailable, garbage, log, open_store, restore
+from kestrelpy.ship import NoSuchQueue, Ship, StoreDamaged, StoreUnavailable, garbage, log, open_store, reading, restore
 from kestrelpy.ship.log import Steps, carry_out
 from kestrelpy.ship.outside_reader import OutsideReader, decode_outside, encode_outside
 from kestrelpy.ship.reading import ShippedQueue
 from kestrelpy.ship.store import Store
+from kestrelpy.spark.read import store_reader
 from kestrelpy.spark.read.columns import ARROW_SCHEMA
 from kestrelpy.spark.read.store_part import SealedPiece, StorePart
 from kestrelpy.spark.read.store_reader import StoreReader
 from kestrelpy.spark.read.stream import DataLoss, Offset, StreamReader
+from kestrelpy.spark.stores import StorePlace
 from kestrelpy.testing.stores import MemoryStore
 from tests.ship.shipped import Shipper
 from tests.spark.journals import ROW, Shipped, executed, fill, flush, scanned
@@ -310,6 +312,68 @@ def test_a_commit_that_cannot_be_read_is_an_error() -> None:
         store.create(key, there)
         with pytest.raises(error):
             reader_of(store)
+
+
+class Unreliable(Doubtful):
+    """A ``Store`` of which any request may fail: before or after it is carried out."""
+
+    def __init__(self, store: Store, rnd: random.Random) -> None:
+        super().__init__(store)
+        self.random = rnd
+        self.failures = 0
+
+    def _fail(self, key: str) -> None:
+        if self.random.random() < 0.2:
+            self.failures += 1
+            raise StoreUnavailable("store", key, "no answer in time")
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._fail(key)
+        created = super().create(key, data)
+        self._fail(key)
+        return created
+
+    def read(self, key: str, start: int = 0, length: int | None = None) -> bytes | None:
+        self._fail(key)
+        return super().read(key, start, length)
+
+    def list(self, prefix: str) -> Any:
+        self._fail(prefix)
+        return super().list(prefix)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_requests_that_fail_lose_and_double_nothing(
+    folder: Path, place: Path, ship: Shipped, query: Query, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A query is started again from its last offset, as Spark does it: with the batch that it had planned."""
+    rnd = random.Random(seed)
+    unreliable = Unreliable(open_store(f"file://{place}"), rnd)
+    for module in (reading, store_reader):
+        monkeypatch.setattr(module, "PAUSES", (0.0,))
+    monkeypatch.setattr(StorePlace, "open", lambda _: unreliable)
+    queue = ship()
+    rows: list[ROW] = []
+    source, start, planned = query(), None, None
+    restarts = 0
+    for round_ in range(200):
+        if round_ % 5 == 0 and round_ < 150:
+            fill(queue, rnd, 20)
+            flush(queue)
+        try:
+            start = start or source.initialOffset()
+            planned = planned or source.latestOffset(start, ReadMaxRows(30))
+            if planned != start:
+                found = [row for part in source.partitions(start, planned) for row in executed([part])]
+                rows, start = rows + found, planned
+                source.commit(planned)
+            planned = None
+        except StoreUnavailable:
+            source, restarts = query(), restarts + 1
+    assert rows == scanned(folder)
+    assert restarts > 5
+    assert unreliable.failures > 100
+    assert commits(place)[-1].id <= len(rows)
 
 
 # -- takeovers, and what is lost -------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from kestrelpy.ship.outside_reader import OutsideReader, encode_outside, outside
 from kestrelpy.testing.stores import MemoryStore
 from kestrelpy.work import WorkQueue
 from tests.cli.programs import Run, refused
-from tests.ship.conftest import s3  # noqa: F401 - a fixture, also of this folder
 from tests.support.seaweed import BUCKET, Seaweed
 
 

@@ -458,6 +458,27 @@ def test_what_is_kept_no_more_is_lost(folder: Path, place: Path, query: Query) -
     assert new.latestOffset(new.initialOffset(), ALL)["id"] == 100
 
 
+@pytest.mark.parametrize("count", [5, 400])
+def test_what_was_gone_before_shipping_began_is_lost(folder: Path, ship: Shipped, query: Query, count: int) -> None:
+    """To a query that has not read it; whether the log's first segment is closed or not."""
+    with JournaledQueue(folder, "jobs", segment_bytes=8 << 10) as queue:
+        for _ in range(200):
+            queue.put(bytes(100))
+        queue.commit_many(queue.get_many(200))
+        queue.checkpoint(durable=True)
+    queue = ship()
+    put(queue, count)
+    source = query()
+    start = source.initialOffset()
+    first_id = start["id"] + 1
+    assert 100 < first_id <= 201
+    assert query(startingPosition="7", reader="new").initialOffset() == start
+    assert source.latestOffset(start, ALL)["id"] == 200 + count
+    sentence = rf"items 8 to {first_id - 1} of queue 'jobs' are lost to this query: the store has the items from"
+    with pytest.raises(DataLoss, match=sentence):
+        query().latestOffset({**start, "id": 7}, ALL)
+
+
 def test_another_queue_and_an_earlier_end_are_told(
     tmp_path: Path,
     place: Path,

@@ -150,6 +150,8 @@ class Export:
         """
         self._syncer.acknowledge_elsewhere(leader)
         seen_id = max([last_id, *(state.highest_id for state in self._registry.states()[0].values())])
+        if self.totals_through(seen_id)[0] == self.totals[0]:  # no item is left, though ids may have jumped
+            seen_id = self._journal.tail_id
         seen_id = min(seen_id, self._journal.tail_id)
         if self._holds_back:
             with self._source.lock:

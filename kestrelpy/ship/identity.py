@@ -1,6 +1,7 @@
 """``queue.json``: whose objects those below a queue's name are. Created once, by the first owner.
 
-docs/format.md is the specification:  {"format": 1, "queue": "jobs", "queue_id": 32 hex digits, "made_ms": n}
+docs/format.md is the specification:  {"format": 1, "queue": "jobs", "queue_id": 32 hex digits, "made_ms": n}, and of a
+work queue also  "kind": "work queue"
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ IDENTITY_FORMAT = 1
 MAX_IDENTITY_BYTES = 4096
 """No format's is larger. What is larger is not looked at."""
 _QUEUE_ID_BYTES = 16
+_WORK = "work queue"
 
 
 class QueueIdentity(NamedTuple):
-    """A queue in a store. ``made_ms``: when its first owner came there, by his clock."""
+    """A queue in a store. ``made_ms``: when its first owner came there, by his clock. ``of_jobs``: a work queue."""
 
     queue: str
     queue_id: bytes
     made_ms: int
+    of_jobs: bool = False
 
 
 def encode_identity(identity: QueueIdentity) -> bytes:
@@ -36,7 +39,8 @@ def encode_identity(identity: QueueIdentity) -> bytes:
     if len(identity.queue_id) != _QUEUE_ID_BYTES or not is_whole:
         raise ValueError(f"a queue_id has {_QUEUE_ID_BYTES} bytes, and made_ms is from 0 to {LARGEST}")
     said = {"format": IDENTITY_FORMAT, "queue": identity.queue, "queue_id": identity.queue_id.hex()}
-    return json.dumps({**said, "made_ms": identity.made_ms}).encode("ascii")
+    kind = {"kind": _WORK} if identity.of_jobs else {}
+    return json.dumps({**said, "made_ms": identity.made_ms, **kind}).encode("ascii")
 
 
 def decode_identity(key: str, data: bytes) -> QueueIdentity:
@@ -51,7 +55,8 @@ def decode_identity(key: str, data: bytes) -> QueueIdentity:
     if type(version) is int and IDENTITY_FORMAT < version <= LARGEST:
         raise UnsupportedFormat(key, version, IDENTITY_FORMAT)
     try:
-        identity = QueueIdentity(said["queue"], bytes.fromhex(said["queue_id"]), said["made_ms"])
+        of_jobs = said.get("kind") == _WORK
+        identity = QueueIdentity(said["queue"], bytes.fromhex(said["queue_id"]), said["made_ms"], of_jobs)
         is_whole = encode_identity(identity) == data
     except (InvalidName, KeyError, TypeError, ValueError):
         is_whole = False

@@ -117,7 +117,9 @@ class ObjectStore:
         _check_process(self._process)
         try:
             return request()
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of its runtime is no Exception
             reason = reason_of(error)
         raise StoreUnavailable(self._name, key, reason)
 

@@ -108,7 +108,7 @@ class LogOpening:
 
         def judge(state: LogState) -> int:
             nonlocal first_id
-            first_id = history.judge(state, self._last_fence(state))
+            first_id = history.judge(state, self._fence(state, -1), self._shipped_id(state, file))
             return first_id
 
         judge(state)  # before anything is written
@@ -148,7 +148,7 @@ class LogOpening:
             if not here:
                 here = os.urandom(16)
                 write_ship_file(self._directory, self._queue, ShipFile(url, here))
-            mine = QueueIdentity(self._queue, here, self._now_ms())
+            mine = QueueIdentity(self._queue, here, self._now_ms(), self._of_jobs)
             self._store.create(self._prefix + IDENTITY_KEY, encode_identity(mine))
             there = self._identity_there()
         if there is None:
@@ -156,6 +156,10 @@ class LogOpening:
         if there.queue_id != here:
             reason = "another queue of this name" if here else "this queue, and the folder has not: restore it first"
             raise HistoryMismatch(f"the store has {reason}", self._found.tail_id, 0)
+        if there.of_jobs != self._of_jobs:
+            kinds = ("a queue", "a work queue")
+            reason = f"in the store this is {kinds[there.of_jobs]}, and it is opened as {kinds[self._of_jobs]}"
+            raise HistoryMismatch(reason, self._found.tail_id, 0)
         return ShipFile(url, here) if file is None or file.url != url else file
 
     def _identity_there(self) -> QueueIdentity | None:
@@ -179,12 +183,19 @@ class LogOpening:
             pause(seconds)
             seconds *= 2
 
-    def _last_fence(self, state: LogState) -> SlotHeader | None:
-        """With which the log's last epoch has begun; ``None`` if there was none."""
+    def _fence(self, state: LogState, at: int) -> SlotHeader | None:
+        """One of the log's FENCEs; ``None`` if there is none."""
         if not state.fences:
             return None
-        fence = carry_out(read_slot(self._prefix, state.fences[-1]), self._patient, self._wait)
+        fence = carry_out(read_slot(self._prefix, state.fences[at]), self._patient, self._wait)
         return fence.header if fence is not None else None
+
+    def _shipped_id(self, state: LogState, file: ShipFile) -> int:
+        """The last id in the log when our last epoch ended; 0 if it has not ended, or there was none."""
+        if not 0 < file.epoch < len(state.fences):
+            return 0
+        fence = self._fence(state, file.epoch)
+        return fence.last_id if fence is not None else 0
 
     def _read(self, segment: Segment, offset: int, size: int) -> bytes:
         file = self._directory.open(segment.name)

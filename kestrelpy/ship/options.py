@@ -67,6 +67,8 @@ class Ship(Value):
             raise ValueError(f"on_missing must be 'refuse' or 'restore', not {self.on_missing!r}")
         if self.interval is not None:
             check_seconds("interval", self.interval)
+        if self.acks == "shipped" and self.interval is not None and self.interval > self.ack_timeout:
+            raise ValueError(f"interval ({self.interval}) is longer than a put waits (ack_timeout, {self.ack_timeout})")
         for name in ("max_unshipped_seconds", "ack_timeout", "close_timeout"):
             check_seconds(name, getattr(self, name))
         if self.keep is not None:

@@ -161,7 +161,7 @@ class LogOwner:
         self.shipped = Shipped(state.place.last_id, *journal.totals_through(state.place.last_id))
         self._ledgers: deque[tuple[int, ShippedLedger]] = deque()
         """The states of the inbox's ledger that are not in the log: from which last id on, and the state."""
-        self.slots = self.segments = self.sent_bytes = self._manifest_bytes = 0
+        self.data_slots = self.slots = self.segments = self.sent_bytes = self._manifest_bytes = 0
         self._prefix = prefix
         self._opening = opening
         self._journal = journal
@@ -205,9 +205,10 @@ class LogOwner:
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def step(self, now: float, *, ending: bool = False) -> Work[bool]:
+    def step(self, now: float, *, ending: bool = False, may_send: bool = True) -> Work[bool]:
         """Append the next slot, if there is something for it. Returns whether there was. ``now``: seconds of a clock
-        that does not jump. ``ending``: look at the readers now.
+        that does not jump. ``ending``: look at the readers now. ``may_send``: bytes of the segment that is being
+        written, too.
 
         Raises as ``append``, and as the queue's journal.
         """
@@ -223,8 +224,10 @@ class LogOwner:
             if rest is not None and (yield from self._append_data(rest, now)):
                 return True
             yield from self._seal(waiting, now)
-        elif not (yield from self._append_data(tip, now)) and not (yield from self._append_states(now)):
-            return False
+        else:
+            goes_on = may_send and (yield from self._append_data(tip, now))
+            if not goes_on and not (yield from self._append_states(now)):
+                return False
         yield from self._write_manifest(now)
         return True
 
@@ -345,6 +348,7 @@ class LogOwner:
         )
         states = self._moved_readers(last_id, now)
         yield from self._append_slot(Slot(header._replace(length=len(frames)), frames, states))
+        self.data_slots += 1
         totals = tip[3:] if last_id == tip.last_id else self._journal.totals_through(last_id)
         self.shipped = Shipped(last_id, *totals)
         return True

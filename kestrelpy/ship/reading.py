@@ -81,6 +81,8 @@ class ShippedQueue:
         self.store = PatientStore(store)
         self.queue = queue
         self.prefix = f"{queue}/"
+        self.of_jobs = False
+        """Whether it is a work queue, once the log was read."""
 
     # -- the log -----------------------------------------------------------------------------------------------------
 
@@ -180,11 +182,13 @@ class ShippedQueue:
         ``verify``.
         """
         data = self.store.read(self.prefix + IDENTITY_KEY)
+        self.of_jobs = False
         if data is not None:
             identity = decode_identity(self.prefix + IDENTITY_KEY, data)
             assert state.header is not None
             if (identity.queue, identity.queue_id) != (self.queue, state.header.queue_id):
                 raise self.damage(IDENTITY_KEY, "it is of another queue than the log")
+            self.of_jobs = identity.of_jobs
 
     def given_out(self, state: LogState) -> int:
         """The last id that may have been given out before the last epoch began, as its FENCE says."""

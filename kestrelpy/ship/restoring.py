@@ -29,6 +29,7 @@ from kestrelpy._disk.interface import NO_ROOM, Directory, Disk
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
 from kestrelpy._journal.checkpoint import replace_file
+from kestrelpy._journal.purpose import mark_as_jobs
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import MOST_LOST, Recovered, write_mark
 from kestrelpy._value import Value
@@ -302,6 +303,8 @@ class _Restore:
 
     def _write_states(self) -> None:
         state, queue = self._state, self._shipped.queue
+        if self._shipped.of_jobs:
+            mark_as_jobs(self._target, queue)
         for reader, saved in sorted(state.checkpoints.items()):
             # A reader that was owned has a lock file. Without it, one whose checkpoint is lost may begin at the tail.
             self._files.lock_reader(reader).release()

@@ -31,7 +31,7 @@ from kestrelpy.ship import uploads
 from kestrelpy.ship.errors import Fenced, NotShipped, ShipError, StoreUnavailable
 from kestrelpy.ship.garbage import Collected, Known
 from kestrelpy.ship.history import ID_JUMP, ID_STEP
-from kestrelpy.ship.log import SlotTaken, ask, read_end, read_slot, resume
+from kestrelpy.ship.log import LONGEST_PAUSE, Create, Delete, ListBelow, SlotTaken, ask, read_end, read_slot, resume
 from kestrelpy.ship.opened import OpenLog
 from kestrelpy.ship.options import ShipStatus
 from kestrelpy.ship.owner import Expect, LogOwner, Shipped, Upload, Uploaded, Work, carry_upload
@@ -49,6 +49,8 @@ IDLE_SECONDS = 1.0
 """So often an idle queue is looked at, at most."""
 COLLECT_SECONDS = 3600.0
 """So often garbage is collected."""
+LEAST_SECONDS = 0.05
+"""So often an idle queue is looked at, at least, however small its interval is."""
 LOG_SECONDS = 60.0
 """So often an ERROR is logged when shipping has failed and nobody else finds out."""
 
@@ -58,10 +60,10 @@ class _GivenUp(Exception):
 
 
 class _Flush:
-    """A thread that waits until the log has everything up to ``last_id``."""
+    """A thread that waits until the log has so many items: ids may jump, and the last one given out may have none."""
 
-    def __init__(self, last_id: int) -> None:
-        self.last_id = last_id
+    def __init__(self, items: int) -> None:
+        self.items = items
         self.bell = ThreadWaiter()
 
 
@@ -114,7 +116,7 @@ class Shipper:
         self._deadline: float | None = None
         self._whole_at = SystemClock.monotonic()
         self._slot_at = float("-inf")
-        self._is_asked = False
+        self._is_asked = self._is_hurried = False
         self._thread = threading.Thread(target=self._run, name=f"kestrelpy-ship-{log.queue}", daemon=True)
         export.keep_above(self._retire_limit())
         if options.acks == "shipped":
@@ -147,6 +149,22 @@ class Shipper:
     def start(self) -> None:
         """Begin to ship. Raises ``RuntimeError`` if no thread can be started."""
         self._thread.start()
+        if self._options.when_behind != "go_on":
+            self._watch()
+
+    def _watch(self) -> None:
+        """Look now and then, on another thread, whether too much waits: the shipping thread may wait for the store."""
+        mine = weakref.ref(self)
+
+        def look(_lost: object = None) -> None:
+            shipper = mine()
+            export = shipper._export() if shipper is not None else None
+            if shipper is not None and export is not None and shipper._ended is None and not shipper._is_over:
+                shipper._mind_limits(export, SystemClock.monotonic())
+                shipper._watch()
+
+        with contextlib.suppress(RuntimeError):  # no thread can be started: then the shipping thread alone looks
+            SystemClock().call_later(IDLE_SECONDS / 2, look, on_lost=look)
 
     def note_ledger(self, state: LedgerState, from_id: int) -> None:
         """``LogOwner.note_ledger``. Called under locks of the queue, by any thread."""
@@ -157,14 +175,14 @@ class Shipper:
         export = self._export()
         if self._ended is not None or export is None:
             raise self._why_ended()
-        first_id, mine = self._owner.shipped.last_id + 1, _Flush(export.last_id)
+        first_id, last_id, mine = self._owner.shipped.last_id + 1, export.last_id, _Flush(export.totals[0])
         self._flushes.append(mine)
         try:
-            self._bell.give(None)
+            self._hurry()
             if self._ended is None:  # after the entry: who ends it looks at the entries after that
                 mine.bell.wait(timeout)
-            if self._owner.shipped.last_id < mine.last_id:
-                raise self._why_ended() if self._ended is not None else NotShipped(first_id, mine.last_id)
+            if self._owner.shipped.total_items < mine.items:
+                raise self._why_ended() if self._ended is not None else NotShipped(first_id, last_id)
         finally:
             with contextlib.suppress(ValueError):  # the thread has removed it
                 self._flushes.remove(mine)
@@ -174,7 +192,7 @@ class Shipper:
         """``Shipping.collect``."""
         mine = _Collection()
         self._collections.append(mine)
-        self._bell.give(None)
+        self._hurry()
         if self._ended is None:
             mine.bell.wait(timeout)
         result = mine.result
@@ -183,6 +201,11 @@ class Shipper:
         if result is None:
             raise self._why_ended() if self._ended is not None else TimeoutError("the store has not answered in time")
         return result
+
+    def _hurry(self) -> None:
+        """Wake the thread: somebody waits for it."""
+        self._is_hurried = True
+        self._bell.give(None)
 
     def _why_ended(self) -> KestrelError:
         export = self._export()
@@ -243,7 +266,7 @@ class Shipper:
         if isinstance(self._ended, Fenced):
             raise copy_of(self._ended)
         export = self._export()
-        if not self._has_left and export is not None and export.last_id > self._owner.shipped.last_id:
+        if not self._has_left and export is not None and self._waiting(export, self._owner.shipped)[0]:
             raise NotShipped(self._owner.shipped.last_id + 1, export.last_id)
 
     def release(self) -> None:
@@ -259,7 +282,14 @@ class Shipper:
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        failed = 0
+        try:
+            self._run_it()
+        finally:
+            if self._ended is None:  # whatever has struck: nobody may wait for a thread that is gone
+                self._end(ShipError(f"shipping queue {self.log.queue!r} has failed: {self._last_error}"))
+
+    def _run_it(self) -> None:
+        failed = slots = 0
         while True:
             try:
                 self._ship()
@@ -271,8 +301,16 @@ class Shipper:
                 self._end(error)
             except BaseException as error:
                 self._last_error = f"{type(error).__name__}: {error}"
-                _logging.exception("shipping queue %s failed", self.log.queue)
-                if failed < len(RESTARTS) and self._begin_again(RESTARTS[failed]):
+                if self._owner.slots > slots:  # it has gone on since the last time
+                    failed, slots = 0, self._owner.slots
+                is_local = isinstance(error, OSError) and not isinstance(error, KestrelError)
+                if not (is_local and failed):
+                    _logging.exception("shipping queue %s failed", self.log.queue)
+                if is_local:  # too many open files, say: that may end
+                    failed = min(failed + 1, len(RESTARTS) - 1)
+                    if self._begin_again(LONGEST_PAUSE):
+                        continue
+                elif failed < len(RESTARTS) and self._begin_again(RESTARTS[failed]):
                     failed += 1
                     continue
                 self._fail(error)
@@ -285,14 +323,15 @@ class Shipper:
                 raise _GivenUp
             now = SystemClock.monotonic()
             ending = self._is_closing
-            self._is_asked = False
+            self._is_asked = self._is_hurried = False
             export = self._export()
             if export is None:
                 raise _GivenUp
-            before = self._owner.slots
-            goes_on = self._carry_out(self._owner.step(now, ending=ending))
+            before = self._owner.data_slots
+            may_send = ending or now >= self._slot_at + self._options.seconds or self._must_send(export)
+            goes_on = self._carry_out(self._owner.step(now, ending=ending, may_send=may_send))
             self._note(export)
-            if self._owner.slots > before:
+            if self._owner.data_slots > before:
                 self._slot_at = now
             if ending and not goes_on:
                 self._carry_out(self._owner.close(now))
@@ -303,10 +342,13 @@ class Shipper:
                 return
             if self._collections or now >= self._collect_at:
                 self._collect(now)
-            seconds = self._pause(export, goes_on)
             del export
-            if seconds > 0:
-                self._sleep(seconds)
+            if not (goes_on or self._is_closing):
+                self._sleep()
+
+    def _must_send(self, export: Export) -> bool:
+        """Whether new items are sent before ``interval`` is over."""
+        return bool(self._flushes) or self._waiting(export, self._owner.shipped)[1] >= self._options.chunk_bytes
 
     def _collect(self, now: float) -> None:
         """Collect garbage, and tell those who wait for it. If the store does not answer, the next time goes on."""
@@ -322,26 +364,19 @@ class Shipper:
             self._collections.remove(each)
             each.give(result)
 
-    def _pause(self, export: Export, goes_on: bool) -> float:
-        """How long to sleep now."""
-        if self._is_closing:
-            return 0.0
+    def _sleep(self) -> None:
+        """Sleep until something may be to be done: at most for a second, as readers move and segments are closed."""
         interval = self._options.seconds
-        if self._waiting(export, self._owner.shipped)[1] >= self._options.chunk_bytes or self._flushes:
-            return 0.0 if goes_on else IDLE_SECONDS
-        due = self._slot_at + interval - SystemClock.monotonic()
-        if goes_on or self._is_asked:
-            return max(0.0, due)
-        return max(due, min(IDLE_SECONDS, max(interval, 0.05)))
-
-    def _sleep(self, seconds: float) -> None:
-        """Sleep, until something is to be done at once."""
-        until = SystemClock.monotonic() + seconds
+        now = SystemClock.monotonic()
+        until = now + min(IDLE_SECONDS, max(interval, LEAST_SECONDS))
+        due = self._slot_at + interval
+        if due > now:
+            until = min(until, due)
         while True:
             if self._is_asked:
-                until = min(until, self._slot_at + self._options.seconds)
+                until = min(until, due)
             left = until - SystemClock.monotonic()
-            if left <= 0 or self._is_closing or self._is_over or self._flushes or self._collections:
+            if left <= 0 or self._is_closing or self._is_over or self._is_hurried:
                 return
             self._bell.wait(left)
 
@@ -369,7 +404,7 @@ class Shipper:
         if isinstance(answer, StoreUnavailable):
             self._failures += 1
             self._is_away, self._last_error = True, str(answer)
-        else:
+        elif isinstance(request, Create | Delete | ListBelow | Upload):  # a store that may be read only is away
             self._is_away = False
         return answer
 
@@ -413,17 +448,18 @@ class Shipper:
             self._sealed_number = owner.sealed_number
             export.retire_soon()
         now = SystemClock.monotonic()
-        items, waiting = self._waiting(export, shipped)
-        if not items:
-            self._whole_at = now
         for each in list(self._flushes):
-            if each.last_id <= shipped.last_id:
+            if each.items <= shipped.total_items:
                 self._flushes.remove(each)
                 each.bell.give(None)
-        self._mind_limits(export, items, waiting, now)
+        self._mind_limits(export, now)
 
-    def _mind_limits(self, export: Export, items: int, waiting: int, now: float) -> None:
+    def _mind_limits(self, export: Export, now: float) -> None:
+        """Let puts wait or be refused while too much is not in the store."""
         options = self._options
+        items, waiting = self._waiting(export, self._owner.shipped)
+        if not items:
+            self._whole_at = now
         queue, seconds = self.log.queue, now - self._whole_at
         self._is_behind = waiting > options.max_unshipped_bytes or seconds > options.max_unshipped_seconds
         most = ID_JUMP // 2 if self._owner.shipped.last_id + 1 >= self.log.first_id else ID_STEP // 2
@@ -454,6 +490,8 @@ class Shipper:
         if export is not None and self._options.acks == "shipped":
             export.fail(ended)
             return
+        if export is not None and self._options.when_behind != "go_on":
+            export.refuse(str(ended), waits=False)
         del export
         while not (self._is_closing or self._is_over or self._export() is None):
             _logging.warning("queue %s is not shipped any more: %s", self.log.queue, self._last_error)
@@ -482,7 +520,7 @@ class Shipper:
                 return False
         except _GivenUp:
             return False
-        except Exception as error:
+        except BaseException as error:
             self._last_error = f"{type(error).__name__}: {error}"
             return True
         self._pending.clear()

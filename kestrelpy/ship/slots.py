@@ -196,7 +196,7 @@ class Slot(NamedTuple):
 
 def owner_note(owner: str) -> bytes:
     """The note of a FENCE. A name that is too long is cut."""
-    return owner.encode()[:MAX_OWNER_BYTES].decode(errors="ignore").encode()
+    return owner.encode(errors="replace")[:MAX_OWNER_BYTES].decode(errors="ignore").encode()
 
 
 def forget_note(number: int) -> bytes:

@@ -361,7 +361,7 @@ def test_options_of_the_connection_are_those_of_obstore() -> None:
 
 def test_a_store_with_options(
     run: Run,
-    s3: Seaweed,  # noqa: F811
+    s3: Seaweed,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

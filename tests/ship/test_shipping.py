@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
+from unittest.mock import patch
 
 import pytest
 
@@ -27,6 +28,7 @@ from kestrelpy.ship import (
     HistoryMismatch,
     NotShipped,
     Ship,
+    ShipError,
     ShippingRequired,
     StoreDamaged,
     StoreTooWeak,
@@ -36,6 +38,7 @@ from kestrelpy.ship import (
     verify,
 )
 from kestrelpy.ship.log import Opening, carry_out, open_log, read_end
+from kestrelpy.ship.shipper import Shipper
 from kestrelpy.ship.slots import CLOSE
 from kestrelpy.testing import ManualClock
 from kestrelpy.testing.stores import Fault, MemoryStore, Request, SimulatedStore
@@ -446,8 +449,9 @@ def test_a_queue_with_another_owner_is_over(tmp_path: Path, acks: Acks) -> None:
         assert (error.epoch, error.owner, error.first_unshipped_id, error.last_id) == (2, "another", 3, 3)
     assert shipping.status().state == "fenced"
     queue.close()
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced) as again:
         JournaledQueue(tmp_path, "jobs", ship=Ship(store))
+    assert (again.value.first_unshipped_id, again.value.last_id) == (3, 3)
     with JournaledQueue(tmp_path, "jobs", ship=False) as detached:
         assert [detached.get().data for _ in range(3)] == [b"1", b"2", b"3"]
 
@@ -743,6 +747,100 @@ def test_an_error_that_nobody_foresaw_is_got_over(tmp_path: Path, slow: Slow, mo
         slow.trouble = None
         shipping.flush(PATIENCE)
         assert items_of(slow.store) == {1: b"1", 2: b"2"}
+
+
+def test_errors_with_something_good_in_between_are_not_added_up(
+    tmp_path: Path, slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kestrelpy.ship.shipper.RESTARTS", (0.01, 0.01))
+    monkeypatch.setattr("kestrelpy.ship.shipper.LONGEST_PAUSE", 0.01)
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(slow, interval=0)) as queue:
+        assert queue.shipping is not None
+        for number in range(6):
+            error = (ZeroDivisionError("unforeseen"), OSError(24, "too many open files"), SystemExit(1))[number % 3]
+            slow.trouble = error
+            queue.put(b"%d" % number)
+            until(lambda error=error: str(error) in queue.shipping.status().last_error)  # type: ignore[misc]
+            slow.trouble = None
+            queue.shipping.flush(PATIENCE)
+        assert len(items_of(slow.store)) == 6
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_is_gone_leaves_nobody_waiting(tmp_path: Path, slow: Slow) -> None:
+    queue = JournaledQueue(tmp_path, "jobs", ship=Ship(slow, interval=0))
+    assert queue.shipping is not None
+    assert queue._shipment is not None
+    shipping = queue.shipping
+    with patch.object(Shipper, "_be_fenced", side_effect=KeyboardInterrupt):
+        fence(slow.store, queue._journal.queue_id)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            queue.put(b"1")
+            with pytest.raises(ShipError):
+                shipping.flush(PATIENCE)
+    assert shipping.status().state == "failed"
+    with contextlib.suppress(ShipError):
+        queue.close()
+
+
+def test_limits_are_kept_while_a_request_hangs_and_in_a_long_interval(tmp_path: Path, slow: Slow) -> None:
+    options = Ship(slow, interval=1000, when_behind="refuse", max_unshipped_bytes=1000)
+    with JournaledQueue(tmp_path, "jobs", ship=options) as queue:
+        assert queue.shipping is not None
+        queue.put(b"the first one is sent at once")
+        queue.shipping.flush(PATIENCE)
+        queue.put(b"x" * 2000)
+        until(lambda: queue._status.gate is not None)
+        queue.shipping.flush(PATIENCE)
+        until(lambda: queue._status.gate is None)
+        slow.door.clear()
+        queue.put(b"x" * 500)
+        with contextlib.suppress(NotShipped):
+            queue.shipping.flush(0.01)
+        until(lambda: slow.waiting)
+        queue.put(b"x" * 2000)
+        until(lambda: queue._status.gate is not None)
+        slow.door.set()
+
+
+def test_a_long_interval_is_for_new_items_alone(tmp_path: Path) -> None:
+    store = MemoryStore()
+    ship = Ship(store, interval=1000, chunk_bytes=64 << 10)
+    with JournaledQueue(tmp_path, "jobs", segment_bytes=4096, ship=ship) as queue:
+        assert queue.shipping is not None
+        queue.put(b"1")
+        queue.shipping.flush(PATIENCE)
+        queue.put_many([b"2", b"3"])
+        queue.commit(queue.get())
+        until(lambda: (state := log_of(store).checkpoints.get("")) is not None and state.head == 1)
+        assert items_of(store) == {1: b"1"}
+        for _ in range(10):
+            queue.put(b"x" * 1000)
+        until(lambda: len(log_of(store).segments) >= 2)
+    with JournaledQueue(tmp_path, "other", ship=ship) as queue:
+        assert queue.shipping is not None
+        queue.put(b"1")
+        queue.shipping.flush(PATIENCE)
+        queue.put(b"x" * 70_000)
+        until(lambda: len(items_of(store, "other")) == 2)
+
+
+def test_a_store_that_can_only_be_read_is_away(tmp_path: Path, slow: Slow) -> None:
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(slow, interval=0, close_timeout=0.1)) as queue:
+        assert queue.shipping is not None
+        shipping = queue.shipping
+
+        def refuse(key: str, data: bytes) -> bool:
+            raise StoreUnavailable("a slow store", key, f"{len(data)} bytes cannot be written")
+
+        create, slow.create = slow.create, refuse  # type: ignore[method-assign]
+        queue.put(b"1")
+        until(lambda: shipping.status().failures > 1)
+        assert {shipping.status().state for _ in range(1000)} == {"away"}
+        slow.create = create  # type: ignore[method-assign]
+        shipping.flush(PATIENCE)
+        assert shipping.status().state == "shipping"
 
 
 @pytest.mark.parametrize("acks", ACKS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from kestrelpy import JournaledQueue
+from kestrelpy import JournaledQueue, QueueFull, ReaderConfig, WrongKind
 from kestrelpy.ship import (
     Fenced,
     HistoryMismatch,
@@ -223,6 +224,49 @@ def test_a_fenced_work_queue_gives_out_no_job(tmp_path: Path) -> None:
                 work.put(b"2")
             with pytest.raises(Fenced):
                 session.reserve(timeout=0)
+
+
+def test_a_restored_work_queue_is_opened_as_one_alone(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with WorkQueue(tmp_path / "1", "work", ship=Ship(store)) as work:
+        work.put(b"1")
+    restore(store, "work", tmp_path / "2")
+    before = store.contents()
+    for ship in (Ship(store), False):
+        with pytest.raises(WrongKind):
+            JournaledQueue(tmp_path / "2", "work", ship=ship)
+    (tmp_path / "2" / "work.work").unlink()
+    with pytest.raises(HistoryMismatch, match="a work queue, and it is opened as a queue"):
+        JournaledQueue(tmp_path / "2", "work", ship=Ship(store))
+    assert store.contents() == before
+    with JournaledQueue(tmp_path / "3", "plain", ship=Ship(store)) as queue:
+        queue.put(b"1")
+    with pytest.raises(HistoryMismatch, match="a queue, and it is opened as a work queue"):
+        WorkQueue(tmp_path / "3", "plain", ship=Ship(store))
+
+
+@pytest.mark.parametrize("acks", ["disk", "shipped"])
+def test_a_queue_that_was_taken_over_and_not_put_to(tmp_path: Path, acks: str) -> None:
+    store = MemoryStore()
+    with JournaledQueue(tmp_path / "1", "jobs", ship=Ship(store)) as queue:
+        queue.put_many([b"1", b"2", b"3", b"4", b"5"])
+        queue.commit(queue.get())
+    restore(store, "jobs", tmp_path / "2")
+    ship = Ship(store, acks=acks, interval=0)  # type: ignore[arg-type]
+    config = ReaderConfig(max_items=4)
+    with JournaledQueue(tmp_path / "2", "jobs", default_reader=config, ship=ship) as queue:
+        assert queue.shipping is not None
+        before = time.process_time()
+        queue.shipping.flush(PATIENCE)  # there is nothing to wait for
+        assert queue.reader().stats().items == 4
+        with pytest.raises(QueueFull):
+            queue.put(b"6")
+        queue.shipping.flush(PATIENCE)
+        assert time.process_time() - before < PATIENCE / 4
+        for _ in range(4):
+            queue.commit(queue.get(timeout=PATIENCE))
+        assert queue.put(b"6") == 5 + GAP
+        assert queue.get(timeout=PATIENCE).data == b"6"
 
 
 def test_a_work_queue_in_memory_is_not_shipped() -> None:

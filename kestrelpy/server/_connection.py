@@ -340,6 +340,15 @@ class Connection(asyncio.Protocol):
             self.say(reply)
             self._rounds.again(self)
 
+    def give_up(self, reply: bytes) -> None:
+        """The client does not get what it waits for, if it waits: send it this reply. An answer that is on its way has
+        no effect then.
+        """
+        wait, self._waiting = self._waiting, None
+        if wait is not None:
+            self.say(reply)
+            wait.cancel()
+
     def on_loop(self, call: Callable[[], object]) -> None:
         """Make this call on the loop's thread: at once if this is that thread."""
         if threading.get_ident() == self._thread:

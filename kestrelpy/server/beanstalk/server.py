@@ -122,8 +122,7 @@ class BeanstalkServer(QueueServer):
             return
         super().fail(error)
         for connection in list(self.connections):
-            if connection.is_waiting:  # for a job, which does not come any more
-                connection.say(replies.INTERNAL_ERROR)
+            connection.give_up(replies.INTERNAL_ERROR)  # a job does not come any more
 
     def _is_late(self, error: BaseException) -> bool:
         """Whether the store has not answered in time, and no more than that."""

@@ -380,8 +380,10 @@ class World:
         elif chance < 0.92:
             self.clock.advance(self.random.choice((0.05, 1.0)))
             self.store.clock.advance(self.random.choice((1, 120)))
-        elif chance < 0.95:
+        elif chance < 0.945:
             machine.close()
+        elif chance < 0.95:
+            self.stranger()
         elif chance < 0.98:
             machine.kill(power_cut=self.random.random() < 0.5)
         elif may_move:
@@ -418,6 +420,21 @@ class World:
             self.current = new
         else:
             new.disk, new.has_files = CrashingDisk(), False
+
+    def stranger(self) -> None:
+        """Another queue of the same name comes to the store: it must not get the log."""
+        if not log_of(self.store.objects, QUEUE).slot:
+            return
+        disk = CrashingDisk()
+        with JournaledQueue(FOLDER, QUEUE, disk=disk, clock=ManualClock(1), inbox_interval=None) as queue:
+            queue.put(b"of another queue")
+        options = Ship(self.store.client("stranger"), interval=0, close_timeout=3.0)
+        try:
+            JournaledQueue(FOLDER, QUEUE, disk=disk, clock=ManualClock(1), inbox_interval=None, ship=options).close()
+        except (HistoryMismatch, StoreUnavailable):
+            self.counts["strangers refused"] += 1
+        else:
+            raise Wrong("another queue of the same name has got the log")
 
     def _is_newest(self, machine: Machine) -> bool:
         """Whether the log's last FENCE is that of a machine whose opening was given up."""

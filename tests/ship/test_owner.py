@@ -15,7 +15,9 @@ from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._writing.export import Export
 from kestrelpy.ship import history, owner
 from kestrelpy.ship.history import History
+from kestrelpy.ship.opened import LogOpening
 from kestrelpy.ship.owner import LogOwner, Upload, Uploaded
+from kestrelpy.ship.ship_file import ShipFile
 from kestrelpy.ship.shipper import Shipper
 from kestrelpy.ship.store import Store
 from tests.ship import owner_explorer
@@ -30,7 +32,7 @@ def test_worlds(tally: Tally) -> None:
     counts = explore(SEED * 1_000_000, worlds)
     for what in ("openings", "kills", "power cuts", "closes", "restores", "puts"):
         assert counts[what] > worlds // 2, counts
-    for what in ("copies refused", "openings refused"):
+    for what in ("copies refused", "openings refused", "strangers refused"):
         assert counts[what] > worlds // 200, counts
     tally.add("crashes of owners that ship", counts["kills"] + counts["power cuts"])
     tally.add("requests of owners to a simulated store", counts["requests"])
@@ -39,6 +41,7 @@ def test_worlds(tally: Tally) -> None:
 # -- planted faults --------------------------------------------------------------------------------------------------
 
 PLANTED: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {}
+real_identify = LogOpening._identify
 real_covered, real_note, real_seal = LogOwner._covered, Shipper._note, LogOwner._seal
 
 
@@ -111,6 +114,16 @@ def restart_without_fence() -> Iterator[None]:
 @planted
 def history_not_compared() -> Iterator[None]:
     with patch.object(History, "_compare", lambda self, state: False):
+        yield
+
+
+@planted
+def foreign_queue_accepted() -> Iterator[None]:
+    def identify(self: LogOpening) -> ShipFile:
+        there = self._identity_there()
+        return real_identify(self) if there is None else ShipFile("a store", there.queue_id)
+
+    with patch.object(LogOpening, "_identify", identify), patch.object(History, "_compare", lambda self, state: False):
         yield
 
 

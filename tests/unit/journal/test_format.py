@@ -66,6 +66,7 @@ def test_item_round_trip(
     assert (found.first_id, found.last_id, found.watermark, found.size) == (item_id, item_id, durable_id, len(frame))
     assert found.entries == ((data, added_ms, expires_ms),)
     assert fmt.decode_frame(frame, 0, marker ^ 1) is None
+    assert fmt.frame_span(b"xyz" + frame, 3) == (item_id, len(frame))
 
 
 @given(

@@ -559,6 +559,30 @@ def test_r26_a_child_forked_inside_an_append_stores_nothing(batch: bool) -> None
 
 
 # R9: whoever has taken a file to sync, and comes when its rotation's sync has failed, must not take it for synced.
+def test_the_tip_is_where_the_next_frame_goes() -> None:
+    each = journal(MemoryDisk())
+    assert each.tip() == (None, 0, 0, 0)
+    each.append(b"one", 1)
+    each.append_frame([b"two", b"three"], 1, None)
+    segment, end, last_id, total_bytes = each.tip()
+    assert segment is each.segments[0]
+    assert (end, last_id, total_bytes) == (each._at[0], 3, 11)
+    each.rotate()
+    assert each.tip()[0] is None
+    assert each.tip()[2:] == (3, 11)
+
+
+def test_no_segment_above_the_limit_is_retired() -> None:
+    each = journal(MemoryDisk())
+    for _ in range(3):
+        each.append(b"x", 1)
+        each.rotate()
+    first, second, _ = each.segments
+    assert each.take_retired(3, 0) == []
+    assert each.take_retired(3, first.number) == [first]
+    assert each.take_retired(3) == [second]
+
+
 def test_r9_a_sync_target_whose_rotation_failed_is_not_called_synced() -> None:
     disk = FailingDisk(MemoryDisk())
     each = journal(disk)

@@ -499,6 +499,20 @@ class World:
         self.counts["restored at the end"] += 1
 
 
+class EagerReaders(World):
+    """A world in which all is read and committed at once, and little is shipped."""
+
+    def _happen(self, machine: Machine, *, may_move: bool = True) -> None:
+        if machine.queue is None or self.random.random() < 0.2:
+            super()._happen(machine, may_move=may_move)
+            return
+        machine.put()
+        machine.read()
+        machine.read()
+        with contextlib.suppress(Fenced):
+            machine.queue.checkpoint(durable=True)
+
+
 @contextlib.contextmanager
 def single_threaded() -> Iterator[None]:
     """While this lasts, shipping has no thread and no pause."""

@@ -21,10 +21,15 @@ from kestrelpy.ship.ship_file import ShipFile
 from kestrelpy.ship.shipper import Shipper
 from kestrelpy.ship.store import Store
 from tests.ship import owner_explorer
-from tests.ship.owner_explorer import explore
+from tests.ship.owner_explorer import EagerReaders, World, explore
 from tests.support.budget import SEED, Tally, share
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+def test_worlds_of_eager_readers(tally: Tally) -> None:
+    counts = explore(SEED * 1_000_000, share(200), make=EagerReaders)
+    tally.add("crashes of owners that ship", counts["kills"] + counts["power cuts"])
 
 
 def test_worlds(tally: Tally) -> None:
@@ -164,6 +169,6 @@ def fence_of_another_taken_for_ours() -> Iterator[None]:
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_faults_are_found(name: str, tally: Tally) -> None:
     with PLANTED[name](), pytest.raises(Exception) as raised:  # noqa: PT011 - a fault may end in any error
-        explore(SEED * 1_000_000, 2_000)
+        explore(SEED * 1_000_000, 2_000, make=EagerReaders if name == "retire_before_seal" else World)
     assert not isinstance(raised.value, AttributeError | NameError | TypeError), "the plant itself is wrong"
     tally.add("planted faults caught", 1)

@@ -481,8 +481,8 @@ def retired_one_segment_too_many() -> Iterator[None]:
     """And deleted at once: what is taken out and still needed is not deleted later."""
     real = Journal.take_retired
 
-    def take_retired(self: Journal, head: int) -> list[Segment]:
-        retired = real(self, head + 3)
+    def take_retired(self: Journal, head: int, limit: int = format_module.LARGEST) -> list[Segment]:
+        retired = real(self, head + 3, limit)
         for segment in retired:
             self.dispose(segment)
         return retired

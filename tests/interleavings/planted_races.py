@@ -179,7 +179,7 @@ def a_cancelled_task_keeps_what_it_was_given() -> Iterator[None]:
 
 @race("acknowledged before its sync|has lost", "cut", "failing", "flow")
 def followers_are_told_before_the_sync() -> Iterator[None]:
-    def wait(self: GroupCommit, item_id: int, *, holding: bool = False) -> None:
+    def wait(self: GroupCommit, item_id: int, *, holding: bool = False, first_id: int = 0) -> None:
         if self._leader is None:
             real(self, item_id, holding=holding)
 
@@ -258,7 +258,7 @@ def a_journal_that_has_failed_has_nothing_to_sync() -> Iterator[None]:
 def who_leads_is_looked_up_twice() -> Iterator[None]:
     """Between the two looks everybody is told of a failure; this one is in no list by then."""
 
-    def wait(self: GroupCommit, item_id: int, *, holding: bool = False) -> None:
+    def wait(self: GroupCommit, item_id: int, *, holding: bool = False, first_id: int = 0) -> None:
         ticket = ThreadWaiter()
         with self._lock:
             if self.durable_id >= item_id:
@@ -284,7 +284,7 @@ def an_error_comes_before_what_is_on_disk() -> Iterator[None]:
     """A put whose item a closing queue has synced is told that the queue is closed."""
     real = GroupCommit.wait
 
-    def wait(self: GroupCommit, item_id: int, *, holding: bool = False) -> None:
+    def wait(self: GroupCommit, item_id: int, *, holding: bool = False, first_id: int = 0) -> None:
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -316,5 +316,5 @@ def the_thread_of_syncs_calls_back() -> Iterator[None]:
 @race("completed with .* held", "readers_come_and_go", "detached", "maintenance_dies", "flow")
 def a_checkpoint_completes_futures() -> Iterator[None]:
     real = GroupCommit.wait
-    with patch.object(GroupCommit, "wait", lambda self, item_id, holding=False: real(self, item_id)):
+    with patch.object(GroupCommit, "wait", lambda self, item_id, holding=False, first_id=0: real(self, item_id)):
         yield

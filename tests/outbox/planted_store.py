@@ -273,7 +273,7 @@ def the_last_failure_counts_as_the_first() -> None:
 # -- found by the model ----------------------------------------------------------------------------------------------
 
 
-@fault(f"{TESTS}/test_model.py", "assert|Error", share=1.0)
+@fault(f"{TESTS}/test_model.py", "assert|Error", share=2.5)
 def a_retry_that_is_given_back_is_a_first_run() -> None:
     in_statements("CASE WHEN j.first_error_ms IS NULL THEN 'ready' ELSE 'error' END", "'ready'")
 

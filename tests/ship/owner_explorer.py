@@ -332,7 +332,7 @@ class World:
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            machine = self.current if self.random.random() < 0.9 else self.random.choice(self.machines)
+            machine = self.current if self.random.random() < 0.75 else self.random.choice(self.machines)
             self._at_request = -1
             with self._maybe_killed(machine):
                 self._happen(machine)

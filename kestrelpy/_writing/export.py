@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kestrelpy._disk.interface import File
 from kestrelpy._journal.file_names import lasting_name
 from kestrelpy._journal.format import Checkpoint
 from kestrelpy._journal.queue_files import QueueFiles
@@ -100,22 +101,25 @@ class Export:
 
     def read(self, segment: Segment, offset: int, size: int) -> bytes:
         """The bytes of a segment's file. Only what is durable is read. Raises ``OSError``."""
-        try:
-            file = self._files.directory.open(segment.name)
-        except FileNotFoundError:  # it is being given its lasting name
-            file = self._files.directory.open(lasting_name(segment.name))
+        file = self._open(segment)
         try:
             return file.read(offset, size)
         finally:
             file.close()
 
-    def size_of(self, segment: Segment) -> int:
-        """The size of a closed segment's file. Raises ``OSError``."""
-        file = self._files.directory.open(segment.name)
+    def read_file(self, segment: Segment) -> bytes:
+        """The whole file of a closed segment. Raises ``OSError``."""
+        file = self._open(segment)
         try:
-            return file.size()
+            return file.read(0, file.size())
         finally:
             file.close()
+
+    def _open(self, segment: Segment) -> File:
+        try:
+            return self._files.directory.open(segment.name)
+        except FileNotFoundError:  # it is being given its lasting name
+            return self._files.directory.open(lasting_name(segment.name))
 
     def close_segment(self) -> None:
         """Close the segment that is being written. The next put begins another. Raises ``OSError``."""

@@ -8,7 +8,7 @@ from kestrelpy._disk.interface import Directory, Disk
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal.file_names import check_name, ship_name
 from kestrelpy._journal.queue_files import QueueFiles
-from kestrelpy.ship.ship_file import read_ship_file
+from kestrelpy.ship.ship_file import read_ship_file, remove_ship_file
 
 __all__ = ["detach", "shipped_to"]
 
@@ -46,8 +46,7 @@ def detach(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None =
         try:
             if name not in names:
                 return False
-            folder.unlink(name)
-            folder.sync()
+            remove_ship_file(folder, queue)
             return True
         finally:
             lock.release()

@@ -16,12 +16,13 @@ from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.ship.checking import probe
 from kestrelpy.ship.errors import HistoryMismatch, NoSuchQueue, ShippingRequired, StoreUnavailable
 from kestrelpy.ship.history import ID_JUMP, History
-from kestrelpy.ship.identity import IDENTITY_KEY, QueueIdentity, decode_identity, encode_identity
-from kestrelpy.ship.log import FIRST_PAUSE, Opening, carry_out, open_log, read_slot
+from kestrelpy.ship.identity import IDENTITY_KEY, QueueIdentity, encode_identity
+from kestrelpy.ship.log import FIRST_PAUSE, Opening, carry_out, open_log
 from kestrelpy.ship.manifest import LogState
+from kestrelpy.ship.opening import url_of
 from kestrelpy.ship.options import Ship
-from kestrelpy.ship.reading import PatientStore, ShippedQueue
-from kestrelpy.ship.ship_file import ShipFile, read_ship_file, write_ship_file
+from kestrelpy.ship.reading import ShippedQueue
+from kestrelpy.ship.ship_file import ShipFile, read_ship_file, remove_ship_file, write_ship_file
 from kestrelpy.ship.slots import SlotHeader
 from kestrelpy.ship.store import Store
 
@@ -86,10 +87,9 @@ class LogOpening:
         self._found = found
         self._clock = clock
         self._store = store = options.open()
-        self._patient = PatientStore(store)
+        self._shipped = ShippedQueue(store, files.queue)
         self._prefix = f"{files.queue}/"
         self._deadline = SystemClock.monotonic() + options.close_timeout
-        self._last_error: StoreUnavailable | None = None
 
     def run(self) -> OpenLog:
         """Append a FENCE. From here on the log is ours, and ``found`` says where ids begin.
@@ -104,17 +104,19 @@ class LogOpening:
         nonce = os.urandom(16)
         owner = self._options.owner or f"{socket.gethostname()}:{os.getpid()}"
         opening = Opening(file.queue_id, nonce, owner, 0, self._now_ms())
-        first_id = 0
+        judged, first_id = (-1, 0), 0
 
         def judge(state: LogState) -> int:
-            nonlocal first_id
-            first_id = history.judge(state, self._fence(state, -1), self._shipped_id(state, file))
+            nonlocal first_id, judged
+            if judged != (state.slot, state.crc):  # it reads a segment: once for each end of the log
+                first_id = history.judge(state, self._fence(state, -1), self._shipped_id(state, file))
+                judged = (state.slot, state.crc)
             return first_id
 
         judge(state)  # before anything is written
         file = file.opening(nonce)
         write_ship_file(self._directory, self._queue, file)
-        state = carry_out(open_log(self._prefix, opening, judge, state), self._patient, self._wait)
+        state = carry_out(open_log(self._prefix, opening, judge, state), self._shipped.store, self._wait)
         assert state.header is not None
         file = file.opened(nonce, state.header.epoch, state.slot)
         write_ship_file(self._directory, self._queue, file)
@@ -133,24 +135,24 @@ class LogOpening:
     def _wait(self, seconds: float) -> None:
         """Between two repetitions of a request. A queue is not opened while its store is away."""
         if SystemClock.monotonic() + seconds > self._deadline:
-            raise self._last_error or StoreUnavailable(self._store.describe(), self._prefix, "no answer in time")
+            raise StoreUnavailable(self._store.describe(), self._prefix, "no answer in time")
         pause(seconds)
 
     def _identify(self) -> ShipFile:
         """Which queue this is, here and in the store. A new queue has its id in ``jobs.ship`` before the store has it:
         if this is cut short, the next opening is the same queue's.
         """
-        url = url_of(self._options, self._store)
+        url = url_of(self._options.store, self._store)
         file = read_ship_file(self._directory, self._queue)
         here = self._found.queue_id or (file.queue_id if file is not None else b"")
-        there = self._identity_there()
+        there = self._shipped.identity()
         if there is None:
             if not here:
                 here = os.urandom(16)
                 write_ship_file(self._directory, self._queue, ShipFile(url, here))
             mine = QueueIdentity(self._queue, here, self._now_ms(), self._of_jobs)
             self._store.create(self._prefix + IDENTITY_KEY, encode_identity(mine))
-            there = self._identity_there()
+            there = self._shipped.identity()
         if there is None:
             raise StoreUnavailable(self._store.describe(), self._prefix, "what was created is not there")
         if there.queue_id != here:
@@ -162,20 +164,14 @@ class LogOpening:
             raise HistoryMismatch(reason, self._found.tail_id, 0)
         return ShipFile(url, here) if file is None or file.url != url else file
 
-    def _identity_there(self) -> QueueIdentity | None:
-        key = self._prefix + IDENTITY_KEY
-        data = self._patient.read(key)
-        return None if data is None else decode_identity(key, data)
-
     def _end_of_log(self, file: ShipFile) -> LogState:
         """Where the log ends. A listing may lag, and show none of its manifests (S6). One that shows a later slot says
         that one is lost: a FENCE must not stand in its place.
         """
-        queue = ShippedQueue(self._store, self._queue)
         until, seconds = SystemClock.monotonic() + LISTING_SECONDS, FIRST_PAUSE
         while True:
             try:
-                state = queue.at_end()
+                state = self._shipped.at_end()
             except NoSuchQueue:
                 state = LogState()
             if state.slot >= file.slot or SystemClock.monotonic() + seconds > until:
@@ -187,7 +183,7 @@ class LogOpening:
         """One of the log's FENCEs; ``None`` if there is none."""
         if not state.fences:
             return None
-        fence = carry_out(read_slot(self._prefix, state.fences[at]), self._patient, self._wait)
+        fence = self._shipped.slot(state.fences[at])
         return fence.header if fence is not None else None
 
     def _shipped_id(self, state: LogState, file: ShipFile) -> int:
@@ -208,11 +204,6 @@ class LogOpening:
 def pause(seconds: float) -> None:
     """Sleep. Signals are handled meanwhile."""
     ThreadWaiter().wait(seconds)
-
-
-def url_of(options: Ship, store: Store) -> str:
-    """What ``jobs.ship`` says of the store."""
-    return options.store.rstrip("/") if isinstance(options.store, str) else store.describe()
 
 
 def open_log_of(
@@ -237,8 +228,7 @@ def open_log_of(
         raise ShippingRequired(files.queue, file.url)
     if ship is False:
         if ship_name(files.queue) in names:
-            files.directory.unlink(ship_name(files.queue))
-            files.directory.sync()
+            remove_ship_file(files.directory, files.queue)
         return None
     options = Ship(ship) if isinstance(ship, str) else ship
     if not isinstance(options, Ship):

@@ -42,6 +42,11 @@ def open_store(
     raise BadStoreURL(type(store).__name__, "'store' must be a URL, a Store, or a store object of obstore")
 
 
+def url_of(given: str | Store | Any, opened: Store) -> str:
+    """How ``jobs.ship`` names a store that was ``given`` as this: by its URL, or else as it describes itself."""
+    return given.rstrip("/") if isinstance(given, str) else opened.describe()
+
+
 def _of_url(url: str, options: dict[str, Any], request_timeout: float) -> Store:
     shown = masked(url)
     try:

@@ -68,7 +68,7 @@ class ShippedJournal(Protocol):
 
     def read(self, segment: Segment, offset: int, size: int) -> bytes: ...
 
-    def size_of(self, segment: Segment) -> int: ...
+    def read_file(self, segment: Segment) -> bytes: ...
 
     def close_segment(self) -> None: ...
 
@@ -318,9 +318,7 @@ class LogOwner:
     def _upload_of(self, segment: Segment) -> Upload:
         key = codec.segment_key(segment.number, self.state.header.epoch, self._opening.nonce)  # type: ignore[union-attr]
         journal = self._journal
-        return Upload(
-            self._prefix + key, segment.records_end, lambda: journal.read(segment, 0, journal.size_of(segment))
-        )
+        return Upload(self._prefix + key, segment.records_end, lambda: journal.read_file(segment))
 
     # -- the segment that is being written ---------------------------------------------------------------------------
 

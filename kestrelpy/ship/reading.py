@@ -21,7 +21,7 @@ from zlib import crc32
 from kestrelpy.ship import manifest as manifests
 from kestrelpy.ship import slots as codec
 from kestrelpy.ship.errors import NoSuchQueue, StoreDamaged, StoreUnavailable
-from kestrelpy.ship.identity import IDENTITY_KEY, decode_identity
+from kestrelpy.ship.identity import IDENTITY_KEY, QueueIdentity, decode_identity
 from kestrelpy.ship.log import carry_out, decode_manifest, decode_slot, follow, read_end, read_on
 from kestrelpy.ship.manifest import LogState, Manifest
 from kestrelpy.ship.slots import FENCE, SealedSegment, Slot
@@ -181,14 +181,19 @@ class ShippedQueue:
         """Check that ``queue.json`` says which queue this is. The log is whole without it: a missing one is left to
         ``verify``.
         """
-        data = self.store.read(self.prefix + IDENTITY_KEY)
+        identity = self.identity()
         self.of_jobs = False
-        if data is not None:
-            identity = decode_identity(self.prefix + IDENTITY_KEY, data)
+        if identity is not None:
             assert state.header is not None
             if (identity.queue, identity.queue_id) != (self.queue, state.header.queue_id):
                 raise self.damage(IDENTITY_KEY, "it is of another queue than the log")
             self.of_jobs = identity.of_jobs
+
+    def identity(self) -> QueueIdentity | None:
+        """What ``queue.json`` says; ``None`` if it is not there."""
+        key = self.prefix + IDENTITY_KEY
+        data = self.store.read(key)
+        return None if data is None else decode_identity(key, data)
 
     def given_out(self, state: LogState) -> int:
         """The last id that may have been given out before the last epoch began, as its FENCE says."""

@@ -38,7 +38,7 @@ from kestrelpy.errors import QueueDiskFull
 from kestrelpy.inbox.parts import open_inbox
 from kestrelpy.ship.errors import NoSuchQueue, RestoreTargetExists
 from kestrelpy.ship.manifest import LogState
-from kestrelpy.ship.opening import open_store
+from kestrelpy.ship.opening import open_store, url_of
 from kestrelpy.ship.reading import ShippedQueue
 from kestrelpy.ship.ship_file import ShipFile, write_ship_file
 from kestrelpy.ship.slots import SealedSegment
@@ -107,8 +107,7 @@ def restore(
     shipped = ShippedQueue(opened, queue)
     state, is_end = _log_at(shipped, at_ms, at_slot)
     assert state.header is not None
-    url = store.rstrip("/") if isinstance(store, str) else opened.describe()
-    about = ShipFile(url, state.header.queue_id, restored_slot=state.slot, restored_to_end=is_end)
+    about = ShipFile(url_of(store, opened), state.header.queue_id, restored_slot=state.slot, restored_to_end=is_end)
     made = _Restore(shipped, state, disk, wants_all=all)
     try:
         made.run(os.fspath(directory), about, threads, progress)

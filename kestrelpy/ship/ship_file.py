@@ -111,6 +111,12 @@ def read_ship_file(folder: Directory, queue: str) -> ShipFile | None:
     return state
 
 
+def remove_ship_file(folder: Directory, queue: str) -> None:
+    """Remove the file of ``queue``: it is shipped no more. That is on disk when this returns. Raises ``OSError``."""
+    folder.unlink(ship_name(queue))
+    folder.sync()
+
+
 def write_ship_file(folder: Directory, queue: str, state: ShipFile) -> None:
     """Replace the file of ``queue``. It is durable when this returns. Raises ``OSError`` with the old one in place."""
     replace_file(folder, ship_name(queue), encode_ship_file(state))

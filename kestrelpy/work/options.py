@@ -96,11 +96,11 @@ def check_sync(sync: float | Literal["always", "never"], ship: object, directory
     """Whether each call must sync. ``ship``: how the queue is shipped. Raises ``ValueError``."""
     if ship and directory is None:
         raise ValueError("a work queue in memory is not shipped: ship= needs a directory")
-    if sync in ("always", "never"):
-        return sync == "always" or getattr(ship, "acks", "disk") == "shipped"
-    if isinstance(sync, bool) or not isinstance(sync, int | float) or not sync >= 0:
+    if sync not in ("always", "never") and (
+        isinstance(sync, bool) or not isinstance(sync, int | float) or not sync >= 0
+    ):
         raise ValueError(f"sync must be 'always', 'never' or seconds, not {sync!r}")
-    return sync == 0 or getattr(ship, "acks", "disk") == "shipped"
+    return sync in ("always", 0) or getattr(ship, "acks", "disk") == "shipped"
 
 
 def check_interval(checkpoint_interval: float) -> float:

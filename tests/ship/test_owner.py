@@ -125,7 +125,7 @@ def history_not_compared() -> Iterator[None]:
 @planted
 def foreign_queue_accepted() -> Iterator[None]:
     def identify(self: LogOpening) -> ShipFile:
-        there = self._identity_there()
+        there = self._shipped.identity()
         return real_identify(self) if there is None else ShipFile("a store", there.queue_id)
 
     with patch.object(LogOpening, "_identify", identify), patch.object(History, "_compare", lambda self, state: False):

@@ -40,11 +40,21 @@ def test_values_that_do_not_fit() -> None:
     with pytest.raises(TypeError):
         JSON.encode(object())
     with pytest.raises(TypeError, match="bytes"):
-        UTF8.encode(b"bytes")
+        UTF8.encode(b"bytes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Expecting"):
         JSON.decode(b"{")
     with pytest.raises(UnicodeDecodeError):
         UTF8.decode(b"\xff")
+
+
+def test_json_that_is_nested_too_deeply() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="too deeply"):
+        JSON.encode(deep)
+    with pytest.raises(ValueError, match="too deeply"):
+        JSON.decode(b"[" * 100_000)
 
 
 class _Bomb:

@@ -1,31 +1,37 @@
-"""Codecs for ``JournaledQueue(codec=...)``: they turn values into the bytes of an item, and back. None of them
-unpickles.
-"""
+"""``JSON`` and ``UTF8``: the codecs that need nothing but the standard library."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from kestrelpy.codecs.errors import DecodeError
+
 __all__ = ["JSON", "UTF8"]
 
 
 class _Json:
     """JSON values, as compact UTF-8 text. Raises ``TypeError`` for other values, ``ValueError`` for bytes that are not
-    JSON.
+    JSON, and for what is nested too deeply.
     """
 
     def encode(self, value: Any) -> bytes:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+        try:
+            return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+        except RecursionError:
+            raise ValueError("this value is nested too deeply for JSON") from None
 
     def decode(self, data: bytes) -> Any:
-        return json.loads(data)
+        try:
+            return json.loads(data)
+        except RecursionError:
+            raise DecodeError("this JSON is nested too deeply") from None
 
 
 class _Utf8:
     """Strings, as UTF-8. Raises ``TypeError`` for other values, ``UnicodeDecodeError`` for bytes that are not UTF-8."""
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: str) -> bytes:
         if not isinstance(value, str):
             raise TypeError(f"the UTF8 codec takes str, not {type(value).__name__}")
         return value.encode("utf-8")

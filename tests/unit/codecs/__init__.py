@@ -1,0 +1,1 @@
+"""Codecs that need a package each: declared types, compression, encryption."""

@@ -25,8 +25,16 @@ def exception(message: str, *arguments: object) -> None:
         logging.getLogger("kestrelpy").exception(message, *arguments)
 
 
+def debug(error: BaseException, message: str, *arguments: object) -> None:
+    """Log ``error`` with its traceback, for those who look for its cause."""
+    with contextlib.suppress(Exception, SystemExit):
+        import logging
+
+        logging.getLogger("kestrelpy").debug(message, *arguments, exc_info=error)
+
+
 class Trouble:
-    """Logs a repeated failure once, and once more when it works again."""
+    """Logs a repeated failure in one line once, and once more when it works again; its traceback at ``DEBUG``."""
 
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
@@ -36,6 +44,7 @@ class Trouble:
         why = f"{type(error).__name__}: {error}"
         if self._said.get(what) != why:
             warning("%s failed and will be tried again, in silence until it works: %s", what, why)
+            debug(error, "%s failed", what)
             self._said[what] = why
 
     def end(self, what: str) -> None:

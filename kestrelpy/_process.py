@@ -14,10 +14,18 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from kestrelpy import _logging
 from kestrelpy.errors import QueueClosed
+
+
+class Unclosed(Protocol):
+    """Something that a user opens and has to close."""
+
+    @property
+    def _what(self) -> str:
+        """What the user calls it: its class, its name and its folder."""
 
 
 class Closeable(Protocol):
@@ -52,9 +60,11 @@ def forget(thing: Closeable) -> None:
         _live.pop(thing, None)
 
 
-def warn_unclosed(thing: object) -> None:
-    """Warn of an object that nobody closed: from its ``__del__``, which saves nothing (R31), or as the program ends."""
-    warnings.warn(f"{thing!r} was never closed", ResourceWarning, stacklevel=2, source=thing)
+def warn_unclosed(thing: Unclosed) -> None:
+    """Warn of an object that nobody closed: from its ``__del__``, which saves nothing (R31), or as the program ends.
+    With ``tracemalloc`` the warning shows where it was opened.
+    """
+    warnings.warn(f"unclosed {thing._what}", ResourceWarning, stacklevel=2, source=thing)
 
 
 def why_not_wait() -> QueueClosed | None:
@@ -104,7 +114,7 @@ def close_all() -> None:
         try:
             try:
                 if _live.get(thing):
-                    warn_unclosed(thing)
+                    warn_unclosed(cast("Unclosed", thing))
             except ResourceWarning as warning:
                 warnings.showwarning(warning, ResourceWarning, __file__, 0)
             finally:

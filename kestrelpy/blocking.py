@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from kestrelpy._checks import check_timeout
+from kestrelpy._reading.consuming import wait_until
 from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy._waiting.line import Line, Waiting
 from kestrelpy._waiting.waiters import Waiter
 from kestrelpy.errors import QueueClosed, QueueEmpty, UnknownItem
-from kestrelpy.item import Item
+from kestrelpy.item import Item, V
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -20,39 +22,50 @@ if TYPE_CHECKING:
     from kestrelpy._writing.put_path import PutPath
 
 
-class JournaledBlockingQueue:
+class JournaledBlockingQueue(Generic[V]):
     """A ``BlockingQueue`` over the default reader of a journaled queue; made by ``JournaledQueue.as_blocking_queue``.
 
     A get commits at once. So an item that was got is not delivered again, even if nobody has worked on it; only after a
     crash, items committed since the last checkpoint come again. Values go through the queue's codec. An item that the
     codec cannot decode is aborted: the item stays, and the next get has it again, unless an ``on_abort`` hook takes it.
     A get beside a ``seek`` returns its item, as if the get came first. Thread-safe.
+
+    NOTE ON LOCKING: ``_counting`` guards ``_taken``, and is a leaf.
     """
 
-    def __init__(self, reader: Reader, puts: PutPath, close: Callable[[], object]) -> None:
+    def __init__(self, reader: Reader[V], puts: PutPath, close: Callable[[], object]) -> None:
         self._reader = reader
         self._puts = puts
         self._close = close
         self._dispatcher = checkpointer_of(self._reader).dispatcher
         self._gets = _Gets(self)
         self._shut = False
+        self._counting = threading.Lock()
+        self._taken = 0  # gets without a task_done; guarded by self._counting
 
-    def _done(self, item: Item) -> Any:
+    def _done(self, item: Item[V]) -> V:
         try:
             value = item.value
-        except Exception:
+        except Exception as error:
             with suppress(UnknownItem):  # as below
-                item.abort()
+                item.abort(reason=f"{type(error).__name__}: {error}")
             raise
+        self._count(1)  # first: join must not find that no item is left, and that none was taken
         try:
-            item.commit()
-        except UnknownItem:  # a seek has ended the open read, and has moved the reader: the get came first
-            return value
+            with suppress(UnknownItem):  # a seek has ended the open read, and has moved the reader: the get came first
+                item.commit()
+        except BaseException:
+            self._count(-1)
+            raise
         return value
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            self._taken += change
 
     # -- putting -----------------------------------------------------------------------------------------------------
 
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+    def put(self, item: V, block: bool = True, timeout: float | None = None) -> None:
         """Add an item at the tail. Waits for room, whatever the reader's full policy is.
 
         Waits up to ``timeout`` seconds (``None``: for ever; ``block=False``: not at all). Raises ``QueueFull`` if there
@@ -70,15 +83,15 @@ class JournaledBlockingQueue:
     def _shut_down(self) -> QueueClosed:
         return QueueClosed(f"the blocking queue of {self._reader.full_name} is shut down")
 
-    def put_nowait(self, item: Any) -> None:
+    def put_nowait(self, item: V) -> None:
         """``put(item, block=False)``: raises ``QueueFull`` if there is no room now."""
         self.put(item, False)
 
-    def put_head(self, item: Any) -> None:
+    def put_head(self, item: V) -> None:
         """Raises ``NotImplementedError``: a journal is appended to at its tail only."""
         raise NotImplementedError("put_head(): a journaled queue takes items at its tail only")
 
-    async def aput(self, item: Any, timeout: float | None = None) -> None:
+    async def aput(self, item: V, timeout: float | None = None) -> None:
         """``put`` for asyncio, from any event loop. ``timeout`` is in seconds of the queue's clock.
 
         A task that is cancelled while it waits for room has put nothing, and the next producer has its turn. A task
@@ -90,7 +103,7 @@ class JournaledBlockingQueue:
 
     # -- getting -----------------------------------------------------------------------------------------------------
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+    def get(self, block: bool = True, timeout: float | None = None) -> V:
         """Take and commit the next item; returns its value.
 
         Waits in line up to ``timeout`` seconds (``None``: for ever; ``block=False``: not at all). Raises ``QueueEmpty``
@@ -116,19 +129,19 @@ class JournaledBlockingQueue:
                 self._dispatcher.unget(item)
             raise
 
-    def get_nowait(self) -> Any:
+    def get_nowait(self) -> V:
         """``get(block=False)``: raises ``QueueEmpty`` if there is no item now."""
         return self.get(False)
 
-    def get_if(self, predicate: Callable[[Any], object]) -> Any:
+    def get_if(self, predicate: Callable[[V], object]) -> V:
         """Raises ``NotImplementedError``: a journaled queue does not offer this."""
         raise NotImplementedError("get_if(): a journaled queue has no conditional get")
 
-    def get_future(self, timeout: float | None = None) -> Future[Any]:
+    def get_future(self, timeout: float | None = None) -> Future[V]:
         """A future of the next item, which is committed when the future completes. ``cancel()`` loses no item."""
         from concurrent.futures import Future  # imported here: a program that does not use it must not pay for it
 
-        outer: Future[Any] = Future()
+        outer: Future[V] = Future()
         check_timeout(timeout)
         try:
             inner = self._gets.get_future(timeout)
@@ -162,7 +175,7 @@ class JournaledBlockingQueue:
         inner.add_done_callback(arrive)
         return outer
 
-    async def aget(self, timeout: float | None = None) -> Any:
+    async def aget(self, timeout: float | None = None) -> V:
         """``get`` for asyncio, from any event loop. A cancelled task loses no item."""
         item = None
         try:
@@ -173,11 +186,33 @@ class JournaledBlockingQueue:
                 self._dispatcher.unget(item)
             raise
 
-    def peek(self) -> Any:
+    def peek(self) -> V:
         """The value of the next item, which stays in the queue. Raises ``QueueEmpty``."""
         return self._reader.peek().value
 
     # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def task_done(self) -> None:
+        """The work on an item of an earlier ``get`` is done, for ``join``. The get has committed the item already, so
+        this changes nothing on disk. Raises ``ValueError`` if it is called more often than items were got from this
+        object. Thread-safe.
+        """
+        with self._counting:
+            if not self._taken:
+                raise ValueError("task_done() called more often than items were got")
+            self._taken -= 1
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Return when no item is left, and ``task_done`` was called for each that was got from this object.
+
+        Waits up to ``timeout`` seconds of real time (``None``: for ever); returns whether everything was done in time.
+        Raises ``QueueClosed`` if the queue is closed while items are left: they stay in the journal.
+        """
+        return wait_until(
+            lambda: not (self._reader.items or self._taken),  # in this order: a get counts before it commits
+            self._dispatcher.backlog.check_usable,
+            timeout,
+        )
 
     def flush(self) -> int:
         """Drop all unread and aborted items; returns how many. Waiters stay in line."""
@@ -240,7 +275,7 @@ class JournaledBlockingQueue:
 class _Gets(Waiting[Item]):
     """How consumers of a blocking queue wait: in the reader's line, unless the queue is shut down."""
 
-    def __init__(self, face: JournaledBlockingQueue) -> None:
+    def __init__(self, face: JournaledBlockingQueue[Any]) -> None:
         self._face = face
         self._dispatcher = face._dispatcher
         self._clock = self._dispatcher._clock

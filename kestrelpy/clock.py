@@ -29,6 +29,9 @@ FEW_CANCELLED = 100
 """So many cancelled timers may stay in a heap, however few others it has."""
 
 
+_ELAPSED: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
 class Timer:
     """One call at a later time. ``cancel()`` is idempotent and may come too late."""
 
@@ -137,6 +140,13 @@ class Clock(Protocol):
         """Call ``callback`` once in ``seconds``; ``on_lost`` instead if the thread for it has died (rule R30)."""
 
 
+def _elapsed() -> float:
+    """Seconds from some fixed point, never going back, and going on while the machine is suspended, where that is
+    known.
+    """
+    return time.clock_gettime(_ELAPSED) if _ELAPSED is not None else time.monotonic()
+
+
 class SystemClock:
     """The machine's clocks, and the two threads of this process.
 
@@ -146,6 +156,8 @@ class SystemClock:
 
     time_ns = staticmethod(time.time_ns)
     monotonic = staticmethod(time.monotonic)
+    elapsed = staticmethod(_elapsed)
+    """As ``monotonic``, and it goes on while the machine is suspended (on Linux)."""
 
     def call_later(
         self,
@@ -164,7 +176,7 @@ class SystemClock:
         *,
         on_lost: Callable[[BaseException], object] | None = None,
     ) -> Timer:
-        """As ``call_later``, on a thread that runs nothing but syncs."""
+        """As ``call_later``, on a thread that runs nothing but syncs; ``on_lost``, if that thread has died."""
         return _syncs.add(seconds, callback, on_lost)
 
 

@@ -25,6 +25,8 @@ __all__ = [
     "QueueEmpty",
     "QueueFull",
     "QueueLocked",
+    "RepairIncomplete",
+    "RepairRefused",
     "RestoreIncomplete",
     "UnknownItem",
     "UnsupportedFormat",
@@ -45,7 +47,7 @@ class KestrelError(Exception):
     """The base of every error that kestrelpy itself raises. Each can be pickled, with its facts."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        where = (self.filename,) if isinstance(self, OSError) else ()
+        where = (self.filename,) if isinstance(self, OSError) and self.filename is not None else ()
         return _restore, (type(self), (*self.args, *where), self.__dict__)
 
 
@@ -118,6 +120,19 @@ class NoDefaultReader(KestrelError, LookupError):
             f"queue {queue_name!r} has named readers ({', '.join(readers)}) and so no default reader: use reader(name)"
         )
         self.queue_name = queue_name
+        self.readers = readers
+
+
+class UnknownReader(KestrelError, LookupError):
+    """``open_reader`` was asked for a reader that the queue does not have, without ``create=True``. ``readers``: the
+    named readers that it has.
+    """
+
+    def __init__(self, queue_name: str, reader: str, readers: tuple[str, ...]) -> None:
+        has = f"its readers: {', '.join(readers)}" if readers else "it has no named reader"
+        super().__init__(f"queue {queue_name!r} has no reader {reader!r} ({has}): create=True makes one")
+        self.queue_name = queue_name
+        self.reader = reader
         self.readers = readers
 
 
@@ -199,12 +214,42 @@ class RestoreIncomplete(KestrelError):
     """The queue of ``path`` (folder and name) is being restored from a store, or that was cut short. Nothing was
     changed.
 
-    Restore it again: that removes what is there of it, and begins from the start.
+    Restore it again: that removes what is there of it, and begins from the start. If ``lazily`` is true, it was
+    restored with ``lazy=True``, and its owner fetches the rest: ``JournaledQueue(..., ship=)`` with the same store. If
+    ``follows`` is true, its files are those of a standby that has not come to the end of its log: a
+    ``kestrelpy.ship.Standby`` goes on with them.
+    """
+
+    def __init__(self, path: str, *, lazily: bool = False, follows: bool = False) -> None:
+        what = "restore it again (kestrelpy.ship.restore)"
+        if follows:
+            what = "start its standby (kestrelpy.ship.Standby), or restore it again"
+        elif lazily:
+            what = "open it with ship=, and the rest is fetched"
+        super().__init__(f"{path} is not completely restored: {what}")
+        self.path = path
+        self.lazily = lazily
+        self.follows = follows
+
+
+class RepairIncomplete(KestrelError):
+    """A repair of the queue of ``path`` (folder and name) was cut short: nobody opens the queue before it has ended.
+
+    Repair it again: that finishes what was begun. Nothing more is lost.
     """
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path} is not completely restored: restore it again (kestrelpy.ship.restore)")
+        super().__init__(f"a repair of {path} was cut short: repair it again (kestrelpy repair), which finishes it")
         self.path = path
+
+
+class RepairRefused(KestrelError):
+    """The queue of ``path`` (folder and name) is damaged, and a repair here would be wrong. Nothing was changed."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} is not repaired: {reason}")
+        self.path = path
+        self.reason = reason
 
 
 class QueueDiskFull(KestrelError, OSError):

@@ -5,9 +5,20 @@ from __future__ import annotations
 from functools import partial
 from operator import attrgetter, index
 from types import MethodType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
+from kestrelpy._tasks import run_apart
 from kestrelpy._value import Value, set_field
+from kestrelpy.letter import DeadLetter, decode_letter
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # which type checkers know, installed or not: a default needs Python 3.13
+
+    V = TypeVar("V", default=Any)
+else:
+    from typing import TypeVar
+
+    V = TypeVar("V")
 
 __all__ = ["Item", "Record"]
 
@@ -17,23 +28,33 @@ class ItemOwner(Protocol):
 
     def commit(self, item_or_id: Item | int) -> None: ...
 
-    def abort(self, item_or_id: Item | int, *, counts: bool = True) -> None: ...
+    def abort(
+        self, item_or_id: Item | int, delay: float | None = None, reason: str | None = None, *, counts: bool = True
+    ) -> None: ...
+
+    def abort_for(self, item: Item, error: BaseException | None) -> None: ...
 
     def decode(self, data: bytes) -> Any: ...
 
     def is_open(self, item: Item) -> bool: ...
 
+    @property
+    def _may_bury(self) -> bool:
+        """Whether an abort may move an item to another queue, which waits for the disk."""
+
     def _check_done(self, item: Item) -> None: ...
 
 
-class Item:
+class Item(Generic[V]):
     """One item as one reader got it: an open read (an unacknowledged delivery) until it is committed or aborted.
 
     ``id`` (dense, from 1), ``data`` (bytes), ``added_ms`` and ``expires_ms`` (milliseconds since the Unix epoch, or
-    ``None``), ``error_count`` (how often it was aborted). As a context manager it commits at the end of the block, or
-    aborts if the block raises. It does nothing if the block already did either, or if a ``seek`` has ended the open
-    read. If the reader can't be used any more and the item is not done, the end of the block raises the reason
-    (``QueueClosed``, ``DurabilityUnknown``), unless the block itself raises something.
+    ``None``), ``error_count`` (how often it was aborted). As a context manager, also of asyncio, it commits at the end
+    of the block, or aborts if the block raises. It does nothing if the block already did either, or if a ``seek`` has
+    ended the open read. If the reader can't be used any more and the item is not done, the end of the block raises the
+    reason (``QueueClosed``, ``DurabilityUnknown``), unless the block itself raises something. ``async with`` does not
+    block the event loop where an abort moves the item to a queue of dead letters. For type checkers, ``Item[V]`` has a
+    ``value`` of type ``V``.
     """
 
     __slots__ = ("_owner", "added_ms", "data", "error_count", "expires_ms", "id")
@@ -49,24 +70,27 @@ class Item:
         self._owner = owner
 
     @property
-    def value(self) -> Any:
+    def value(self) -> V:
         """The data, decoded by the queue's codec; without a codec, the data itself. Decoded again at each access."""
-        return self._owner.decode(self.data)
+        decoded: V = self._owner.decode(self.data)
+        return decoded
 
     def commit(self) -> None:
         """Acknowledge the item. Raises as ``Reader.commit``: ``UnknownItem`` if it is not open. Thread-safe."""
         self._owner.commit(self)
 
-    def abort(self, *, counts: bool = True) -> None:
-        """Give the item back, ahead of unread items. Raises as ``Reader.abort``: ``UnknownItem`` if it is not open.
+    def abort(self, delay: float | None = None, reason: str | None = None, *, counts: bool = True) -> None:
+        """Give the item back, ahead of unread items, at once or in ``delay`` seconds (``None``: as the reader's
+        ``retry_delay`` says). ``reason`` is kept if the item becomes a dead letter.
 
-        With ``counts=False`` as if it had not been got: for an item that no consumer has seen. Thread-safe.
+        With ``counts=False`` as if it had not been got: for an item that no consumer has seen. Raises as
+        ``Reader.abort``: ``UnknownItem`` if it is not open. Thread-safe.
         """
-        self._owner.abort(self, counts=counts)
+        self._owner.abort(self, delay, reason, counts=counts)
 
     if TYPE_CHECKING:
 
-        def __enter__(self) -> Item: ...
+        def __enter__(self) -> Item[V]: ...
 
     else:
         # This returns the item without a function of ours: an interrupt (Ctrl-C) could fall before its first line. Then
@@ -80,9 +104,20 @@ class Item:
             if kind is None:
                 self._owner.commit(self)
             else:
-                self._owner.abort(self)
+                self._owner.abort_for(self, error)
         elif kind is None:
             self._owner._check_done(self)
+
+    async def __aenter__(self) -> Item[V]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and self._owner._may_bury:  # a move to the queue of dead letters waits for the disk
+            await run_apart(partial(self.__exit__, kind, error, trace))
+        else:
+            self.__exit__(kind, error, trace)
 
     def __repr__(self) -> str:
         shown = self.data if len(self.data) <= 32 else self.data[:29] + b"..."
@@ -116,6 +151,11 @@ class Record(Value):
         set_field(self, "expires_ms", expires_ms)
         set_field(self, "error_count", error_count)
         set_field(self, "segment", segment)
+
+    @property
+    def dead_letter(self) -> DeadLetter | None:
+        """The dead letter that this item is, with its data and where it comes from; ``None`` if it is none."""
+        return decode_letter(self.data, self.id)
 
 
 def id_of(item_or_id: Item | int) -> int:

@@ -12,43 +12,45 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, overload
 from zlib import crc32
 
-from kestrelpy._checks import check_seconds
-from kestrelpy._disk.interface import Disk, File
+from kestrelpy._disk.interface import Disk
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
 from kestrelpy._journal.format import FRAME_BYTES, pack_crc, pack_frame
+from kestrelpy._journal.growth import JournalFull
 from kestrelpy._journal.item_limit import write_limit
-from kestrelpy._journal.purpose import kind_of, mark_as_jobs, open_mark
+from kestrelpy._journal.purpose import Purpose
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import ITEM_COST
 from kestrelpy._process import forget, remember, warn_unclosed
+from kestrelpy._reading.consuming import Consuming
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry, Start
+from kestrelpy._writing import options
 from kestrelpy._writing.backpressure import Room
+from kestrelpy._writing.disk_room import DiskRoom, RoomOptions
 from kestrelpy._writing.ending import Ending
 from kestrelpy._writing.figures import figures_of
 from kestrelpy._writing.maintenance import Maintenance
 from kestrelpy._writing.open_journal import OpenJournal
-from kestrelpy._writing.options import check_codec, check_configs, check_sizes, check_sync, memory_disk
 from kestrelpy._writing.put_path import PutPath
 from kestrelpy._writing.status import QueueStatus
 from kestrelpy._writing.syncer import Syncer
 from kestrelpy.clock import Clock, SystemClock
-from kestrelpy.config import Codec, QueueStats, ReaderConfig
+from kestrelpy.config import Codec, QueueStats, ReaderConfig, check_codec
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, ItemTooLarge, QueueClosed
-from kestrelpy.item import Item
+from kestrelpy.item import Item, V
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-    from types import TracebackType
-    from typing import Self
+    from typing import Unpack
 
+    from kestrelpy._queue_options import OpeningOptions, StrPath
+    from kestrelpy.blocking import JournaledBlockingQueue
     from kestrelpy.inbox.host import InboxHost
-    from kestrelpy.memory import BlockingQueue
     from kestrelpy.ship.opened import OpenLog
     from kestrelpy.ship.options import Ship
     from kestrelpy.ship.shipment import Shipment
@@ -56,12 +58,10 @@ if TYPE_CHECKING:
 
 __all__ = ["JournaledQueue"]
 
-T = TypeVar("T")
-
 _NO_READERS: Mapping[str, ReaderConfig] = MappingProxyType({})
 
 
-class JournaledQueue:
+class JournaledQueue(Consuming[V]):
     """A durable blocking queue: queue ``name`` in folder ``directory``. It is created, or opened again.
 
     One object in one process has the queue open for writing. Each put appends one record to the journal (a write-ahead
@@ -72,6 +72,10 @@ class JournaledQueue:
     process. ``segment_bytes``: the size at which a segment of the journal is closed and the next one begins.
     ``max_item_bytes``: the largest item; at most, and by default, as much as an empty segment holds. ``archive_dir``:
     consumed segments are moved to this folder instead of being deleted; no queue of this name may live there.
+    ``keep_for``, ``keep_bytes``: consumed segments stay readable for so many seconds after their last item, and up to
+    so many bytes together; the oldest go first. ``archive_keep_for``, ``archive_keep_bytes``: the same for archived
+    ones. ``max_journal_bytes``: a put that would make the journal larger raises ``QueueFull``, or waits
+    (``timeout``, ``BLOCK``); kept segments go first. At least twice ``segment_bytes``, and no put may be above half.
     ``checkpoint_interval``: seconds between checkpoints of readers that moved. ``readers``: the configuration of
     readers, by name; ``default_reader``: that of all other readers. ``journaled=False``: the same queue in memory only.
     ``codec``: values instead of bytes. ``on_corruption``: ``"raise"``, or ``"quarantine"`` to skip exactly the damaged
@@ -86,14 +90,22 @@ class JournaledQueue:
     last segment if it was not closed.
 
     Thread-safe. Every call raises ``QueueClosed`` after ``close()``, ``DurabilityUnknown`` once a sync has failed,
-    ``ForkedQueue`` in a forked child, ``OSError`` where the system refuses a file, and ``CorruptJournal`` where it has
-    to read damaged data.
+    ``ForkedQueue`` in a forked child, ``OSError`` where the system refuses a file, ``CorruptJournal`` where it reads
+    damaged data, and, if it is shipped, ``Fenced`` once another owner has it and ``ShipError`` if shipping has failed.
     """
 
     _inbox: InboxHost | None = None
     _shipment: Shipment | None = None
     _holds_jobs: ClassVar[bool] = False
     """True in the class below a work queue: that journal holds jobs, and nobody publishes items for it."""
+
+    @overload  # the type of the values is that of the codec
+    def __init__(
+        self: JournaledQueue[bytes], directory: StrPath, name: str, *, codec: None = None, **_: Unpack[OpeningOptions]
+    ) -> None: ...
+
+    @overload
+    def __init__(self, directory: StrPath, name: str, *, codec: Codec[V], **_: Unpack[OpeningOptions]) -> None: ...
 
     def __init__(
         self,
@@ -112,40 +124,45 @@ class JournaledQueue:
         on_corruption: Literal["raise", "quarantine"] = "raise",
         inbox_interval: float | None = 0.5,
         ship: str | Ship | Literal[False] | None = None,
+        keep_for: float | None = None,
+        keep_bytes: int | None = None,
+        max_journal_bytes: int | None = None,
+        archive_keep_for: float | None = None,
+        archive_keep_bytes: int | None = None,
         clock: Clock | None = None,
         disk: Disk | None = None,
     ) -> None:
         self.name = file_names.check_name(name)
         self.directory = os.fspath(directory)
-        sync_seconds = check_sync(sync, ship, journaled=journaled, of_jobs=self._holds_jobs)
-        self.max_item_bytes = check_sizes(segment_bytes, max_item_bytes)
-        interval = check_seconds("checkpoint_interval", checkpoint_interval, above_zero=True)
-        if inbox_interval is not None:
-            check_seconds("inbox_interval", inbox_interval, above_zero=True)
-        if on_corruption not in ("raise", "quarantine"):
-            raise ValueError(f"on_corruption must be 'raise' or 'quarantine', not {on_corruption!r}")
-        default_config = check_configs(readers, default_reader)
-        codec = check_codec(codec)
+        sync_seconds = options.check_sync(sync, ship, journaled=journaled, of_jobs=self._holds_jobs)
+        self.max_item_bytes = options.check_sizes(segment_bytes, max_item_bytes)
+        interval = options.check_intervals(checkpoint_interval, inbox_interval)
+        quarantine = options.check_corruption(on_corruption)
+        default_config = options.check_configs(readers, default_reader)
+        self.codec = codec = check_codec(codec)
+        bounds = keep_for, keep_bytes, max_journal_bytes, archive_keep_for, archive_keep_bytes
+        room = RoomOptions.checked(*bounds, segment_bytes=segment_bytes, has_archive=archive_dir is not None)
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._time_ns = self._clock.time_ns
         self._pid = os.getpid()
         self._room = Room()
         self._status = status = QueueStatus(sync_seconds, has_codec=codec is not None)
         if not journaled:  # this is the only place that knows: a queue in memory uses no other disk
-            disk, archive_dir, inbox_interval = memory_disk(), None, None
-        files = QueueFiles((disk or RealDisk()).directory(self.directory, create=True), name)
+            disk, archive_dir, inbox_interval = options.memory_disk(), None, None
+        real = disk or RealDisk()
+        files = QueueFiles(real.directory(self.directory, create=True), name, real if journaled else None)
         self._held = held = OpenJournal(files)
-        quarantine, open_log = on_corruption == "quarantine", partial(self._open_log, ship)
+        open_log = partial(self._open_log, ship)
         try:
             registry = ReaderRegistry(files, readers, default_config, status.choose_path, status.check_usable)
             self._registry = status.registry = registry
-            if getattr(ship, "on_missing", "refuse") == "restore":
-                from kestrelpy.ship.restoring import restore_missing
+            if ship:
+                from kestrelpy.ship.preparing import prepare
 
-                restore_missing(ship, files, disk)
+                prepare(ship, files, disk)
             of_jobs = self._holds_jobs
             held.open(archive_dir, disk, open_log, segment_bytes=segment_bytes, quarantine=quarantine, of_jobs=of_jobs)
-            self._set_up(codec, interval)
+            self._set_up(codec, interval, room)
             self._open(disk, inbox_interval, quarantine=quarantine)
         except BaseException as error:
             status.error = error if isinstance(error, Exception) else QueueClosed("opening was interrupted")
@@ -158,13 +175,13 @@ class JournaledQueue:
             forget(self)
             raise
 
-    def _set_up(self, codec: Codec | None, interval: float) -> None:
+    def _set_up(self, codec: Codec | None, interval: float, options: RoomOptions) -> None:
         """Make the parts of the queue. Each part gets the other parts that it needs; no part gets the queue."""
         held, status, registry, room = self._held, self._status, self._registry, self._room
         self._journal = journal = held.journal
         self._opened_at = (journal.tail_id, journal.total_bytes)
         self._source = registry.source = source = LocalSource(
-            self.name,
+            held.files,
             self._clock,
             journal,
             codec,
@@ -172,16 +189,17 @@ class JournaledQueue:
             make_durable=self._make_durable,
             guard=registry.guard,
             save=registry.save,
-            moved=self._moved,
+            moved=lambda: self._maintenance.moved(),  # which is made below, as it needs the source
             configured=registry.configure,
-            closed_reader=self._reader_closed,
+            closed_reader=lambda reader: self._maintenance.reader_closed(reader),
         )
         self._lock = source.lock
         self._append = journal.append
         self._syncer = syncer = Syncer(self.directory, status, source, registry, room, held.syncing)
-        self._puts = PutPath(status, syncer, source, registry, room, codec, self.max_item_bytes)
-        self._maintenance = Maintenance(status, syncer, source, registry, room, interval)
-        journal.on_followed = self._maintenance.arm  # readers in other processes may be past the previous one
+        self._disk_room = disk_room = DiskRoom(options, status, source, registry, room, held.archive, interval)
+        self._puts = PutPath(status, syncer, source, registry, room, codec, self.max_item_bytes, disk_room)
+        self._maintenance = Maintenance(status, syncer, source, registry, room, interval, disk_room)
+        journal.growth.on_followed = self._maintenance.arm  # readers in other processes may be past the previous one
         registry.began_to_limit = self._maintenance.watch_limits
         registry.dispose_stale(held.found.stale)
 
@@ -210,7 +228,7 @@ class JournaledQueue:
 
             self._shipment = Shipment(held.log, *parts, files, self._maintenance, holds_back=status.sync_seconds == 0)
         if self._inbox is not None:
-            self._inbox.open(None if self._shipment is None else self._shipment.note_ledger)
+            self._inbox.open(None if self._shipment is None else self._shipment.inbox_for(self._inbox))
         self._ending = Ending(*parts, held, self._inbox, self._shipment, partial(forget, self))
         status.error = None
         self._registry.tidy(files.reader_names(names))
@@ -218,6 +236,7 @@ class JournaledQueue:
         remember(self)
         if self._registry.may_limit:
             self._maintenance.watch_limits()
+        self._disk_room.start()
         if self._inbox is not None and inbox_interval is not None:
             InboxWatcher.join(self._inbox, disk, self._clock)
         if self._shipment is not None:
@@ -226,44 +245,31 @@ class JournaledQueue:
     def _make_durable(self, item_id: int) -> None:
         self._syncer.commit.wait(item_id, holding=True)
 
-    def _moved(self) -> None:
-        self._maintenance.moved()
-
-    # -- the kind of queue ----------------------------------------------------------------------------------------
-
-    def _kind(self) -> str:
-        """``"queue"`` or ``"work queue"``, by the files in the folder."""
-        return kind_of(self._held.files.directory.names(), self.name)
-
-    def _mark_as_jobs(self) -> None:
-        """Make this a work queue. That is on disk when this returns. Raises ``OSError``."""
-        mark_as_jobs(self._held.files.directory, self.name)
-
-    def _open_mark(self) -> File:
-        """Open the file that marks a work queue. Raises ``OSError``."""
-        return open_mark(self._held.files.directory, self.name)
+    @property
+    def _purpose(self) -> Purpose:
+        return Purpose(self._held.files.directory, self.name)
 
     # -- putting -------------------------------------------------------------------------------------------------
 
     def put(
         self,
-        data: Any,
+        data: V | bytearray | memoryview,
         *,
         expires_in: float | None = None,
         expires_at_ms: int | None = None,
-        timeout: float | None = 0,
+        timeout: float | None = None,
     ) -> int:
         """Add one item for every reader; returns the item's id.
 
         When this returns, the item survives the death of the process; with ``sync="always"``, a power cut too.
         ``data``: ``bytes``, ``bytearray`` or ``memoryview``; with a codec, any value. The item expires ``expires_in``
         seconds from now, or at ``expires_at_ms`` (milliseconds since 1970). If a reader with the policy ``BLOCK`` is
-        full, waits for room up to ``timeout`` seconds (0: not at all; ``None``: for ever), in line with other
-        producers.
+        full, waits for room up to ``timeout`` seconds (0: not at all; ``None``: for ever, but in a reader's hook not at
+        all), in line with other producers.
 
-        Raises ``QueueFull`` if a reader has no room (at once if it never will), ``ItemTooLarge`` and ``QueueDiskFull``;
-        in each of these cases nothing was stored. Also raises ``DurabilityUnknown`` if a sync failed, ``QueueClosed``,
-        ``ForkedQueue``, ``TypeError`` and ``ValueError`` for bad arguments, and ``OSError``. Thread-safe.
+        Raises ``QueueFull`` if a reader or the journal has no room (at once if it never will) or a reader lags,
+        ``ItemTooLarge``, ``QueueDiskFull``; then nothing was stored. Also raises ``DurabilityUnknown``, ``TypeError``,
+        ``QueueClosed``, ``ForkedQueue``, ``ValueError``, ``OSError``, ``NotShipped`` (which says more). Thread-safe.
         """
         status = self._status
         if (
@@ -306,31 +312,37 @@ class JournaledQueue:
                     self._syncer.arm()
             if source.waiting:
                 source.wake()
+        except JournalFull:  # there may be room all the same, once the lock is released
+            return self._puts.put([data], None, None, timeout)[0]
         except DurabilityUnknown as error:
             self._syncer.fail(error, reported=True)
             raise
-        except BaseException:
-            self._puts.recover()
+        except BaseException as error:
+            self._puts.recover(error)
             raise
         return item_id
 
+    def put_nowait(self, data: V | bytearray | memoryview) -> int:
+        """``put(data, timeout=0)``: raises ``QueueFull`` at once if there is no room."""
+        return self.put(data, timeout=0)
+
     def put_many(
         self,
-        items: Iterable[Any],
+        items: Iterable[V | bytearray | memoryview],
         *,
         expires_in: float | None = None,
         expires_at_ms: int | None = None,
-        timeout: float | None = 0,
+        timeout: float | None = None,
     ) -> range:
         """Add several items as one record: all or nothing, also across a crash. Returns their ids, a ``range``.
 
         One write and one sync for all items. When this returns, the items survive the death of the process; with
         ``sync="always"``, a power cut too. They expire ``expires_in`` seconds from now, or at ``expires_at_ms``. Waits
-        for room as ``put`` does, up to ``timeout`` seconds (0: not at all). No items: returns an empty range.
+        for room as ``put`` does, up to ``timeout`` seconds. No items: returns an empty range.
 
         Raises ``QueueFull`` if a reader has no room (at once for more items than its ``max_items``), ``ItemTooLarge``,
-        ``BatchTooLarge`` for more than 2 GiB together, and ``QueueDiskFull``; in each of these cases nothing was
-        stored. Also raises ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``, ``TypeError`` and ``ValueError``.
+        ``BatchTooLarge`` for more than 2 GiB together, and ``QueueDiskFull``; then nothing was stored. Also raises
+        ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``, ``NotShipped``, ``TypeError`` and ``ValueError``.
         """
         values = list(items)
         if not values:
@@ -341,37 +353,37 @@ class JournaledQueue:
 
     def put_future(
         self,
-        data: Any,
+        data: V | bytearray | memoryview,
         *,
         expires_in: float | None = None,
         expires_at_ms: int | None = None,
         timeout: float | None = 0,
     ) -> Future[int]:
-        """Add one item without waiting for the disk; returns a future of the item's id. Takes the arguments of ``put``.
+        """Add one item without waiting for the disk; returns a future of the item's id. Thread-safe.
 
-        The future completes when the item is on disk, with ``sync="never"`` at once. It fails with
-        ``DurabilityUnknown`` if the sync fails. This call may wait for room, up to ``timeout`` seconds (0: not at all).
-        Before anything is stored it raises ``QueueFull``, ``ItemTooLarge``, ``QueueDiskFull``, ``DurabilityUnknown``,
-        ``QueueClosed``, ``ForkedQueue``, ``TypeError``, ``ValueError`` or ``OSError``. Thread-safe.
+        The future completes when the item is on disk (``sync="never"``: at once; ``acks="shipped"``: in the store). It
+        fails with ``DurabilityUnknown`` if the sync fails. ``data``, ``expires_in``, ``expires_at_ms``: as in ``put``.
+        Waits for room up to ``timeout`` seconds (``None``: for ever). Before anything is stored it raises
+        ``QueueFull``, ``ItemTooLarge``, ``QueueDiskFull``, ``DurabilityUnknown`` and the other errors of ``put``.
         """
         return self._puts.put_future(data, expires_in, expires_at_ms, timeout)
 
     async def aput(
         self,
-        data: Any,
+        data: V | bytearray | memoryview,
         *,
         expires_in: float | None = None,
         expires_at_ms: int | None = None,
-        timeout: float | None = 0,
+        timeout: float | None = None,
     ) -> int:
         """Add one item, for asyncio; returns its id when the item is on disk, with ``sync="never"`` at once.
 
         Waits for room and for the disk without blocking the loop, and without a thread. ``timeout`` limits the wait for
         room (0: not at all; ``None``: for ever), in seconds of the queue's clock. A task that is cancelled while it
         waits for room has put nothing. A task that is cancelled while it waits for the disk has put its item: the item
-        stays, and is on disk as soon as it would have been. Takes the arguments of ``put``. Raises ``QueueFull``,
-        ``ItemTooLarge``, ``QueueDiskFull``, ``DurabilityUnknown``, ``QueueClosed``, ``ForkedQueue``, ``TypeError``,
-        ``ValueError`` and ``OSError``.
+        stays, and is on disk as soon as it would have been. ``data``, ``expires_in`` and ``expires_at_ms`` are as in
+        ``put``. Raises ``QueueFull``, ``ItemTooLarge``, ``QueueDiskFull``, ``DurabilityUnknown``, ``QueueClosed``,
+        ``ForkedQueue``, ``TypeError``, ``ValueError`` and ``OSError``, and ``NotShipped`` as ``put_future``.
         """
         return await self._puts.aput(data, expires_in, expires_at_ms, timeout)
 
@@ -382,11 +394,11 @@ class JournaledQueue:
     @property
     def shipping(self) -> Shipping | None:
         """The shipping of this queue to a store; ``None`` if it is not shipped."""
-        return None if self._shipment is None else self._shipment.shipping
+        return None if self._shipment is None else self._shipment.shipping(self.close)
 
     # -- readers --------------------------------------------------------------------------------------------------
 
-    def reader(self, name: str = "", *, start: Start = "tail") -> Reader:
+    def reader(self, name: str = "", *, start: Start = "tail") -> Reader[V]:
         """The reader of that name, which is opened or made if need be. This process then owns the reader.
 
         The default reader's name is empty. The first named reader takes over the default reader's position and unread
@@ -407,17 +419,6 @@ class JournaledQueue:
         self._room.ring_first()  # its limits are those of its configuration from here on
         return reader
 
-    def _reader_closed(self, reader: Reader) -> None:
-        try:
-            self._registry.closed(reader)
-        except OSError:
-            if (
-                self._status.error is None
-            ):  # else the queue's folder is closed, and the thread that closes it releases the reader
-                raise
-        finally:
-            self._room.ring_first()  # the reader's limits count by its file from here on
-
     def drop_reader(self, name: str) -> None:
         """Close a reader and delete its saved position; its waiters get ``QueueClosed``.
 
@@ -433,7 +434,7 @@ class JournaledQueue:
         """The readers that this process has open, by name."""
         return MappingProxyType(self._registry.open)
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Item:
+    def get(self, block: bool = True, timeout: float | None = None) -> Item[V]:
         """Open a read of the next item of the default reader: commit it when the work is done, or abort it.
 
         An aborted item comes first, else the next unread one. Waits in line up to ``timeout`` seconds of real time
@@ -444,11 +445,11 @@ class JournaledQueue:
         reader = self._registry.alone
         return (reader if reader is not None else self.reader()).get(block, timeout)
 
-    def get_nowait(self) -> Item:
+    def get_nowait(self) -> Item[V]:
         """``get(block=False)`` of the default reader. Raises ``QueueEmpty`` at once if there is no item."""
         return self.reader().get(False)
 
-    def get_many(self, max_items: int, *, max_bytes: int | None = None, timeout: float | None = None) -> list[Item]:
+    def get_many(self, max_items: int, *, max_bytes: int | None = None, timeout: float | None = None) -> list[Item[V]]:
         """Open reads of up to ``max_items`` items of the default reader: waits for the first, then takes what is there.
 
         Waits up to ``timeout`` seconds (``None``: for ever). Stops before the item that would bring the data above
@@ -457,7 +458,7 @@ class JournaledQueue:
         """
         return self.reader().get_many(max_items, max_bytes=max_bytes, timeout=timeout)
 
-    def get_future(self, timeout: float | None = None) -> Future[Item]:
+    def get_future(self, timeout: float | None = None) -> Future[Item[V]]:
         """A future of the next item of the default reader; never blocks. ``cancel()`` loses no item.
 
         The future fails with ``QueueEmpty`` after ``timeout`` seconds of the queue's clock. Raises ``NoDefaultReader``,
@@ -465,7 +466,7 @@ class JournaledQueue:
         """
         return self.reader().get_future(timeout)
 
-    async def aget(self, timeout: float | None = None) -> Item:
+    async def aget(self, timeout: float | None = None) -> Item[V]:
         """Open a read of the next item of the default reader, for asyncio. A cancelled task loses no item.
 
         Raises ``QueueEmpty`` after ``timeout`` seconds of the queue's clock (``None``: never), ``NoDefaultReader``,
@@ -473,14 +474,14 @@ class JournaledQueue:
         """
         return await self.reader().aget(timeout)
 
-    def peek_future(self, timeout: float | None = None) -> Future[Item]:
+    def peek_future(self, timeout: float | None = None) -> Future[Item[V]]:
         """A future of the next item of the default reader, without an open read; never blocks.
 
         It fails with ``QueueEmpty`` after ``timeout`` seconds of the queue's clock. Raises as ``get_future``.
         """
         return self.reader().peek_future(timeout)
 
-    def peek(self, timeout: float | None = 0) -> Item:
+    def peek(self, timeout: float | None = 0) -> Item[V]:
         """The next item of the default reader. No read is opened: the item stays, and cannot be committed.
 
         Waits up to ``timeout`` seconds. Raises ``QueueEmpty``, ``NoDefaultReader``, ``CorruptJournal``, ``ValueError``.
@@ -500,13 +501,13 @@ class JournaledQueue:
         """Commit all of these items of the default reader; none if one is not an open read (``UnknownItem``)."""
         self.reader().commit_many(items)
 
-    def abort(self, item_or_id: Item | int, *, counts: bool = True) -> None:
-        """Give an item of the default reader back, ahead of unread items; its ``error_count`` grows by one.
-
-        With ``counts=False`` as if it had not been got: for an item that no consumer has seen. Raises ``UnknownItem``
-        if the item is not an open read, ``NoDefaultReader``, ``QueueClosed``, and ``TypeError``.
+    def abort(
+        self, item_or_id: Item | int, delay: float | None = None, reason: str | None = None, *, counts: bool = True
+    ) -> None:
+        """Give an item of the default reader back, for a delivery after ``delay`` seconds. ``reason`` goes with a dead
+        letter, ``counts`` is as in ``Reader.abort``. Raises ``UnknownItem``, ``NoDefaultReader``, ``ValueError``.
         """
-        self.reader().abort(item_or_id, counts=counts)
+        self.reader().abort(item_or_id, delay, reason, counts=counts)
 
     def seek(self, item_id: int | None = None, *, time_ms: int | None = None) -> None:
         """Move the default reader: its next item is ``item_id``, or the first one added at ``time_ms`` or later.
@@ -571,6 +572,9 @@ class JournaledQueue:
 
     # -- figures --------------------------------------------------------------------------------------------------
 
+    def _consumed(self) -> Reader[V]:
+        return self.reader()
+
     @property
     def closed(self) -> bool:
         """True once ``close()`` or ``erase()`` was called."""
@@ -579,9 +583,9 @@ class JournaledQueue:
     def stats(self) -> QueueStats:
         """The figures of the queue and of the readers open here, at this moment. Cost: O(segments + open reads)."""
         refused = 0 if self._inbox is None else self._inbox.refused
-        return figures_of(self._journal, self._registry, self._syncer, self._opened_at, refused)
+        return figures_of(self._puts, self._opened_at, refused)
 
-    def as_blocking_queue(self) -> BlockingQueue[Any]:
+    def as_blocking_queue(self) -> JournaledBlockingQueue[V]:
         """The default reader behind the interface of ``queue.Queue``: a get commits at once, a put waits for room.
 
         ``qsize`` counts unread items; ``put_head`` and ``get_if`` raise ``NotImplementedError``. Raises
@@ -597,8 +601,8 @@ class JournaledQueue:
         """Save the checkpoints, close the journal, and give ``QueueClosed`` to all waiters. Idempotent.
 
         Raises ``DurabilityUnknown`` or ``OSError`` if something could not be written, or if a sync in the background
-        has failed and no call of the queue has raised that yet (calls of readers and futures do not count). The queue
-        is closed all the same, and its files have everything that was acknowledged.
+        has failed and no call of the queue has raised that yet (calls of readers and futures do not count). If it is
+        shipped, also ``NotShipped`` and ``Fenced``. It is closed all the same; its files have what was acknowledged.
         """
         self._ending.end(QueueClosed(f"queue {self.name!r} is closed"))
 
@@ -620,13 +624,9 @@ class JournaledQueue:
         self._ending.abandon(ForkedQueue(self._pid))
         self._lock = self._source.lock
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    @property
+    def _what(self) -> str:
+        return f"JournaledQueue {self.name!r} in {self.directory}"
 
     def __del__(self) -> None:
         status = getattr(self, "_status", None)

@@ -15,6 +15,8 @@ StrPath: TypeAlias = str | os.PathLike[str]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a system that has no room."""
+NO_REGULAR_FILE = (errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO)
+"""Opening a file that is not a regular file with one link fails with one of these. Such a file is never read."""
 
 
 class FileStatus(NamedTuple):

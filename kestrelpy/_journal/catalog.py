@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import file_names
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal.checkpoint import known_queue_id
+from kestrelpy._journal.checkpoint import known_ids, known_queue_id, likely_queue_id
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import (
     HeadersAfter,
@@ -24,6 +24,8 @@ from kestrelpy._journal.segment import (
     stored_header,
 )
 from kestrelpy.errors import CorruptJournal
+
+_TRIES = 20  # a live writer may retire all listed segments, before one of them is opened
 
 
 class NotRetired(NamedTuple):
@@ -47,23 +49,28 @@ class SegmentCatalog:
     them again.
     """
 
-    def __init__(self, folders: list[Directory], queue: str) -> None:
+    def __init__(self, folders: list[Directory], queue: str, *, reads_all: bool = False) -> None:
+        """``reads_all``: read the headers of all segments, and believe the most of them. Else the newest one says which
+        queue this is.
+        """
         self._folders = folders
         self.queue = queue
         names = folders[0].names()
         file_names.refuse_unrestored(names, queue, folders[0].path)
-        newest = reversed(file_names.segments_among(names, queue))
-        headers = (_header(folders[0], number, name) for number, name in newest)
+        numbered = file_names.segments_among(names, queue)
+        headers = (_header(folders[0], number, name) for number, name in reversed(numbered))
+        there = [header for header in headers if header is not None] if reads_all else None
         self.queue_id = next((header.queue_id for header in headers if header is not None), b"")
         """The id of the queue that lives here; empty if no file says it."""
         states = self._load()
-        self.queue_id = self.queue_id or known_queue_id(states)
+        self.queue_id = likely_queue_id(there, states) if there else self.queue_id or known_queue_id(states)
         self.states = [state for state in states if state.queue_id == self.queue_id]
-        self.watermark = max((state.watermark for state in self.states), default=0)
+        known = known_ids(states, self.queue_id)
+        self.watermark = known.watermark
         self._numbered: dict[int, list[tuple[Directory, str]]] | None = None
         self._order: list[tuple[int, Directory, str]] = []
         self._headers_after = HeadersAfter(0, self._header_at)
-        self._heads = self._heads_of(self.states)
+        self._heads = known.heads
         self._may_have_moved = True  # whether readers may have moved past the heads in ``_heads``
 
     def _load(self) -> list[fmt.Checkpoint]:
@@ -124,7 +131,8 @@ class SegmentCatalog:
 
         That it is not here proves nothing: this may be another folder than the one where it was seen, or an older copy.
         Two facts together prove that it was retired: a later segment of the same queue is there, and the checkpoint of
-        every reader is past everything before that later segment.
+        every reader is past everything before that later segment. The checkpoints are read after the segment was seen:
+        a live writer goes on, and earlier ones may not be past what it has retired since.
         """
         if self.queue_id != queue_id:
             return NotRetired(
@@ -133,7 +141,7 @@ class SegmentCatalog:
         after = self._next_header(number)
         if after is None:
             return NotRetired("no later segment is there")
-        heads = [state.head for state in self.states if not state.flags & fmt.FLAG_MARK]
+        heads = known_ids(self._load(), self.queue_id).heads
         if not heads:
             return NotRetired("no reader has a checkpoint there that says so")
         if min(heads) < after.previous_last_id:
@@ -142,9 +150,14 @@ class SegmentCatalog:
 
     def _next_header(self, number: int) -> fmt.SegmentHeader | None:
         """The header of the first live segment of this queue after ``number``."""
-        later = [each for each in file_names.segments_among(self._folders[0].names(), self.queue) if each[0] > number]
-        headers = (_header(self._folders[0], *each) for each in later)
-        return next((each for each in headers if each is not None and each.queue_id == self.queue_id), None)
+        for _ in range(_TRIES):
+            names = self._folders[0].names()
+            later = [each for each in file_names.segments_among(names, self.queue) if each[0] > number]
+            headers = (_header(self._folders[0], *each) for each in later)
+            found = next((each for each in headers if each is not None and each.queue_id == self.queue_id), None)
+            if found is not None or not later:
+                return found
+        return None
 
     def objection(self, before: Segment | None, segment: Segment) -> Objection | None:
         """Why ``segment`` cannot follow ``before``, or cannot be the first remaining segment; ``None`` if it can."""
@@ -168,13 +181,9 @@ class SegmentCatalog:
         lowest = min(self._heads, default=None)
         if self._may_have_moved and (lowest is None or lowest < wanted):
             self._may_have_moved = False
-            self._heads = self._heads_of([state for state in self._load() if state.queue_id == self.queue_id])
+            self._heads = known_ids(self._load(), self.queue_id).heads
             lowest = min(self._heads, default=None)
         return lowest
-
-    @staticmethod
-    def _heads_of(states: list[fmt.Checkpoint]) -> list[int]:
-        return [state.head for state in states if not state.flags & fmt.FLAG_MARK]
 
 
 def _number(each: tuple[int, Directory, str]) -> int:

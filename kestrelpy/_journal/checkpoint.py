@@ -15,13 +15,17 @@ Rules:
 7. On disk, the spare file may still have the name that it had before the last exchange, that of the file itself. So the
    directory is synced before the spare file is written. After a failed sync of the spare file or of the directory,
    another spare file is made.
+8. A file whose states have a move is of version 2, which older versions of the library refuse. It is replaced by one of
+   version 1 with the first state that has none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 from zlib import crc32
 
 from kestrelpy._disk.interface import NO_ROOM, Directory, File
@@ -85,9 +89,9 @@ def load_checkpoint(directory: Directory, name: str) -> tuple[fmt.Checkpoint | N
         finally:
             file.close()
         version = fmt.checkpoint_version(data)
-        if version is not None and version > fmt.FORMAT_VERSION:
-            raise UnsupportedFormat(f"{directory.path}/{name}", version, fmt.FORMAT_VERSION)
-        state = fmt.decode_checkpoints(data)[0] if version == fmt.FORMAT_VERSION else None
+        if version is not None and version > fmt.MOVES_VERSION:
+            raise UnsupportedFormat(f"{directory.path}/{name}", version, fmt.MOVES_VERSION)
+        state = fmt.decode_checkpoints(data)[0] if version in (fmt.FORMAT_VERSION, fmt.MOVES_VERSION) else None
         if state is not None:
             break
     return state, True
@@ -122,6 +126,35 @@ def known_queue_id(states: Iterable[fmt.Checkpoint]) -> bytes:
     A reader that was opened in another process before the queue had a segment saves a zero id.
     """
     return next((state.queue_id for state in states if any(state.queue_id)), b"")
+
+
+class KnownIds(NamedTuple):
+    """What the states of one queue say: the heads of its readers, the last id known to be on disk (``watermark``), and
+    the last one given out (``tail_id``).
+    """
+
+    heads: list[int]
+    watermark: int
+    tail_id: int
+
+
+def known_ids(states: Iterable[fmt.Checkpoint], queue_id: bytes) -> KnownIds:
+    """What those of ``states`` say that are of the queue of that id."""
+    mine = [state for state in states if state.queue_id == queue_id]
+    return KnownIds(
+        [state.head for state in mine if not state.flags & fmt.FLAG_MARK],
+        max((state.watermark for state in mine), default=0),
+        max((state.highest_id for state in mine), default=0),
+    )
+
+
+def likely_queue_id(headers: Sequence[fmt.SegmentHeader], states: Iterable[fmt.Checkpoint]) -> bytes:
+    """The id of the queue that most of these ``headers`` of segments name, at least one, the newest first. If several
+    are named as often, it is the one that most ``states`` name, and then that of the newest segment.
+    """
+    ids = [header.queue_id for header in headers]
+    segments, others = Counter(ids), Counter(state.queue_id for state in states)
+    return max(segments, key=lambda each: (segments[each], others[each]))  # of equal ones, the first
 
 
 class FileWithSpare:
@@ -261,6 +294,7 @@ class CheckpointFile:
         self._size = 0  # where the next state goes; 0: the next save replaces the file
         self._end = 0  # states may be appended up to here
         self._series = 0  # of the states in the file
+        self._has_moves = False  # the file is of the version for states with a move (rule 8)
         self.durable: fmt.Checkpoint | None = None
         """The last state known to be on disk. While it is ``None``, what the file holds may be only in the page cache,
         left there by a failed sync.
@@ -301,7 +335,8 @@ class CheckpointFile:
         """
         self.durable_head = min(self.durable_head, state.head)
         data = self._encode(state, self._series)
-        if self._size == 0 or self._size + 2 * len(data) > self._end:  # two: it is appended again once it is durable
+        is_full = self._size + 2 * len(data) > self._end  # two: it is appended again once it is durable
+        if self._size == 0 or is_full or self._has_moves != (state.move is not None):
             self._replace(state)
             durable = True
         else:
@@ -321,9 +356,10 @@ class CheckpointFile:
         data = self._encode(state, series)
         size = _blocks(max(4 * len(data), min(2 * self._end, REPLACE_BYTES) if self._size else 0))
         self._size = 0
-        content = fmt.checkpoint_prefix() + data
+        has_moves = state.move is not None
+        content = fmt.checkpoint_prefix(fmt.MOVES_VERSION if has_moves else fmt.FORMAT_VERSION) + data
         self._end = self._file.replace(content, max(size, _blocks(len(content))))
-        self._size, self._series = len(content), series
+        self._size, self._series, self._has_moves = len(content), series, has_moves
         try:
             self._file.hold(_blocks(2 * len(content)))
         except OSError as error:

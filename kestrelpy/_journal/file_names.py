@@ -11,6 +11,10 @@ For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
     jobs.1000.limit                 the largest item that the owner accepts has 1000 bytes (rules: ``item_limit``)
     jobs.ship                       where the queue is shipped, and which part of the log there is ours
     jobs.restore                    there while the queue is being restored from a store: it can't be opened
+    jobs.repair                     there while the files are being repaired: what is still to be done
+    jobs.lazy                       which segments are not here yet, after such a restore: only its owner opens it
+    jobs.orphans                    the list of the folders below; no file of the queue: it outlives ``erase``
+    jobs.standby                    there while the files follow a log in a store: no reader can be opened
     jobs.lock                       held by the process that writes the queue
     jobs.readers.lock               held briefly: while readers are made or dropped and segments are retired
     jobs+audit.checkpoint           the reader's saved state
@@ -20,8 +24,14 @@ For queue ``jobs`` and reader ``audit`` (the default reader's name is empty):
     jobs+.lock.tmp                  room for the second file of the first reader, while there is no reader
     *.tmp                           one of the other files before it is whole; removed at open (rule R8)
     jobs.1700000000000.4096.quarantine   the bytes of damaged records at that offset of that segment, kept aside
+    jobs+audit.checkpoint.1.damaged      a damaged checkpoint that a repair has kept aside; also jobs.mark.1.damaged
 
-and in the folder ``inbox`` beside them:
+folders beside them:
+
+    jobs.7.orphan                   segments of an owner that was taken over, with what it had not shipped in epoch 7;
+                                    jobs.7-2.orphan and so on if there is one already
+
+and in the folder ``inbox``:
 
     jobs.018bcfe568000123456789abcdef0123.part   items of a batch not yet published; the first 12 digits: its start
     jobs.1700000000000.batch   a published batch; the number orders them
@@ -37,7 +47,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from kestrelpy.errors import InvalidName, RestoreIncomplete
+from kestrelpy.errors import InvalidName, QueueLocked, RepairIncomplete, RestoreIncomplete
 
 if TYPE_CHECKING:
     import re
@@ -50,8 +60,9 @@ _SEGMENT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\.([0-9]{1,19})(?:\.(?:[0-9a-f]{8}
 _CHECKPOINT = r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})\+([A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.checkpoint"
 _OF_QUEUE = (
     r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})"
-    r"(?:\.[0-9]{1,19}(?:\.(?:[0-9a-f]{8}|new))?\.segment|\.[0-9]{1,19}\.[0-9]{1,19}\.quarantine|\.[0-9]{1,19}\.limit|\.mark|\.work|\.ship|\.restore|\.lock|\.readers\.lock"
-    r"|\+(?:[A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.(?:checkpoint|lock))(\.tmp)?"
+    r"(?:\.[0-9]{1,19}(?:\.(?:[0-9a-f]{8}|new))?\.segment|\.[0-9]{1,19}\.[0-9]{1,19}\.quarantine|\.[0-9]{1,19}\.limit"
+    r"|\.mark(?:\.[0-9]{1,9}\.damaged)?|\.work|\.ship|\.restore|\.repair|\.lazy|\.standby|\.lock|\.readers\.lock"
+    r"|\+(?:[A-Za-z0-9_][A-Za-z0-9_-]{0,99})?\.(?:checkpoint(?:\.[0-9]{1,9}\.damaged)?|lock))(\.tmp)?"
 )
 _IN_INBOX = (
     r"([A-Za-z0-9_][A-Za-z0-9_-]{0,99})"
@@ -125,10 +136,48 @@ def restore_name(queue: str) -> str:
     return f"{queue}.restore"
 
 
-def refuse_unrestored(names: Iterable[str], queue: str, folder: str) -> None:
-    """Raise ``RestoreIncomplete`` if a restore of ``queue`` has not ended, by the ``names`` in its folder."""
+def repair_name(queue: str) -> str:
+    return f"{queue}.repair"
+
+
+def damaged_name(name: str, number: int) -> str:
+    """The name under which a damaged checkpoint or mark called ``name`` is kept aside. ``number``: from 1."""
+    return f"{name}.{number}.damaged"
+
+
+def lazy_name(queue: str) -> str:
+    return f"{queue}.lazy"
+
+
+def refuse_unrestored(names: Iterable[str], queue: str, folder: str, *, repairing: bool = False) -> None:
+    """Raise ``RestoreIncomplete`` if a restore of ``queue`` has not ended, by the ``names`` in its folder; and
+    ``RepairIncomplete`` if a repair has not, unless this is the repair (``repairing``).
+    """
+    if repair_name(queue) in names and not repairing:
+        raise RepairIncomplete(f"{folder}/{queue}")
     if restore_name(queue) in names:
-        raise RestoreIncomplete(f"{folder}/{queue}")
+        raise RestoreIncomplete(f"{folder}/{queue}", follows=standby_name(queue) in names)
+    if lazy_name(queue) in names:
+        raise RestoreIncomplete(f"{folder}/{queue}", lazily=True)
+
+
+def standby_name(queue: str) -> str:
+    return f"{queue}.standby"
+
+
+def refuse_standby(names: Iterable[str], queue: str, folder: str) -> None:
+    """Raise ``QueueLocked`` if the files of ``queue`` follow a log in a store, by the ``names`` in their folder."""
+    if standby_name(queue) in names:
+        raise QueueLocked(f"{folder}/{standby_name(queue)}")
+
+
+def orphan_name(queue: str, epoch: int, number: int = 1) -> str:
+    """The name of a folder. ``number``: from 1, of those of one epoch."""
+    return f"{queue}.{epoch}.orphan" if number == 1 else f"{queue}.{epoch}-{number}.orphan"
+
+
+def orphans_name(queue: str) -> str:
+    return f"{queue}.orphans"
 
 
 def limit_name(queue: str, max_item_bytes: int) -> str:
@@ -176,6 +225,12 @@ def of_queue(names: Iterable[str], queue: str) -> list[str]:
     """Those of a folder's ``names`` that begin like the names of the files of ``queue``."""
     mine = (f"{queue}.", f"{queue}+")
     return [name for name in names if name.startswith(mine)]
+
+
+def but_for_locks(names: Iterable[str], queue: str) -> set[str]:
+    """The files of ``queue`` among a folder's ``names``, but for its own two locks: those alone are no queue."""
+    mine = {name for name in names if (parse_owner(name) or ("", False))[0] == queue}
+    return mine - {lock_name(queue), readers_lock_name(queue)}
 
 
 def parse_checkpoint(file_name: str, queue: str) -> str | None:

@@ -15,9 +15,12 @@ from itertools import repeat
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
+from kestrelpy._journal.moves import Move, decode_move, encode_move
 from kestrelpy._journal.packing import TABLE_BYTES, join_batch, split_batch
 
 FORMAT_VERSION = 1
+MOVES_VERSION = 2
+"""The version of a checkpoint file with a state that has a move."""
 
 SEGMENT_MAGIC = b"KSTRLSEG"
 FOOTER_MAGIC = b"KSTRLEND"
@@ -357,6 +360,8 @@ FLAG_MARK = 1
 """This state is the queue's mark, not a reader's state."""
 FLAG_INHERITED = 2
 """The reader has taken over the default reader's checkpoint: a default checkpoint beside it is left over."""
+_FLAG_MOVE = 4
+"""A move follows the error counts. ``Checkpoint.flags`` does not have it."""
 _FLAG_BITS = 4
 """The bits above these in the field of the flags are the series."""
 SERIES = 1 << 16 - _FLAG_BITS
@@ -367,6 +372,10 @@ _SPAN = struct.Struct("<QQ")
 _ERROR_COUNT = struct.Struct("<QI")
 MOST_ERRORS = (1 << 32) - 1
 """An error count stops growing at this number."""
+_NO_ITEM = 0
+"""The id of an error count that counts the items a reader was moved past. Older versions take it for that of an item
+that is done.
+"""
 
 
 class Checkpoint(NamedTuple):
@@ -374,7 +383,8 @@ class Checkpoint(NamedTuple):
 
     ``done`` are spans of done ids above ``head``: first and last id of each, rising, without overlap. The hint is a
     position at or before the record after ``head``; ``hint_id`` is the id of the frame there. When the state was
-    written, an older state was known to be on disk in which all ids up to ``durable_head`` are done.
+    written, an older state was known to be on disk in which all ids up to ``durable_head`` are done. ``skipped``: how
+    many items the reader was moved past since it was opened last, as it was too far behind.
     """
 
     queue_id: bytes
@@ -390,6 +400,9 @@ class Checkpoint(NamedTuple):
     done: tuple[tuple[int, int], ...] = ()
     error_counts: tuple[tuple[int, int], ...] = ()
     durable_head: int = 0
+    skipped: int = 0
+    move: Move | None = None
+    """The items that are on their way to another queue, if there are any; not done yet."""
 
     @property
     def highest_id(self) -> int:
@@ -398,8 +411,9 @@ class Checkpoint(NamedTuple):
 
     @property
     def last_named_id(self) -> int:
-        """The highest id that this state names, as done or as aborted. For a state that is to be saved."""
-        return max(self.highest_id, self.error_counts[-1][0] if self.error_counts else 0)
+        """The highest id that this state names: done, aborted or on its way. For a state that is to be saved."""
+        moving_id = self.move.notes[-1].item_id if self.move is not None else 0
+        return max(self.highest_id, self.error_counts[-1][0] if self.error_counts else 0, moving_id)
 
     def has_inherited(self, name: str) -> bool:
         """Whether this state, found under a reader's ``name``, was taken over from the default reader. The state says
@@ -408,8 +422,8 @@ class Checkpoint(NamedTuple):
         return bool(name) and (not self.reader or bool(self.flags & FLAG_INHERITED))
 
 
-def checkpoint_prefix() -> bytes:
-    return _CHECKPOINT_PREFIX.pack(CHECKPOINT_MAGIC, FORMAT_VERSION)
+def checkpoint_prefix(version: int = FORMAT_VERSION) -> bytes:
+    return _CHECKPOINT_PREFIX.pack(CHECKPOINT_MAGIC, version)
 
 
 def checkpoint_version(data: bytes) -> int | None:
@@ -432,6 +446,7 @@ def encode_checkpoint(state: Checkpoint, series: int = 0) -> bytes:
 
 def encode_checkpoint_body(state: Checkpoint, series: int = 0) -> bytes:
     name = state.reader.encode("ascii")
+    counts = ((_NO_ITEM, state.skipped), *state.error_counts) if state.skipped else state.error_counts
     return b"".join(
         (
             _CHECKPOINT_BODY.pack(
@@ -444,14 +459,15 @@ def encode_checkpoint_body(state: Checkpoint, series: int = 0) -> bytes:
                 state.hint_offset,
                 state.hint_id,
                 state.durable_head,
-                state.flags | series << _FLAG_BITS,
+                state.flags | (_FLAG_MOVE if state.move is not None else 0) | series << _FLAG_BITS,
                 len(name),
                 len(state.done),
-                len(state.error_counts),
+                len(counts),
             ),
             name,
             *(_SPAN.pack(*span) for span in state.done),
-            *(_ERROR_COUNT.pack(item_id, min(count, MOST_ERRORS)) for item_id, count in state.error_counts),
+            *(_ERROR_COUNT.pack(item_id, min(count, MOST_ERRORS)) for item_id, count in counts),
+            b"" if state.move is None else encode_move(state.move),
         )
     )
 
@@ -504,7 +520,9 @@ def decode_checkpoint_body(body: bytes) -> Checkpoint | None:
     )
     name_end = _CHECKPOINT_BODY.size + name_bytes
     spans_end = name_end + spans * _SPAN.size
-    if spans_end + errors * _ERROR_COUNT.size != len(body):
+    errors_end = spans_end + errors * _ERROR_COUNT.size
+    move = decode_move(body[errors_end:]) if flags & _FLAG_MOVE else None
+    if errors_end > len(body) or (move is None and (flags & _FLAG_MOVE or errors_end != len(body))):
         return None
     if max(head, watermark, items, size) > LARGEST:
         return None
@@ -512,10 +530,12 @@ def decode_checkpoint_body(body: bytes) -> Checkpoint | None:
     done = tuple(_SPAN.iter_unpack(body[name_end:spans_end]))
     if not name.isascii() or not _spans_rise(head, done):
         return None
-    counts = tuple(_ERROR_COUNT.iter_unpack(body[spans_end:]))
-    return Checkpoint(
-        queue_id, name.decode("ascii"), head, watermark, items, size, number, offset, hint, flags, done, counts, durable
-    )
+    every = tuple(_ERROR_COUNT.iter_unpack(body[spans_end:errors_end]))
+    counts = tuple(each for each in every if each[0] != _NO_ITEM)
+    skipped = sum(count for item_id, count in every if item_id == _NO_ITEM)
+    place = head, watermark, items, size, number, offset, hint
+    flags &= ~_FLAG_MOVE
+    return Checkpoint(queue_id, name.decode("ascii"), *place, flags, done, counts, durable, skipped, move)
 
 
 def _spans_rise(head: int, spans: Sequence[tuple[int, ...]]) -> bool:

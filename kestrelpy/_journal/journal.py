@@ -22,6 +22,7 @@ from kestrelpy._journal.archive import archive_segment
 from kestrelpy._journal.bodies import Body
 from kestrelpy._journal.file_names import is_new, lasting_name, new_segment_name
 from kestrelpy._journal.format import FRAME_BYTES, pack_crc, pack_frame
+from kestrelpy._journal.growth import Growth
 from kestrelpy._journal.recovery import Recovered
 from kestrelpy._journal.segment import (
     FIRST_GROWTH,
@@ -83,10 +84,7 @@ class Journal(JournalView):
         self.durable_id = last.last_id if last else 0  # not the tail: items that a crash has lost are not on disk
         self.quarantined, self._counted = found.quarantined, found.counted
         self._tally = (0, 0)  # segments archived, and closed: one attribute, as the journal has as many as it may
-        self.on_followed: Callable[[], None] | None = None
-        """Called when a segment was begun after another one, which may be retired some day. If this raises, the put
-        fails.
-        """
+        self.growth = Growth()
         self._file: File | None = None
         self._segment: Segment | None = None
         self._buffer: Buffer | None = None
@@ -235,10 +233,12 @@ class Journal(JournalView):
     def _make_room(self, frame_bytes: int, added_ms: int, *, large: bool = False) -> None:
         """Make room for ``frame_bytes`` after the last frame: clear a torn append, grow the file, or rotate and begin.
 
-        Raises ``QueueDiskFull`` if one of these steps finds no room.
+        Raises ``QueueDiskFull`` if one of these steps finds no room, and ``QueueFull`` if a limit allows none.
         """
         if self._refusal is not None:
             raise copy_of(self._refusal)
+        if frame_bytes > self._segment_bytes - SEGMENT_COST:
+            self.growth.check_alone(frame_bytes)
         try:
             if self._is_torn:
                 self._clear_torn_append()
@@ -287,8 +287,10 @@ class Journal(JournalView):
         step = min(max(segment.size, FIRST_GROWTH), MARK_EVERY)
         fill = not large or needed - self._at[0] < UNFILLED_BYTES
         if needed > segment.size:
+            most = max(needed, min(segment.size + step, self._limit)) - segment.size
+            size = segment.size + self.growth.allow(self, needed - segment.size, most)
             try:
-                self._take_buffer(file, max(needed, min(segment.size + step, self._limit)), fill=fill)
+                self._take_buffer(file, size, fill=fill)
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
@@ -306,6 +308,7 @@ class Journal(JournalView):
         """Start the next segment (R1, R34). A segment that was begun and not finished is removed first, durably: it
         would stand between the last segment and this one.
         """
+        needed = fmt.HEADER_BYTES + frame_bytes + fmt.FOOTER_BYTES
         if self._begun is not None:
             with contextlib.suppress(FileNotFoundError):
                 self._directory.unlink(self._begun)
@@ -325,9 +328,8 @@ class Journal(JournalView):
             previous_last_id=before.last_id if before else 0,
             previous_end=before.records_end if before else 0,
         )
-        needed = fmt.HEADER_BYTES + frame_bytes + fmt.FOOTER_BYTES
         limit = max(self._segment_bytes, needed)
-        size = max(needed, min(FIRST_GROWTH, limit))
+        size = self.growth.allow(self, needed, max(needed, min(FIRST_GROWTH, limit)))
         name = new_segment_name(self._queue, number)
         segment = Segment(name, header, tail_id, 0, fmt.HEADER_BYTES, size=size)
         segments, at, room = (
@@ -342,8 +344,8 @@ class Journal(JournalView):
         self._limit, self._marker, self._room, self._last_ms = limit, header.marker, room, 0
         self.segments, self._at = segments, at
         self._begun = None
-        if before is not None and self.on_followed is not None:
-            self.on_followed()
+        if before is not None:
+            self.growth.on_followed()
 
     @property
     def archived_count(self) -> int:

@@ -17,7 +17,9 @@ from collections.abc import Iterable
 
 from kestrelpy._disk.interface import Directory, Disk, File
 from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal.checkpoint import replace_file
 from kestrelpy._journal.file_names import work_name
+from kestrelpy._journal.small_files import make_sign
 from kestrelpy.errors import WrongKind
 
 ITEMS, JOBS = "queue", "work queue"
@@ -45,22 +47,36 @@ def refuse_jobs_in(directory: str | os.PathLike[str], queue: str, disk: Disk | N
             folder.close()
 
 
-def open_mark(folder: Directory, queue: str) -> File:
-    """Open the file ``NAME.work``, for what the work queue keeps in it. Raises ``OSError``."""
-    return folder.open(work_name(queue), write=True)
+def renew_mark(folder: Directory, queue: str) -> None:
+    """Make the queue a work queue, or let it be one without what it has kept in the file. Durable when this returns.
+    Raises ``OSError``.
+    """
+    replace_file(folder, work_name(queue), _FOR_PEOPLE)
 
 
 def mark_as_jobs(folder: Directory, queue: str) -> None:
     """Make the queue a work queue; durable when this returns. Raises ``OSError``."""
     try:
-        file = folder.create(work_name(queue))
+        make_sign(folder, work_name(queue), _FOR_PEOPLE)
     except FileExistsError:  # perhaps its maker was killed before it could sync the folder
         folder.sync()
-        return
-    try:
-        with contextlib.suppress(OSError):  # no room for the text: only the name counts
-            file.write(0, _FOR_PEOPLE)
-            file.sync()
-    finally:
-        file.close()
-    folder.sync()
+
+
+class Purpose:
+    """The kind of one queue that is open here."""
+
+    def __init__(self, folder: Directory, queue: str) -> None:
+        self._folder = folder
+        self._queue = queue
+
+    def kind(self) -> str:
+        """``"queue"`` or ``"work queue"``, by the files in the folder."""
+        return kind_of(self._folder.names(), self._queue)
+
+    def mark(self) -> None:
+        """``mark_as_jobs``."""
+        mark_as_jobs(self._folder, self._queue)
+
+    def open_mark(self) -> File:
+        """Open the file ``NAME.work``, for what the work queue keeps in it. Raises ``OSError``."""
+        return self._folder.open(work_name(self._queue), write=True)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Container, Iterable, Iterator
 
 from kestrelpy import _logging
-from kestrelpy._disk.interface import Directory, Lock
+from kestrelpy._disk.interface import Directory, Disk, Lock
 from kestrelpy._journal import file_names
 from kestrelpy._journal.checkpoint import BLOCK, FIRST_BLOCKS, CheckpointFile, FileWithSpare, load_checkpoint
 from kestrelpy._journal.format import Checkpoint
@@ -21,20 +21,23 @@ from kestrelpy.errors import InvalidName, QueueLocked
 class QueueFiles:
     """The files of one queue in one directory."""
 
-    def __init__(self, directory: Directory, queue: str) -> None:
+    def __init__(self, directory: Directory, queue: str, disk: Disk | None = None) -> None:
+        """``disk``: that of the folder, for an owner of a reader, who moves dead letters to other queues there."""
         self.directory = directory
+        self.disk = disk
         self.checkpoint_directory = directory  # for saving checkpoints; see detached_source.CheckpointDirectory
         self.queue = queue
         self._guards: dict[int, Lock] = {}  # by thread
         self._inside: set[int] = set()  # the threads that have the guard
         self._missed: set[str] = set()  # the readers whose lost checkpoints were logged
 
-    def lock(self, *, restoring: bool = False) -> tuple[Lock, list[str]]:
+    def lock(self, *, restoring: bool = False, repairing: bool = False) -> tuple[Lock, list[str]]:
         """Lock the queue for writing. Also returns the names of its files in the folder at that time, for the rest of
         the opening: a folder may be full of other queues' files.
 
         Raises ``QueueLocked``, ``InvalidName`` for a name that differs from another only in case (R23), and
-        ``RestoreIncomplete`` unless this is the restore (``restoring``).
+        ``RestoreIncomplete`` unless this is the restore (``restoring``), ``RepairIncomplete`` unless this is the repair
+        (``repairing``).
         """
         name = file_names.lock_name(self.queue)
         lock = self.directory.lock(name)
@@ -43,11 +46,17 @@ class QueueFiles:
             if name not in names:
                 raise InvalidName(self.queue, "another queue in this folder has a name that differs only in case")
             if not restoring:
-                file_names.refuse_unrestored(names, self.queue, self.directory.path)
+                file_names.refuse_unrestored(names, self.queue, self.directory.path, repairing=repairing)
         except BaseException:
             lock.release()
             raise
         return lock, names
+
+    def end_standby(self, names: list[str]) -> None:
+        """These files follow no log any more. That is on disk when this returns. Call under the queue's lock."""
+        if file_names.standby_name(self.queue) in names:
+            self.directory.unlink(file_names.standby_name(self.queue))
+            self.directory.sync()
 
     def remove_leftovers(self, names: list[str]) -> None:
         """Remove temporary files of this queue, by exact pattern (R8), except spare files. Call under the queue's lock.

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal.checkpoint import BLOCK, FileWithSpare, field_offset, known_queue_id, load_checkpoint
+from kestrelpy._journal.checkpoint import BLOCK, FileWithSpare, field_offset, known_ids, known_queue_id, load_checkpoint
 from kestrelpy._journal.file_names import (
     checkpoint_name,
     is_new,
@@ -86,12 +86,7 @@ class Recovery:
         found = self._found
         numbered = self._within_reach(segments_among(names, self._queue))
         found.queue_id = self._find_queue_id(numbered)
-        for state in self._states:
-            if state.queue_id == found.queue_id:
-                found.tail_id = max(found.tail_id, state.highest_id)
-                found.watermark = max(found.watermark, state.watermark)
-                if not state.flags & fmt.FLAG_MARK:
-                    self._heads.append(state.head)
+        self._heads, found.watermark, found.tail_id = known_ids(self._states, found.queue_id)
         self._listed = ListedSegments(self._directory, numbered, found.queue_id)
         for at, (number, _) in enumerate(numbered):
             found.last_number = number
@@ -209,29 +204,9 @@ class Recovery:
 
     def _rebuilt_header(self, end: bytes, at: int) -> fmt.SegmentHeader | None:
         """The header of a closed segment, from its footer (the last bytes of the file) and the segments beside it."""
-        number = self._listed.numbered[at][0]
-        marker = int.from_bytes(end[fmt.MARKER_OFFSET : fmt.FRAME_BYTES], "little")
-        frame = fmt.decode_frame(end, 0, marker)
-        if frame is None or frame.footer is None or fmt.footer_number(end) != number:
-            return None
-        first_id, queue_id = frame.footer.first_id, self._found.queue_id
-        after, ends = self._listed.header_from(at + 1), (frame.footer.last_id, frame.footer.records_end)
-        known = after is not None and after.previous_number == number
-        if after is not None and known and (after.previous_last_id, after.previous_end) != ends:
-            return None  # not the file that was here
-        if self._found.segments:
-            before = self._found.segments[-1]
-            if first_id <= before.last_id or not (known or first_id == before.last_id + 1):
-                return None
-            items, size = before.header.base_items + before.items, before.header.base_bytes + before.data_bytes
-            previous = (before.number, before.last_id, before.records_end)
-            return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, *previous)
-        if first_id == 1:
-            return fmt.SegmentHeader(marker, queue_id, number, 1, 0, 0, 0, 0, 0)
-        if after is None or after.previous_number != number:
-            return None
-        items, size = after.base_items - frame.footer.items, after.base_bytes - frame.footer.data_bytes
-        return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, 0, first_id - 1, 0)
+        number, found = self._listed.numbered[at][0], self._found
+        before = found.segments[-1] if found.segments else None
+        return rebuild_header(end, number, found.queue_id, before, self._listed.header_from(at + 1))
 
     def _end_before(self, at: int) -> int | None:
         """The last id before the listed segments from ``at`` on, from the first whole header among them."""
@@ -348,6 +323,38 @@ class Recovery:
                 name, end, f"items up to {found.watermark} were on disk; the journal ends at {last_id}", last_id + 1
             )
             found.quarantined += found.watermark - last_id
+
+
+def rebuild_header(
+    end: bytes, number: int, queue_id: bytes, before: Segment | None, after: fmt.SegmentHeader | None
+) -> fmt.SegmentHeader | None:
+    """The header of a closed segment whose own header is damaged; ``None`` if its footer and the segments beside it do
+    not show it.
+
+    ``end``: the last bytes of the file, where its footer is. ``before``: the segment before it. ``after``: the first
+    whole header after it.
+    """
+    marker = int.from_bytes(end[fmt.MARKER_OFFSET : fmt.FRAME_BYTES], "little")
+    frame = fmt.decode_frame(end, 0, marker)
+    if frame is None or frame.footer is None or fmt.footer_number(end) != number:
+        return None
+    first_id = frame.footer.first_id
+    ends = (frame.footer.last_id, frame.footer.records_end)
+    known = after is not None and after.previous_number == number
+    if after is not None and known and (after.previous_last_id, after.previous_end) != ends:
+        return None  # not the file that was here
+    if before is not None:
+        if first_id <= before.last_id or not (known or first_id == before.last_id + 1):
+            return None
+        items, size = before.header.base_items + before.items, before.header.base_bytes + before.data_bytes
+        previous = (before.number, before.last_id, before.records_end)
+        return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, *previous)
+    if first_id == 1:
+        return fmt.SegmentHeader(marker, queue_id, number, 1, 0, 0, 0, 0, 0)
+    if after is None or after.previous_number != number:
+        return None
+    items, size = after.base_items - frame.footer.items, after.base_bytes - frame.footer.data_bytes
+    return fmt.SegmentHeader(marker, queue_id, number, first_id, items, size, 0, first_id - 1, 0)
 
 
 def why_tail_impossible(tail_id: int, last_id: int, last: Segment | None) -> str | None:

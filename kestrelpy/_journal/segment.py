@@ -205,7 +205,7 @@ def read_used(file: File, offset: int, end: int) -> bytes:
     parts, zeros = [], 0
     while offset < end and (block := file.read(offset, min(MARK_EVERY, end - offset))):
         offset += len(block)
-        used = block.rstrip(b"\0")
+        used = b"" if block == bytes(len(block)) else block.rstrip(b"\0")  # to strip takes forty times as long
         if used:
             parts += [bytes(zeros), used]
             zeros = 0

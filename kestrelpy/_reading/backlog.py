@@ -49,6 +49,7 @@ class Backlog:
         "expired_count",
         "fast",
         "hint",
+        "is_timed",
         "line",
         "lock",
         "may_skip_notify",
@@ -84,6 +85,7 @@ class Backlog:
         self.take: Take = self.ahead.pop
         self.fast = False  # whether get() may take the fast path; see update_fast_path
         self.wants_window = False
+        self.is_timed = True  # a timer lets delayed items go out; else each get looks
         self.special_through = progress.special_through
         self.disturbed = False  # an interrupt struck while items were moving: see repair
         self.broken: Exception | None = None  # why the reader can't be used any more; read without the lock
@@ -99,6 +101,8 @@ class Backlog:
         """
         if self.disturbed:
             self.repair()
+        if self.requeued.due_at:
+            self.requeued.ripen(self._clock.monotonic())
         while True:
             found = self.take_next()
             if found is None:
@@ -202,6 +206,8 @@ class Backlog:
         """Return the next item, expired or not, and leave it where it is."""
         if self.disturbed:
             self.repair()
+        if self.requeued.due_at and self.requeued.ripen(self._clock.monotonic()):
+            self.update_fast_path()
         first = self.requeued.first()
         if first is not None:
             return first
@@ -311,9 +317,9 @@ class Backlog:
         self._count_expired(item_id, entry, expired)
         self.update_fast_path()
 
-    def requeue(self, item_id: int, entry: Entry) -> None:
-        """Put an item that a consumer or a hook had ahead of the unread items."""
-        self.requeued.add(item_id, entry)
+    def requeue(self, item_id: int, entry: Entry, due: float | None = None) -> None:
+        """Put an item that a consumer or a hook had ahead of the unread items. ``due``: not before that time."""
+        self.requeued.add(item_id, entry, due)
         self.may_skip_notify = False
         self.update_fast_path()
 
@@ -341,6 +347,7 @@ class Backlog:
             self.broken is None
             and not self.disturbed
             and not self.requeued
+            and (self.is_timed or not self.requeued.due_at)
             and not self.line
             and self.progress.next_id > self.special_through
             and config.max_age is None
@@ -364,6 +371,33 @@ class Backlog:
         self.batch = None
         self.take = take
         self.hint = None
+
+    def held(self) -> dict[int, int]:
+        """The items before ``next_id`` that are not done, and their sizes."""
+        sizes = {item_id: len(item.data) for each in (self.opened, self.with_hook) for item_id, item in each.items()}
+        return sizes | {item_id: len(entry[0]) for item_id, entry in self.requeued.entries.items()}
+
+    def skip(self, progress: Progress, item_id: int) -> None:
+        """Continue with ``progress``, in which all before ``item_id`` is done. Open reads and items with hooks before
+        it are dropped; the rest stays where it is.
+        """
+        requeued, ahead, batch, take, hint = Requeued(), self.ahead, self.batch, self.take, self.hint
+        opened = {key: item for key, item in self.opened.items() if key >= item_id}
+        with_hook = {key: item for key, item in self.with_hook.items() if key >= item_id}
+        for key, entry in self.requeued.entries.items():
+            if key >= item_id:
+                requeued.add(key, entry)
+        if progress.next_id != self.progress.next_id:
+            ahead, batch, hint = {}, None, None
+            take = ahead.pop
+        special_through = max(self.special_through, progress.special_through)
+        # No call from here on: an interrupt strikes before or after all of these stores.
+        self.progress = progress
+        self.opened = opened
+        self.with_hook = with_hook
+        self.requeued = requeued
+        self.ahead, self.batch, self.take, self.hint = ahead, batch, take, hint
+        self.special_through = special_through
 
     def fail_waiting(self, error: Exception, requeued: Requeued, ahead: dict[int, Entry]) -> None:
         """Hand out no more items; ``error`` says why. ``requeued`` and ``ahead`` are empty, and made by the caller: an
@@ -397,6 +431,7 @@ class Backlog:
         for places in (self.opened, self.with_hook, requeued.entries):
             for item_id in [item_id for item_id in places if progress.is_done(item_id)]:
                 del places[item_id]
+        requeued.forget_gone()
         held = self.opened.keys() | self.with_hook.keys() | requeued.entries.keys()
         progress.next_id = max(progress.next_id, max(held, default=0) + 1)
         for first_id, last_id in list(self._missing_runs(held)):
@@ -487,7 +522,7 @@ class Backlog:
                 ahead.pop(item_id, None)
         for item_id, entry in self.requeued.entries.items():
             if not moved.is_done(item_id):
-                requeued.add(item_id, entry)
+                requeued.add(item_id, entry, self.requeued.due_at.get(item_id))
         moved.absorb()
         moved.released_items += items
         moved.released_bytes += size

@@ -12,7 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from kestrelpy import _logging
+from kestrelpy._reading.burial import Burial
 from kestrelpy._reading.dispatch import Dispatcher, Notify, fail_all
+from kestrelpy._reading.lag import LagPlace
+from kestrelpy._reading.skipping import moved_past
 from kestrelpy._waiting.line import taken_now
 from kestrelpy.errors import ForkedQueue, KestrelError, QueueClosed
 
@@ -52,11 +56,15 @@ class Checkpointer:
         self.backlog = dispatcher.backlog
         self._source = dispatcher.source
         self.lock = threading.Lock()
+        self.burial = Burial(dispatcher, self.save)
         self._saved: tuple[int, ...] = ()
+        self.failures = 0  # guarded by ``lock``; read without it
         self._is_durable = True  # whether the state that was saved last had to be on disk
         self.is_ending = False  # a thread is closing the reader
         self._is_unfinished = False  # closing has begun, and is not finished
         self.is_last_due = False  # ``save_last`` has begun, and the last checkpoint is not saved
+        self.lagging = False  # as of the last look: the reader is further behind than its configuration allows
+        self.skipped = 0  # items that it was moved past, as it was too far behind
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
@@ -92,6 +100,8 @@ class Checkpointer:
                 backlog.check_usable()
                 if backlog.disturbed:
                     backlog.repair()
+            if self.burial.waiting:
+                self.burial.note_locked()
             backlog.progress.absorb()
             state, version = self._state_of(backlog.progress), self._version()
         self._store(state, durable=durable)
@@ -114,8 +124,12 @@ class Checkpointer:
 
     def _store(self, state: Checkpoint, *, durable: bool) -> None:
         """Save ``state``, once the journal is durable up to what it names (R4). Called as ``save_alone``."""
-        self._source.make_durable(state.last_named_id)
-        self._source.save(self.backlog.owner, state, durable)
+        try:
+            self._source.make_durable(state.last_named_id)
+            self._source.save(self.backlog.owner, state, durable)
+        except OSError:
+            self.failures += 1
+            raise
 
     @property
     def is_unsaved(self) -> bool:
@@ -131,12 +145,26 @@ class Checkpointer:
         """The reader is where its checkpoint says: there is nothing to save."""
         self._saved = self._version()
 
+    def tell_skipped(self) -> None:
+        """The reader was just opened: log how many items it was moved past since it was opened last. The next
+        checkpoint does not count them any more.
+        """
+        progress = self.backlog.progress
+        skipped, progress.skipped = progress.skipped, 0
+        if skipped:
+            self.skipped += skipped
+            name, reason = self.backlog.full_name, "as it was too far behind: they are not delivered to it"
+            _logging.warning(
+                "reader %s was moved past %s items since it was opened last, %s", name, f"{skipped:,}", reason
+            )
+
     def _version(self) -> tuple[int, ...]:
         """A value that changes whenever there is something new to save."""
         return self._version_of(self.backlog.progress)
 
     def _version_of(self, progress: Progress) -> tuple[int, ...]:
-        return progress.released_items, progress.released_bytes, progress.head, self.backlog.aborted_count
+        moves = progress.released_items, progress.released_bytes, progress.head
+        return *moves, self.backlog.aborted_count, progress.skipped
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
@@ -145,14 +173,19 @@ class Checkpointer:
         backlog, source = self.backlog, self._source
         backlog.check_usable()
         try:
-            with guard_and_saving(source.guard, self.lock):  # keeps the segments that this reads and needs
+            with (
+                self.burial.paused(),  # no item is on its way while the reader moves
+                guard_and_saving(source.guard, self.lock),  # keeps the segments that this reads and needs
+            ):
                 failure = self._move(item_id, time_ms)
         except OSError:
             backlog.check_usable()  # closing the reader meanwhile closes its folder
+            self.burial.run()
             raise
         source.attach(backlog)
         self.dispatcher.hand_off()
         source.moved()
+        self.burial.run()
         if failure is not None:
             raise failure
 
@@ -190,6 +223,44 @@ class Checkpointer:
             item_id = source.find_time(time_ms, visible_id)
         item_id = max(source.first_id, min(item_id, visible_id + 1))
         return (item_id, *source.before(item_id))
+
+    def place(self) -> LagPlace:
+        """Where the reader is now. Raises ``QueueClosed`` once it is closed."""
+        backlog = self.backlog
+        with backlog.lock:
+            backlog.check_usable()
+            backlog.progress.absorb()
+            return LagPlace(backlog.progress.head, backlog.progress.released_bytes)
+
+    def skip_to(self, item_id: int) -> int:
+        """Move the reader forward to ``item_id``, durably; returns how many items it was moved past. Their open reads
+        are dropped, as by a seek; all others stay. Does nothing if the reader is past that id. Nobody is notified: the
+        caller calls ``moved`` of the source, with no lock held.
+
+        Raises ``OSError`` if the new position cannot be saved: then the reader has not moved.
+        """
+        backlog, skipped = self.backlog, 0
+        with self.lock:
+            with backlog.lock:
+                backlog.check_usable()
+                if backlog.disturbed:
+                    backlog.repair()
+                if item_id <= backlog.progress.head + 1:
+                    return 0
+                moved = moved_past(self._source, backlog.progress, item_id, backlog.held())
+                state, version = self._state_of(moved), self._version_of(moved)
+            self._store(state, durable=True)
+            with backlog.lock:
+                backlog.check_usable()
+                progress = backlog.progress  # commits may have come in between
+                moved = moved_past(self._source, progress, item_id, backlog.held())
+                skipped = moved.skipped - progress.skipped
+                backlog.skip(moved, item_id)
+                backlog.update_fast_path()
+            self._saved, self._is_durable = version, True
+            self.skipped += skipped
+        self._source.attach(backlog)
+        return skipped
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -247,4 +318,5 @@ class Checkpointer:
     def abandon(self, error: Exception) -> None:
         """In a forked child: make every later call raise ``error``. Touches no lock that a thread may have held."""
         self.lock = threading.Lock()
+        self.burial.abandon()
         self.dispatcher.abandon(error)

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any, cast, overload
 
 from kestrelpy._checks import check_seconds
 from kestrelpy._disk.interface import Directory, Disk
@@ -33,12 +34,23 @@ from kestrelpy._journal.segment import (
 from kestrelpy._journal.view import Block
 from kestrelpy._process import forget, remember, warn_unclosed
 from kestrelpy._reading.checkpointer import Checkpointer
+from kestrelpy._reading.lag import has_lag_limits
+from kestrelpy._reading.lag_watch import OneReader, tend
 from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry, Start, check_start
 from kestrelpy._reading.source import Cursor, Served, Take
 from kestrelpy.clock import Clock, SystemClock, Timer
-from kestrelpy.config import FullPolicy, ReaderConfig, check_config
-from kestrelpy.errors import CorruptJournal, ForkedQueue, KestrelError, QueueClosed, QueueLocked, copy_of
+from kestrelpy.config import Codec, FullPolicy, ReaderConfig, check_codec, check_config
+from kestrelpy.errors import (
+    CorruptJournal,
+    ForkedQueue,
+    KestrelError,
+    QueueClosed,
+    QueueLocked,
+    UnknownReader,
+    copy_of,
+)
+from kestrelpy.item import V
 
 FIRST_POLL = 0.0005
 """Seconds before the first poll; no wait is shorter. A poll costs 25 microseconds: 3 of its own, the rest to wake up
@@ -91,9 +103,12 @@ class DetachedSource:
         poll_interval: float,
         registry: ReaderRegistry,
         counter: FrameCounter | None = None,
+        codec: Codec | None = None,
     ) -> None:
         self.name = queue
+        self._codec = codec
         self.clock = clock
+        self.disk = registry.files.disk
         self.waiting: dict[Served, None] = {}
         self._directory = directory
         self._poll_interval = poll_interval
@@ -106,6 +121,8 @@ class DetachedSource:
         self._maintenance_armed = False
         self._next_poll: Timer | None = None
         self._next_round: Timer | None = None
+        self._next_lag_look: Timer | None = None
+        self._lag: OneReader | None = None
         self._pid = os.getpid()
         registry.files.checkpoint_directory = cast("Directory", CheckpointDirectory(registry.files, self._check_there))
         self._look()
@@ -122,8 +139,10 @@ class DetachedSource:
 
     def look_again(self) -> None:
         """Start again if the queue was erased, and perhaps made again, since the first look. Nothing else shows that
-        until this process holds a lock of the queue.
+        until this process holds a lock of the queue. Called under the guard, before a reader is made or opened: from
+        then on, whoever makes these files follow a log sees the reader. Raises ``QueueLocked`` if they do already.
         """
+        file_names.refuse_standby(self._directory.names(), self.name, self._directory.path)
         if not self._view.is_still_there():
             self._view.close()
             self._view = FollowingView(self._directory, self.name, self._check_there, self._counter)
@@ -236,7 +255,7 @@ class DetachedSource:
         return next((checkpointer_of(reader) for reader in self._registry.open.values()), None)
 
     def decode(self, data: bytes) -> Any:
-        return data
+        return data if self._codec is None else self._codec.decode(data)
 
     def make_durable(self, item_id: int) -> None:
         with self._looking:
@@ -336,10 +355,51 @@ class DetachedSource:
                 trouble.begin(what, error)
                 self.moved()
 
+    def watch_lag(self) -> None:
+        """Every ``CHECKPOINT_INTERVAL`` seconds, look how far the reader is behind, if its configuration has limits of
+        that. The timer holds a weak reference only, so it does not keep alive a reader that nobody has.
+        """
+        reader = self._reader
+        if self._lag is None and reader is not None and has_lag_limits(reader.backlog.config):
+            self._lag = OneReader()
+            self._watch_lag()
+
+    def _watch_lag(self) -> None:
+        mine = weakref.ref(self)
+
+        def look(_lost: object = None) -> None:
+            source = mine()
+            if source is not None:
+                source._look_at_lag()
+
+        with suppress(RuntimeError):  # no thread can be started: then nobody looks
+            self._next_lag_look = self.clock.call_later(CHECKPOINT_INTERVAL, look, on_lost=look)
+
+    def _look_at_lag(self) -> None:
+        reader, known = self._reader, self._lag
+        if reader is None or known is None or reader.backlog.broken is not None or self._is_orphan(reader):
+            return
+        trouble, what = self._registry.trouble, f"looking how far {reader.backlog.full_name} is behind"
+        try:
+            with self._registry.guard(wait=False):  # as in ``_maintain``
+                pass
+            tend(reader, self, known)
+            trouble.end(what)
+        except QueueClosed:
+            return
+        except QueueLocked:
+            pass
+        except (OSError, KestrelError) as error:
+            trouble.begin(what, error)
+        self._watch_lag()
+        if known.take_moved():
+            self.moved()
+
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def configured(self, reader: Reader, config: ReaderConfig) -> None:
         self._registry.configure(reader, config)
+        self.watch_lag()
 
     def closed_reader(self, reader: Reader) -> None:
         """The reader has closed: close everything that was opened for it."""
@@ -351,7 +411,7 @@ class DetachedSource:
             self._release_all()
 
     def _release_all(self) -> None:
-        for timer in (self._next_poll, self._next_round):
+        for timer in (self._next_poll, self._next_round, self._next_lag_look):
             if timer is not None:  # it would keep these objects alive
                 timer.cancel()
         with self._looking:
@@ -375,6 +435,10 @@ class DetachedSource:
             self._registry.leave()
             self._release_all()
 
+    @property
+    def _what(self) -> str:
+        return f"Reader {', '.join(map(repr, self._registry.open))} of queue {self.name!r} in {self._directory.path}"
+
     def __del__(self) -> None:
         if not getattr(self, "_gone", True) and self._registry.open:
             warn_unclosed(self)
@@ -391,14 +455,48 @@ class DetachedSource:
         self._directory.close()
 
 
+@overload
 def open_reader(
     directory: str | os.PathLike[str],
     queue: str,
     reader: str,
     *,
     config: ReaderConfig | None = None,
+    create: bool = False,
     start: Start = "tail",
     poll_interval: float = 0.05,
+    codec: None = None,
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+) -> Reader[bytes]: ...
+
+
+@overload
+def open_reader(
+    directory: str | os.PathLike[str],
+    queue: str,
+    reader: str,
+    *,
+    config: ReaderConfig | None = None,
+    create: bool = False,
+    start: Start = "tail",
+    poll_interval: float = 0.05,
+    codec: Codec[V],
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+) -> Reader[V]: ...
+
+
+def open_reader(
+    directory: str | os.PathLike[str],
+    queue: str,
+    reader: str,
+    *,
+    config: ReaderConfig | None = None,
+    create: bool = False,
+    start: Start = "tail",
+    poll_interval: float = 0.05,
+    codec: Codec | None = None,
     clock: Clock | None = None,
     disk: Disk | None = None,
 ) -> Reader:
@@ -408,34 +506,52 @@ def open_reader(
     ``poll_interval`` seconds at the latest. While items come, they are polled whenever a thirtieth of the time since
     the last item has passed, but at most twice a millisecond, which takes a few percent of a processor.
 
-    ``start`` is for a new reader: ``"tail"``, ``"earliest"`` or an item id. The first named reader takes over the
-    default reader's position instead. If the default reader is open at that time, it stays: the new reader begins at
-    ``start`` and stands beside it. Items are bytes.
+    ``create=True`` makes the reader if the queue does not have it, also before the queue itself is made. A new reader
+    begins at ``start``: ``"tail"``, ``"earliest"`` or an item id. The first named reader takes over the default
+    reader's position instead. If the default reader is open at that time, it stays: the new reader begins at ``start``
+    and stands beside it. ``config``: its limits and hooks here. ``codec`` is that of the queue, for ``Item.value``;
+    without it, values are bytes.
 
-    Raises ``QueueLocked`` if the reader has an owner, ``InvalidName``, ``NoDefaultReader``, ``WrongKind`` for a work
-    queue, ``CorruptJournal``, ``UnsupportedFormat``, ``ValueError``, ``TypeError``, ``OSError``
-    (``FileNotFoundError`` for a folder that is not there).
+    Raises ``UnknownReader`` if there is no such reader, ``QueueLocked`` if it has an owner, ``InvalidName``,
+    ``NoDefaultReader``, ``WrongKind`` for a work queue, ``CorruptJournal``, ``UnsupportedFormat``, ``ValueError``,
+    ``TypeError``, ``OSError`` (``FileNotFoundError`` for a folder that is not there).
     """
     file_names.check_name(queue)
     if reader:
         file_names.check_name(reader)
     check_start(start)
+    check_codec(codec)
     poll_interval = check_seconds("poll_interval", poll_interval, above_zero=True)
     config = check_config("config", config if config is not None else ReaderConfig())
-    folder = (disk or RealDisk()).directory(os.fspath(directory))
+    real = disk or RealDisk()
+    folder = real.directory(os.fspath(directory))
     outside: DetachedSource | None = None
     try:
         refuse_jobs(folder, queue)
-        registry = ReaderRegistry(QueueFiles(folder, queue), {}, config, _nothing)
-        outside = DetachedSource(folder, queue, clock if clock is not None else SystemClock(), poll_interval, registry)
+        files = QueueFiles(folder, queue, real)
+        if reader and not create:
+            _require_reader(files, reader)
+        registry = ReaderRegistry(files, {}, config, _nothing)
+        clock = clock if clock is not None else SystemClock()
+        outside = DetachedSource(folder, queue, clock, poll_interval, registry, codec=codec)
         registry.source = outside
-        return registry.reader(reader, start)
+        opened = registry.reader(reader, start)
+        outside.watch_lag()
+        return opened
     except BaseException:
         if outside is None:
             folder.close()
         else:
             outside.close()
         raise
+
+
+def _require_reader(files: QueueFiles, reader: str) -> None:
+    """Raise ``UnknownReader`` unless the queue has the reader: a checkpoint, or, if it was lost, an owner."""
+    names = files.directory.names()
+    readers = files.reader_names(names)
+    if reader not in readers and file_names.reader_lock_name(files.queue, reader) not in names:
+        raise UnknownReader(files.queue, reader, tuple(sorted(readers - {""})))
 
 
 def _nothing() -> None:

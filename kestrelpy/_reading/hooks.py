@@ -19,8 +19,17 @@ from kestrelpy.item import Item
 
 _RAISED: list[None] = []
 """Stands for the result of a hook that raised."""
+_callers: set[int] = set()
+"""The threads that run a hook."""
 _in_hook: dict[tuple[int, Hooks], list[Item]] = {}
 """By thread and reader: expired items whose hook runs, or runs next. A global, as few readers have such a hook."""
+
+
+def in_hook() -> bool:
+    """True if this thread runs a hook of a reader. There a put waits for room only if it was told how long: the item
+    that the hook has may be what takes up the room.
+    """
+    return bool(_callers) and threading.get_ident() in _callers
 
 
 class _Caller(Protocol):
@@ -45,12 +54,18 @@ class Hooks:
 
     def call(self, hook: Callable[..., object], *arguments: object) -> object:
         """Call the hook. Returns its result; ``_RAISED``, which is false, if it raised."""
+        thread = threading.get_ident()
+        is_first = thread not in _callers
         try:
+            _callers.add(thread)
             return hook(*arguments)
         except (Exception, SystemExit):
             self.errors += 1
             _logging.exception("a hook of reader %s raised", self._backlog.full_name)
             return _RAISED
+        finally:
+            if is_first:
+                _callers.discard(thread)
 
     def show_expired(self, item: Item) -> None:
         """Show an expired item to its hook, once. If the hook itself finds an expired item, by a get for example, that
@@ -78,7 +93,7 @@ class Hooks:
         backlog = self._backlog
         hook = backlog.config.on_expired  # None: the reader was renamed and configured again meanwhile
         if hook is None or self.call(hook, item) is not _RAISED:
-            self._release(item)
+            self.release(item)
             return
         with backlog.lock:  # the item stays here, undelivered and not done
             if backlog.with_hook.get(item.id) is item:
@@ -104,20 +119,16 @@ class Hooks:
                 self._caller.recover(error, (), [] if item is None else [item])
                 raise
 
-    def show_aborted(self, item: Item) -> None:
-        """Show an aborted item to its hook. If the hook takes it, it is done; else it is requeued."""
-        backlog = self._backlog
-        hook = backlog.config.on_abort
-        if hook is not None and self.call(hook, item):
-            self._release(item)
-            return
-        with backlog.lock:
-            if backlog.with_hook.get(item.id) is item:  # else the reader was closed or moved meanwhile
-                del backlog.with_hook[item.id]
-                backlog.requeue(item.id, (item.data, item.added_ms, item.expires_ms))
+    def show_aborted(self, item: Item) -> bool:
+        """Show an aborted item to its hook. If the hook takes it, it is done, and this returns true."""
+        hook = self._backlog.config.on_abort
+        if hook is None or not self.call(hook, item):
+            return False
+        self.release(item)
+        return True
 
-    def _release(self, item: Item) -> None:
-        """Mark an item that a hook took as done, unless the reader was closed or moved meanwhile."""
+    def release(self, item: Item) -> None:
+        """Mark an item of ``with_hook`` as done, unless the reader was closed or moved meanwhile."""
         backlog = self._backlog
         try:
             with backlog.lock:

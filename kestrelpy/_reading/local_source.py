@@ -17,6 +17,7 @@ from typing import Any
 from kestrelpy._disk.interface import Directory
 from kestrelpy._journal.format import Checkpoint, Entry
 from kestrelpy._journal.journal import Journal
+from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.segment import ITEM_COST, FramePosition
 from kestrelpy._journal.view import Block
 from kestrelpy._reading.backlog import BLOCK_BYTES, NO_LIMIT
@@ -47,7 +48,7 @@ class LocalSource:
 
     def __init__(
         self,
-        name: str,
+        files: QueueFiles,
         clock: Clock,
         journal: Journal,
         codec: Codec | None,
@@ -60,7 +61,8 @@ class LocalSource:
         configured: Callable[[Reader, ReaderConfig], None],
         closed_reader: Callable[[Reader], None],
     ) -> None:
-        self.name = name
+        self.name = files.queue
+        self.disk = files.disk
         self.clock = clock
         self.lock = threading.Lock()
         self.journal = journal
@@ -87,6 +89,10 @@ class LocalSource:
         self._moved = moved
         self._configured = configured
         self._closed_reader = closed_reader
+
+    @property
+    def view(self) -> Journal:
+        return self.journal
 
     @property
     def seen_id(self) -> int:

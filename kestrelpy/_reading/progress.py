@@ -12,12 +12,26 @@ from collections.abc import Collection
 from itertools import pairwise
 
 from kestrelpy._journal import format as fmt
+from kestrelpy._journal.moves import Move
 
 
 class Progress:
-    """The bookkeeping of one reader. ``next_id`` is the next id to be read."""
+    """The bookkeeping of one reader. ``next_id`` is the next id to be read. ``skipped``: as in a checkpoint. ``move``
+    has the items that are on their way to another queue, and are not done yet.
+    """
 
-    __slots__ = ("_firsts", "done", "error_counts", "head", "next_id", "released_bytes", "released_items", "spans")
+    __slots__ = (
+        "_firsts",
+        "done",
+        "error_counts",
+        "head",
+        "move",
+        "next_id",
+        "released_bytes",
+        "released_items",
+        "skipped",
+        "spans",
+    )
 
     def __init__(self, head: int, released_items: int, released_bytes: int) -> None:
         self.head = head
@@ -28,6 +42,8 @@ class Progress:
         self.released_items = released_items
         self.released_bytes = released_bytes
         self.error_counts: dict[int, int] = {}
+        self.skipped = 0
+        self.move: Move | None = None
 
     @classmethod
     def load(cls, state: fmt.Checkpoint) -> Progress:
@@ -35,6 +51,8 @@ class Progress:
         progress.spans = dict(state.done)
         progress._firsts = sorted(progress.spans)
         progress.error_counts = dict(state.error_counts)
+        progress.skipped = state.skipped
+        progress.move = state.move
         progress.absorb()
         return progress
 
@@ -158,12 +176,15 @@ class Progress:
         copied.next_id = self.next_id
         copied.done, copied.spans, copied._firsts = self.done.copy(), self.spans.copy(), self._firsts.copy()
         copied.error_counts = self.error_counts.copy()
+        copied.skipped = self.skipped
+        copied.move = self.move
         return copied
 
     def moved_to(self, item_id: int, items_before: int, bytes_before: int) -> Progress:
         """The progress of a reader that starts again at ``item_id``, given what was ever put before that id."""
         moved = Progress(item_id - 1, items_before, bytes_before)
         moved.error_counts = {key: count for key, count in self.error_counts.items() if key >= item_id}
+        moved.skipped = self.skipped
         return moved
 
     def done_spans(self) -> tuple[tuple[int, int], ...]:
@@ -207,6 +228,8 @@ class Progress:
             hint_id=hint_id,
             done=done,
             error_counts=tuple(sorted(self.error_counts.items())),
+            skipped=self.skipped,
+            move=self.move,
         )
 
     def _check(self) -> None:

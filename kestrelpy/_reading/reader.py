@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isnan
 from operator import is_
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from kestrelpy._checks import check_timeout
 from kestrelpy._journal.segment import ITEM_COST
+from kestrelpy._reading.burial import check_dead_letter
 from kestrelpy._reading.checkpointer import Checkpointer
+from kestrelpy._reading.consuming import Consuming
 from kestrelpy._reading.dispatch import Dispatcher
-from kestrelpy.config import ReaderConfig, ReaderStats
+from kestrelpy._reading.retries import Retries, is_plain
+from kestrelpy.config import ReaderConfig, ReaderStats, check_delay
 from kestrelpy.errors import CorruptJournal, KestrelError, QueueEmpty, UnknownItem, copy_of
-from kestrelpy.item import Item, id_of, new_item
+from kestrelpy.item import Item, V, id_of, new_item
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -29,19 +32,23 @@ if TYPE_CHECKING:
 __all__ = ["Reader"]
 
 
-class Reader:
+class Reader(Consuming[V]):
     """A durable consumer of a queue, with its own cursor. Made by ``JournaledQueue.reader`` or ``open_reader``, never
     directly. An open read is an unacknowledged delivery: a lease without a deadline. ``commit`` acknowledges it.
 
+    A context manager, also of asyncio, that closes the reader. ``for item in reader`` gets items until it is closed.
+
     Thread-safe. Every call raises ``QueueClosed`` after ``close()``, ``DurabilityUnknown`` once a sync of the queue
     has failed, ``ForkedQueue`` in a forked child, ``CorruptJournal`` if it has to read what is damaged on disk,
-    ``OSError`` if the system refuses a file, and ``TypeError`` for an argument that is neither an item nor an id.
+    ``OSError`` if the system refuses a file, ``TypeError`` for an argument that is neither an item nor an id, and, of a
+    queue that is shipped, ``Fenced`` once another owner has it and ``ShipError`` if shipping has failed.
     """
 
     def __init__(self, source: Source, name: str, config: ReaderConfig, progress: Progress) -> None:
         self._dispatcher = dispatcher = Dispatcher(self, source, name, config, progress)
         self._backlog = dispatcher.backlog
-        self._checkpointer = Checkpointer(dispatcher)
+        self._checkpointer = saver = Checkpointer(dispatcher)
+        self._retries = Retries(dispatcher, saver.burial)
         self._source = source
         self._committed = self._flushes = 0
 
@@ -62,7 +69,7 @@ class Reader:
 
     # -- getting --------------------------------------------------------------------------------------------------
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Item:
+    def get(self, block: bool = True, timeout: float | None = None) -> Item[V]:
         """Open a read of the next item: an aborted one first, else the next unread one.
 
         Waits in line for up to ``timeout`` seconds of real time (``None``: for ever; ``block=False``: not at all).
@@ -99,11 +106,11 @@ class Reader:
             raise
         return self._dispatcher.get(block, timeout)
 
-    def get_nowait(self) -> Item:
-        """``get(block=False)``."""
+    def get_nowait(self) -> Item[V]:
+        """``get(block=False)``: raises ``QueueEmpty`` at once if there is no item."""
         return self.get(False)
 
-    def get_future(self, timeout: float | None = None) -> Future[Item]:
+    def get_future(self, timeout: float | None = None) -> Future[Item[V]]:
         """A future of the next item; never blocks.
 
         It fails with ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. ``cancel()`` leaves the
@@ -112,7 +119,7 @@ class Reader:
         """
         return self._dispatcher.get_future(timeout)
 
-    async def aget(self, timeout: float | None = None) -> Item:
+    async def aget(self, timeout: float | None = None) -> Item[V]:
         """The next item, for asyncio, from any event loop.
 
         Raises ``QueueEmpty`` when ``timeout`` seconds have passed on the queue's clock. A task that is cancelled while
@@ -121,16 +128,17 @@ class Reader:
         """
         return await self._dispatcher.aget(timeout)
 
-    def get_many(self, max_items: int, *, max_bytes: int | None = None, timeout: float | None = None) -> list[Item]:
+    def get_many(self, max_items: int, *, max_bytes: int | None = None, timeout: float | None = None) -> list[Item[V]]:
         """Open reads of up to ``max_items`` items: waits for the first as ``get`` does, then takes what is there.
 
-        Stops before the item that would bring the data above ``max_bytes``, or where a ``seek`` comes in between, but
-        takes at least one. Raises ``QueueEmpty`` if no item came in time.
+        Waits up to ``timeout`` seconds (``None``: for ever). Stops before the item that would bring the data above
+        ``max_bytes``, or where a ``seek`` comes in between, but takes at least one. Raises ``QueueEmpty`` if no item
+        came in time, ``ValueError`` for less than one item, and otherwise as ``get``.
         """
         backlog = self._backlog
         if max_items < 1:
             raise ValueError(f"max_items must be at least 1, not {max_items!r}")
-        items: list[Item] = []
+        items: list[Item[V]] = []
         expired: list[Item] = []
         first = self.get(True, timeout)
         try:
@@ -144,12 +152,20 @@ class Reader:
             raise
         return items
 
-    def peek(self, timeout: float | None = 0) -> Item:
-        """The next item, without an open read: it can't be committed, and stays where it is. Waits as ``get`` does."""
+    def peek(self, timeout: float | None = 0) -> Item[V]:
+        """The next item, without an open read: it can't be committed, and stays where it is.
+
+        Waits up to ``timeout`` seconds (0: not at all; ``None``: for ever). Raises ``QueueEmpty``, ``CorruptJournal``,
+        and ``ValueError`` for a negative timeout.
+        """
         return self._dispatcher.peek(timeout)
 
-    def peek_future(self, timeout: float | None = None) -> Future[Item]:
-        """A future of the next item, without an open read: as ``peek``, and waits as ``get_future`` does."""
+    def peek_future(self, timeout: float | None = None) -> Future[Item[V]]:
+        """A future of the next item, without an open read, as of ``peek``; never blocks.
+
+        It fails with ``QueueEmpty`` after ``timeout`` seconds of the queue's clock (``None``: never). Raises as
+        ``get_future``.
+        """
         return self._dispatcher.peek_future(timeout)
 
     def discard(self, items: Iterable[Item | int]) -> int:
@@ -262,42 +278,66 @@ class Reader:
                 del opened[item_id]
         self._committed += len(chosen)
 
-    def abort(self, item_or_id: Item | int, *, counts: bool = True) -> None:
+    def abort(
+        self, item_or_id: Item | int, delay: float | None = None, reason: str | None = None, *, counts: bool = True
+    ) -> None:
         """Give an item back, ahead of unread items (a negative acknowledgement). Its ``error_count`` grows by one.
         Aborted items keep the order of their ids.
 
-        If an ``on_abort`` hook returns true, the item is committed instead. With ``counts=False`` the item goes back as
-        if it had not been got: the count stays, and no hook is called. That is for an item that no consumer has seen.
-        Raises ``UnknownItem`` if it is not open.
+        ``delay``: it is not delivered again before so many seconds (0: at once); ``None``: as ``retry_delay`` says.
+        If the ``error_count`` has reached ``max_deliveries``, the item is dead, and goes to the queue ``dead_letter``
+        with ``reason``, up to 1 KiB of text. That is done when this returns, or, while another thread does so for other
+        items or the move fails, soon after. If an ``on_abort`` hook returns true, the item is committed instead.
+
+        With ``counts=False`` the item goes back as if it had not been got: the count stays, no hook is called, and
+        there is no delay. That is for an item that no consumer has seen. Raises ``UnknownItem`` if it is not open, and
+        ``ValueError`` for a ``delay`` that is negative or not finite.
         """
-        backlog = self._backlog
-        item_id = id_of(item_or_id)
+        if delay is not None:
+            delay = check_delay("delay", delay)
+        if reason is not None and not isinstance(reason, str):
+            raise TypeError(f"reason must be a str, not {type(reason).__name__}")
         if not counts:
+            backlog = self._backlog
             with backlog.lock:
-                unseen = backlog.opened.get(item_id)
-                if unseen is None or (isinstance(item_or_id, Item) and item_or_id is not unseen):
-                    raise self._unknown(item_id)
+                unseen = self._open_read_locked(item_or_id)
             self._dispatcher.unget(unseen)
             return
+        self._abort(item_or_id, delay, reason or "", may_die=True)
+
+    def abort_for(self, item: Item, error: BaseException | None) -> None:
+        """Abort an open read because ``error`` was raised: what the end of ``with item:`` does. The reason is the type
+        and text of the error. If that is no ``Exception``, as Ctrl-C is none, the item does not die of it.
+        """
+        name = type(error).__name__ if error is not None else ""
+        try:
+            reason = f"{name}: {error}" if error is not None else ""
+        except Exception:  # from its __str__
+            reason = name
+        self._abort(item, None, reason, may_die=isinstance(error, Exception))
+
+    def _abort(self, item_or_id: Item | int, delay: float | None, reason: str, *, may_die: bool) -> None:
+        backlog = self._backlog
         requeuing: list[Item] = []
         try:
             with backlog.lock:
-                item = backlog.opened.get(item_id)
-                if item is None or (isinstance(item_or_id, Item) and item_or_id is not item):
-                    raise self._unknown(item_id)
+                item = self._open_read_locked(item_or_id)
+                item_id = item.id
                 entry = (item.data, item.added_ms, item.expires_ms)
                 errors = backlog.progress.error_counts
                 errors[item_id] = errors.get(item_id, 0) + 1
                 del backlog.opened[item_id]
                 backlog.aborted_count += 1
-                if self.config.on_abort is None:
+                if not delay and is_plain(backlog.config):
                     backlog.requeue(item_id, entry)
                 else:
                     again = backlog.make_item(item_id, entry)
                     requeuing.append(again)
                     backlog.with_hook[item_id] = again
             if requeuing:
-                self._dispatcher.hooks.show_aborted(again)
+                self._retries.after_abort(again, delay, reason, may_die=may_die)
+                requeuing.clear()
+                self._checkpointer.burial.run()
             self._dispatcher.hand_off()
         except BaseException as error:
             self._dispatcher.recover(error, (), requeuing)
@@ -305,15 +345,24 @@ class Reader:
         if not backlog.may_skip_notify:
             self._dispatcher.notify()
 
+    def _open_read_locked(self, item_or_id: Item | int) -> Item:
+        item_id = id_of(item_or_id)
+        item = self._backlog.opened.get(item_id)
+        if item is None or (isinstance(item_or_id, Item) and item_or_id is not item):
+            raise self._unknown(item_id)
+        return item
+
     def configure(self, config: ReaderConfig) -> None:
         """Change the limits and hooks of the reader.
 
         They count at once, for queued items too: ``max_age`` makes old items expire, producers that wait for room look
         again, ``DROP_OLDEST`` drops what is too much. They stay as long as the queue is open, also if the reader is
-        closed and opened again. Raises ``TypeError`` for anything but a ``ReaderConfig``. Thread-safe.
+        closed and opened again. Raises ``TypeError`` for anything but a ``ReaderConfig``, and ``ValueError`` for a
+        ``dead_letter`` that can't be one. Thread-safe.
         """
         if not isinstance(config, ReaderConfig):
             raise TypeError(f"config must be a ReaderConfig, not {config!r}")
+        check_dead_letter(config, self._source.name, journaled=self._source.disk is not None)
         self._dispatcher.configure(config)
         self._source.configured(self, config)
 
@@ -402,9 +451,10 @@ class Reader:
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
-    def decode(self, data: bytes) -> Any:
-        """Decode ``data`` by the queue's codec. A reader of ``open_reader`` knows no codec, and returns the bytes."""
-        return self._source.decode(data)
+    def decode(self, data: bytes) -> V:
+        """Decode ``data`` by the queue's codec, or by that of ``open_reader``; without a codec, returns the bytes."""
+        decoded: V = self._source.decode(data)
+        return decoded
 
     @property
     def items(self) -> int:
@@ -420,6 +470,11 @@ class Reader:
         """Whether ``item`` is an open read of this reader."""
         return self._backlog.opened.get(item.id) is item
 
+    @property
+    def _may_bury(self) -> bool:
+        """Whether an abort may move an item to the queue ``dead_letter``."""
+        return self.config.dead_letter is not None
+
     def _check_done(self, item: Item) -> None:
         """If the reader can't be used any more, raise why, unless ``item`` was committed or aborted before."""
         backlog = self._backlog
@@ -428,6 +483,13 @@ class Reader:
             is_done = progress.is_done(item.id) or progress.error_counts.get(item.id, 0) > item.error_count
         if not is_done:
             backlog.check_usable()
+
+    def _consumed(self) -> Reader[V]:
+        return self
+
+    def check_usable(self) -> None:
+        """Raise why the reader can't be used any more, if it can't."""
+        self._backlog.check_usable()
 
     @property
     def head(self) -> int:
@@ -442,9 +504,7 @@ class Reader:
     @property
     def open_bytes(self) -> int:
         """Bytes of the items whose reads are open. Cost: O(open reads)."""
-        backlog = self._backlog
-        with backlog.lock:
-            return sum(len(item.data) for item in backlog.opened.values())
+        return sum(len(item.data) for item in list(self._backlog.opened.values()))
 
     @property
     def waiter_count(self) -> int:
@@ -480,11 +540,11 @@ class Reader:
     def _in_memory(self) -> tuple[int, int]:
         """The items that this reader alone keeps in memory, and their bytes with a fixed cost for each."""
         backlog = self._backlog
-        with backlog.lock:
-            kept = [entry[0] for entry in (*backlog.ahead.values(), *backlog.requeued.entries.values())]
-            if backlog.batch is not None:
-                first_id, items, _ = backlog.batch
-                kept += items[backlog.progress.next_id + len(backlog.ahead) - first_id :]
+        ahead, batch = list(backlog.ahead.values()), backlog.batch
+        kept = [entry[0] for entry in (*ahead, *list(backlog.requeued.entries.values()))]
+        if batch is not None:
+            first_id, items, _ = batch
+            kept += items[max(0, backlog.progress.next_id + len(ahead) - first_id) :]
         return len(kept), sum(map(len, kept)) + ITEM_COST * len(kept)
 
     def stats(self) -> ReaderStats:
@@ -511,6 +571,11 @@ class Reader:
             hook_errors=self._dispatcher.hooks.errors,
             memory_bytes=memory_bytes,
             memory_items=memory_items,
+            checkpoint_failures=self._checkpointer.failures,
+            lagging=self._checkpointer.lagging,
+            skipped=self._checkpointer.skipped,
+            dead=self._retries.dropped + self._checkpointer.burial.dead,
+            dead_letter_failures=self._checkpointer.burial.failures,
         )
 
     def __repr__(self) -> str:

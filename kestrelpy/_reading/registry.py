@@ -25,11 +25,14 @@ from kestrelpy._journal import format as fmt
 from kestrelpy._journal.checkpoint import CheckpointFile, take_over
 from kestrelpy._journal.format import LARGEST, Checkpoint
 from kestrelpy._journal.queue_files import QueueFiles
+from kestrelpy._journal.retention import KEEP_NOTHING
 from kestrelpy._journal.segment import Segment
 from kestrelpy._logging import Trouble
 from kestrelpy._reading.backlog import has_limits
+from kestrelpy._reading.burial import check_dead_letter
 from kestrelpy._reading.checkpointer import Checkpointer, guard_and_saving
 from kestrelpy._reading.dispatch import Dispatcher, Notify
+from kestrelpy._reading.lag import has_lag_limits
 from kestrelpy._reading.limits import Limited, OfflineReader, progress_of
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.progress import Progress
@@ -68,6 +71,8 @@ class ReaderRegistry:
         changed: Callable[[], object],
         check: Callable[[], object] = bool,
     ) -> None:
+        for config in (default_config, *configs.values()):
+            check_dead_letter(config, files.queue, journaled=files.disk is not None)
         self.files = files
         self._configs = dict(configs)
         self._default_config = default_config
@@ -84,8 +89,14 @@ class ReaderRegistry:
         """No segment with a number above it is retired; ``None``: the readers alone decide. A segment without items
         ends with an id of the one before, so ids would not do.
         """
+        self.retention = KEEP_NOTHING
+        """Which segments are kept although every reader is past them."""
+        self.on_disposed: Callable[[], object] = bool  # called after segments were deleted or archived, with no lock
         self.timer: Timer | None = None  # of the next checkpoints and retiring; closing the queue cancels it
         self.may_limit = any(map(has_limits, (default_config, *configs.values())))
+        self.may_block = any(each.full_policy is FullPolicy.BLOCK for each in (default_config, *configs.values()))
+        self.may_lag = any(map(has_lag_limits, (default_config, *configs.values())))
+        self.on_configured: Callable[[], object] = bool  # called when a reader is there, or has another configuration
         self.trouble = Trouble()
         self._stopped: Exception | None = None
         self.began_to_limit: Callable[[], object] = bool  # called once, when a reader gets limits as the first one
@@ -109,6 +120,8 @@ class ReaderRegistry:
         if has_limits(config) and not self.may_limit:
             self.may_limit = True
             self.began_to_limit()
+        self.may_lag = self.may_lag or has_lag_limits(config)
+        self.on_configured()
         self.refresh_limits()
         if config.full_policy is FullPolicy.DROP_OLDEST:
             checkpointer_of(reader).dispatcher.keep_limits()
@@ -218,7 +231,7 @@ class ReaderRegistry:
                     self.release(found)
                 self._release_left(name)
                 default = self._open_here("") if name else None  # it may get that name
-                guard = self._guard_open
+                guard = self.guard_open
                 with guard() if default is None else guard_and_saving(guard, default.lock):
                     self.source.look_again()
                     reader = self._make(name, start)
@@ -228,17 +241,19 @@ class ReaderRegistry:
                 self._reopen()
                 raise
         self._check_again(reader)
+        self.on_configured()
         self.update_limits()
         dispatcher = checkpointer_of(reader).dispatcher
         self.source.attach(dispatcher.backlog)
+        checkpointer_of(reader).burial.run()  # an intent that an earlier owner has left
         if reader.config.full_policy is FullPolicy.DROP_OLDEST:
             dispatcher.keep_limits()
         return reader
 
     @contextlib.contextmanager
-    def _guard_open(self) -> Iterator[None]:
+    def guard_open(self, *, wait: bool = True) -> Iterator[None]:
         """The guard of a queue that has not ended. If the queue was erased, the guard's file is removed, too."""
-        with self.files.guard():
+        with self.files.guard(wait=wait):
             try:
                 self._check()
             except Exception:
@@ -395,6 +410,7 @@ class ReaderRegistry:
         file.inherited = inherited
         self._locks[reader] = lock
         saver = checkpointer_of(reader)
+        saver.tell_skipped()
         saver.save_alone(True)
         saver.dispatcher.look_again()
         return reader
@@ -407,12 +423,15 @@ class ReaderRegistry:
         # By quarantine the journal may be open without its beginning. A reader in another process can't know that: its
         # get raises, and it may seek.
         if progress.head + 1 < self.source.first_id and self.source.knows_heads:
-            return self._start(name, lock, self._beginning("earliest"), inherited=file.inherited)
+            beginning = self._beginning("earliest")
+            beginning.move = progress.move
+            return self._start(name, lock, beginning, inherited=file.inherited)
         reader = Reader(self.source, name, self.config_for(name), progress)
         saver = checkpointer_of(reader)
         if state.hint_number:
             saver.backlog.hint = (state.hint_number, (state.hint_id, state.hint_offset))
         saver.note_saved()
+        saver.tell_skipped()
         self._files[reader], self._locks[reader] = file, lock
         saver.dispatcher.look_again()
         return reader
@@ -467,7 +486,7 @@ class ReaderRegistry:
         try:
             saver = checkpointer_of(reader)
             self.source.detach(saver.backlog)
-            with saver.lock:  # not while it is saved or renamed
+            with saver.burial.moving, saver.lock:  # not while it is saved or renamed, nor in the middle of a move
                 self._files.pop(reader, None)
                 self._shut(reader)
         finally:
@@ -485,7 +504,7 @@ class ReaderRegistry:
                 if self.open.get(name) not in (None, reader):  # made again meanwhile
                     continue
                 self._release_left(name)
-                with self._guard_open():
+                with self.guard_open():
                     names = self.files.directory.names()
                     if name in self.files.reader_names(names) | self.files.lost_names(names, set()):
                         lock = self.files.lock_reader(name)
@@ -517,9 +536,10 @@ class ReaderRegistry:
 
     # -- retiring ----------------------------------------------------------------------------------------------------
 
-    def retire(self, source: LocalSource, *, wait: bool = True) -> None:
-        """Delete or archive the segments that every reader's durable checkpoint is past (R5). Raises ``OSError``, and
-        without ``wait`` ``QueueLocked`` while somebody makes or drops a reader, or retires.
+    def retire(self, source: LocalSource, *, wait: bool = True, excess: int = 0) -> None:
+        """Delete or archive the segments that every reader's durable checkpoint is past (R5), but for those that are
+        kept. ``excess``: so many bytes of these go all the same, the oldest first. Raises ``OSError``, and without
+        ``wait`` ``QueueLocked`` while somebody makes or drops a reader, or retires.
         """
         journal = source.journal
         segments = journal.segments
@@ -527,11 +547,14 @@ class ReaderRegistry:
             return
         first_last_id = segments[0].last_id
         limit = LARGEST if self.retire_limit is None else self.retire_limit()
-        if limit < segments[0].number:
+        limit = min(limit, self._last_due(source, LARGEST, excess))
+        if limit < segments[0].number and not self.undisposed:
             return
         own = list(self.open.values())
         for reader in own:
             if reader.head < first_last_id:
+                if self.undisposed:
+                    continue  # nothing new goes, but these do
                 return
             if self._durable_head(reader) < first_last_id:
                 with contextlib.suppress(QueueClosed):  # closed meanwhile: it counts by its file
@@ -543,12 +566,26 @@ class ReaderRegistry:
                 heads.append(others)
             if heads:
                 with source.lock:
+                    limit = min(limit, self._last_due(source, min(heads), excess))
                     self.undisposed += journal.take_retired(min(heads), limit)
+            count = len(self.undisposed)
             while True:  # and no condition: docs/interrupts.md, rule 3
                 if not self.undisposed or (heads and self.undisposed[0].last_id > min(heads)):
                     break  # the latter: disposing of it failed, and a reader in another process moved back to it
                 journal.dispose(self.undisposed[0])
                 del self.undisposed[0]
+        if count:
+            self.on_disposed()
+
+    def _last_due(self, source: LocalSource, head: int, excess: int) -> int:
+        """The number of the last segment that is not kept, of those that hold nothing above ``head``; 0 if all are."""
+        if not self.retention.keeps:
+            return LARGEST
+        segments = source.journal.segments
+        consumed = [segment for segment in segments[:-1] if segment.last_id <= head]
+        now_ms = source.clock.time_ns() // 1_000_000
+        count = self.retention.count_due(consumed, now_ms, following=segments[len(consumed) :], excess=excess)
+        return consumed[count - 1].number if count else 0
 
     def states(self) -> tuple[dict[str, Checkpoint], set[str]]:
         """Where each reader is: those open here as they are now, the others as they are saved. And the names of the
@@ -579,7 +616,8 @@ class ReaderRegistry:
         """Whether segments are kept that only readers in other processes may still need: then the queue has to look now
         and then.
         """
-        if len(source.journal.segments) < 2:
+        segments = source.journal.segments
+        if len(segments) < 2 or self._last_due(source, LARGEST, 0) < segments[0].number:
             return False
         names = self.files.directory.names()
         there = self.files.readers(source.queue_id, names, known=self.open)

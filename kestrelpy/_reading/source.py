@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kestrelpy._disk.interface import Directory
+from kestrelpy._disk.interface import Directory, Disk
 from kestrelpy._journal.format import Checkpoint, Entry
 from kestrelpy._journal.segment import FramePosition
-from kestrelpy._journal.view import Block
+from kestrelpy._journal.view import Block, JournalView
 from kestrelpy._reading.progress import Progress
 from kestrelpy._reading.window import WindowBatch
 
@@ -55,11 +55,17 @@ class Source(Protocol):
 
     name: str
     clock: Clock
+    disk: Disk | None
+    """Where the folder is; ``None`` if nobody else can open queues there."""
     waiting: dict[Served, None]
     knows_heads: bool
     """Whether segments are retired by this process, which sees the heads of its readers. Another process sees only what
     readers have saved.
     """
+
+    @property
+    def view(self) -> JournalView:
+        """The journal, for reading."""
 
     @property
     def visible_id(self) -> int:

@@ -103,38 +103,75 @@ def last_of(batch: WindowBatch) -> int:
 
 
 class Requeued:
-    """Items that came back to one reader; the lowest id goes out first. Guarded by that reader's lock.
+    """Items that came back to one reader; of those that are due, the lowest id goes out first. Guarded by that reader's
+    lock.
 
-    ``entries`` decides. The heap may have ids of items that are gone: so each change is one step, and an interrupt
-    strikes before or after it.
+    ``entries`` decides, and ``due_at`` says which of them are not due yet, and when. The heaps may have ids of items
+    that are gone or not due: so each change is one step, and an interrupt strikes before or after it. It is true if it
+    has an item that is due.
     """
 
-    __slots__ = ("_order", "entries")
+    __slots__ = ("_later", "_order", "due_at", "entries")
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
+        self.due_at: dict[int, float] = {}
         self._order: list[int] = []
+        self._later: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
         return len(self.entries)
 
-    def add(self, item_id: int, entry: Entry) -> None:
+    def __bool__(self) -> bool:
+        return len(self.entries) != len(self.due_at)
+
+    def add(self, item_id: int, entry: Entry, due: float | None = None) -> None:
+        """Add an item. ``due``: when it may go out, by the monotonic clock; ``None``: at once."""
+        if due is not None:
+            heappush(self._later, (due, item_id))
+            self.due_at[item_id] = due  # before the entry: an item never goes out too early
+            self.entries[item_id] = entry
+            return
         heappush(self._order, item_id)
         self.entries[item_id] = entry
         if len(self._order) > 2 * len(self.entries) + MAX_STALE_IDS:
-            self._order = sorted(self.entries)  # a sorted list is a heap
+            self._order = sorted(self.entries.keys() - self.due_at.keys())  # a sorted list is a heap
 
     def first(self) -> tuple[int, Entry] | None:
-        """The lowest id and its entry, which both stay."""
-        order, entries = self._order, self.entries
+        """The lowest id that is due and its entry, which both stay."""
+        order, entries, due_at = self._order, self.entries, self.due_at
         while True:
             if not order:
                 return None
             entry = entries.get(order[0])
-            if entry is not None:
+            if entry is not None and order[0] not in due_at:
                 return order[0], entry
             heappop(order)
 
-    def clear(self) -> None:
-        self.entries = {}
-        self._order = []
+    def ripen(self, now: float) -> bool:
+        """Let the items go out that are due by ``now``; true if there are any."""
+        later, due_at, found = self._later, self.due_at, False
+        while True:
+            if not later or later[0][0] > now:
+                return found
+            due, item_id = later[0]
+            if due_at.get(item_id) == due:
+                heappush(self._order, item_id)
+                del due_at[item_id]
+                found = True
+            heappop(later)
+
+    def next_due(self) -> float | None:
+        """When the next item is due; ``None`` if none is waiting for that."""
+        later, due_at = self._later, self.due_at
+        while True:
+            if not later:
+                return None
+            due, item_id = later[0]
+            if due_at.get(item_id) == due:
+                return due
+            heappop(later)
+
+    def forget_gone(self) -> None:
+        """Forget the due times of items that are gone."""
+        self.due_at = {item_id: due for item_id, due in self.due_at.items() if item_id in self.entries}

@@ -42,6 +42,8 @@ class Producer:
     overdue = False
     """True if ``pass_over`` has rung this producer, and the producer has not looked since."""
     check: Callable[[], object] | None = None
+    was_told = False
+    """Whether the put says how long it waits."""
 
     def is_late(self) -> bool:
         """True if the timeout has passed."""
@@ -66,6 +68,7 @@ class ProducerThread(Producer):
 
     def __init__(self, timeout: float | None, check: Callable[[], object] | None) -> None:
         self.check = check
+        self.was_told = timeout is not None
         self._deadline = None if timeout is None else SystemClock.monotonic() + timeout
         self._bell = ThreadWaiter()
 
@@ -95,6 +98,7 @@ class ProducerTask(Producer):
         check: Callable[[], object] | None,
     ) -> None:
         self.check = check
+        self.was_told = timeout is not None
         self._loop = loop
         self._clock = clock
         self._timeout = timeout

@@ -133,9 +133,13 @@ class Ending:
                 elif self._is_unsaved:
                     try:
                         self._close_cleanly(closed, notify)
-                    finally:
+                    except BaseException:  # that is what its caller has to know
                         if self._shipping is not None:
-                            self._shipping.close()
+                            with contextlib.suppress(KestrelError, OSError):
+                                self._shipping.close()
+                        raise
+                    if self._shipping is not None:
+                        self._shipping.close()
                 elif isinstance(state, KestrelError) and is_open and not (erase or self._status.is_reported):
                     raise copy_of(state)
             except (KestrelError, OSError):

@@ -86,8 +86,11 @@ class Export:
         return last_id - self._journal.missing, total_bytes
 
     def look(self) -> tuple[list[Segment], Tip]:
-        """The closed segments, in order, and where the journal ends."""
+        """The closed segments, in order, and where the journal ends. Raises ``DurabilityUnknown`` once a sync has
+        failed: then the last segment may be closed without its footer.
+        """
         with self._source.lock:
+            self._journal.sync_target()
             active, end, last_id, total_bytes = self._journal.tip()
             segments, total_items = self._journal.segments, last_id - self._journal.missing
         closed = [each for each in segments if each is not active]
@@ -170,9 +173,9 @@ class Export:
                 self._source.show_durable_locked(last_id, total_bytes)
         self._syncer.acks.note_later(last_id)
 
-    def refuse(self, reason: str, *, waits: bool) -> None:
-        """Let every put wait, or raise ``QueueFull`` with this reason, until ``accept``."""
-        self._status.gate = Gate(self._source.name, reason, waits=waits)
+    def refuse(self, error: Callable[[], KestrelError], *, waits: bool) -> None:
+        """Let every put wait, or raise what ``error`` makes, until ``accept``."""
+        self._status.gate = Gate(self._source.name, error, waits=waits)
         self._status.choose_path()
 
     def accept(self) -> None:

@@ -8,15 +8,13 @@ from kestrelpy._value import ReadOnlyDict
 from kestrelpy.config import QueueStats
 
 if TYPE_CHECKING:
-    from kestrelpy._journal.journal import Journal
-    from kestrelpy._reading.registry import ReaderRegistry
-    from kestrelpy._writing.syncer import Syncer
+    from kestrelpy._writing.put_path import PutPath
 
 
-def figures_of(
-    journal: Journal, registry: ReaderRegistry, syncer: Syncer, opened_at: tuple[int, int], refused_batches: int
-) -> QueueStats:
+def figures_of(puts: PutPath, opened_at: tuple[int, int], refused_batches: int) -> QueueStats:
     """``JournaledQueue.stats``. ``opened_at``: the tail and the bytes of the journal when the queue was opened."""
+    journal, registry, syncer = puts.journal, puts.registry, puts.syncer
+    sync_buckets, sync_seconds = syncer.times.figures
     figures = {name: reader.stats() for name, reader in registry.open.items()}
     tail_id, total_bytes = journal.tail_id, journal.total_bytes
     left = list(registry.undisposed)  # retired, but the archive has no room for them, say
@@ -38,4 +36,9 @@ def figures_of(
         readers=ReadOnlyDict(figures),
         oldest_segment=segments[0].number if segments else 0,
         newest_segment=segments[-1].number if segments else 0,
+        waiting_producers=puts.waiting,
+        refused=puts.refused,
+        usable=puts.status.error is None,
+        sync_buckets=sync_buckets,
+        sync_seconds=sync_seconds,
     )

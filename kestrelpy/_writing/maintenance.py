@@ -8,9 +8,10 @@ from __future__ import annotations
 import weakref
 
 from kestrelpy._reading.local_source import LocalSource
-from kestrelpy._reading.reader import checkpointer_of
+from kestrelpy._reading.reader import Reader, checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.backpressure import Room
+from kestrelpy._writing.disk_room import DiskRoom
 from kestrelpy._writing.status import QueueStatus
 from kestrelpy._writing.syncer import Syncer
 from kestrelpy.errors import QueueClosed, QueueLocked
@@ -27,7 +28,9 @@ class Maintenance:
         registry: ReaderRegistry,
         room: Room,
         interval: float,
+        disk_room: DiskRoom,
     ) -> None:
+        self._disk_room = disk_room
         self._status = status
         self._syncer = syncer
         self._source = source
@@ -42,6 +45,17 @@ class Maintenance:
         if self._room:
             self._room.ring_first()
         self.arm()
+
+    def reader_closed(self, reader: Reader) -> None:
+        """A reader that was open here has closed."""
+        try:
+            self._registry.closed(reader)
+        except OSError:
+            # Once the queue has ended, its folder is closed, and the thread that closes it releases the reader.
+            if self._status.error is None:
+                raise
+        finally:
+            self._room.ring_first()  # the reader's limits count by its file from here on
 
     def watch_limits(self) -> None:
         """Every ``interval`` seconds, look for readers that another process made or dropped, and pass over producers
@@ -106,7 +120,8 @@ class Maintenance:
                     trouble.begin(what, error)
         what = f"retiring segments of {self._source.name}"
         try:
-            self._registry.retire(self._source, wait=False)
+            with self._disk_room.looking:
+                self._registry.retire(self._source, wait=False)
             trouble.end(what)
         except QueueLocked:
             again = True

@@ -50,7 +50,7 @@ class OpenJournal:
         """S in docs/locking.md: held during a sync of the active segment, and while another segment becomes active."""
         self._is_open = False
         self._lock: Lock | None = None
-        self._archive: Directory | None = None
+        self.archive: Directory | None = None
 
     def open(
         self,
@@ -74,7 +74,7 @@ class OpenJournal:
             refuse_jobs(directory, queue, self.names)
         files.remove_leftovers(self.names)
         if archive_dir is not None:
-            self._archive = archive = (disk or RealDisk()).directory(os.fspath(archive_dir), create=True)
+            self.archive = archive = (disk or RealDisk()).directory(os.fspath(archive_dir), create=True)
             self._check_apart(archive)
             archive.sync()  # a segment moved there is durable there before its removal here is durable
         states = files.load_all(self.names)
@@ -82,13 +82,14 @@ class OpenJournal:
             states = [_without_jump(state) for state in states]
         self.found = Recovery(directory, queue, states, quarantine=quarantine).run(self.names)
         self.log = open_log()
+        files.end_standby(self.names)  # before an item is put: what follows a log is cut back to it
         self.journal = Journal(
             directory,
             queue,
             self.found,
             segment_bytes=segment_bytes,
             randomness=os.urandom,
-            archive=self._archive,
+            archive=self.archive,
             quarantine=quarantine,
             exclusive=self.syncing,
         )
@@ -139,8 +140,8 @@ class OpenJournal:
         rest.callback(self.files.directory.close)
         if self._lock is not None:
             rest.callback(self._lock.release)
-        if self._archive is not None:
-            rest.callback(self._archive.close)
+        if self.archive is not None:
+            rest.callback(self.archive.close)
         rest.callback(self._abandon_journal)
 
     def abandon(self) -> None:

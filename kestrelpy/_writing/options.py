@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from kestrelpy._checks import check_whole
+from kestrelpy._checks import check_seconds, check_whole
 from kestrelpy._disk.interface import Disk
 from kestrelpy._journal import file_names
 from kestrelpy._journal.format import SEGMENT_OVERHEAD
@@ -50,6 +50,20 @@ def check_sizes(segment_bytes: int, max_item_bytes: int | None) -> int:
     return max_item_bytes
 
 
+def check_intervals(checkpoint_interval: float, inbox_interval: float | None) -> float:
+    """The seconds between checkpoints. Raises ``ValueError`` and ``TypeError``, also for ``inbox_interval``."""
+    if inbox_interval is not None:
+        check_seconds("inbox_interval", inbox_interval, above_zero=True)
+    return check_seconds("checkpoint_interval", checkpoint_interval, above_zero=True)
+
+
+def check_corruption(on_corruption: str) -> bool:
+    """Whether damaged records are skipped and kept aside. Raises ``ValueError``."""
+    if on_corruption not in ("raise", "quarantine"):
+        raise ValueError(f"on_corruption must be 'raise' or 'quarantine', not {on_corruption!r}")
+    return on_corruption == "quarantine"
+
+
 def check_configs(readers: Mapping[str, ReaderConfig], default: ReaderConfig | None) -> ReaderConfig:
     """Check all configurations; returns that of the default reader.
 
@@ -61,14 +75,6 @@ def check_configs(readers: Mapping[str, ReaderConfig], default: ReaderConfig | N
         file_names.check_name(name)
         check_config(f"readers[{name!r}]", config)
     return check_config("default_reader", default if default is not None else ReaderConfig())
-
-
-def check_codec(codec: Codec | None) -> Codec | None:
-    if codec is not None and not (
-        callable(getattr(codec, "encode", None)) and callable(getattr(codec, "decode", None))
-    ):
-        raise TypeError(f"codec must have encode() and decode(), and {codec!r} does not")
-    return codec
 
 
 def encode_items(values: list[Any], codec: Codec | None, max_item_bytes: int) -> list[bytes]:
@@ -88,6 +94,8 @@ def _as_bytes(data: Any, codec: Codec | None) -> bytes:
     if not isinstance(data, bytes | bytearray | memoryview):
         which = f"the value that {codec!r} encodes to" if codec is not None else "an item of a queue without a codec"
         hint = "" if codec is not None else ": for other values open the queue with codec= (see kestrelpy.codecs)"
+        if type(data).__name__ == "LogRecord":
+            hint += "; for log records, kestrelpy.logging has DurableHandler, and the codec RECORDS"
         raise TypeError(f"{which} must be bytes, bytearray or memoryview, not {type(data).__name__}{hint}")
     return bytes(data)
 

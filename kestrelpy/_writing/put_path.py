@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kestrelpy._checks import check_timeout
 from kestrelpy._journal.format import Entry
+from kestrelpy._journal.growth import JournalFull
 from kestrelpy._process import why_not_wait
 from kestrelpy._reading.backlog import NO_LIMIT
 from kestrelpy._reading.dispatch import Dispatcher
+from kestrelpy._reading.hooks import in_hook
 from kestrelpy._reading.limits import Limited, shown_limits
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._reading.registry import ReaderRegistry
@@ -24,10 +26,11 @@ from kestrelpy._writing.options import encode_items, expiry
 from kestrelpy._writing.status import QueueStatus
 from kestrelpy._writing.syncer import Syncer
 from kestrelpy.config import Codec, FullPolicy
-from kestrelpy.errors import DurabilityUnknown, ItemTooLarge, KestrelError, QueueFull
+from kestrelpy.errors import DurabilityUnknown, ItemTooLarge, KestrelError, QueueDiskFull, QueueFull
 
 if TYPE_CHECKING:
     from kestrelpy._waiting.put_future import PutFuture
+    from kestrelpy._writing.disk_room import DiskRoom
 
 LARGE_BATCH = 16
 """A batch of at least so many items stays one batch in the window. For fewer items, that would save nothing."""
@@ -78,6 +81,7 @@ class PutPath:
         room: Room,
         codec: Codec | None,
         max_item_bytes: int,
+        disk_room: DiskRoom,
     ) -> None:
         self.status = status
         self.syncer = syncer
@@ -89,8 +93,15 @@ class PutPath:
         self.finish_batch: Callable[[], object] = _no_batch
         """Finishes a batch of the inbox that is not completely ingested."""
         self._room = room
+        self._disk_room = disk_room
         self._codec = codec
         self._append = self.journal.append
+        self.refused = 0  # guarded by source.lock; read without it
+
+    @property
+    def waiting(self) -> int:
+        """How many producers wait for room."""
+        return len(self._room)
 
     def look_again(self) -> None:
         """Make every producer that waits for room look again."""
@@ -116,15 +127,17 @@ class PutPath:
             ids = self._store(values, expires_in, expires_at_ms, timeout, patient=patient)
             if self.status.sync_seconds == 0:
                 self.syncer.wait_acknowledged(ids[0], ids[-1])
-        except BaseException:
-            self.recover()
+        except BaseException as error:
+            self.recover(error)
             raise
         return ids
 
-    def recover(self) -> None:
-        """Repair after a put was cut short (R13): if its item was stored, readers get the item."""
+    def recover(self, error: BaseException) -> None:
+        """Repair after a put was cut short by ``error`` (R13): if its item was stored, readers get the item."""
         source = self.source
         with self.source.lock:
+            if isinstance(error, QueueFull | QueueDiskFull):
+                self.refused += 1
             if self.status.sync_seconds != 0:
                 source.visible_id = min(self.journal.tail_id, source.limit_id)
             hidden = (
@@ -158,10 +171,16 @@ class PutPath:
         if self.status.is_unfinished:
             self.finish_batch()
         plain = self._codec is None and not self.registry.limited and self.status.gate is None
+        plain = plain and self.status.room_gate is None
         plain = plain and expires_in is None and expires_at_ms is None
-        if plain and timeout == 0 and len(values) == 1 and type(values[0]) is bytes:
-            return self._store_plain(values[0])
+        if plain and (timeout is None or timeout == 0) and len(values) == 1 and type(values[0]) is bytes:
+            try:
+                return self._store_plain(values[0])
+            except JournalFull:  # there may be room all the same
+                pass
         check_timeout(timeout)
+        if timeout is None and in_hook():
+            timeout = 0
         request = PutRequest(encode_items(values, self._codec, self.max_item_bytes), expires_in, expires_at_ms)
         answer = self._offer(request, timeout, patient)
         return answer if isinstance(answer, range) else self._wait_for_room(request, ProducerThread(timeout, patient))
@@ -197,31 +216,33 @@ class PutPath:
 
         A put that may not wait ignores the line: it takes the room that there is. Raises ``QueueFull``.
         """
-        may_wait = timeout != 0 and bool(self._room)
-        answer = self._admit(request, in_turn=not (may_wait and self._may_wait(patient)))
+        may_wait, was_told = timeout != 0 and bool(self._room), timeout is not None
+        answer = self._admit(request, in_turn=not (may_wait and self._may_wait(patient is not None, was_told)))
         if isinstance(answer, range):
             return answer
         if answer is not None:
-            self._check_worth_waiting(answer, request, timeout == 0, patient)
+            self._check_worth_waiting(answer, request, timeout == 0, patient is not None, was_told)
+        expiry(0, *request[1:])  # what would be refused in the end does not wait for that
         return None
 
-    def _may_wait(self, patient: Callable[[], object] | None) -> bool:
-        gate = self.status.gate
-        refusing = self.registry.limited if gate is None else (gate, *self.registry.limited)
-        return patient is not None or any(reader.config.full_policy is FullPolicy.BLOCK for reader in refusing)
+    def _may_wait(self, is_patient: bool, was_told: bool) -> bool:
+        gates = self.status.gate, self.status.room_gate, self._disk_room.gate if self._disk_room.may_refuse else None
+        refusing = (*(gate for gate in gates if gate is not None), *self.registry.limited)
+        return is_patient or any(_waits_for(each, was_told) for each in refusing)
 
     def _check_worth_waiting(
-        self, refusing: Limited, request: PutRequest, is_late: bool, patient: Callable[[], object] | None
+        self, refusing: Limited, request: PutRequest, is_late: bool, is_patient: bool, was_told: bool
     ) -> None:
         """Raise ``QueueFull`` for a put that may not wait (any longer), or would wait for ever."""
+        may_wait = not is_late and (is_patient or _waits_for(refusing, was_told))
         if isinstance(refusing, Gate):
-            if is_late or (patient is None and refusing.config.full_policy is not FullPolicy.BLOCK):
-                raise QueueFull(refusing.reason)
+            if not may_wait:
+                raise refusing.error()
             return
         name, limits = refusing.full_name, shown_limits(refusing.config)
         if never_fits(refusing, request):
             raise QueueFull(f"{len(request.items)} items at once never fit reader {name} ({limits})", reader=name)
-        if is_late or (patient is None and refusing.config.full_policy is not FullPolicy.BLOCK):
+        if not may_wait:
             late = "; no room within the timeout of the put" if refusing.config.full_policy is FullPolicy.BLOCK else ""
             raise QueueFull(f"reader {name} is full ({limits}){late}", reader=name)
 
@@ -266,7 +287,7 @@ class PutPath:
             answer = self._admit(request, in_turn=True, producer=producer)
             if answer is None or isinstance(answer, range):
                 return answer
-            self._check_worth_waiting(answer, request, is_late, producer.check)
+            self._check_worth_waiting(answer, request, is_late, producer.check is not None, producer.was_told)
             if answer is watched:
                 return self._recheck_after(answer, producer)
             producer.watched = answer
@@ -298,6 +319,9 @@ class PutPath:
         if not isinstance(answer, range) and answer is not None:
             self._discard_expired(request)
             answer = self._append_if_room(request, in_turn)
+        if isinstance(answer, Gate) and answer is not self.status.gate:
+            self._disk_room.find_room()
+            answer = self._append_if_room(request, in_turn)
         if not (isinstance(answer, range) or answer is None or is_open_here(answer)):
             self.registry.refresh_limits()  # read that reader's state on disk again before it refuses a put
             answer = self._append_if_room(request, in_turn)
@@ -319,11 +343,13 @@ class PutPath:
         except DurabilityUnknown as error:
             self.syncer.fail(error, reported=True)
             raise
+        except JournalFull as error:
+            refusing = self._disk_room.refusal(error)
         return refusing
 
     def _who_refuses(self, request: PutRequest) -> Limited | None:
         """A reader that has no room for the put, or ``None``. A reader whose policy is not ``BLOCK`` comes first."""
-        refusing: Limited | None = self.status.gate
+        refusing: Limited | None = self.status.gate or self.status.room_gate
         for reader in self.registry.limited:
             if self._is_refused(reader, request):
                 if reader.config.full_policy is not FullPolicy.BLOCK:
@@ -365,6 +391,16 @@ class PutPath:
         size += self.journal.total_bytes - source.visible_bytes
         return size + before_last < config.max_bytes or size <= 0 < config.max_bytes
 
+    def has_room(self, size: int) -> bool:
+        """True if the journal may grow by so many bytes, and no reader is too far behind. Called with the queue's lock
+        held.
+        """
+        return self.status.room_gate is None and self.journal.growth.has_room(self.journal, size)
+
+    def find_room(self) -> None:
+        """After ``has_room`` was false: make room, as far as it can be made. With no lock held."""
+        self._disk_room.find_room()
+
     def _append_locked(self, items: list[bytes], expires_in: float | None, expires_at_ms: int | None) -> range:
         added_ms = self.clock.time_ns() // 1_000_000
         expires_ms = expiry(added_ms, expires_in, expires_at_ms)
@@ -394,8 +430,8 @@ class PutPath:
         future = (self._future_class or self._import_future_class())()
         try:
             self._future_when_durable(future, self._store([data], expires_in, expires_at_ms, timeout)[0])
-        except BaseException:
-            self.recover()
+        except BaseException as error:
+            self.recover(error)
             raise
         return future
 
@@ -404,9 +440,15 @@ class PutPath:
         future = (self._future_class or self._import_future_class())()
         try:
             self._future_when_durable(future, item_id)
-        except BaseException:
-            self.recover()
+        except BaseException as error:
+            self.recover(error)
             raise
+        return future
+
+    def future_of_all(self) -> PutFuture[int]:
+        """A future that completes when everything put so far is as safe as ``sync="always"`` makes it, in each mode."""
+        future = (self._future_class or self._import_future_class())()
+        self.syncer.acks.add(self.journal.tail_id, future, soon=True)
         return future
 
     def _future_when_durable(self, future: PutFuture[int], item_id: int) -> None:
@@ -428,10 +470,19 @@ class PutPath:
         """``JournaledQueue.aput``."""
         import asyncio  # imported here: a program that does not use it must not pay for it
 
-        if timeout == 0:
-            return await asyncio.wrap_future(self.put_future(data, expires_in, expires_at_ms, 0))
+        check_timeout(timeout)
+        if timeout == 0 or not self._may_be_full():
+            try:
+                return await asyncio.wrap_future(self.put_future(data, expires_in, expires_at_ms, 0))
+            except QueueFull:  # it has stored nothing
+                if timeout == 0:
+                    raise
         item_id = await self._store_in_task(data, expires_in, expires_at_ms, timeout)
         return await asyncio.wrap_future(self._future_of(item_id))
+
+    def _may_be_full(self) -> bool:
+        status = self.status
+        return bool(self.registry.limited or status.gate or status.room_gate or self._disk_room.may_refuse)
 
     async def aput_waiting(self, value: Any, timeout: float | None, check: Callable[[], object]) -> None:
         """``put_waiting`` for asyncio."""
@@ -449,17 +500,14 @@ class PutPath:
         timeout: float | None,
         patient: Callable[[], object] | None = None,
     ) -> int:
-        """``_store`` for asyncio."""
+        """``_store`` for asyncio. The callers have checked the timeout."""
         import asyncio
 
-        check_timeout(timeout)
         try:
-            if not self.registry.limited:  # then there is no room to wait for
-                return self._store([value], expires_in, expires_at_ms, 0)[0]
             request = PutRequest(encode_items([value], self._codec, self.max_item_bytes), expires_in, expires_at_ms)
             ids = self._offer(request, timeout, patient)
-        except BaseException:
-            self.recover()
+        except BaseException as error:
+            self.recover(error)
             raise
         if ids is None:
             producer = ProducerTask(asyncio.get_running_loop(), self.clock, timeout, patient)
@@ -477,11 +525,18 @@ class PutPath:
             while True:
                 try:
                     ids = self._look_for_room(request, producer)
-                except BaseException:
-                    self.recover()
+                except BaseException as error:
+                    self.recover(error)
                     raise
                 if isinstance(ids, range):
                     return ids
                 await producer.sleep(ids)
         finally:
             self._room.leave(producer)
+
+
+def _waits_for(refusing: Limited, was_told: bool) -> bool:
+    """Whether a put waits for room there; ``was_told``: it says for how long."""
+    if refusing.config.full_policy is FullPolicy.BLOCK:
+        return True
+    return was_told and isinstance(refusing, Gate) and refusing.waits_if_told

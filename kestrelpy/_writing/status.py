@@ -16,8 +16,9 @@ class QueueStatus:
     ``error``: why the queue cannot be used; ``None`` while it is open. ``is_reported``: a call of this queue has raised
     that error. ``fast``: puts may take the fast path, which needs only the journal and the window. ``is_unfinished``:
     a batch of the inbox is not completely ingested. ``gate``: why puts are refused now, if it is not a reader's doing.
-    ``on_failed``: called when another owner has the queue, with no lock held. ``sync_armed``: a sync in the background
-    is scheduled. ``sync_seconds``: the seconds between these syncs; 0 for ``sync="always"``, ``None`` for ``"never"``.
+    ``room_gate``: why puts are refused now for a reader that is too far behind. ``on_failed``: called when another
+    owner has the queue, with no lock held. ``sync_armed``: a sync in the background is scheduled. ``sync_seconds``: the
+    seconds between these syncs; 0 for ``sync="always"``, ``None`` for ``"never"``.
     """
 
     __slots__ = (
@@ -29,6 +30,7 @@ class QueueStatus:
         "is_unfinished",
         "on_failed",
         "registry",
+        "room_gate",
         "sync_armed",
         "sync_seconds",
     )
@@ -39,6 +41,7 @@ class QueueStatus:
         self.error: Exception | None = QueueClosed("this queue was never opened")
         self.is_reported = self.fast = self.is_unfinished = self.sync_armed = False
         self.gate: Gate | None = None
+        self.room_gate: Gate | None = None
         self.on_failed: Callable[[KestrelError], object] = bool
         self.sync_seconds = sync_seconds
         self._has_codec = has_codec
@@ -52,6 +55,7 @@ class QueueStatus:
             and not self.registry.limited
             and not self.is_unfinished
             and self.gate is None
+            and self.room_gate is None
         )
 
     @contextmanager

@@ -17,6 +17,7 @@ from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.backpressure import Room
 from kestrelpy._writing.group_commit import Absent, GroupCommit
 from kestrelpy._writing.status import QueueStatus
+from kestrelpy._writing.sync_times import SyncTimes
 from kestrelpy.clock import Timer, sync_later
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, KestrelError, QueueClosed, copy_of
 
@@ -47,6 +48,7 @@ class Syncer:
         commit.durable_id = self._journal.durable_id
         self.acks = commit
         """What a put waits for before it returns: the disk, or a copy elsewhere."""
+        self.times = SyncTimes()
         self._is_unattended = False  # True once it was logged that no thread can be started
 
     def sync(self) -> None:
@@ -91,10 +93,12 @@ class Syncer:
         if file is not None:
             with self._syncing:
                 if self._journal.is_active(file):
+                    begun = self._clock.monotonic()
                     try:
                         self._journal.sync(file)
                     except OSError as cause:
                         failure = self._journal.fail(cause)
+                    self.times.note(self._clock.monotonic() - begun)
         if failure is not None:
             self._note_failure(failure)
             raise failure

@@ -33,14 +33,20 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
     """
 
     def __init__(
-        self, maxsize: int = 0, *, full_policy: FullPolicy = FullPolicy.BLOCK, clock: Clock | None = None
+        self, maxsize: int = 0, *, full_policy: FullPolicy | str = FullPolicy.BLOCK, clock: Clock | None = None
     ) -> None:
         super().__init__(maxsize, full_policy=full_policy, clock=clock)
         self._busy: object = None  # changed with self._lock held, read without
         self._changed_locked()
 
     def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
-        """As in the base class; without a limit it never waits."""
+        """Add ``item`` at the tail; if consumers wait, it goes to the first in line. Without a limit it never waits.
+
+        At the limit, the queue's policy decides. ``BLOCK`` waits for room in line with other producers, for up to
+        ``timeout`` seconds (``None``: for ever; not at all without ``block``), then raises ``QueueFull``. ``REFUSE``
+        raises it at once. ``DROP_OLDEST`` drops the head. Raises ``QueueClosed`` after ``shutdown``, and ``ValueError``
+        for a negative timeout. Then nothing was stored.
+        """
         if block and timeout is not None:
             check_timeout(timeout)
         if self._busy and (self._maxsize > 0 or self._closed):
@@ -57,7 +63,10 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
             raise
 
     def put_head(self, item: T) -> None:
-        """As in the base class; without a limit it never waits."""
+        """Add ``item`` at the head, past any limit: the last one put there comes out first. It never waits.
+
+        Raises ``QueueClosed`` after ``shutdown``.
+        """
         if self._busy and (self._returned or self._maxsize > 0 or self._closed):
             super().put_head(item)
             return
@@ -72,7 +81,12 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
             raise
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
-        """As in the base class; takes no lock while there are items and nobody waits."""
+        """Take the head, or wait for it in line with other consumers: first come, first served.
+
+        Waits up to ``timeout`` seconds of real time (``None``: for ever; not at all without ``block``), then raises
+        ``QueueEmpty``. Raises ``QueueClosed`` if the queue is shut down and empty, and ``ValueError`` for a negative
+        timeout. Takes no lock while there are items and nobody waits.
+        """
         if block and timeout is not None:
             check_timeout(timeout)
         if self._busy:
@@ -87,7 +101,10 @@ class ConcurrentBlockingQueue(SimpleBlockingQueue[T]):
         return self._wait(timeout)
 
     def peek(self) -> T:
-        """As in the base class; takes no lock while nobody waits."""
+        """The head, which stays; raises ``QueueEmpty`` if there is none (``QueueClosed`` after ``shutdown``).
+
+        Takes no lock while nobody waits.
+        """
         return super().peek() if self._busy else self._head()
 
     def _take_back(self, item: T) -> None:

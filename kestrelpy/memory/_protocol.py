@@ -19,7 +19,9 @@ class BlockingQueue(Protocol[T]):
     """
 
     def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
-        """Add at the tail; wait for room if there is a limit."""
+        """Add at the tail. At a limit, wait for room up to ``timeout`` seconds (``None``: for ever; ``block=False``:
+        not at all), then raise ``QueueFull``.
+        """
 
     def put_nowait(self, item: T) -> None:
         """Add at the tail, or raise ``QueueFull``."""
@@ -28,7 +30,9 @@ class BlockingQueue(Protocol[T]):
         """Add at the head, past any limit."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
-        """Take the head, or wait in line for it."""
+        """Take the head. If there is none, wait in line up to ``timeout`` seconds (``None``: for ever; ``block=False``:
+        not at all), then raise ``QueueEmpty``.
+        """
 
     def get_nowait(self) -> T:
         """Take the head, or raise ``QueueEmpty``."""
@@ -37,13 +41,13 @@ class BlockingQueue(Protocol[T]):
         """Take the head if the predicate is true of it, else raise ``QueueEmpty``."""
 
     def get_future(self, timeout: float | None = None) -> Future[T]:
-        """A future of the next item; never blocks."""
+        """A future of the next item; never blocks. It fails with ``QueueEmpty`` after ``timeout`` seconds."""
 
     async def aget(self, timeout: float | None = None) -> T:
-        """The next item, for asyncio."""
+        """The next item, for asyncio. Raises ``QueueEmpty`` after ``timeout`` seconds (``None``: never)."""
 
     async def aput(self, item: T, timeout: float | None = None) -> None:
-        """Add at the tail, for asyncio."""
+        """Add at the tail, for asyncio. ``QueueFull`` after ``timeout`` seconds without room (``None``: never)."""
 
     def peek(self) -> T:
         """The head, which stays, or ``QueueEmpty``."""

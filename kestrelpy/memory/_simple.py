@@ -17,7 +17,7 @@ from kestrelpy._waiting.deferred import leave
 from kestrelpy._waiting.line import FutureLocked, Line, Waiting, fail_all
 from kestrelpy._waiting.waiters import TaskWaiter, ThreadWaiter, Waiter
 from kestrelpy.clock import Clock, SystemClock
-from kestrelpy.config import FullPolicy
+from kestrelpy.config import FullPolicy, full_policy_of
 from kestrelpy.errors import QueueClosed, QueueEmpty, QueueFull
 
 T = TypeVar("T")
@@ -64,10 +64,9 @@ class SimpleBlockingQueue(Waiting[T]):
     """
 
     def __init__(
-        self, maxsize: int = 0, *, full_policy: FullPolicy = FullPolicy.BLOCK, clock: Clock | None = None
+        self, maxsize: int = 0, *, full_policy: FullPolicy | str = FullPolicy.BLOCK, clock: Clock | None = None
     ) -> None:
-        if not isinstance(full_policy, FullPolicy):
-            raise TypeError(f"full_policy must be a FullPolicy, not {full_policy!r}")
+        self._full_policy = full_policy_of(full_policy)
         self._clock = SystemClock() if clock is None else clock
         self._lock = threading.RLock()
         self._maxsize = check_whole("maxsize", maxsize, None)  # guarded by self._lock
@@ -87,7 +86,6 @@ class SimpleBlockingQueue(Waiting[T]):
         self._attempts = map(self._lock.acquire, repeat(False))  # to get the lock without waiting for it
         self._heads: Iterator[Any] = map(deque.popleft, repeat(self._items))  # guarded by self._lock
         self._returned_heads: Iterator[Any] = map(deque.popleft, repeat(self._returned))  # guarded by self._lock
-        self._full_policy = full_policy
         self._dropped = 0  # guarded by self._lock
 
     # -- putting -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,342 @@
+"""``Burial``: moves items of one reader to another queue, exactly once: dead ones, and dead letters that go back.
+
+Rules (docs/dead-letters.md):
+1. First the intent is on disk, in the reader's checkpoint: which items, to which queue, as which move. Then they are
+   published there, under the number of that move. Then they are done here. The checkpoint that has them as done has no
+   intent any more. So a crash at any place leaves an intent that can be carried out again, or none that is needed.
+2. There is one intent at a time. It stays until it is known that its batch is published, or that it is not: a number
+   is never used for two moves. Items that die meanwhile go with the next one.
+3. Until they are done, the items are in the backlog's ``with_hook``: nobody gets them, and no segment that has them is
+   retired. The next owner of the reader holds them back in the same way, and carries out the intent first.
+4. A move that fails is tried again, by the timer of ``RETRY_SECONDS`` and by the next opening.
+
+NOTE ON LOCKING: ``moving`` (B in docs/locking.md) is held during a move. It comes before the locks of a checkpoint (C,
+G) and the backlog's (R). A thread that aborts does not wait for it: who has it moves what others have added. The
+backlog's lock guards ``waiting``, and the intent, which is ``progress.move``; only a thread with ``moving`` takes an
+intent away.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+from kestrelpy._journal.moves import Move, MoveNote
+from kestrelpy._logging import Trouble
+from kestrelpy._reading.backlog import BLOCK_BYTES
+from kestrelpy._reading.dispatch import Dispatcher
+from kestrelpy._waiting.line import taken_now
+from kestrelpy.errors import ItemTooLarge, KestrelError, UnknownItem, UnsupportedFormat, WrongKind
+from kestrelpy.item import Item
+from kestrelpy.letter import DeadLetter, decode_letter, encode_letter
+
+if TYPE_CHECKING:
+    from kestrelpy.config import ReaderConfig
+
+RETRY_SECONDS = 1.0
+MOST_NOTES = 100
+"""One move has at most so many items."""
+NOTHING_PUBLISHED = (ItemTooLarge, WrongKind, UnsupportedFormat)
+"""After one of these, it is known that a batch is not published."""
+
+
+class Dead(NamedTuple):
+    """An item that waits for the next move."""
+
+    item: Item
+    note: MoveNote
+    target: str
+    is_requeue: bool
+
+
+def check_dead_letter(config: ReaderConfig, queue: str, *, journaled: bool = True) -> None:
+    """Raise ``ValueError`` (``InvalidName``) if a reader of ``queue`` can't have this ``dead_letter``."""
+    if config.dead_letter is None:
+        return
+    from kestrelpy._journal.file_names import check_name
+
+    check_name(config.dead_letter)
+    if config.dead_letter == queue:
+        raise ValueError(f"dead_letter={queue!r} is the queue itself: its dead letters need another queue")
+    if not journaled:
+        raise ValueError(f"dead_letter={config.dead_letter!r} needs a folder: a queue in memory has none")
+
+
+def _publisher() -> ModuleType:
+    from kestrelpy.inbox import moves  # when a first item dies: most programs have no dead letters
+
+    return moves
+
+
+class Burial:
+    """The moves of one reader. ``save``: saves its checkpoint, durably."""
+
+    def __init__(self, dispatcher: Dispatcher, save: Callable[[bool], None]) -> None:
+        self._dispatcher = dispatcher
+        self._backlog = dispatcher.backlog
+        self._source = dispatcher.source
+        self._save = save
+        self.moving = threading.Lock()
+        self.waiting: dict[int, Dead] = {}  # guarded by the backlog's lock
+        self._noted: Move | None = None  # guarded by moving: the intent that is known to be on disk
+        self._pauses: set[object] = set()  # seeks under way: no intent is made
+        self._stream = b""
+        self._number = 0
+        self._is_resting = False  # a move failed: the timer tries it again
+        self._trouble = Trouble()
+        self.dead = self.failures = 0
+        if self._backlog.progress.move is not None:
+            self._hold_back(self._backlog.progress.move)
+
+    def _hold_back(self, move: Move) -> None:
+        """At an opening with an intent: take its items out of what is unread. An item that can't be read stays there:
+        a get says why.
+        """
+        backlog, source = self._backlog, self._source
+        with backlog.lock:
+            for note in move.notes:
+                item_id = note.item_id
+                if not backlog.progress.is_done(item_id):
+                    with suppress(KestrelError, OSError):
+                        entry = source.read(item_id, item_id, BLOCK_BYTES, None).entries.get(item_id)
+                        if entry is not None:
+                            backlog.with_hook[item_id] = backlog.make_item(item_id, entry)
+            backlog.disturbed = True
+            backlog.repair()
+
+    # -- what is to be moved ---------------------------------------------------------------------------------------
+
+    def add_locked(self, item: Item, target: str, reason: str, died_ms: int) -> None:
+        """An item is dead, and in ``with_hook``: it goes to the queue ``target`` with the next move."""
+        note = MoveNote(item.id, item.error_count, died_ms, reason)
+        self.waiting[item.id] = Dead(item, note, target, False)
+
+    def take_over(self, item: Item, target: str) -> None:
+        """Move the data of a dead letter, an open read, to the queue ``target``. On disk when this returns. Raises
+        ``UnknownItem``, ``KestrelError`` and ``OSError``; after one of ``NOTHING_PUBLISHED`` the read is open again.
+        """
+        backlog = self._backlog
+        with self.moving:
+            self._finish_before()
+            with backlog.lock:
+                backlog.check_usable()
+                if self._pauses or backlog.opened.get(item.id) is not item:  # the seek drops all open reads
+                    raise UnknownItem(item.id, backlog.full_name)
+                dead = Dead(item, MoveNote(item.id), target, True)
+                made = self._made([dead])
+                # No call from here on: an interrupt strikes before or after all of these stores.
+                backlog.with_hook[item.id] = item
+                del backlog.opened[item.id]
+                backlog.progress.move = made
+                self._number = made.number
+            try:
+                self._carry_out(made)
+            except NOTHING_PUBLISHED:
+                with backlog.lock:
+                    backlog.opened[item.id] = item
+                    backlog.with_hook.pop(item.id, None)
+                    backlog.progress.move = None
+                raise
+            except (KestrelError, OSError) as error:
+                self._rest(error)
+                raise
+            except BaseException:
+                self._rest(None)
+                raise
+        self._dispatcher.notify()
+
+    def _finish_before(self) -> None:
+        """Carry out an intent that is there. Raises as ``_carry_out``."""
+        move = self._backlog.progress.move
+        if move is not None:
+            self._carry_out(move)
+
+    def note_locked(self) -> Move | None:
+        """The intent. If there is none, and items wait, it is made of them. From the next checkpoint on it counts."""
+        progress, waiting = self._backlog.progress, self.waiting
+        if progress.move is not None or not waiting or self._pauses:
+            return progress.move
+        with_hook, is_over = self._backlog.with_hook, self._backlog.broken is not None  # then that is empty
+        there = [dead for dead in waiting.values() if is_over or with_hook.get(dead.item.id) is dead.item]
+        chosen = [dead for dead in there if dead.target == there[0].target][:MOST_NOTES]
+        made = self._made(chosen) if chosen else None
+        gone = {dead.item.id for dead in chosen}
+        rest = {dead.item.id: dead for dead in there if dead.item.id not in gone}
+        # No call from here on: an interrupt strikes before or after all of these stores.
+        self.waiting = rest
+        if made is not None:
+            progress.move, self._number = made, made.number
+        return made
+
+    def _made(self, chosen: list[Dead]) -> Move:
+        if not self._stream:
+            self._stream = _publisher().new_stream()
+        notes = tuple(sorted(dead.note for dead in chosen))
+        return Move(self._stream, self._number + 1, chosen[0].target, chosen[0].is_requeue, notes)
+
+    # -- moving ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Move what is dead, unless another thread does, or a move has just failed. Raises nothing for a move that
+        fails: it is counted, logged once and tried again.
+        """
+        while True:
+            if self._is_resting or not (self.waiting or self._backlog.progress.move is not None):
+                return
+            held = went = False
+            try:
+                for held in taken_now(self.moving.acquire):  # noqa: B007 - one step
+                    break
+                if held:
+                    went = self._move_once()
+            finally:
+                if held:
+                    self.moving.release()
+            if not went:
+                return
+            self._dispatcher.notify()
+
+    def _move_once(self) -> bool:
+        """Carry out the intent, or the next one. Returns whether there was one and it went well."""
+        backlog = self._backlog
+        with backlog.lock:
+            move = None if backlog.broken is not None else self.note_locked()
+        if move is None:
+            return False
+        try:
+            self._carry_out(move)
+        except (KestrelError, OSError) as error:
+            self._rest(error)
+            return False
+        except BaseException:  # an interrupt: another thread has to do it
+            self._rest(None)
+            raise
+        self._trouble.end(self._what(move))
+        return True
+
+    def _carry_out(self, move: Move) -> None:
+        """The three steps of rule 1, each of which may have been done before."""
+        if self._noted is not move:
+            self._save(True)
+            self._noted = move
+        backlog = self._backlog
+        with backlog.lock:
+            backlog.check_usable()  # closed: the checkpoint has the intent, and the next owner carries it out
+            items = [backlog.with_hook.get(note.item_id) for note in move.notes]
+        data = list(self._contents(move, items))
+        source = self._source
+        _publisher().publish_move(source.directory.path, move, data, disk=source.disk, clock=source.clock)
+        self._settle(move)
+
+    def _contents(self, move: Move, items: Iterable[Item | None]) -> Iterable[bytes]:
+        """The items as they are published. One that can't be read is left out, and stays unread here."""
+        queue, reader = self._source.name, self._backlog.name
+        for note, item in zip(move.notes, items, strict=True):
+            if item is None:
+                continue
+            if move.is_requeue:
+                letter = decode_letter(item.data)
+                yield item.data if letter is None else letter.data
+            else:
+                about = (queue, reader, item.id, item.added_ms, note.died_ms, note.error_count, note.reason)
+                yield encode_letter(DeadLetter(item.data, *about))
+
+    def _settle(self, move: Move) -> None:
+        """The move is published: its items are done."""
+        backlog = self._backlog
+        try:
+            with backlog.lock:
+                for note in move.notes:
+                    item = backlog.with_hook.get(note.item_id)
+                    if item is not None:
+                        if not backlog.progress.is_done(item.id):
+                            backlog.release(item.id, item.data)
+                        del backlog.with_hook[item.id]
+                dead = self.dead + (0 if move.is_requeue else len(move.notes))
+                # No call from here on.
+                self.dead = dead
+                backlog.progress.move = None
+        except BaseException as error:
+            self._dispatcher.recover(error)
+            raise
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """For a ``seek``: nothing is moved, and there is no intent. Raises as ``_withdraw``. ``moving`` is not held: a
+        seek waits for the guard of the queue's readers, which another process may have for long.
+        """
+        token = object()
+        try:
+            with self.moving:
+                self._withdraw()
+                self._pauses.add(token)
+            yield
+            backlog = self._backlog
+            with backlog.lock:  # the seek has dropped them
+                left = {item_id: dead for item_id, dead in self.waiting.items() if item_id in backlog.with_hook}
+                self.waiting = left
+        finally:
+            self._pauses.discard(token)
+
+    def _withdraw(self) -> None:
+        """Know what became of the intent, and end it. If it is published, its items are done. If not, they wait for
+        the next move, unless the seek drops them. Raises ``OSError``.
+        """
+        backlog = self._backlog
+        move = backlog.progress.move
+        if move is None:
+            return
+        if _publisher().was_published(self._source.directory.path, move, disk=self._source.disk):
+            self._settle(move)
+            return
+        with backlog.lock:
+            items = [(note, backlog.with_hook.get(note.item_id)) for note in move.notes]
+            back = {
+                note.item_id: Dead(item, note, move.target, move.is_requeue) for note, item in items if item is not None
+            }
+            back.update(self.waiting)
+            # No call from here on.
+            self.waiting = back
+            backlog.progress.move = None
+
+    # -- trying again ----------------------------------------------------------------------------------------------
+
+    def _what(self, move: Move) -> str:
+        return f"moving items of {self._backlog.full_name} to {move.target}"
+
+    def _rest(self, error: Exception | None) -> None:
+        """A move has failed, or was interrupted: have the timer try it again."""
+        move = self._backlog.progress.move
+        if error is not None and move is not None and self._backlog.broken is None:
+            if not move.is_requeue:
+                self.failures += 1
+            self._trouble.begin(self._what(move), error)
+        self._is_resting = True
+        mine = weakref.ref(self)
+
+        def again(_lost: object = None) -> None:
+            burial = mine()
+            if burial is not None:
+                burial._start()
+
+        try:
+            self._source.clock.call_later(RETRY_SECONDS, again, on_lost=again)
+        except BaseException as struck:
+            self._is_resting = False  # the next abort tries it again
+            if not isinstance(struck, RuntimeError):
+                raise
+
+    def _start(self) -> None:
+        """Try again, on a thread of its own: a move waits for syncs, and for a process that publishes."""
+        self._is_resting = False
+        if self._backlog.broken is None:
+            with suppress(RuntimeError):  # no thread can be started: the next abort tries it again
+                threading.Thread(target=self.run, name="kestrelpy-dead-letters", daemon=True).start()
+
+    def abandon(self) -> None:
+        """In a forked child: a thread of the parent may have held the lock."""
+        self.moving = threading.Lock()

@@ -45,8 +45,8 @@ def scan(
     stop_ms: int | None = None,
     disk: Disk | None = None,
 ) -> Iterator[Record]:
-    """Every item in the live and archived segments, in the order of ids, from ``start_id`` and ``start_ms`` to before
-    ``stop_id`` and ``stop_ms``.
+    """Every item in the live segments and those of ``archive_dir``, in the order of ids, from ``start_id`` and
+    ``start_ms`` (milliseconds since 1970) to before ``stop_id`` and ``stop_ms``.
 
     Takes no lock and writes nothing. Segments outside the range are not read beyond their header and footer. Raises
     ``CorruptJournal`` where a closed segment is not intact, ``UnsupportedFormat``, ``InvalidName``, ``OSError``

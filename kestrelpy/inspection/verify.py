@@ -27,6 +27,9 @@ from kestrelpy._journal.segment import (
 from kestrelpy._value import Value
 from kestrelpy.errors import CorruptJournal
 from kestrelpy.inbox.parts import refused_batches
+from kestrelpy.inspection.archive_check import ARCHIVE, is_archive, look_at_archive
+from kestrelpy.inspection.inbox_check import check_inbox
+from kestrelpy.inspection.strange_files import WHY_NOT_READ, strange_files
 
 _TRIES = 20  # a live writer may retire all listed segments, before the newest of them is opened
 
@@ -41,8 +44,10 @@ class Damage(Value):
 
 class VerifyReport(Value, kw_only=True):
     """What ``verify`` found. ``torn_bytes``: left by crashes above what was durable; they are no damage. ``kind``:
-    ``"queue"`` or ``"work queue"``. ``refused_batches``: published batches that the owner could not ingest, and keeps
-    aside in the inbox; they are no damage either.
+    ``"queue"`` or ``"work queue"``, or ``"archive"`` for a folder that has archived segments and nothing else.
+    ``batches``, ``parts``: published in the inbox, and not ingested yet. ``refused_batches``: published batches that
+    the owner could not ingest, and keeps aside in the inbox; they are no damage either. ``archived_segments``: those in
+    ``archive_dir``, of which ``archived_items`` are the items.
     """
 
     queue: str
@@ -57,6 +62,10 @@ class VerifyReport(Value, kw_only=True):
     unknown_files: tuple[str, ...] = ()
     kind: str = ITEMS
     refused_batches: int = 0
+    batches: int = 0
+    parts: int = 0
+    archived_segments: int = 0
+    archived_items: int = 0
 
     @property
     def ok(self) -> bool:
@@ -72,8 +81,11 @@ class Verification:
         self._queue = queue
         self._damage: list[Damage] = []
         self._items = self._bytes = self._torn = 0
-        self._catalog = SegmentCatalog([folder], queue)
+        self._catalog = SegmentCatalog([folder], queue, reads_all=True)
         self._watermark = self._catalog.watermark
+        self.queue_id = self._catalog.queue_id
+        self.put_items = 0
+        """How many items were ever put, once the check has run."""
         self._tail_id = max((state.highest_id for state in self._catalog.states), default=0)
 
     def _report(self, name: str, offset: int, reason: str) -> None:
@@ -89,6 +101,7 @@ class Verification:
             tries -= 1
         if tries:
             self._check_end(segments)
+        self.put_items = segments[-1].header.base_items + segments[-1].items if segments else 0
         return VerifyReport(
             queue=self._queue,
             segments=len(segments),
@@ -210,16 +223,72 @@ class Verification:
         self._torn += len(read_used(file, segment.records_end, after))
 
 
-def verify(directory: StrPath, queue: str, *, disk: Disk | None = None) -> VerifyReport:
-    """Read every byte of a queue and check it: checksums, order of ids, footers, the chain of segments, checkpoints.
+def verify(
+    directory: StrPath, queue: str, *, archive_dir: StrPath | None = None, disk: Disk | None = None
+) -> VerifyReport:
+    """Read every byte of a queue and check it: checksums, order of ids, footers, the chain of segments, checkpoints;
+    its inbox: published batches, their parts, the ledger; and its archive, if ``archive_dir`` is given. ``directory``
+    may also be an archive by itself.
 
     Read-only and without a lock, also while the writer works. If the queue is erased meanwhile, items may be reported
-    as missing. Damage is reported, not raised. Raises ``OSError``, ``InvalidName`` and ``UnsupportedFormat``.
+    as missing. Damage is reported, not raised. If one of the queue's files is no regular file (a link, a folder), such
+    files are all that is reported. Raises ``OSError`` (``PermissionError`` for a file that may not be read),
+    ``InvalidName`` and ``UnsupportedFormat``.
     """
     file_names.check_name(queue)
     disk = disk or RealDisk()
-    folder = disk.directory(os.fspath(directory))
+    path = os.fspath(directory)
+    folder = disk.directory(path)
     try:
-        return Verification(folder, queue).run(refused_batches(os.fspath(directory), queue, disk))
+        strange = _strange_in(folder, queue)
+        if strange:
+            return VerifyReport(queue=queue, kind=kind_of(folder.names(), queue), damage=strange)
+        if is_archive(folder, folder.names(), queue):
+            return _verify_archive(folder, queue)
+        verification = Verification(folder, queue)
+        report = verification.run(refused_batches(path, queue, disk))
+        inbox = check_inbox(path, queue, disk, verification.put_items, verification.queue_id)
     finally:
         folder.close()
+    if inbox is not None:
+        damage = tuple(Damage(f"{path}/{file_names.INBOX}/{name}", at, why) for name, at, why in inbox.damage)
+        report = report.__replace__(damage=(*report.damage, *damage), batches=inbox.batches, parts=inbox.parts)
+    if archive_dir is None:
+        return report
+    folder = disk.directory(os.fspath(archive_dir))
+    try:
+        archive = _verify_archive(folder, queue)
+    finally:
+        folder.close()
+    return report.__replace__(
+        damage=(*report.damage, *archive.damage),
+        archived_segments=archive.archived_segments,
+        archived_items=archive.archived_items,
+    )
+
+
+def _strange_in(folder: Directory, queue: str) -> tuple[Damage, ...]:
+    return tuple(Damage(f"{folder.path}/{name}", 0, WHY_NOT_READ) for name in strange_files(folder, queue))
+
+
+def _verify_archive(folder: Directory, queue: str) -> VerifyReport:
+    """The report of a folder of archived segments."""
+    strange = _strange_in(folder, queue)
+    if strange:
+        return VerifyReport(queue=queue, kind=ARCHIVE, damage=strange)
+    found = look_at_archive(folder, queue, folder.names())
+    segments = [segment for salvage in found for segment in salvage.segments]
+    damage = [Damage(f"{folder.path}/{bad.name}", bad.offset, bad.reason) for each in found for bad in each.all_bad()]
+    items = sum(segment.intact_items for segment in segments)
+    return VerifyReport(
+        queue=queue,
+        kind=ARCHIVE,
+        segments=len(segments),
+        items=items,
+        bytes=sum(segment.data_bytes for segment in segments),
+        first_id=min((segment.first_id for segment in segments), default=0),
+        last_id=max((segment.last_id for segment in segments), default=0),
+        damage=tuple(damage),
+        archived_segments=len(segments),
+        archived_items=items,
+    )

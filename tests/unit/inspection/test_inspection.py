@@ -350,7 +350,7 @@ def test_reading_a_folder_that_may_only_be_read(script: Any) -> None:
             assert queue_names(folder) == ["jobs"]
             for call in (
                 lambda: JournaledQueue(folder, "jobs"), lambda: JournaledQueue(folder, "new"),
-                lambda: open_reader(folder, "jobs", "a"), lambda: JournaledQueue(folder / "sub", "jobs"),
+                lambda: open_reader(folder, "jobs", "a", create=True), lambda: JournaledQueue(folder / "sub", "jobs"),
             ):
                 try:
                     call()

@@ -15,15 +15,17 @@ import contextlib
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from kestrelpy import _logging
 from kestrelpy._disk.interface import Disk
+from kestrelpy._journal.format import FRAME_BYTES
+from kestrelpy._journal.journal import SEGMENT_COST
 from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy.config import FullPolicy
-from kestrelpy.errors import DurabilityUnknown, ForkedQueue, KestrelError, QueueClosed
-from kestrelpy.inbox.format import LedgerState, PublishedBatch
-from kestrelpy.inbox.ingest import Ingest, erase_inbox
+from kestrelpy.errors import DurabilityUnknown, ForkedQueue, KestrelError, QueueClosed, QueueLocked
+from kestrelpy.inbox.format import Intent, LedgerState, PublishedBatch, StoreMark
+from kestrelpy.inbox.ingest import DAY_MS, Ingest, erase_inbox
 from kestrelpy.inbox.parts import open_inbox
 
 if TYPE_CHECKING:
@@ -37,7 +39,28 @@ if TYPE_CHECKING:
     from kestrelpy.inbox.watcher import InboxWatcher
 
 
-OnLedger: TypeAlias = Callable[[LedgerState, int], object]
+MOST_ITEM_COST = FRAME_BYTES + 12
+"""The most bytes that an item takes beside its data: a frame of its own, its length in a batch, and its expiry."""
+
+
+class Copy(Protocol):
+    """Whoever copies the queue to a store, and what its inbox needs of that. ``taken``: the number of the last batch
+    that was taken from the store, by what is there; 0 if none was. ``remembers_ms``: see ``Ingest``.
+    """
+
+    taken: int
+    remembers_ms: int
+
+    def note_ledger(self, state: LedgerState, from_items: int) -> None:
+        """``Copied.note_ledger``."""
+
+    def copied_items(self) -> int:
+        """How many items are in the store, of all that were ever put."""
+
+    def fetch_unfinished(self, folder: Directory, intent: Intent) -> None:
+        """Make the files of that batch of the store in the inbox ``folder`` again, as far as they can be had. Raises
+        ``OSError`` if it cannot be known now whether they can.
+        """
 
 
 class Status(Protocol):
@@ -65,6 +88,12 @@ class Writer(Protocol):
     def status(self) -> Status: ...
 
     def fits(self, reader: Limited, count: int, before_last: int = 0) -> bool: ...
+
+    def has_room(self, size: int) -> bool:
+        """True if the journal may grow by so many bytes. Called with the queue's lock held."""
+
+    def find_room(self) -> None:
+        """Make room in the journal, as far as it can be made. With no lock held."""
 
     def fail(self, error: DurabilityUnknown, *, reported: bool) -> None:
         """Fail the queue after a failed sync."""
@@ -103,8 +132,9 @@ class InboxHost:
         self._folder: Directory | None = None  # guarded by self._lock, as all below
         self._ingest: Ingest | None = None
         self._stopped = False
-        self._on_ledger: OnLedger | None = None
+        self._copy: Copy | None = None
         self._was_logged = False  # True once a failed ingest was logged; a good one resets it
+        self._lacks_room = False  # the journal had no room for a batch
 
     # -- the host ----------------------------------------------------------------------------------------------------
 
@@ -115,7 +145,14 @@ class InboxHost:
         return self._writer.clock.time_ns() // 1_000_000
 
     def has_room_locked(self, batch: PublishedBatch) -> bool:
-        """True if no reader refuses the batch. A batch above a reader's limits waits until that reader is empty."""
+        """True if neither a reader nor the journal refuses the batch. A batch above a reader's limits waits until that
+        reader is empty.
+        """
+        segments = 2 + batch.data_bytes // self.journal.most_body_bytes
+        most = batch.data_bytes + MOST_ITEM_COST * batch.items + SEGMENT_COST * segments
+        if not self._writer.has_room(most):
+            self._lacks_room = True
+            return False
         return not any(self._is_refused(reader, batch) for reader in self._registry.limited)
 
     def _is_refused(self, reader: Limited, batch: PublishedBatch) -> bool:
@@ -140,13 +177,14 @@ class InboxHost:
         status = self._status
         status.is_unfinished, status.fast = True, False
         self._source.hide_from_locked(first_id)
+        self.journal.growth.is_suspended = True
         self.journal.allow()
 
     def publish_locked(self) -> None:
         status = self._status
         self.journal.allow()
         self._source.show_hidden_locked()
-        status.is_unfinished = False
+        status.is_unfinished = self.journal.growth.is_suspended = False
         status.choose_path()
 
     def refuse_locked(self, error: Exception) -> None:
@@ -170,23 +208,27 @@ class InboxHost:
 
     # -- the owner's calls -------------------------------------------------------------------------------------------
 
-    def note_ledger(self, state: LedgerState) -> None:
-        """Tell whoever copies the queue, with the first id of a log that may have this state."""
-        if self._on_ledger is not None:
-            intent = state.intent
-            self._on_ledger(state, self.journal.tail_id if intent is None else intent.first_id)
+    def items(self) -> int:
+        return self.journal.tail_id - self.journal.missing
 
-    def open(self, on_ledger: OnLedger | None = None) -> None:
+    def copied_items(self) -> int | None:
+        return None if self._copy is None else self._copy.copied_items()
+
+    def note_ledger(self, state: LedgerState, from_items: int) -> None:
+        if self._copy is not None:
+            self._copy.note_ledger(state, from_items)
+
+    def open(self, copy: Copy | None = None) -> None:
         """At the opening of the queue: finish a batch that an earlier owner began, and ingest the published batches.
-        ``on_ledger(state, id)`` is called for each state of the ledger: a copy of the queue that ends with that item or
-        a later one has this state, and no copy that ends before it has.
+        ``copy``: who copies the queue.
 
         Raises ``CorruptJournal``, ``UnsupportedFormat``, ``DurabilityUnknown``, and ``OSError`` if it cannot be known
-        whether a batch was begun. Batches that cannot be ingested now are ingested later.
+        whether a batch was begun, or one that came from a store cannot be fetched now. Batches that cannot be ingested
+        now are ingested later.
         """
-        self._on_ledger = on_ledger
+        self._copy = copy
         with self._lock:
-            if self._look() is None:
+            if self._look(create=copy is not None and copy.taken > 0) is None:
                 return
         try:
             self.take_in(opening=True)
@@ -196,21 +238,31 @@ class InboxHost:
             self._log_failure()
         self._note()
 
-    def _look(self) -> Ingest | None:
-        """The inbox, opened if need be, or ``None`` if there is none. Under the lock."""
+    def _look(self, *, create: bool = False) -> Ingest | None:
+        """The inbox, opened if need be, or ``None`` if there is none and none is to be made. Under the lock."""
         if self._ingest is None:
             try:
-                folder = open_inbox(self.path, self._disk, create=False)
+                folder = open_inbox(self.path, self._disk, create=create)
             except (FileNotFoundError, NotADirectoryError):
                 return None
             try:
-                ingest = Ingest(folder, self.name, self)
-                ingest.open(quarantine=self._quarantine)
+                ingest = self._open_ingest(folder)
             except BaseException:
                 folder.close()
                 raise
             self._folder, self._ingest = folder, ingest
         return self._ingest
+
+    def _open_ingest(self, folder: Directory) -> Ingest:
+        copy = self._copy
+        ingest = Ingest(folder, self.name, self, remembers_ms=DAY_MS if copy is None else copy.remembers_ms)
+        if copy is not None:
+            ingest.raise_taken(copy.taken)
+            intent = ingest.unfinished_of_store()
+            if intent is not None:
+                copy.fetch_unfinished(folder, intent)
+        ingest.open(quarantine=self._quarantine)
+        return ingest
 
     def take_in(self, *, opening: bool = False, reported: bool = True) -> int:
         """Ingest the published batches; returns the number of items. Raises as ``JournaledQueue.take_in``.
@@ -219,20 +271,29 @@ class InboxHost:
         """
         taken = 0
         try:
-            with self._lock:
-                if not opening:
-                    self._status.check_usable()
-                ingest = None if self._stopped else self._look()
-                if ingest is not None:
-                    self._registry.refresh_limits()
-                    self._discard_expired()
-                    taken = ingest.run()
-                    self._was_logged = False
+            taken = self._run(opening=opening)
+            if self._lacks_room:
+                self._lacks_room = False
+                self._writer.find_room()
+                taken += self._run(opening=opening)
         except DurabilityUnknown as error:
             self._writer.fail(error, reported=reported)
             raise
         finally:
             self._notify()
+        return taken
+
+    def _run(self, *, opening: bool) -> int:
+        with self._lock:
+            if not opening:
+                self._status.check_usable()
+            ingest = None if self._stopped else self._look()
+            if ingest is None:
+                return 0
+            self._registry.refresh_limits()
+            self._discard_expired()
+            taken = ingest.run()
+            self._was_logged = False
         return taken
 
     def finish(self) -> None:
@@ -275,12 +336,75 @@ class InboxHost:
         except (QueueClosed, ForkedQueue, DurabilityUnknown):
             return  # the next call raises it
         except (KestrelError, OSError):
-            self._log_failure()
+            if self.is_open:  # else, too, the next call raises it
+                self._log_failure()
 
     def _log_failure(self) -> None:
         if not self._was_logged:
             self._was_logged = True
             _logging.warning("the inbox of queue %s can't be ingested now; it is tried again", self.name, error=True)
+
+    # -- from a store ------------------------------------------------------------------------------------------------
+
+    def open_folder(self) -> Directory:
+        """The inbox, made if it is missing, for parts that are fetched from a store. Raises ``OSError``."""
+        return open_inbox(self.path, self._disk, create=True)
+
+    def next_stored(self) -> int:
+        """The number of the batch of the store that is fetched next; 0 if none is, as one was fetched and is not over,
+        or as the queue is closed. Raises ``OSError``.
+        """
+        with self._lock:
+            if not self._may_take():
+                return 0
+            ingest = self._look()
+            if ingest is None:  # nothing was ever published here, or fetched
+                return 1 if self._copy is None else self._copy.taken + 1
+            return ingest.next_stored()
+
+    def knows(self, batch: PublishedBatch) -> bool:
+        """Whether a batch was ingested before, or a later version of its app_id was."""
+        with self._lock:
+            ingest = self._look() if self._may_take() else None
+            return ingest is not None and ingest.state.knows(batch)
+
+    def pass_over(self, stored: int, mark: StoreMark | None) -> None:
+        """Nothing is left to do for the store's batch of that number: it is known, or refused as ``mark`` says. Raises
+        ``OSError``.
+        """
+        with self._lock:
+            ingest = self._look(create=True) if self._may_take() else None
+            if ingest is not None:
+                ingest.pass_over(stored, mark)
+
+    def take_stored(self, batch: PublishedBatch) -> bool:
+        """Publish a batch that was fetched from the store here, and ingest what there is. Its parts are in the folder.
+        Returns False if it is not published: the queue is closed, or another process publishes at this moment. Raises
+        ``OSError``.
+        """
+        with self._lock:
+            ingest = self._look(create=True) if self._may_take() else None
+            if ingest is None or ingest.next_stored() != batch.stored:
+                return False
+            try:
+                ingest.publish_stored(batch)
+            except QueueLocked:
+                return False
+        self.look()
+        return True
+
+    def _may_take(self) -> bool:
+        return self.is_open and not self._stopped
+
+    def store_figures(self) -> tuple[int, int]:
+        """The number of the last batch taken from the store, and how many are remembered that were refused. May be read
+        without a lock.
+        """
+        ingest = self._ingest
+        if ingest is None:
+            return (0, 0) if self._copy is None else (self._copy.taken, 0)
+        marks = ingest.state.marks
+        return ingest.state.taken, sum(mark.refused for mark in list(marks.values()))
 
     def stop(self) -> None:
         """Ingest nothing from here on, as the queue is about to close. Waits for an ingest that is under way."""

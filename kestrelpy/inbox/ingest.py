@@ -11,6 +11,9 @@ Rules:
    relies on an intent only after it has written the intent to disk itself.
 5. The files are deleted last, and the parts before the batch that names them. So a part that no batch names was never
    ingested, and may be published. The ledger forgets a batch only when the batch's name is gone for good.
+6. A batch that was fetched from a store is published here like any other, and has its number there. The record that it
+   was ingested has that number, too: so a copy of the ledger says at once what is in the journal and what is to be
+   fetched next. One is fetched when the one before is over: ingested, known or refused, by the ledger.
 
 NOTE ON LOCKING: this is a single-threaded state machine; the caller ensures that. Everything that must not run beside
 puts runs within ``Host.lock``.
@@ -25,14 +28,16 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from kestrelpy import _logging
-from kestrelpy._disk.interface import NO_ROOM, Directory
+from kestrelpy._disk.interface import NO_REGULAR_FILE, NO_ROOM, Directory
 from kestrelpy._journal import file_names
+from kestrelpy._journal.checkpoint import replace_file
 from kestrelpy._journal.journal import Journal
 from kestrelpy.errors import CorruptJournal, KestrelError, QueueDiskFull, QueueFull, QueueLocked, UnsupportedFormat
-from kestrelpy.inbox.format import Intent, LedgerState, PublishedBatch
-from kestrelpy.inbox.ledger import FOREIGN, IngestLedger, read_batch
+from kestrelpy.inbox.format import Intent, LedgerState, PublishedBatch, StoreMark, encode_batch_file
+from kestrelpy.inbox.ledger import IngestLedger, read_batch
 from kestrelpy.inbox.parts import PartFile, is_old
 
+DAY_MS = 86_400_000
 OLD_SECONDS = 24 * 3600.0
 """A part that no batch names and that was begun this long ago is a leftover: no task writes a part for a day."""
 
@@ -48,6 +53,13 @@ class Host(Protocol):
 
     def now_ms(self) -> int: ...
 
+    def items(self) -> int:
+        """``Copied.items``, as the next two."""
+
+    def copied_items(self) -> int | None: ...
+
+    def note_ledger(self, state: LedgerState, from_items: int) -> None: ...
+
     def has_room_locked(self, batch: PublishedBatch) -> bool:
         """True if the limits of all readers allow the batch now."""
 
@@ -60,9 +72,6 @@ class Host(Protocol):
     def publish_locked(self) -> None:
         """Show all items to readers. All of them are on disk."""
 
-    def note_ledger(self, state: LedgerState) -> None:
-        """The ledger has another state, which is on disk unless an earlier owner wrote it. ``state`` may change."""
-
     def refuse_locked(self, error: Exception) -> None:
         """Make puts raise ``error`` until the next call of ``hide_from_locked`` or ``publish_locked``."""
 
@@ -71,15 +80,15 @@ class Ingest:
     """Ingests from the inbox of one queue, for the process that has the queue open.
 
     ``unfinished``: the batch that is not completely ingested, if any. ``refused``: the number of batches kept aside, by
-    this process or before.
+    this process or before. ``remembers_ms``: for so long a batch of a store is remembered, if it has no app_id.
     """
 
-    def __init__(self, folder: Directory, queue: str, host: Host) -> None:
+    def __init__(self, folder: Directory, queue: str, host: Host, *, remembers_ms: int = DAY_MS) -> None:
         self._folder = folder
+        self._remembers_ms = remembers_ms
         self._queue = queue
         self._host = host
-        self._ledger = IngestLedger(folder, queue, host.now_ms(), host.note_ledger)
-        host.note_ledger(self._ledger.state)
+        self._ledger = IngestLedger(folder, queue, host.now_ms(), host)
         self._intent: Intent | None = None
         self._checked: set[bytes] = set()  # batches that were checked and wait for room
         self.unfinished: PublishedBatch | None = None
@@ -111,8 +120,10 @@ class Ingest:
                     path = f"{self._folder.path}/{file_names.batch_name(self._queue, intent.number)}"
                     raise CorruptJournal(path, 0, f"{there} of its {intent.items} items are ingested, but {reason}")
                 _logging.warning("%d of %d items of batch %d stay, as %s", there, intent.items, intent.number, reason)
-            batch = batch or PublishedBatch(intent.batch_id, intent.number, intent.app_id, intent.version, ())
-            self._ledger.finish(batch)
+            batch = batch or PublishedBatch(
+                intent.batch_id, intent.number, intent.app_id, intent.version, (), intent.stored
+            )
+            self._finish(batch)
             return
         self.unfinished, self._intent = batch, intent
         with self._host.lock():
@@ -124,8 +135,7 @@ class Ingest:
 
     def _count_there(self, intent: Intent) -> int:
         """The number of the batch's items that are in the journal."""
-        journal = self._host.journal
-        return journal.tail_id - journal.missing - intent.base_items
+        return self._host.items() - intent.base_items
 
     def _remove_old(self) -> None:
         """Remove leftovers: temporary files, and old parts that no batch names.
@@ -190,15 +200,15 @@ class Ingest:
             try:
                 batch = read_batch(self._folder, name)
             except OSError as error:
-                if error.errno not in FOREIGN:
+                if error.errno not in NO_REGULAR_FILE:
                     raise
             except UnsupportedFormat:
                 _logging.warning("%s/%s has a newer version: it waits, with all after it", self._folder.path, name)
                 break
             if batch is not None and file_names.batch_name(self._queue, batch.number) == name:
-                if self._ledger.state.knows(batch):
+                if self._is_known(batch):
                     self._ledger.make_durable()
-                    self._clear(batch)
+                    self._put_away(batch)
                     continue
                 objection = None if batch.batch_id in self._checked else self._why_refused(batch)
                 if objection is None:
@@ -209,8 +219,26 @@ class Ingest:
                     continue
             else:
                 objection = "this is not a published batch"
+            if batch is not None and batch.stored:
+                self._pass_over(batch.stored, StoreMark(batch.batch_id, self._host.now_ms(), refused=True))
             self._refuse(name, objection)
         return taken
+
+    def _is_known(self, batch: PublishedBatch) -> bool:
+        """Whether nothing is left to do for a batch, by the ledger. What a store had twice, it has no more for us."""
+        state = self._ledger.state
+        is_known = state.knows(batch)
+        if is_known and batch.stored > state.taken:
+            self._pass_over(batch.stored, None)
+        return is_known or state.is_over(batch)
+
+    def _put_away(self, batch: PublishedBatch) -> None:
+        """Delete the files of a batch that is over, or keep them if it was refused."""
+        if self._ledger.state.has_refused(batch.stored, batch.batch_id):
+            name = file_names.batch_name(self._queue, batch.number)
+            self._refuse(name, "it was refused before")
+        else:
+            self._clear(batch)
 
     def finish(self) -> int:
         """Finish the unfinished batch, if any; returns the number of all its items. Raises as ``run``."""
@@ -231,7 +259,7 @@ class Ingest:
             try:
                 file = PartFile(self._folder, self._queue, part)
             except OSError as error:
-                if error.errno not in (errno.ENOENT, *FOREIGN):
+                if error.errno not in (errno.ENOENT, *NO_REGULAR_FILE):
                     raise
                 return str(error)
             try:
@@ -262,9 +290,10 @@ class Ingest:
                 return False
             host.sync_locked()
             journal = host.journal
-            first_id, base_items = journal.tail_id + 1, journal.tail_id - journal.missing
-            about = batch.batch_id, journal.queue_id, batch.number
-            self._resume_locked(batch, Intent(*about, first_id, base_items, batch.items, batch.version, batch.app_id))
+            first_id, base_items = journal.tail_id + 1, host.items()
+            place = batch.batch_id, journal.queue_id, batch.number, first_id, base_items
+            about = batch.items, batch.version, batch.app_id, batch.stored
+            self._resume_locked(batch, Intent(*place, *about))
         self._checked.discard(batch.batch_id)
         self._clear(batch)
         return True
@@ -278,7 +307,7 @@ class Ingest:
             ledger.begin(intent)
             self._append_rest(batch, self._count_there(intent))
             host.sync_locked()
-            ledger.finish(batch)
+            self._finish(batch)
         except BaseException as error:
             if ledger.state.intent is None and not ledger.is_unsure:  # nothing was begun, so nothing has changed
                 self.unfinished = self._intent = None
@@ -294,6 +323,12 @@ class Ingest:
             raise
         self.unfinished = self._intent = None
         host.publish_locked()
+
+    def _finish(self, batch: PublishedBatch) -> None:
+        now_ms = self._host.now_ms()
+        if batch.stored:
+            self._ledger.forget_marks(now_ms - self._remembers_ms)
+        self._ledger.finish(batch, now_ms)
 
     def _append_rest(self, batch: PublishedBatch, there: int) -> None:
         journal, added_ms = self._host.journal, self._host.now_ms()
@@ -312,6 +347,79 @@ class Ingest:
         for part in batch.parts:
             self._unlink(file_names.part_name(self._queue, part.part_id))
         self._unlink(file_names.batch_name(self._queue, batch.number))
+
+    # -- from a store ------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> LedgerState:
+        """What the ledger says."""
+        return self._ledger.state
+
+    def raise_taken(self, taken: int) -> None:
+        """The last batch that was taken from the store is this one, by the log there."""
+        self._ledger.raise_taken(taken)
+
+    def unfinished_of_store(self) -> Intent | None:
+        """The intent of a batch of a store that cannot be finished with the files here; ``None`` if there is none.
+        Called before ``open``. Raises ``OSError``.
+        """
+        intent, journal = self._ledger.state.intent, self._host.journal
+        if intent is None or not intent.stored or intent.queue_id != journal.queue_id:
+            return None
+        is_whole = self._count_there(intent) >= intent.items or self._why_refused(self._published(intent)) is None
+        return None if is_whole else intent
+
+    def next_stored(self) -> int:
+        """The number of the batch of a store that is fetched next; 0 if one was fetched and is not over. Raises
+        ``OSError``.
+        """
+        taken = self._ledger.state.taken
+        for _, name in file_names.batches_among(self._folder.names(), self._queue):
+            try:
+                batch = read_batch(self._folder, name)
+            except UnsupportedFormat:
+                return 0  # it waits, and all after it
+            except OSError as error:
+                if error.errno not in NO_REGULAR_FILE:
+                    raise
+                continue
+            if batch is not None and batch.stored > taken:
+                return 0
+        return taken + 1
+
+    def publish_stored(self, batch: PublishedBatch) -> None:
+        """Publish a batch that was fetched from a store: its parts are here, under names of their own. It gets the next
+        number here. Raises ``OSError``, ``QueueLocked`` while another process publishes.
+        """
+        with self._publishing():
+            number = max(self._host.now_ms(), last_number(self._folder.names(), self._queue) + 1)
+            write_stored(self._folder, self._queue, batch._replace(number=number))
+
+    def pass_over(self, stored: int, mark: StoreMark | None) -> bool:
+        """Nothing is left to do for the store's batch of that number. Returns False if that is to be said later.
+
+        Raises ``OSError``.
+        """
+        if self.unfinished is not None or stored != self.next_stored():
+            return False
+        self._pass_over(stored, mark)
+        return True
+
+    def _pass_over(self, stored: int, mark: StoreMark | None) -> None:
+        self._ledger.forget_marks(self._host.now_ms() - self._remembers_ms)
+        self._ledger.pass_over(stored, mark)
+
+
+def write_stored(folder: Directory, queue: str, batch: PublishedBatch) -> None:
+    """Publish a batch of a store durably under its number here; its parts are in the folder. Raises ``OSError``."""
+    folder.sync()  # the names of the parts are durable before a batch names them
+    replace_file(folder, file_names.batch_name(queue, batch.number), encode_batch_file(batch))
+
+
+def last_number(names: list[str], queue: str) -> int:
+    """The number of the last published batch, refused ones included; 0 if there is none."""
+    about = (file_names.parse_inbox(name) for name in names if name.startswith(f"{queue}."))
+    return max((each.number for each in about if each is not None and each.number is not None), default=0)
 
 
 def erase_inbox(folder: Directory, queue: str) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -56,6 +56,101 @@ def open_inbox(directory: str, disk: Disk | None, *, create: bool) -> Directory:
     return (disk or RealDisk()).directory(f"{directory}/{INBOX}", create=create)
 
 
+class PartEncoder:
+    """Makes the bytes of one part, from its first to its last. ``write(offset, *pieces)`` gets them in their order.
+
+    ``limit``: of an item's bytes. ``size``: of what was written. ``items``, ``data_bytes``, ``digest``, ``largest``: as
+    ``Part`` has them, of what was added and written; ``flush`` writes the rest.
+    """
+
+    def __init__(self, limit: int, clock: Clock, write: Callable[..., object]) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._out = write
+        self._begun_ms = clock.time_ns() // 1_000_000
+        self._marker = int.from_bytes(os.urandom(4), "little") | 1 << 31
+        self.size = fmt.HEADER_BYTES
+        self.items = self.data_bytes = self.digest = self.largest = 0
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._expires_ms: int | None = None
+
+    def add(self, items: Sequence[bytes], *, expires_ms: int | None = None) -> None:
+        """``PartWriter.add``."""
+        _check_expiry(expires_ms)
+        items = [each if type(each) is bytes else _as_bytes(each) for each in items]
+        largest = max(map(len, items), default=0)
+        if largest > self._limit:
+            raise ItemTooLarge(largest, self._limit)
+        self.largest = max(self.largest, largest)
+        if expires_ms != self._expires_ms:
+            self.flush()
+            self._expires_ms = expires_ms
+        for data in items:
+            if self._waiting and (
+                self._waiting_bytes + len(data) > FRAME_TARGET_BYTES or len(self._waiting) >= MOST_IN_FRAME
+            ):
+                self.flush()
+            self._waiting.append(data)
+            self._waiting_bytes += len(data)
+
+    def add_packed(
+        self, lengths: bytes, data: bytes | memoryview, count: int, *, expires_ms: int | None = None
+    ) -> None:
+        """``PartWriter.add_packed``."""
+        _check_expiry(expires_ms)
+        if len(lengths) != 4 * count:
+            raise ValueError(f"{count} items need {4 * count} bytes of lengths, not {len(lengths)}")
+        sizes = struct.unpack(f"<{count}I", lengths)
+        if sum(sizes) != len(data):
+            raise ValueError(f"the lengths make {sum(sizes)} bytes, and the data has {len(data)}")
+        largest = max(sizes, default=0)
+        if largest > self._limit:
+            raise ItemTooLarge(largest, self._limit)
+        self.largest = max(self.largest, largest)
+        self.flush()
+        self._expires_ms = expires_ms
+        first = at = 0
+        while first < count:
+            last = min(first + MOST_IN_FRAME, count)
+            size = sum(sizes[first:last])
+            while size > FRAME_TARGET_BYTES and last - first > 1:
+                middle = (first + last + 1) // 2
+                size -= sum(sizes[middle:last])
+                last = middle
+            self._write(_packed_body(lengths[4 * first : 4 * last], data[at : at + size], last - first, expires_ms))
+            first, at = last, at + size
+
+    def flush(self) -> None:
+        """Write what was added."""
+        if self._waiting:
+            items, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            self._write(pack_body(items, self._expires_ms))
+
+    def finish(self) -> None:
+        """Write the footer, after ``flush``. The part has at least one item."""
+        footer = fmt.SegmentFooter(
+            1, self.items, self.items, self.data_bytes, self._begun_ms, self._last_ms(), self.size
+        )
+        self._out(self.size, fmt.encode_footer(footer, 0, self._marker))
+
+    def _last_ms(self) -> int:
+        return max(self._begun_ms, self._clock.time_ns() // 1_000_000)
+
+    def _write(self, body: Body) -> None:
+        if not self.items:
+            header = fmt.SegmentHeader(self._marker, bytes(16), 0, 1, 0, 0, 0, 0, 0)
+            self._out(0, fmt.encode_header(header))
+        stamp = self._last_ms() | body.kind << fmt.KIND_SHIFT
+        head = fmt.pack_frame(len(body.data), self.items + 1, stamp, self.items + 1, self._marker)
+        crc = fmt.pack_crc(crc32(body.data, crc32(head)))
+        self._out(self.size, crc + head, body.data)
+        self.digest = crc32(crc, self.digest)
+        self.size += fmt.FRAME_BYTES + len(body.data)
+        self.items += body.items
+        self.data_bytes += body.size
+
+
 class PartWriter:
     """Writes one part: items for ``queue`` in ``directory``, which nobody sees until the part is published.
 
@@ -76,23 +171,17 @@ class PartWriter:
         clock: Clock | None = None,
     ) -> None:
         check_name(queue)
-        self._clock: Clock = clock if clock is not None else SystemClock()
-        now_ms = self._clock.time_ns() // 1_000_000
+        clock = clock if clock is not None else SystemClock()
+        now_ms = clock.time_ns() // 1_000_000
         refuse_jobs_in(directory, queue, disk)
-        self._limit = min(limit_of(directory, queue, disk) or MAX_ITEM_BYTES, MAX_ITEM_BYTES)
-        part_id = now_ms.to_bytes(6, "big") + os.urandom(10)
+        limit = min(limit_of(directory, queue, disk) or MAX_ITEM_BYTES, MAX_ITEM_BYTES)
+        part_id = new_part_id(now_ms)
         self.name = part_name(queue, part_id)
         disk = disk or RealDisk(allow_network=True)  # a part needs no lock, and the publisher syncs its name
         self._folder = open_inbox(os.fspath(directory), disk, create=True)
-        self._marker = int.from_bytes(os.urandom(4), "little") | 1 << 31
-        self._now_ms = now_ms
+        self._encoder = PartEncoder(limit, clock, self._write)
         self._file: File | None = None
         self._is_done = False
-        self._end = fmt.HEADER_BYTES
-        self._items = self._data_bytes = self._digest = self._largest = 0
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
-        self._expires_ms: int | None = None
 
     def add(self, items: Sequence[bytes], *, expires_ms: int | None = None) -> None:
         """Add items, which expire at ``expires_ms`` (milliseconds since 1970) if that is given.
@@ -102,54 +191,19 @@ class PartWriter:
         queue yet, an item must be smaller than 2 GiB.
         """
         self._check_open()
-        _check_expiry(expires_ms)
-        items = [each if type(each) is bytes else _as_bytes(each) for each in items]
-        largest = max(map(len, items), default=0)
-        if largest > self._limit:
-            raise ItemTooLarge(largest, self._limit)
-        self._largest = max(self._largest, largest)
-        if expires_ms != self._expires_ms:
-            self._flush()
-            self._expires_ms = expires_ms
-        for data in items:
-            if self._waiting and (
-                self._waiting_bytes + len(data) > FRAME_TARGET_BYTES or len(self._waiting) >= MOST_IN_FRAME
-            ):
-                self._flush()
-            self._waiting.append(data)
-            self._waiting_bytes += len(data)
+        self._encoder.add(items, expires_ms=expires_ms)
 
     def add_packed(
         self, lengths: bytes, data: bytes | memoryview, count: int, *, expires_ms: int | None = None
     ) -> None:
         """Add ``count`` items that stand one after the other in ``data``, without an object for each item.
 
-        ``lengths`` has the length of each item, as a little-endian unsigned number of 4 bytes. Raises ``ValueError`` if
-        ``lengths``, ``count`` and ``data`` do not agree, and otherwise as ``add``.
+        ``lengths`` has the length of each item, as a little-endian unsigned number of 4 bytes. ``expires_ms``: when all
+        of them expire, in milliseconds since 1970. Raises ``ValueError`` if ``lengths``, ``count`` and ``data`` do not
+        agree, and otherwise as ``add``.
         """
         self._check_open()
-        _check_expiry(expires_ms)
-        if len(lengths) != 4 * count:
-            raise ValueError(f"{count} items need {4 * count} bytes of lengths, not {len(lengths)}")
-        sizes = struct.unpack(f"<{count}I", lengths)
-        if sum(sizes) != len(data):
-            raise ValueError(f"the lengths make {sum(sizes)} bytes, and the data has {len(data)}")
-        largest = max(sizes, default=0)
-        if largest > self._limit:
-            raise ItemTooLarge(largest, self._limit)
-        self._largest = max(self._largest, largest)
-        self._flush()
-        self._expires_ms = expires_ms
-        first = at = 0
-        while first < count:
-            last = min(first + MOST_IN_FRAME, count)
-            size = sum(sizes[first:last])
-            while size > FRAME_TARGET_BYTES and last - first > 1:
-                middle = (first + last + 1) // 2
-                size -= sum(sizes[middle:last])
-                last = middle
-            self._write(_packed_body(lengths[4 * first : 4 * last], data[at : at + size], last - first, expires_ms))
-            first, at = last, at + size
+        self._encoder.add_packed(lengths, data, count, expires_ms=expires_ms)
 
     def seal(self) -> Part:
         """Close the part. When this returns, the part is whole and on disk; its name is on disk once it is published.
@@ -158,15 +212,13 @@ class PartWriter:
         is sealed or discarded already.
         """
         self._check_open()
-        self._flush()
+        made = self._encoder
+        made.flush()
         if self._file is not None:
-            footer = fmt.SegmentFooter(
-                1, self._items, self._items, self._data_bytes, self._now_ms, self._last_ms(), self._end
-            )
-            self._file.write(self._end, fmt.encode_footer(footer, 0, self._marker))
+            made.finish()
             self._file.sync()
         self._release_all()
-        return Part(self.name, self._items, self._data_bytes, self._digest, self._largest)
+        return Part(self.name, made.items, made.data_bytes, made.digest, made.largest)
 
     def discard(self) -> None:
         """Remove the file of a part that is not sealed. Does nothing after ``seal``. Idempotent. Raises ``OSError``."""
@@ -192,9 +244,6 @@ class PartWriter:
         if self._is_done:
             raise ValueError(f"part {self.name} is sealed, or was discarded")
 
-    def _last_ms(self) -> int:
-        return max(self._now_ms, self._clock.time_ns() // 1_000_000)
-
     def _release_all(self) -> None:
         self._is_done = True
         file, self._file = self._file, None
@@ -204,25 +253,15 @@ class PartWriter:
         finally:
             self._folder.close()
 
-    def _flush(self) -> None:
-        if self._waiting:
-            items, self._waiting, self._waiting_bytes = self._waiting, [], 0
-            self._write(pack_body(items, self._expires_ms))
-
-    def _write(self, body: Body) -> None:
-        header = b""
+    def _write(self, offset: int, *pieces: bytes) -> None:
         if self._file is None:
-            header = fmt.encode_header(fmt.SegmentHeader(self._marker, bytes(16), 0, 1, 0, 0, 0, 0, 0))
             self._file = self._folder.create(self.name)
-            self._file.write(0, header)
-        stamp = self._last_ms() | body.kind << fmt.KIND_SHIFT
-        head = fmt.pack_frame(len(body.data), self._items + 1, stamp, self._items + 1, self._marker)
-        crc = fmt.pack_crc(crc32(body.data, crc32(head)))
-        self._file.write(self._end, crc + head, body.data)
-        self._digest = crc32(crc, self._digest)
-        self._end += fmt.FRAME_BYTES + len(body.data)
-        self._items += body.items
-        self._data_bytes += body.size
+        self._file.write(offset, *pieces)
+
+
+def new_part_id(now_ms: int) -> bytes:
+    """The id of a new part in a folder: when it was begun, and something random."""
+    return now_ms.to_bytes(6, "big") + os.urandom(10)
 
 
 def _as_bytes(data: object) -> bytes:

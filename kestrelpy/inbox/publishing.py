@@ -20,7 +20,7 @@ from kestrelpy._journal.recovery import Recovered, Recovery, write_mark
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.errors import ItemTooLarge
 from kestrelpy.inbox.format import MAX_APP_ID_BYTES, BatchPart, LedgerState, Part, PublishedBatch, encode_batch_file
-from kestrelpy.inbox.ingest import Ingest
+from kestrelpy.inbox.ingest import Ingest, last_number
 from kestrelpy.inbox.ledger import read_batch, read_ledger
 from kestrelpy.inbox.parts import PartFile, as_batch_part, open_inbox
 
@@ -55,14 +55,14 @@ def publish(
     named twice or that another published batch names, and for a ``version`` without an ``app_id``; ``WrongKind`` for a
     work queue; ``InvalidName``; ``OSError`` (``FileNotFoundError`` for a part that is gone, as the parts of an ingested
     batch are); ``UnsupportedFormat`` if a newer version of kestrelpy has published or ingested here. With any of these
-    errors nothing is published.
+    errors nothing is published; but after an ``OSError`` of the last sync the batch may be: call this again.
 
     ``max_item_bytes`` is not known before the queue was opened once, and the next owner may set a lower one. A batch
     with an item that is too large then is kept aside as ``.refused``, and counted (``JournaledQueue.stats``,
     ``verify``).
     """
     file_names.check_name(queue)
-    _check_version(app_id, version)
+    check_version(app_id, version)
     if version and app_id is None:
         raise ValueError(f"version={version} needs an app_id: give both, or neither")
     parts = list(parts)
@@ -77,7 +77,7 @@ def publish(
         return True
     with _publishing(directory, queue, disk) as folder:
         names = folder.names()
-        batch_id = _id_of(named, app_id or "", version)
+        batch_id = batch_id_of(named, app_id or "", version)
         there = _published(folder, queue, names)
         last = None if app_id is None else _last_version(folder, queue, app_id, there)
         is_there = any(batch.batch_id == batch_id for batch in there)
@@ -91,7 +91,7 @@ def publish(
             _check_part(folder, queue, part, largest, limit)
         folder.sync()  # the names of the parts are durable before a batch names them
         clock = clock if clock is not None else SystemClock()
-        number = max(clock.time_ns() // 1_000_000, _last_number(names, queue) + 1)
+        number = max(clock.time_ns() // 1_000_000, last_number(names, queue) + 1)
         batch = PublishedBatch(batch_id, number, app_id or "", version, named)
         replace_file(folder, file_names.batch_name(queue, number), encode_batch_file(batch))
     return True
@@ -116,7 +116,7 @@ def last_version(directory: StrPath, queue: str, app_id: str, *, disk: Disk | No
     Raises ``InvalidName``, ``ValueError``, ``UnsupportedFormat``, ``OSError``. Cost: O(published batches).
     """
     file_names.check_name(queue)
-    _check_version(app_id, 0)
+    check_version(app_id, 0)
     with _looking(directory, disk) as folder:
         if folder is None:
             return None
@@ -173,6 +173,7 @@ class _OwnerlessHost:
         files.remove_leftovers(names)
         self._files = files
         self._clock = clock
+        self._is_shipped = file_names.ship_name(files.queue) in names
         self._found = Recovery(files.directory, files.queue, files.load_all(names), quarantine=False).run(names)
         self.journal = Journal(
             files.directory,
@@ -219,14 +220,20 @@ class _OwnerlessHost:
     def publish_locked(self) -> None:
         """Does nothing: there are no readers."""
 
-    def note_ledger(self, state: LedgerState) -> None:
+    def items(self) -> int:
+        return self.journal.tail_id - self.journal.missing
+
+    def copied_items(self) -> int | None:
+        return 0 if self._is_shipped else None  # how many, its next owner knows
+
+    def note_ledger(self, state: LedgerState, from_items: int) -> None:
         """Nobody copies a queue that nobody has open."""
 
     def refuse_locked(self, error: Exception) -> None:
         """Does nothing: there are no puts."""
 
 
-def _check_version(app_id: str | None, version: int) -> None:
+def check_version(app_id: str | None, version: int) -> None:
     if app_id is not None and not (isinstance(app_id, str) and 0 < len(app_id.encode()) <= MAX_APP_ID_BYTES):
         raise ValueError(f"app_id must be a str of 1 to {MAX_APP_ID_BYTES} bytes, not {app_id!r}")
     if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= LARGEST:
@@ -343,12 +350,7 @@ def _last_version(folder: Directory, queue: str, app_id: str, there: list[Publis
     return max([*found, *([] if known is None else [known])], default=None)
 
 
-def _last_number(names: list[str], queue: str) -> int:
-    about = (file_names.parse_inbox(name) for name in names if name.startswith(f"{queue}."))
-    return max((each.number for each in about if each is not None and each.number is not None), default=0)
-
-
-def _id_of(parts: tuple[BatchPart, ...], app_id: str, version: int) -> bytes:
+def batch_id_of(parts: tuple[BatchPart, ...], app_id: str, version: int) -> bytes:
     """The id of a batch is a hash of its content: the same batch, published again, has the same id."""
     from hashlib import blake2b  # imported here: a program that does not publish must not pay for it
 

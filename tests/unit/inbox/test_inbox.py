@@ -1042,6 +1042,19 @@ def test_half_a_batch_whose_other_half_is_lost(folder: Path, open_queue: Open, c
     open_queue().close()
 
 
+class Uncopied:
+    """A queue that nobody copies."""
+
+    def items(self) -> int:
+        return 0
+
+    def copied_items(self) -> None:
+        return None
+
+    def note_ledger(self, state: LedgerState, from_items: int) -> None:
+        del state, from_items
+
+
 @pytest.mark.parametrize(("first_id", "known"), [(3, None), (1, 4)])
 def test_an_intent_whose_batch_is_gone(folder: Path, open_queue: Open, first_id: int, known: int | None) -> None:
     """It is none any more where nothing of it is there; where all of it is, it is done."""
@@ -1050,7 +1063,7 @@ def test_an_intent_whose_batch_is_gone(folder: Path, open_queue: Open, first_id:
     queue.close()
     inbox = RealDisk().directory(str(folder / "inbox"), create=True)
     intent = Intent(bytes(16), queue._journal.queue_id, 1, first_id, first_id - 1, 2, 4, "app")
-    IngestLedger(inbox, NAME, START_MS).begin(intent)
+    IngestLedger(inbox, NAME, START_MS, Uncopied()).begin(intent)
     inbox.close()
     queue = open_queue(inbox_interval=None)
     assert last_version(folder, NAME, "app") == known
@@ -1065,7 +1078,7 @@ def test_an_intent_of_another_queue_is_none(folder: Path, open_queue: Open) -> N
     inbox = RealDisk().directory(str(folder / "inbox"))
     batch = read_batch(inbox, name)
     assert batch is not None
-    IngestLedger(inbox, NAME, START_MS).begin(
+    IngestLedger(inbox, NAME, START_MS, Uncopied()).begin(
         Intent(batch.batch_id, b"other" + bytes(11), batch.number, 1, 0, 1, 1, "app")
     )
     inbox.close()

@@ -14,8 +14,10 @@ from kestrelpy.work.errors import (
     NotReserved,
     TubeNotFound,
 )
+from kestrelpy.work.figures import TubeJobs, WorkFigures
 from kestrelpy.work.job import Job
 from kestrelpy.work.new_job import NewJob
+from kestrelpy.work.outside import JobsOutside, TubeOutside, VisibleJob
 from kestrelpy.work.queue import WorkQueue
 from kestrelpy.work.session import Session
 from kestrelpy.work.stats import JobStats, TubeStats, WorkStats
@@ -28,11 +30,16 @@ __all__ = [
     "JobNotFound",
     "JobStats",
     "JobTooBig",
+    "JobsOutside",
     "NewJob",
     "NotReserved",
     "Session",
+    "TubeJobs",
     "TubeNotFound",
+    "TubeOutside",
     "TubeStats",
+    "VisibleJob",
+    "WorkFigures",
     "WorkQueue",
     "WorkStats",
 ]

@@ -327,6 +327,8 @@ class WorkCore:
         other error, such as a ``TypeError``, may leave something half done: then the next call repairs.
         """
         refused, self._refused = self._refused, None
+        if isinstance(error, QueueFull | QueueDiskFull):
+            self.scheduler.refused += 1
         if not (isinstance(error, KestrelError | OSError) or error is refused):
             self._disturbed = self.must_check = True
 

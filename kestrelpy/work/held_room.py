@@ -138,9 +138,14 @@ class HeldRoom:
                 file.truncate(-(-keep // _BLOCK) * _BLOCK)
                 self._slots = (file.size() - _BEGIN) // _SLOT.size
 
+    @property
+    def is_unsynced(self) -> bool:
+        """Whether slots were written since the last sync, or that sync has failed."""
+        return self._written != self._synced or self._failed is not None
+
     def sync(self) -> None:
         """All slots written so far are on disk when this returns. Without the queue's lock. Raises ``OSError``."""
-        if self._written == self._synced and self._failed is None:
+        if not self.is_unsynced:
             return
         with self._syncing:
             if self._failed is not None:

@@ -5,7 +5,7 @@ want the queue's lock.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import NamedTuple
@@ -35,16 +35,39 @@ class CheckedJob(NamedTuple):
 class JobIntake:
     """The limits of one work queue, and the making of its jobs."""
 
-    __slots__ = ("_core", "_max_bytes", "_max_jobs", "draining", "is_limited", "max_job_bytes")
+    __slots__ = ("_core", "_max_bytes", "_max_jobs", "_retry_delay", "draining", "is_limited", "max_job_bytes")
 
-    def __init__(self, core: WorkCore, max_job_bytes: int, max_jobs: int | None, max_bytes: int | None) -> None:
+    def __init__(
+        self,
+        core: WorkCore,
+        max_job_bytes: int,
+        max_jobs: int | None,
+        max_bytes: int | None,
+        retry_delay: float | Callable[[int], float],
+    ) -> None:
         self._core = core
+        self._retry_delay = retry_delay
         self.max_job_bytes = max_job_bytes
         self._max_jobs = max_jobs
         self._max_bytes = max_bytes
         self.draining = False
         self.is_limited = max_jobs is not None or max_bytes is not None
         """Whether a put must check a limit, or is refused because the queue is draining."""
+
+    def retry_delay(self, attempts: int) -> float:
+        """Seconds until a job is ready again that was released without a delay, after so many attempts. Called without
+        the lock, as it may call the user's function. One that raises, or gives no delay, is logged, and counts as 0.
+        """
+        delay = self._retry_delay
+        if not callable(delay):
+            return delay
+        try:
+            return check_seconds("the result of retry_delay", delay(attempts))
+        except Exception:
+            from logging import getLogger  # imported here: mostly there is nothing to log
+
+            getLogger("kestrelpy").exception("retry_delay of a work queue gave no delay; 0 is used")
+            return 0.0
 
     def put_many_locked(
         self,

@@ -7,6 +7,7 @@ from types import TracebackType
 from kestrelpy import KestrelError, QueueClosed
 from kestrelpy.work.core import WorkCore
 from kestrelpy.work.errors import JobNotFound, NotReserved
+from kestrelpy.work.in_task import acknowledged
 from kestrelpy.work.options import check_priority, check_seconds
 from kestrelpy.work.records import BURIED, DELAYED, READY, RESERVED
 from kestrelpy.work.stored import Reserved, SessionState, StoredJob, check_open, is_held
@@ -18,7 +19,8 @@ class Job:
     """A job as it was when it was reserved, or looked at: ``id``, ``body`` (bytes), ``tube``, ``key``, ``priority``,
     ``delay``, ``ttr`` (seconds), ``reserves``.
 
-    As a context manager, the job is deleted (acknowledged) at the end of the block, and released if the block raises.
+    As a context manager, also of asyncio, the job is deleted (acknowledged) at the end of the block, and released if
+    the block raises.
     A job that the block has deleted, released or buried is left alone. If the time to run was over before the end of
     the block, and no call in the block has raised ``NotReserved``, the end of the block raises it: another worker does
     the job, or has done it. If the block raises, that error is raised, and an error at the end of the block is logged.
@@ -79,24 +81,61 @@ class Job:
         if core.always:
             core.sync()
 
+    async def adelete(self) -> None:
+        """``delete`` for asyncio: the event loop goes on while this waits for the disk, as ``delete`` does.
+
+        A task that is cancelled while it waits has deleted the job. Raises as ``delete``.
+        """
+        self._ended = True
+        core = self._core
+        if self._session is None:
+            delete_unsynced(core, None, self.id)
+        else:
+            with core.deliveries, core.lock, core.turn:
+                core.delete_locked(self._held_locked())
+        await acknowledged(core)
+
     def release(
         self,
         priority: int | None = None,
-        delay: float = 0,
+        delay: float | None = None,
         *,
         body: bytes | bytearray | memoryview | None = None,
     ) -> bool:
-        """Give the job back, ready at once or in ``delay`` seconds. False if it was buried instead: its attempts have
-        reached ``max_attempts``.
+        """Give the job back, ready in ``delay`` seconds (0: at once; ``None``: as ``retry_delay`` of the queue says).
+        False if it was buried instead: its attempts have reached ``max_attempts``.
 
         ``priority``, ``body``: the job's new ones. All of it happens, or nothing, also across a crash. With a body, the
         whole job is written again. Raises ``JobTooBig``; ``QueueFull`` if a larger body would exceed ``max_bytes``.
         """
+        was_released = self._release(priority, delay, body)
+        if self._core.always:
+            self._core.sync()
+        return was_released
+
+    async def arelease(
+        self,
+        priority: int | None = None,
+        delay: float | None = None,
+        *,
+        body: bytes | bytearray | memoryview | None = None,
+    ) -> bool:
+        """``release`` for asyncio: the event loop goes on while this waits for the disk, as ``release`` does.
+
+        ``priority``, ``delay``, ``body``: as there. A task that is cancelled while it waits has released the job.
+        Raises as ``release``.
+        """
+        was_released = self._release(priority, delay, body)
+        await acknowledged(self._core)
+        return was_released
+
+    def _release(self, priority: int | None, delay: float | None, body: bytes | bytearray | memoryview | None) -> bool:
+        """``release``, without waiting for the disk."""
         self._ended = True
-        delay = check_seconds("delay", delay)
+        core, attempts = self._core, self._stored.timeouts + self._stored.releases + 1
+        delay = check_seconds("delay", delay) if delay is not None else core.limits.retry_delay(attempts)
         if priority is not None:
             priority = check_priority(priority)
-        core = self._core
         new_body = None if body is None else core.limits.checked_body(body)
         with core.deliveries, core.lock, core.turn as now:
             stored, scheduler = self._held_locked(), core.scheduler
@@ -112,12 +151,25 @@ class Job:
                 burial=scheduler.burials + 1 if attempts_used_up else 0,
             )
             core.become_locked(stored, new, now, due=now + delay, body=new_body)
-        if core.always:
-            core.sync()
         return not attempts_used_up
 
     def bury(self, priority: int | None = None, *, body: bytes | bytearray | memoryview | None = None) -> None:
         """Set the job aside until it is kicked, like a dead letter. ``priority``, ``body``: as in ``release``."""
+        self._bury(priority, body)
+        if self._core.always:
+            self._core.sync()
+
+    async def abury(self, priority: int | None = None, *, body: bytes | bytearray | memoryview | None = None) -> None:
+        """``bury`` for asyncio: the event loop goes on while this waits for the disk, as ``bury`` does.
+
+        ``priority``, ``body``: as there. A task that is cancelled while it waits has buried the job. Raises as
+        ``bury``.
+        """
+        self._bury(priority, body)
+        await acknowledged(self._core)
+
+    def _bury(self, priority: int | None, body: bytes | bytearray | memoryview | None) -> None:
+        """``bury``, without waiting for the disk."""
         self._ended = True
         if priority is not None:
             priority = check_priority(priority)
@@ -132,8 +184,6 @@ class Job:
                 burial=core.scheduler.burials + 1,
             )
             core.become_locked(stored, new, now, body=new_body)
-        if core.always:
-            core.sync()
 
     def touch(self) -> None:
         """Begin the job's time to run again."""
@@ -172,24 +222,50 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._leave_block():
+            try:
+                if kind is None:
+                    self.delete()
+                else:
+                    self.release()
+            except (KestrelError, OSError) as failure:
+                if self._is_raised(kind, failure):
+                    raise
+
+    async def __aenter__(self) -> Job:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._leave_block():
+            try:
+                if kind is None:
+                    await self.adelete()
+                else:
+                    await self.arelease()
+            except (KestrelError, OSError) as failure:
+                if self._is_raised(kind, failure):
+                    raise
+
+    def _leave_block(self) -> bool:
+        """The end of a ``with`` block of this job. True if the job has to be deleted or released now."""
         if self._session is None:
-            return
+            return False
         self._session.blocks.pop((self.id, self.reserves), None)
-        if self._ended and not is_held(self._stored, self._session, self.reserves):
-            return
-        try:
-            if kind is None:
-                self.delete()
-            else:
-                self.release()
-        except (KestrelError, OSError) as failure:
-            if kind is None and isinstance(failure, JobNotFound):
-                raise NotReserved(self.id) from None
-            if kind is None:
-                raise
+        return not self._ended or is_held(self._stored, self._session, self.reserves)
+
+    def _is_raised(self, kind: type[BaseException] | None, failure: Exception) -> bool:
+        """Whether the end of a block that has raised ``kind`` raises ``failure``, or logs it. Raises ``NotReserved``
+        for a job that is gone.
+        """
+        if kind is None and isinstance(failure, JobNotFound):
+            raise NotReserved(self.id) from None
+        if kind is not None:
             from logging import getLogger  # imported here: mostly there is nothing to log
 
             getLogger("kestrelpy").warning("%r was not released when its block raised: %s", self, failure)
+        return kind is None
 
     def __repr__(self) -> str:
         shown = self.body if len(self.body) <= 32 else self.body[:29] + b"..."
@@ -199,6 +275,18 @@ class Job:
 def mark_ended(job: Job) -> None:
     """The session itself has ended the reservation: a ``with`` block of the job has nothing left to do."""
     job._ended = True
+
+
+def release_unsynced(
+    job: Job, priority: int | None, delay: float | None, body: bytes | bytearray | memoryview | None
+) -> bool:
+    """``Job.release``, without waiting for the disk."""
+    return job._release(priority, delay, body)
+
+
+def bury_unsynced(job: Job, priority: int | None, body: bytes | bytearray | memoryview | None) -> None:
+    """``Job.bury``, without waiting for the disk."""
+    job._bury(priority, body)
 
 
 def unreserve(job: Job) -> None:
@@ -239,6 +327,13 @@ def delete_many(core: WorkCore, session: SessionState, jobs: list[Job]) -> list[
 
 def delete_by(core: WorkCore, session: SessionState | None, job_id: int) -> None:
     """Delete a job that ``session``, or no session, has reserved. Raises ``JobNotFound``, ``NotReserved``."""
+    delete_unsynced(core, session, job_id)
+    if core.always:
+        core.sync()
+
+
+def delete_unsynced(core: WorkCore, session: SessionState | None, job_id: int) -> None:
+    """``delete_by``, without waiting for the disk."""
     with core.deliveries, core.lock, core.turn as now:
         if session is not None:
             check_open(session)
@@ -246,5 +341,3 @@ def delete_by(core: WorkCore, session: SessionState | None, job_id: int) -> None
         if stored.state == RESERVED and stored.holder is not session:
             raise NotReserved(job_id)
         core.delete_locked(stored)
-    if core.always:
-        core.sync()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kestrelpy import CorruptJournal, NoDefaultReader, QueueEmpty, inspect, scan
@@ -47,7 +48,7 @@ class JobLog:
         self._on_look = on_look
         self._segment_bytes = segment_bytes
         self._reader = _default_reader(queue)
-        self._put = queue.put
+        self._put = partial(queue.put, timeout=0)  # with the lock of the jobs held nothing waits for room
         self._first = self._reader.head + 1  # the id that _over[0] is about
         self._over = bytearray()
         self._began = self._reader.head
@@ -156,7 +157,7 @@ class JobLog:
 
     def append_many(self, records: list[bytes]) -> range:
         """Write all records, or none. Raises as ``append``."""
-        ids = self.queue.put_many(records)
+        ids = self.queue.put_many(records, timeout=0)
         self._over.extend(bytes(len(records)))
         self.bytes += sum(map(len, records)) + FRAME_BYTES * len(records)
         if self.bytes > self.look_at:
@@ -254,8 +255,8 @@ class JobLog:
         self.measure()
 
     def measure(self) -> None:
-        """Set ``bytes`` to the journal's length on disk."""
-        self.bytes = self.queue.stats().journal_bytes
+        """Set ``bytes`` to the journal's length on disk, from the reader's position on."""
+        self.bytes = self.queue.bytes_above(self._reader.head)
 
     def _check(self, live: list[int]) -> None:
         """The invariants; for tests. ``live``: ids of records that must not be over."""

@@ -19,6 +19,8 @@ from kestrelpy import JournaledQueue, KestrelError, WrongKind, inspect
 from kestrelpy.inbox import pending
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from kestrelpy import Clock
     from kestrelpy._disk.interface import Disk, File
     from kestrelpy.ship import Ship
@@ -37,7 +39,7 @@ class JobJournal(JournaledQueue):
         must tell (see ``adopt``). Raises ``WrongKind``, ``OSError``.
         """
         is_new = not self.stats().tail_id
-        if self._kind() == WORK:
+        if self._purpose.kind() == WORK:
             if is_new:  # a killed process may have left the mark in the page cache alone
                 self._mark_as_jobs()
             self._look_for_batches(disk)
@@ -59,15 +61,18 @@ class JobJournal(JournaledQueue):
         except OSError as error:  # for example, the disk is full: the next opening marks it
             _warn("%s/%s could not be marked as a work queue: %s", self.directory, self.name, error)
 
+    def _mark_as_jobs(self) -> None:
+        self._purpose.mark()
+
     def open_mark(self, *, make: bool) -> File:
         """Open the marking file for writing; ``make``: make it if somebody has removed it. Raises ``OSError``."""
         try:
-            return self._open_mark()
+            return self._purpose.open_mark()
         except FileNotFoundError:
             if not make:
                 raise
         self._mark_as_jobs()
-        return self._open_mark()
+        return self._purpose.open_mark()
 
     def lift_limit(self) -> None:
         """Accept records of any size from here on. The work queue limits the size of jobs. A job that was put under a
@@ -79,6 +84,13 @@ class JobJournal(JournaledQueue):
     def queue_id(self) -> bytes:
         """Distinguishes this queue from another one of the same name."""
         return self._journal.queue_id
+
+    def bytes_above(self, head: int) -> int:
+        """The size of the segments with records above ``head``, and of the newest one. Older ones may be there yet as a
+        store has not got them: it does not help against that to write records again.
+        """
+        segments = self._journal.segments
+        return sum(each.size for at, each in enumerate(segments, 1) if each.last_id > head or at == len(segments))
 
     @property
     def jump(self) -> int:
@@ -105,6 +117,11 @@ class JobJournal(JournaledQueue):
         """``sync``; if a store acknowledges what is put, return when it has everything put before."""
         self._status.check_usable()
         self._syncer.wait_acknowledged(self._journal.tail_id, self._journal.tail_id)
+
+    def acknowledged(self) -> Future[int]:
+        """``sync_or_ship`` as a future. Raises as that, if the journal has failed already."""
+        self._status.check_usable()
+        return self._puts.future_of_all()
 
     def sync_under_lock(self) -> None:
         """``sync`` for a caller that holds a lock of its own. Raises ``DurabilityUnknown``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from kestrelpy.work.core import WorkCore
 from kestrelpy.work.errors import JobNotFound
@@ -34,19 +34,44 @@ def first_jobs(core: WorkCore, tube: str, limit: int) -> list[Job]:
         return [Job(core, None, stored) for stored in core.scheduler.first_of_priorities(tube, limit, now)]
 
 
-def all_jobs(core: WorkCore, tube: str, state: int) -> Iterator[JobStats]:
+def jobs_of(core: WorkCore, tube: str, state: str | Collection[str] | None) -> Iterator[JobStats]:
+    """``WorkQueue.jobs``."""
+    states = STATES if state is None else (state,) if isinstance(state, str) else tuple(state)
+    for each in states:
+        if each not in STATES:
+            raise ValueError(f"state must be one of {', '.join(STATES)}, not {each!r}")
+    chosen = [STATES.index(each) for each in states]
+    return _jobs_in_state(core, tube, *chosen) if len(chosen) == 1 else _jobs_in_states(core, tube, chosen)
+
+
+def _jobs_in_state(core: WorkCore, tube: str, state: int) -> Iterator[JobStats]:
     """The jobs of the tube in the state. Lazy: changes made meanwhile may be seen or not."""
     last: object = None
     while True:
         with core.deliveries, core.lock, core.turn as now:
             page = core.scheduler.page(tube, state, last, _PAGE)
-            found = _stats_locked(core, tube, page, now)
+            found = _stats_locked(core, tube, [stored for _, stored in page], now)
         yield from found
         if not page:
             return
         last = page[-1][0]
 
 
-def _stats_locked(core: WorkCore, tube: str, page: list[tuple[object, StoredJob]], now: float) -> list[JobStats]:
-    alive = [stored for _, stored in page if not core.scheduler.expire(stored, now)]
+def _jobs_in_states(core: WorkCore, tube: str, states: Collection[int]) -> Iterator[JobStats]:
+    """The jobs that are in one of the states at the first ``next``, each as it is when its turn here comes; those that
+    have left these states are left out. One that goes from state to state among them is listed once: state by state, it
+    could pass by unseen.
+    """
+    with core.deliveries, core.lock, core.turn:
+        ids = core.scheduler.ids(tube, states)
+    for first in range(0, len(ids), _PAGE):
+        with core.deliveries, core.lock, core.turn as now:
+            known = (core.scheduler.jobs.get(each) for each in ids[first : first + _PAGE])
+            here = [stored for stored in known if stored is not None and stored.state in states]
+            found = _stats_locked(core, tube, here, now)
+        yield from found
+
+
+def _stats_locked(core: WorkCore, tube: str, page: list[StoredJob], now: float) -> list[JobStats]:
+    alive = [stored for stored in page if not core.scheduler.expire(stored, now)]
     return [job_stats(stored, now) for stored in alive if stored.tube.name == tube]

@@ -25,7 +25,10 @@ class Losses:
         self._scheduler = scheduler
         self._path = path
         self._lost: list[int] = []  # ids of records
-        self._missing: list[tuple[int, int]] = []  # first and last ids of jobs that lost records may have put
+        self.missing: list[tuple[int, int]] = []
+        """First and last ids of jobs that lost records may have put."""
+        self.doubtful: list[tuple[int, int]] = []
+        """Those of jobs whose last changes may be lost, once all records were read."""
         self.missing_from = 0
         """The first job id that the lost records just before may have put; 0 if no record was lost just before."""
 
@@ -40,18 +43,26 @@ class Losses:
         if last_id >= first:
             last_id -= data[0] in (PUT, CARRIED)  # this job is there
             if last_id >= first:
-                self._missing.append((first, last_id))
+                self.missing.append((first, last_id))
             self.missing_from = 0
 
     def end(self) -> None:
-        """All records were read: set ``last_id`` past every id that may be given out already, and log jobs in doubt."""
+        """All records were read: set ``last_id`` past every id that may be given out already, find jobs in doubt."""
         if not self._lost:
             return
         scheduler = self._scheduler
         if self.missing_from:
             scheduler.last_id += len(self._lost)  # each lost record may have put a job
-            self._missing.append((self.missing_from, scheduler.last_id))
-        doubtful = sorted(job.id for job in scheduler.jobs.values() if max(job.at, job.state_at) < self._lost[-1])
+            self.missing.append((self.missing_from, scheduler.last_id))
+            self.missing_from = 0
+        self.doubtful = _spans_of(
+            sorted(job.id for job in scheduler.jobs.values() if max(job.at, job.state_at) < self._lost[-1])
+        )
+
+    def log(self) -> None:
+        """Log the jobs in doubt, after ``end``."""
+        if not self._lost:
+            return
         from logging import getLogger  # imported here: mostly there is nothing to log
 
         getLogger("kestrelpy").warning(
@@ -60,8 +71,8 @@ class Losses:
             "its older state",
             self._path,
             _in_words(_spans_of(self._lost)),
-            _in_words(self._missing),
-            _in_words(_spans_of(doubtful)),
+            _in_words(self.missing),
+            _in_words(self.doubtful),
         )
 
 

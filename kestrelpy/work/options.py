@@ -6,6 +6,7 @@ float (or int) here, outside the lock, because ``__float__`` may run a caller's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import index
 from typing import Literal, SupportsFloat
 
@@ -33,6 +34,11 @@ def check_seconds(what: str, value: SupportsFloat) -> float:
     if seconds is None or not 0 <= seconds <= MAX_SECONDS:
         raise ValueError(f"{what} must be from 0 to {MAX_SECONDS} seconds, not {value!r}")
     return seconds
+
+
+def check_retry_delay(delay: float | Callable[[int], float]) -> float | Callable[[int], float]:
+    """Seconds, or a function, whose results are checked when there are any. Raises ``ValueError``."""
+    return delay if callable(delay) else check_seconds("retry_delay", delay)
 
 
 def check_span(what: str, value: SupportsFloat) -> float:

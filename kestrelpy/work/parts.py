@@ -27,6 +27,9 @@ class Compaction(Protocol):
 class BodyLimits(Protocol):
     """The part of ``JobIntake`` that a change of a body uses."""
 
+    def retry_delay(self, attempts: int) -> float:
+        """Seconds until a job is ready again that was released without a delay."""
+
     def checked_body(self, body: bytes | bytearray | memoryview) -> bytes:
         """The body as bytes. Raises ``JobTooBig``, ``TypeError``."""
 

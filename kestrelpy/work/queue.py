@@ -6,23 +6,26 @@ NOTE ON LOCKING: see ``core``.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from kestrelpy import ForkedQueue, KestrelError, QueueClosed, SystemClock
 from kestrelpy._process import forget, remember, warn_unclosed
-from kestrelpy.work import records
+from kestrelpy._tasks import ClosesInTask
+from kestrelpy.work import bulk, records
 from kestrelpy.work.compaction import Compactor
 from kestrelpy.work.core import TIMER_SLICE, WorkCore
 from kestrelpy.work.errors import JobNotFound, NotReserved, TubeNotFound
+from kestrelpy.work.figures import WorkFigures, work_figures
+from kestrelpy.work.in_task import acknowledged
 from kestrelpy.work.intake import JobIntake
 from kestrelpy.work.job import Job, delete_by
 from kestrelpy.work.journal import JobJournal, open_journal
-from kestrelpy.work.listing import all_jobs, first_job, first_jobs
+from kestrelpy.work.listing import first_job, first_jobs, jobs_of
+from kestrelpy.work.new_job import NewJob
 from kestrelpy.work.options import (
     PLAIN,
     check_interval,
@@ -31,40 +34,37 @@ from kestrelpy.work.options import (
     check_limit,
     check_on_corruption,
     check_priority,
+    check_retry_delay,
     check_seconds,
     check_span,
     check_sync,
 )
-from kestrelpy.work.records import BURIED, DELAYED, PUT, READY, RESERVED, STATES, encode_put, pack_put
+from kestrelpy.work.records import BURIED, DELAYED, PUT, READY, RESERVED, encode_put, pack_put
 from kestrelpy.work.recovery import JobRecovery
 from kestrelpy.work.session import Session
 from kestrelpy.work.stats import JobStats, TubeStats, WorkStats, job_stats, tube_stats, work_stats
-from kestrelpy.work.stored import StoredJob
 
 if TYPE_CHECKING:
     from kestrelpy import Clock
     from kestrelpy._disk.interface import Disk
     from kestrelpy.ship import Ship, Shipping
-    from kestrelpy.work.new_job import NewJob
 
 __all__ = ["WorkQueue"]
 
-_STEP = 500
-"""How many jobs are kicked, cleared or saved in one go, with the lock held."""
 _NAMES_BYTES = 512
 """Room for the tube's name and the key in a record."""
 
 
-class WorkQueue:
+class WorkQueue(ClosesInTask):
     """Jobs with priority, delay and time to run, in any process, without a server.
 
     ``directory`` and ``name``: the journaled queue that holds the jobs, made if there is none; ``directory=None``: in
     memory only. ``max_job_bytes``: limit of one body. ``max_jobs``, ``max_bytes``: limits of all live jobs; a put that
     would exceed one raises ``QueueFull``. ``max_tubes``: a put, ``use``, ``watch`` or ``move`` that would make one tube
     more raises ``QueueFull``. ``max_attempts``: a job that was released or timed out so often is buried instead of
-    being ready again. ``sync``: ``"always"``: a change is on disk when its call returns; seconds: synced in the
-    background that often; ``"never"``: the system decides. In every mode, a change whose call has returned survives the
-    death of the process.
+    being ready again. ``retry_delay``: seconds, or a function of the attempts so far (1, 2, ...), until a job is ready
+    again that was released without a delay. ``sync``: ``"always"``: a change is on disk when its call returns; seconds:
+    synced that often; ``"never"``: the system decides. A change whose call returned survives the death of the process.
     ``on_corruption``: ``"raise"``, or ``"quarantine"`` to skip records that are not intact. Jobs that these records put
     are lost. What they said about other jobs is forgotten, so a deleted job may come back. The log has the ids.
     ``checkpoint_interval``: seconds from a change to the next compaction of the journal. ``ship``: as of a
@@ -78,7 +78,9 @@ class WorkQueue:
 
     Thread-safe. Calls of the queue and of its sessions raise ``QueueClosed`` after ``close()``, ``ForkedQueue`` in a
     forked child, ``ValueError`` or ``TypeError`` for a bad argument. Calls that write raise ``QueueDiskFull`` if there
-    is no room, and ``DurabilityUnknown`` or another ``OSError`` once the journal has failed.
+    is no room, and ``DurabilityUnknown`` or another ``OSError`` once the journal has failed. Of a queue that is
+    shipped, calls raise ``Fenced`` once another owner has it, and ``ShipError`` if shipping has failed; calls that
+    write raise ``NotShipped``, and ``QueueFull`` while it is behind (``when_behind``), with ``"block"`` too.
     """
 
     _is_ended = False
@@ -94,6 +96,7 @@ class WorkQueue:
         max_bytes: int | None = None,
         max_tubes: int | None = None,
         max_attempts: int | None = None,
+        retry_delay: float | Callable[[int], float] = 0.0,
         sync: float | Literal["always", "never"] = 0.1,
         segment_bytes: int = 16 << 20,
         checkpoint_interval: float = 1.0,
@@ -107,10 +110,9 @@ class WorkQueue:
         check_job_bytes(max_job_bytes, None)
         self.name = name
         self.directory = None if directory is None else os.fspath(directory)
-        max_jobs = check_limit("max_jobs", max_jobs)
-        max_bytes = check_limit("max_bytes", max_bytes)
-        max_tubes = check_limit("max_tubes", max_tubes)
-        max_attempts = check_limit("max_attempts", max_attempts)
+        max_jobs, max_bytes = check_limit("max_jobs", max_jobs), check_limit("max_bytes", max_bytes)
+        max_tubes, max_attempts = check_limit("max_tubes", max_tubes), check_limit("max_attempts", max_attempts)
+        retry_delay = check_retry_delay(retry_delay)
         clock = clock if clock is not None else SystemClock()
         disk_clock = disk_clock if disk_clock is not None else clock
         checkpoint_interval = check_interval(checkpoint_interval)
@@ -139,7 +141,7 @@ class WorkQueue:
                 max_attempts=max_attempts,
             )
             self._compactor = core.compactor = Compactor(core, disk_clock, segment_bytes)
-            self._intake = core.limits = JobIntake(core, max_job_bytes, max_jobs, max_bytes)
+            self._intake = core.limits = JobIntake(core, max_job_bytes, max_jobs, max_bytes, retry_delay)
             if queue is not None:
                 queue.on_failed(core.fail)
                 self._replay(queue, disk, is_known=is_known, quarantine=quarantine)
@@ -184,13 +186,25 @@ class WorkQueue:
         if log.carry_to:  # write again what lives near the damage, so that the damaged segment can go
             core.compactor.arm(0)
 
-    def session(self, *, deadline_soon: bool = True) -> Session:
-        """A new session. ``deadline_soon=False``: its reserves do not raise ``DeadlineSoon``."""
+    def session(self, *tubes: str, deadline_soon: bool = True) -> Session:
+        """A new session. It watches these ``tubes`` and no other; without any it watches ``default``.
+
+        ``deadline_soon=False``: its reserves do not raise ``DeadlineSoon``. Raises ``InvalidName``, ``QueueFull``.
+        """
         core = self._core
         with core.deliveries, core.lock, core.turn:
             session = Session(core, core.scheduler.tubes["default"], deadline_soon=deadline_soon)
             core.sessions.add(session)
-            return session
+        if tubes:
+            try:
+                for tube in tubes:
+                    session.watch(tube)
+                if "default" not in tubes:
+                    session.ignore("default")
+            except BaseException:
+                session.close()
+                raise
+        return session
 
     @property
     def max_job_bytes(self) -> int:
@@ -206,7 +220,8 @@ class WorkQueue:
     def shipping(self) -> Shipping | None:
         """The shipping of this queue to a store; ``None`` if it is not shipped."""
         journal = self._core.journal
-        return None if journal is None else journal.queue.shipping
+        shipping = None if journal is None else journal.queue.shipping
+        return None if shipping is None else shipping.closed_by(self.close)
 
     # -- putting -------------------------------------------------------------------------------------------------------
 
@@ -228,8 +243,7 @@ class WorkQueue:
         the job is dropped, unless it is reserved then. ``job_id``: an id from ``new_id()``.
 
         Raises ``JobTooBig``, ``QueueFull``, ``DuplicateJob``, ``Draining``, ``InvalidName``, ``QueueDiskFull``,
-        ``DurabilityUnknown``, ``QueueClosed``, ``ValueError``. Nothing is stored then, except perhaps with
-        ``DurabilityUnknown``.
+        ``QueueClosed``, ``ValueError``: then nothing is stored. After ``DurabilityUnknown`` it may be stored.
         """
         if type(priority) is not int or type(delay) not in PLAIN or type(ttr) not in PLAIN:
             priority, delay, ttr = check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
@@ -274,6 +288,33 @@ class WorkQueue:
             core.sync()
         return stored.id
 
+    async def aput(
+        self,
+        body: bytes | bytearray | memoryview,
+        *,
+        tube: str = "default",
+        priority: int = 65536,
+        delay: float = 0,
+        ttr: float = 60,
+        key: str | None = None,
+        expires_in: float | None = None,
+        job_id: int | None = None,
+    ) -> int:
+        """``put`` for asyncio, from any event loop, which goes on while this waits for the disk: with ``sync="always"``
+        the job is on disk when this returns, else it survives the death of the process, as with ``put``.
+
+        There is one wait, for the disk. A task that is cancelled there has put its job: the job stays, and is on disk
+        as soon as it would have been. No thread waits, and one sync serves all tasks that wait at that moment. With
+        ``acks="shipped"``, waits for the store as long as it takes. Takes the arguments of ``put`` (``tube``,
+        ``priority``, ``delay``, ``ttr``, ``key``, ``expires_in``, ``job_id``), and raises as that.
+        """
+        core, intake = self._core, self._intake
+        checked = intake.checked_jobs([NewJob(body, tube, priority, delay, ttr, key, expires_in, job_id)])
+        with core.deliveries, core.lock, core.turn as now:
+            ids = intake.put_all_locked(checked, now)
+        await acknowledged(core)
+        return ids[0]
+
     def put_many(
         self,
         bodies: Iterable[bytes | bytearray | memoryview],
@@ -284,7 +325,9 @@ class WorkQueue:
         ttr: float = 60,
         expires_in: float | None = None,
     ) -> range:
-        """Put new jobs, all or none, also across a crash; returns their ids. Raises as ``put``."""
+        """Put new jobs, all or none, also across a crash; returns their ids. ``tube``, ``priority``, ``delay``, ``ttr``
+        and ``expires_in`` are the same for all, and as in ``put``, as are the errors.
+        """
         priority, delay, ttr = check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
         if expires_in is not None:
             expires_in = check_span("expires_in", expires_in)
@@ -334,28 +377,11 @@ class WorkQueue:
         delete_by(self._core, None, job_id)
 
     def kick(self, n: int, tube: str = "default") -> int:
-        """Make up to ``n`` jobs ready: buried ones if there are any, else delayed ones. Returns how many.
+        """Make up to ``n`` jobs of ``tube`` ready: buried ones if there are any, else delayed ones. Returns how many.
 
         Works in slices; other calls run in between. After ``QueueDiskFull``, the jobs kicked before it stay kicked.
         """
-        core = self._core
-        n = index(n)
-        done = 0
-        state: int | None = None
-        while done < n:
-            with core.deliveries, core.lock, core.turn as now:
-                where = core.scheduler.tubes.get(tube)
-                if where is None:
-                    break
-                state = (BURIED if where.buried else DELAYED) if state is None else state
-                keys = (where.buried if state == BURIED else where.delayed)[: min(_STEP, n - done)]
-                done += self._kick_locked([core.scheduler.jobs[key[1]] for key in keys], now)
-            if len(keys) < _STEP or done >= n:
-                break
-            core.yield_lock()
-        if done and core.always:
-            core.sync()
-        return done
+        return bulk.kick(self._core, index(n), tube)
 
     def kick_job(self, job_id: int) -> None:
         """Make a buried or delayed job ready. Raises ``JobNotFound`` for any other."""
@@ -364,21 +390,9 @@ class WorkQueue:
             stored = core.find_locked(job_id, now)
             if stored.state not in (BURIED, DELAYED):
                 raise JobNotFound(job_id, "it is neither buried nor delayed")
-            self._kick_locked([stored], now)
+            bulk.kick_locked(core, [stored], now)
         if core.always:
             core.sync()
-
-    def _kick_locked(self, lives: list[StoredJob], now: float) -> int:
-        """Make these jobs ready; returns how many had not expired."""
-        core = self._core
-        lives = [stored for stored in lives if not core.scheduler.expire(stored, now)]
-        core.write_states_locked(
-            lives, [core.as_ready(stored, now)._replace(kicks=stored.kicks + 1) for stored in lives]
-        )
-        for stored in lives:
-            stored.kicks += 1
-            core.scheduler.make_ready(stored, now)
-        return len(lives)
 
     def move(self, job_id: int, tube: str) -> None:
         """Move a job to another tube; it keeps its state, delay and order.
@@ -408,33 +422,14 @@ class WorkQueue:
 
     def clear(self, tube: str = "default") -> int:
         """Delete all jobs of a tube that are not reserved; returns how many. In slices; other calls run in between."""
-        core = self._core
-        done = 0
-        while True:
-            with core.deliveries, core.lock, core.turn:
-                where = core.scheduler.tubes.get(tube)
-                lives = [] if where is None else core.scheduler.first_of(where, _STEP)
-                self._clear_locked(lives)
-            done += len(lives)
-            if len(lives) < _STEP:
-                break
-            core.yield_lock()
-        if done and core.always:
-            core.sync()
-        return done
-
-    def _clear_locked(self, lives: list[StoredJob]) -> None:
-        core = self._core
-        for stored in lives:
-            core.delete_locked(stored)
+        return bulk.clear(self._core, tube)
 
     def pause_tube(self, tube: str, seconds: float) -> None:
         """Let no job of this tube be reserved for ``seconds``; 0 ends a pause. Raises ``TubeNotFound``."""
         core = self._core
         seconds = check_seconds("a pause", seconds)
         with core.deliveries, core.lock, core.turn as now:
-            where = core.scheduler.tubes.get(tube)
-            if where is None:
+            if (where := core.scheduler.tubes.get(tube)) is None:
                 raise TubeNotFound(tube)
             until_ms = core.wall_ms(seconds) if seconds else 0
             core.write_tube_locked(where, where.pauses + 1, seconds, until_ms)
@@ -482,15 +477,13 @@ class WorkQueue:
 
     # -- lists -------------------------------------------------------------------------------------------------------
 
-    def jobs(self, tube: str = "default", state: str | None = None) -> Iterator[JobStats]:
-        """The jobs of a tube, in one state or in all, in the order in which their turn comes.
+    def jobs(self, tube: str = "default", state: str | Collection[str] | None = None) -> Iterator[JobStats]:
+        """The jobs of a tube in one state, in several or in all, in the order in which their turn comes.
 
-        Lazy, a page at a time: changes made meanwhile may be seen or not.
+        Lazy, a page at a time. Of one state, changes made meanwhile may be seen or not. Of several or all: the jobs
+        that are there at the first ``next``, but for those that have gone when their turn comes.
         """
-        if state is not None and state not in STATES:
-            raise ValueError(f"state must be one of {', '.join(STATES)}, not {state!r}")
-        chosen = range(len(STATES)) if state is None else (STATES.index(state),)
-        return itertools.chain.from_iterable(all_jobs(self._core, tube, each) for each in chosen)
+        return jobs_of(self._core, tube, state)
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
@@ -506,12 +499,15 @@ class WorkQueue:
         with core.deliveries, core.lock, core.turn as now:
             return work_stats(core, draining=self._intake.draining, uptime=now - self._opened_at)
 
+    def figures(self) -> WorkFigures:
+        """The figures for who watches the queue: no put waits for this call, and it raises nothing."""
+        return work_figures(self._core)
+
     def stats_tube(self, tube: str) -> TubeStats:
         """The figures of a tube. Raises ``TubeNotFound``."""
         core = self._core
         with core.deliveries, core.lock, core.turn as now:
-            found = core.scheduler.tubes.get(tube)
-            if found is None:
+            if (found := core.scheduler.tubes.get(tube)) is None:
                 raise TubeNotFound(tube)
             return tube_stats(found, now)
 
@@ -547,19 +543,7 @@ class WorkQueue:
         kills its process is counted if it was reserved, then saved, and begun after that. Costs a small record for each
         job that was reserved since its state was written last. In slices; other calls run in between.
         """
-        core = self._core
-        unsaved = core.scheduler.unsaved
-        left = len(unsaved)  # jobs that are reserved meanwhile are for the next call
-        while True:
-            with core.deliveries, core.lock, core.turn as now:
-                some = list(itertools.islice(unsaved.values(), _STEP))
-                core.write_states_locked(some, [core.state_of(stored, now) for stored in some])
-            left -= _STEP
-            if left <= 0:
-                break
-            core.yield_lock()
-        if core.always:
-            core.sync()
+        bulk.save_reserves(self._core)
 
     def sync(self) -> None:
         """All earlier changes are on disk when this returns, and in the store that acknowledges them, if there is one.
@@ -576,7 +560,7 @@ class WorkQueue:
         """Write the counters, and close the journal; waiters get ``QueueClosed``. Idempotent.
 
         Reserved jobs are ready at the next opening. Raises ``DurabilityUnknown`` if a sync has failed and no call has
-        raised that yet.
+        raised that yet; of a queue that is shipped, ``NotShipped`` and ``Fenced`` as ``JournaledQueue.close``.
         """
         core = self._core
         if self._is_ended or isinstance(core.state, ForkedQueue):
@@ -634,9 +618,12 @@ class WorkQueue:
         self.close()
 
     def __repr__(self) -> str:
-        core = self._core
-        state = "" if core.state is None else " closed"
+        core, state = self._core, "" if self._core.state is None else " closed"
         return f"<WorkQueue {self.name}: {len(core.scheduler.jobs)} jobs, {len(core.scheduler.tubes)} tubes{state}>"
+
+    @property
+    def _what(self) -> str:
+        return f"WorkQueue {self.name!r} in {self.directory}"
 
     def __del__(self) -> None:
         core = getattr(self, "_core", None)

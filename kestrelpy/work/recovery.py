@@ -49,7 +49,7 @@ class JobRecovery:
         self._path = path
         self._is_known = is_known
         self._quarantine = quarantine
-        self._losses = Losses(scheduler, path)
+        self.losses = Losses(scheduler, path)
         self.records = 0
         """How many records of a work queue were read."""
         self._disk = disk
@@ -78,6 +78,12 @@ class JobRecovery:
         written; ``WrongKind`` if such a record is the first one of a journal without a mark. With ``quarantine``, both
         kinds of bad records are skipped, and the log says which jobs are in doubt.
         """
+        totals_at = self.build()
+        self.losses.log()
+        return totals_at
+
+    def build(self) -> int:
+        """``run``, but nothing is logged: ``losses`` has the jobs in doubt."""
         was_enabled = gc.isenabled()
         gc.disable()  # a million new objects, and none of them garbage: the collector took a fifth of the time
         try:
@@ -85,7 +91,7 @@ class JobRecovery:
         finally:
             if was_enabled:
                 gc.enable()
-        self._losses.end()
+        self.losses.end()
         scheduler = self._scheduler
         rebuild(scheduler)
         for tube in list(scheduler.tubes.values()):
@@ -94,7 +100,7 @@ class JobRecovery:
         return self._totals_at
 
     def _read(self) -> None:
-        steps, losses, apart = self._steps, self._losses, self._apart
+        steps, losses, apart = self._steps, self.losses, self._apart
         for at, data in self._log.replay(self._disk, quarantine=self._quarantine):
             while apart and apart[0].after < at:
                 self._end_apart(apart.popleft())

@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -56,6 +57,12 @@ class Scheduler:
         self.stopped_early = False
         self.bytes = self.urgent = self.buried = 0
         self.last_id = self.total_jobs = self.timeouts = self.burials = 0
+        self.ended = 0
+        """Reservations that are over. With those in ``reserved``, all that there have been: none is counted as it is
+        made, which is a hot path.
+        """
+        self.refused = 0
+        """Calls that raised for want of room."""
 
     # -- tubes ------------------------------------------------------------------------------------------------------
 
@@ -123,6 +130,7 @@ class Scheduler:
         holder.drop(job)  # type: ignore[union-attr]
         job.holder = None
         tube.reserved -= 1
+        self.ended += 1
         del self.jobs[job_id]
         self.bytes -= len(job.body)
         self.unsaved.pop(job_id, None)
@@ -150,6 +158,7 @@ class Scheduler:
         if state == RESERVED:
             self.reserved.discard(job.sort_key)
             tube.reserved -= 1
+            self.ended += 1
             assert job.holder is not None
             job.holder.drop(job)
             job.holder = None
@@ -415,11 +424,24 @@ class Scheduler:
         tube = self.tubes.get(name)
         if tube is None:
             return []
-        listed: Any = {READY: tube.ready, DELAYED: tube.delayed, BURIED: tube.buried, RESERVED: self.reserved}[state]
-        found = islice(listed.irange(last, None, (False, True)), count)
+        found = islice(self._sorted_of(tube, state).irange(last, None, (False, True)), count)
         if state == READY:
             return [(key, self.jobs[key & ID_MASK]) for key in found]
         return [(key, self.jobs[key[1]]) for key in found]
+
+    def ids(self, name: str, states: Iterable[int]) -> list[int]:
+        """The ids of the jobs of a tube in these states, state by state, each in the order of ``page``. O(jobs)."""
+        tube = self.tubes.get(name)
+        if tube is None:
+            return []
+        found: list[int] = []
+        for state in states:
+            keys = self._sorted_of(tube, state)
+            found += (key & ID_MASK for key in keys) if state == READY else (key[1] for key in keys)
+        return [each for each in found if self.jobs[each].tube is tube]
+
+    def _sorted_of(self, tube: Tube, state: int) -> Any:
+        return {READY: tube.ready, DELAYED: tube.delayed, BURIED: tube.buried, RESERVED: self.reserved}[state]
 
     # -- time --------------------------------------------------------------------------------------------------------
 

@@ -13,10 +13,21 @@ from typing import TYPE_CHECKING
 from sortedcontainers import SortedList
 
 from kestrelpy import KestrelError, QueueEmpty
-from kestrelpy._process import why_not_wait
+from kestrelpy._process import warn_unclosed, why_not_wait
+from kestrelpy._tasks import ClosesInTask
 from kestrelpy.work.core import TIMER_SLICE, WorkCore
 from kestrelpy.work.errors import DeadlineSoon, JobNotFound, NotReserved
-from kestrelpy.work.job import Job, delete_by, delete_many, mark_ended, unreserve
+from kestrelpy.work.in_task import acknowledged
+from kestrelpy.work.job import (
+    Job,
+    bury_unsynced,
+    delete_by,
+    delete_many,
+    delete_unsynced,
+    mark_ended,
+    release_unsynced,
+    unreserve,
+)
 from kestrelpy.work.options import PLAIN, check_timeout
 from kestrelpy.work.records import READY, RESERVED
 from kestrelpy.work.scheduler import NEVER
@@ -36,12 +47,14 @@ _MANY = 64
 """A session with more reservations than this keeps their ends sorted, instead of searching for the first one."""
 
 
-class Session:
-    """Watches tubes and reserves jobs. Made by ``WorkQueue.session()``; a context manager; thread-safe.
+class Session(ClosesInTask):
+    """Watches tubes and reserves jobs. Made by ``WorkQueue.session()``; a context manager, also of asyncio;
+    thread-safe.
 
-    A new session watches and uses ``default``. A job that it has reserved (a lease) is its own until the job is
-    deleted, released or buried, the job's time to run is over, or the session is closed. Its calls raise what the calls
-    of its ``WorkQueue`` raise, and ``QueueClosed`` once the session is closed.
+    A new session watches and uses ``default``; ``WorkQueue.session("images")`` watches that tube instead. A job that it
+    has reserved (a lease) is its own until the job is deleted, released or buried, the job's time to run is over, or
+    the session is closed. Its calls raise what the calls of its ``WorkQueue`` raise, and ``QueueClosed`` once the
+    session is closed.
     """
 
     def __init__(self, core: WorkCore, tube: Tube, *, deadline_soon: bool) -> None:
@@ -164,8 +177,8 @@ class Session:
             del found  # otherwise the error and this frame would keep each other alive
 
     def reserve_many(self, n: int, timeout: float | None = None) -> list[Job]:
-        """Reserve up to ``n`` jobs: waits for the first as ``reserve`` does, then takes ready jobs. Raises as
-        ``reserve``.
+        """Reserve up to ``n`` jobs: waits for the first up to ``timeout`` seconds (``None``: for ever), then takes what
+        is ready. Raises as ``reserve``, and ``ValueError`` for less than one job.
         """
         n = index(n)
         if n < 1:
@@ -229,8 +242,8 @@ class Session:
         return waiter.future
 
     async def areserve(self, timeout: float | None = None) -> Job:
-        """``reserve`` for asyncio, from any event loop. A cancelled task leaves the line and loses no job, and neither
-        does a loop that is closed while its tasks wait.
+        """``reserve`` for asyncio, from any event loop: waits up to ``timeout`` seconds (``None``: for ever). A
+        cancelled task leaves the line and loses no job, and neither does a loop that is closed while its tasks wait.
         """
         from asyncio import CancelledError  # imported here: callers who do not use asyncio must not pay for it
 
@@ -324,6 +337,13 @@ class Session:
         if not getattr(self, "closed", True):
             assert self.using is not None
             self._core.leave_note(LeftTubes(self.watched, self.using))
+            if self._core.journal is not None and self._core.state is None:
+                warn_unclosed(self)
+
+    @property
+    def _what(self) -> str:
+        queue = None if self._core.journal is None else self._core.journal.queue
+        return f"Session of WorkQueue {self._core.name!r} in {'memory' if queue is None else queue.directory}"
 
     # -- for the scheduler, with the lock held -----------------------------------------------------------------------
 
@@ -385,11 +405,14 @@ class Session:
         self,
         job_id: int,
         priority: int | None = None,
-        delay: float = 0,
+        delay: float | None = None,
         *,
         body: bytes | bytearray | memoryview | None = None,
     ) -> bool:
-        """``Job.release``. Raises ``NotReserved``, ``JobNotFound``."""
+        """Give a reserved job back, ready in ``delay`` seconds (``None``: as ``retry_delay`` of the queue says), with a
+        new ``priority`` and ``body`` if they are given. False if it was buried instead: its attempts have reached
+        ``max_attempts``. Raises ``NotReserved``, ``JobNotFound``, ``JobTooBig``, ``QueueFull``, ``ValueError``.
+        """
         job = self._held(job_id)
         was_released = job.release(priority, delay, body=body)
         self._notify_block(job.id, job.reserves)
@@ -398,13 +421,49 @@ class Session:
     def bury(
         self, job_id: int, priority: int | None = None, *, body: bytes | bytearray | memoryview | None = None
     ) -> None:
-        """``Job.bury``. Raises ``NotReserved``, ``JobNotFound``."""
+        """Set a reserved job aside until it is kicked, like a dead letter, with a new ``priority`` and ``body`` if they
+        are given. Raises ``NotReserved``, ``JobNotFound``, ``JobTooBig``, ``QueueFull``, ``ValueError``.
+        """
         job = self._held(job_id)
         job.bury(priority, body=body)
         self._notify_block(job.id, job.reserves)
 
+    async def adelete(self, job_id: int) -> None:
+        """``delete`` for asyncio: the event loop goes on while this waits for the disk. A task that is cancelled while
+        it waits has deleted the job. Raises as ``delete``.
+        """
+        held = self.held.get(job_id)
+        delete_unsynced(self._core, self, job_id)
+        if held is not None:
+            self._notify_block(held.id, held.reserves)
+        await acknowledged(self._core)
+
+    async def arelease(
+        self,
+        job_id: int,
+        priority: int | None = None,
+        delay: float | None = None,
+        *,
+        body: bytes | bytearray | memoryview | None = None,
+    ) -> bool:
+        """``Job.arelease`` with its ``priority``, ``delay`` and ``body``. Raises ``NotReserved``, ``JobNotFound``."""
+        job = self._held(job_id)
+        was_released = release_unsynced(job, priority, delay, body)
+        self._notify_block(job.id, job.reserves)
+        await acknowledged(self._core)
+        return was_released
+
+    async def abury(
+        self, job_id: int, priority: int | None = None, *, body: bytes | bytearray | memoryview | None = None
+    ) -> None:
+        """``Job.abury`` with its ``priority`` and ``body``. Raises ``NotReserved``, ``JobNotFound``."""
+        job = self._held(job_id)
+        bury_unsynced(job, priority, body)
+        self._notify_block(job.id, job.reserves)
+        await acknowledged(self._core)
+
     def touch(self, job_id: int) -> None:
-        """``Job.touch``. Raises ``NotReserved``, ``JobNotFound``."""
+        """Begin the time to run of a reserved job again. Raises ``NotReserved``, ``JobNotFound``."""
         self._held(job_id).touch()
 
     def _notify_block(self, job_id: int, reserves: int) -> None:
@@ -431,13 +490,37 @@ class Session:
         core = self._core
         try:
             while self in core.sessions:  # in slices; other calls run in between
-                with core.unreported(), core.deliveries, core.lock, core.turn as now:
-                    self._close_some_locked(now)
+                self._close_some()
         except KestrelError:  # the queue is closed, and so are all of its sessions
             pass
+        self._closed()
+
+    async def aclose(self) -> None:
+        """``close`` for asyncio: the event loop goes on between slices. ``async with`` ends with it.
+
+        If the task is cancelled meanwhile, the session is closed all the same, as after ``close``.
+        """
+        from asyncio import sleep
+
+        try:
+            while True:  # and no condition: docs/interrupts.md, rule 3
+                if self not in self._core.sessions:
+                    break
+                self._close_some()
+                await sleep(0)
+        except KestrelError:  # as in close
+            pass
+        self._closed()
+
+    def _close_some(self) -> None:
+        core = self._core
+        with core.unreported(), core.deliveries, core.lock, core.turn as now:
+            self._close_some_locked(now)
+
+    def _closed(self) -> None:
         self.closed = True
-        if core.scheduler.completions:  # a close() before this one was interrupted
-            core.notify()
+        if self._core.scheduler.completions:  # a close() before this one was interrupted
+            self._core.notify()
 
     def _close_some_locked(self, now: float) -> None:
         """Do a slice of ``close``. Whatever interrupts ``close``, the queue's timer and its next calls do the rest."""

@@ -96,6 +96,11 @@ class WorkStats(NamedTuple):
     draining: bool
     uptime: float
 
+    @property
+    def jobs(self) -> int:
+        """How many jobs there are: ready, reserved, delayed or buried."""
+        return self.ready + self.reserved + self.delayed + self.buried
+
 
 def job_stats(job: StoredJob, now: float) -> JobStats:
     """The figures of a job."""

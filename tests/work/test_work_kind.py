@@ -156,7 +156,7 @@ def consumed(disk: MemoryDisk) -> None:
 
 def watched(disk: MemoryDisk) -> None:
     """Nothing was put yet, and a reader waits for it."""
-    open_reader("/wq", "work", "monitor", disk=disk).close()
+    open_reader("/wq", "work", "monitor", create=True, disk=disk).close()
 
 
 def watched_items(disk: MemoryDisk) -> None:
@@ -180,7 +180,7 @@ def test_what_is_no_work_queue_keeps_what_it_is_to_archive(disk: MemoryDisk) -> 
     with JournaledQueue("/wq", "work", disk=disk, segment_bytes=8192, inbox_interval=None, archive_dir="/old") as queue:
         for _ in range(20):
             queue.put(bytes(600))
-    reader = open_reader("/wq", "work", "monitor", start="earliest", disk=disk)
+    reader = open_reader("/wq", "work", "monitor", create=True, start="earliest", disk=disk)
     reader.commit_many(reader.get_many(20))
     reader.checkpoint(durable=True)
     reader.close()

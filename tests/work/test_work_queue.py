@@ -386,6 +386,35 @@ def test_listing_pages_through_many(world: World) -> None:
     assert list(queue.jobs("nowhere")) == []
 
 
+@pytest.mark.parametrize("state", [None, ("ready", "buried")], ids=["all", "two"])
+def test_a_job_that_moves_while_it_is_listed_is_listed(world: World, state: tuple[str, ...] | None) -> None:
+    queue = world.queue
+    queue.put(b"", priority=0)
+    with queue.session() as session:
+        session.reserve().bury()
+    for _ in range(3):
+        queue.put(b"", priority=1)
+    listed = queue.jobs(state=state)
+    found = [next(listed)]
+    assert queue.kick(1) == 1
+    found += listed
+    assert [job.id for job in found] == [2, 3, 4, 1]
+
+
+def test_a_job_that_has_left_the_states_is_not_listed(world: World) -> None:
+    queue = world.queue
+    for number in range(700):
+        queue.put(b"", priority=number)
+    listed = queue.jobs(state=("ready", "delayed"))
+    assert next(listed).id == 1
+    with queue.session() as session:
+        session.reserve_job(600)
+        queue.delete(699)
+        assert {600, 699}.isdisjoint(job.id for job in listed)
+    with pytest.raises(ValueError, match="state"):
+        queue.jobs(state=["ready", "asleep"])
+
+
 def test_peeks(world: World) -> None:
     queue = world.queue
     for peek in (queue.peek_ready, queue.peek_delayed, queue.peek_buried):

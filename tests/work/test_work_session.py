@@ -30,6 +30,22 @@ def queue(clock: ManualClock) -> Iterator[WorkQueue]:
         made._check()
 
 
+def test_a_session_of_some_tubes_watches_no_other(queue: WorkQueue) -> None:
+    for tube in ("default", "a", "b"):
+        queue.put(tube.encode(), tube=tube)
+    with queue.session("b", "a", "b") as session:
+        assert (session.used, session.watching) == ("default", ("b", "a"))
+        assert [session.reserve(timeout=0).body for _ in range(2)] == [b"a", b"b"]
+        with pytest.raises(QueueEmpty):
+            session.reserve(timeout=0)
+    with queue.session("a", "default") as session:
+        assert session.watching == ("default", "a")
+    with pytest.raises(InvalidName):
+        queue.session("fine", "a b")
+    assert queue.tubes() == ["default", "a", "b"]
+    assert (queue.stats().sessions, queue.stats_tube("default").watching) == (0, 0)
+
+
 def test_tubes_are_there_as_long_as_somebody_needs_them(queue: WorkQueue) -> None:
     session = queue.session()
     assert (session.used, session.watching) == ("default", ("default",))

@@ -42,6 +42,19 @@ def opened(clock: ManualClock, disk: MemoryDisk, segment_bytes: int = 8192, max_
     return WorkQueue("/work", clock=clock, disk=disk, segment_bytes=segment_bytes, max_job_bytes=max_job_bytes)
 
 
+def test_the_figures_say_how_many_jobs_there_are(queue: WorkQueue, clock: ManualClock) -> None:
+    for delay in (0, 0, 0, 60):
+        queue.put(b"job", delay=delay)
+    session = queue.session()
+    session.reserve(0).bury()
+    job = session.reserve(0)
+    stats = queue.stats()
+    assert (stats.ready, stats.reserved, stats.delayed, stats.buried, stats.jobs) == (1, 1, 1, 1, 4)
+    job.delete()
+    assert queue.stats().jobs == 3
+    session.close()
+
+
 # -- numbers ---------------------------------------------------------------------------------------------------------
 
 NUMBERS: list[Any] = [Decimal("2.5"), Fraction(5, 2), numpy.float32(2.5), numpy.float64(2.5), numpy.array(2.5)]
@@ -86,11 +99,11 @@ def test_what_is_no_duration_changes_nothing(queue: WorkQueue, wrong: Any) -> No
         lambda: queue.put(b"", tube="other", ttr=wrong),
         lambda: queue.put_many([b""], tube="other", delay=wrong),
         lambda: queue.put_many([b""], tube="other", ttr=wrong),
-        lambda: job.release(delay=wrong),
         lambda: queue.pause_tube("default", wrong),
     ]
     if wrong is not None:
         calls += [
+            lambda: job.release(delay=wrong),
             lambda: queue.put(b"", tube="other", expires_in=wrong),
             lambda: queue.put_many([b""], tube="other", expires_in=wrong),
         ]
@@ -315,7 +328,7 @@ def test_a_work_queue_that_nobody_closed_says_so_in_its_own_name(clock: ManualCl
         disk.kill()
         gc.collect()
 
-    with pytest.warns(ResourceWarning, match="<WorkQueue work: 1 jobs, 1 tubes> was never closed") as told:
+    with pytest.warns(ResourceWarning, match="unclosed WorkQueue 'work' in /work$") as told:
         leave_open()
     assert not [each for each in told if "JournaledQueue" in str(each.message)]
     WorkQueue(None).put(b"")

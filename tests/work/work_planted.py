@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from kestrelpy.work import records
+from kestrelpy.work import bulk, records
 from kestrelpy.work.compaction import Compactor
 from kestrelpy.work.core import WorkCore
 from kestrelpy.work.held_room import Gone, HeldRoom
@@ -106,13 +106,13 @@ def the_new_body_and_the_state_of_a_job_are_two_records() -> Iterator[None]:
 
 @fault("(a)")
 def kicks_are_not_written() -> Iterator[None]:
-    def kick(self: WorkQueue, lives: list[StoredJob], now: float) -> int:
+    def kick(core: WorkCore, lives: list[StoredJob], now: float) -> int:
         for stored in lives:
             stored.kicks += 1
-            self._core.scheduler.make_ready(stored, now)
+            core.scheduler.make_ready(stored, now)
         return len(lives)
 
-    with patch.object(WorkQueue, "_kick_locked", kick):
+    with patch.object(bulk, "kick_locked", kick):
         yield
 
 

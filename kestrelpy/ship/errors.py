@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+from math import inf
 
 from kestrelpy.errors import KestrelError
 
 __all__ = [
     "BadStoreURL",
+    "BatchRefused",
     "Fenced",
     "HistoryMismatch",
     "NoSuchQueue",
     "NotShipped",
+    "NotTakenIn",
+    "OwnerAlive",
     "RestoreTargetExists",
     "ShipError",
     "ShippingRequired",
@@ -103,12 +107,30 @@ class Fenced(ShipError):
 class NotShipped(ShipError, TimeoutError):
     """Items ``first_id`` to ``last_id`` are on this disk, and were not in the store in time. They are shipped when the
     store comes back, and readers see them then: do not put them again.
+
+    If ``first_id`` is above ``last_id``, there are none. Then a put was refused, and nothing of it was stored: the
+    queue's lease is about to run out, as the store does not answer, and another owner may take the queue over. Or
+    everything was shipped before a ``close``, but the store did not answer any more when it should have said that the
+    queue was handed over.
     """
 
-    def __init__(self, first_id: int, last_id: int) -> None:
-        super().__init__(f"items {first_id:,} to {last_id:,} are on disk here, and not in the store yet")
+    def __init__(self, first_id: int, last_id: int, *, hands_over: bool = False) -> None:
+        said = f"items {first_id:,} to {last_id:,} are on disk here, and not in the store yet"
+        if first_id > last_id:
+            said = "nothing was put: the store does not answer, and another owner may take the queue over soon"
+            if hands_over:
+                said = (
+                    "everything is in the store, but not that the queue was handed over: nobody takes it before "
+                    "this owner's lease is over, or by force"
+                )
+        super().__init__(said)
         self.first_id = first_id
         self.last_id = last_id
+
+    @classmethod
+    def by_lease(cls, last_id: int) -> NotShipped:
+        """Of a put that was refused when ``last_id`` was the last item."""
+        return cls(last_id + 1, last_id)
 
 
 class ShippingRequired(ShipError):
@@ -137,8 +159,49 @@ class NoSuchQueue(ShipError, LookupError):
 
 
 class RestoreTargetExists(ShipError, FileExistsError):
-    """The folder of a restore has files of a queue of that name. Nothing was changed. ``path``: folder and name."""
+    """The folder of a restore, or of a standby, has files of a queue of that name, which nobody ships from there.
+    Nothing was changed. ``path``: folder and name.
+    """
 
-    def __init__(self, path: str) -> None:
-        super().__init__(errno.EEXIST, "a queue of this name is there: restore into another folder", path)
+    def __init__(self, path: str, reason: str = "a queue of this name is there: restore into another folder") -> None:
+        super().__init__(errno.EEXIST, reason, path)
         self.path = path
+
+
+class OwnerAlive(ShipError):
+    """The queue has an owner whose lease is not over: another process may be using the queue. Nothing was written.
+
+    ``owner``: what it is called. ``seconds``: until its lease is over, if it appends nothing more; infinite if it has
+    no lease.
+    """
+
+    def __init__(self, owner: str, seconds: float) -> None:
+        lease = "without a lease" if seconds == inf else "with a lease"
+        when = "by force alone" if seconds == inf else f"in {seconds:.1f} s at the earliest"
+        super().__init__(f"the queue has an owner {lease}, {owner!r}: it may be taken over {when}")
+        self.owner = owner
+        self.seconds = seconds
+
+
+class BatchRefused(ShipError):
+    """The owner of a queue could not take in a batch that was published in the store, and has passed over it: a part is
+    missing or damaged, or an item is larger than the owner accepts. ``key``, ``number``: of the batch.
+    """
+
+    def __init__(self, key: str, number: int) -> None:
+        super().__init__(f"{key}: the queue's owner has refused this batch; its log says why")
+        self.key = key
+        self.number = number
+
+
+class NotTakenIn(ShipError, TimeoutError):
+    """A batch is published, and was not taken in within ``seconds``. It will be: do not publish its items again.
+
+    ``queue``, ``number``: of the batch in the store.
+    """
+
+    def __init__(self, queue: str, number: int, seconds: float) -> None:
+        super().__init__(f"batch {number} of queue {queue!r} is published, and was not taken in within {seconds} s")
+        self.queue = queue
+        self.number = number
+        self.seconds = seconds

@@ -81,28 +81,30 @@ class FolderStore:
         except OSError as error:
             raise self._unavailable(prefix, error) from error
 
-    def _below(self, prefix: str) -> Listing:
-        found: Listing = []
-        try:
-            folder = self._disk.directory(f"{self._path}/{prefix}".rstrip("/"))
-        except (FileNotFoundError, NotADirectoryError):
-            return found
-        try:
-            for name in folder.names():
-                if not name.startswith("."):
-                    found.extend(self._at(folder, prefix, name))
-        finally:
-            folder.close()
-        return found
-
-    def _at(self, folder: Directory, prefix: str, name: str) -> Listing:
-        try:
-            status = folder.status(name)
-        except IsADirectoryError:
-            return self._below(f"{prefix}{name}/")
-        except FileNotFoundError:  # deleted meanwhile
-            return []
-        return [Listed(f"{prefix}{name}", *status)] if status is not None else []
+    def _below(self, prefix: str) -> Iterator[Listed]:
+        """One open folder at a time, however deep they are: whoever writes the store makes them."""
+        waiting = [prefix]
+        while waiting:
+            below = waiting.pop()
+            try:
+                folder = self._disk.directory(f"{self._path}/{below}".rstrip("/"))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            try:
+                for name in folder.names():
+                    if name.startswith("."):
+                        continue
+                    try:
+                        status = folder.status(name)
+                    except IsADirectoryError:
+                        waiting.append(f"{below}{name}/")
+                    except FileNotFoundError:  # deleted meanwhile
+                        pass
+                    else:
+                        if status is not None:
+                            yield Listed(f"{below}{name}", *status)
+            finally:
+                folder.close()
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects, and what crashes have left of creations in their folders."""

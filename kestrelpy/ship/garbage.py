@@ -15,9 +15,11 @@ from the slots after it. So of what is not in use, all is garbage that only mani
    is also garbage if an earlier epoch has uploaded it, and its number is above that of the last segment of the log:
    nobody is left who could close it. What this epoch has uploaded and not closed yet is never garbage, whatever its
    age: its SEAL may be under way.
-4. A batch that was taken in, by a ledger in the log, and the parts that it alone names. A part that no batch names, a
-   day after it was written: who publishes it later than that may find it gone. If a batch is listed and is not there,
-   the listing may also lack batches, and no part is deleted.
+4. A batch that was taken in by H, by its ledger, and the parts that it alone names: a moment after H at which it was
+   being taken in is restored with its items, and needs it. A part stays for a day after it was written, whoever names
+   it: who publishes it later than that may find it gone. The batch that names it may be one that a publisher has
+   created in the hole of another, and he is about to publish its parts under the next number. If a batch is listed
+   and is not there, the listing may also lack batches, and no part is deleted.
 5. Keys that are not exactly of the known patterns are left alone. ``queue.json`` is one of those.
 
 The order (``Plan.in_order``), and why. What could be taken for the end of the log is a slot that is missing. H is older
@@ -44,9 +46,10 @@ from typing import NamedTuple, TypeAlias
 from kestrelpy._journal.format import LARGEST
 from kestrelpy._value import Value
 from kestrelpy.inbox.format import decode_batch_file
-from kestrelpy.ship import log, outside_reader
+from kestrelpy.ship import in_objects, log, outside_reader
 from kestrelpy.ship import manifest as manifests
 from kestrelpy.ship import slots as codec
+from kestrelpy.ship.errors import StoreDamaged
 from kestrelpy.ship.log import Delete, ListBelow, Opening, Read, Steps
 from kestrelpy.ship.manifest import LogState
 from kestrelpy.ship.slots import DATA, Slot
@@ -58,8 +61,6 @@ MOST_KEYS = 1000
 """So many keys are deleted with one request: as many as one request of S3 takes."""
 _SLOT = re.compile(r"log/([0-9]{16})")
 _MANIFEST = re.compile(r"manifest/([0-9]{16})")
-_BATCH = re.compile(r"in/([0-9]{13})\.batch")
-_PART = re.compile(r"in/[0-9a-f]{32}\.part")
 _PROBE = re.compile(r"probe/[0-9a-f]{32}")
 
 Parts: TypeAlias = frozenset[str] | None
@@ -137,7 +138,8 @@ def collect(
 
     ``append_slot`` appends a slot of this epoch at once, ``slot_of`` the plan; it raises ``SlotTaken`` if another owner
     has the log, and then nothing is deleted. The other arguments are as in ``plan`` and ``survey``. Raises
-    ``StoreUnavailable``; then the next collection goes on.
+    ``StoreUnavailable``; then the next collection goes on. Raises ``StoreDamaged`` and ``UnsupportedFormat`` as
+    ``survey``.
     """
     seen = yield from survey(prefix, state, history_ms=history_ms, known=known)
     made = plan(state, seen, history_ms=history_ms, keep_ms=keep_ms, oldest_here=oldest_here)
@@ -170,6 +172,9 @@ def survey(prefix: str, state: LogState, *, history_ms: int, known: Known | None
     """List the queue's objects, and read H, the last commit of each reader outside, and the batches.
 
     ``known``: what batches name; those in it are not read again, and it is brought up to date. Batches never change.
+
+    Raises ``StoreDamaged`` and ``UnsupportedFormat`` if H cannot be read, or is of another log: what only older
+    manifests lead to is not known then.
     """
     known = {} if known is None else known
     listing: Listing = yield ListBelow(prefix)
@@ -177,6 +182,8 @@ def survey(prefix: str, state: LogState, *, history_ms: int, known: Known | None
     now_ms = found.slots[last].modified_ms if (last := _last_of_ours(found, state)) else 0
     number = _begin(found, state, now_ms - history_ms)
     begin = (yield from log.read_manifest(prefix, number)) if number else None
+    if begin is not None and not _is_of_log(begin, state):
+        raise StoreDamaged(prefix + manifests.manifest_key(number), 0, "it is of another log", 0)
     passed = {}
     for name, commits in found.readers.items():
         data: bytes | None = yield Read(commits[max(commits)].key)
@@ -194,9 +201,11 @@ def survey(prefix: str, state: LogState, *, history_ms: int, known: Known | None
 def sort_out(prefix: str, listing: Listing) -> Found:
     """The objects of a listing whose keys are exactly those of a queue."""
     found = Found({}, {}, {}, {}, {}, {}, {})
-    numbered = ((_SLOT, found.slots), (_MANIFEST, found.manifests), (_BATCH, found.batches))
+    numbered = ((_SLOT, found.slots), (_MANIFEST, found.manifests))
     for each in listing:
-        key = each.key.removeprefix(prefix)
+        if not each.key.startswith(prefix):
+            continue
+        key = each.key[len(prefix) :]
         for pattern, by_number in numbered:
             if (match := pattern.fullmatch(key)) is not None and int(match[1]):
                 by_number[int(match[1])] = each
@@ -204,7 +213,9 @@ def sort_out(prefix: str, listing: Listing) -> Found:
             found.segments[key] = each
         elif (commit := outside_reader.parse_outside_key(key)) is not None:
             found.readers.setdefault(commit[0], {})[commit[1]] = each
-        elif _PART.fullmatch(key):
+        elif (batch := in_objects.parse_batch_key(key)) != 0:
+            found.batches[batch] = each
+        elif in_objects.is_part_key(key):
             found.parts[key] = each
         elif _PROBE.fullmatch(key):
             found.probes[key] = each
@@ -221,6 +232,13 @@ def _begin(found: Found, state: LogState, before_ms: int) -> int:
     return max((number for number in numbers if found.manifests[number].modified_ms < before_ms), default=0)
 
 
+def _is_of_log(begin: manifests.Manifest, state: LogState) -> bool:
+    """Whether a manifest can be an earlier one of this log."""
+    assert state.header is not None
+    begun = len(begin.fences)
+    return (begin.header.queue_id, begin.fences) == (state.header.queue_id, tuple(state.fences[:begun]))
+
+
 def _passed(data: bytes | None, state: LogState) -> int | None:
     """What the last commit of a reader outside says. One that cannot be read needs everything; one of another queue,
     which had this name, is no reader of this queue: ``None``.
@@ -234,7 +252,7 @@ def _passed(data: bytes | None, state: LogState) -> int | None:
 def parts_of(data: bytes) -> Parts:
     """The keys of the parts that a batch names, below the queue's."""
     batch = decode_batch_file(data)
-    return frozenset(f"in/{part.part_id.hex()}.part" for part in batch.parts) if batch is not None else None
+    return frozenset(in_objects.part_key(part.part_id) for part in batch.parts) if batch is not None else None
 
 
 # -- what of it is garbage -------------------------------------------------------------------------------------------
@@ -248,7 +266,7 @@ def plan(state: LogState, seen: Survey, *, history_ms: int, keep_ms: int | None,
     ``oldest_here``: the number of the oldest segment on the owner's disk; it and what follows are not forgotten, as a
     reader may need them whose checkpoint is not in the log yet.
     """
-    batches, parts = _of_the_inbox(state, seen, history_ms)
+    batches, parts = _of_the_inbox(seen, history_ms)
     commits = (each for every in seen.found.readers.values() for each in _all_but_the_last(every))
     probes = (each for each in seen.found.probes.values() if seen.is_older(each, DAY_MS))
     begin = seen.begin
@@ -310,10 +328,10 @@ def _segments(state: LogState, seen: Survey, begin: manifests.Manifest, age_ms: 
     return tuple(garbage)
 
 
-def _of_the_inbox(state: LogState, seen: Survey, history_ms: int) -> tuple[tuple[Listed, ...], tuple[Listed, ...]]:
-    """Batches that were taken in, and parts. The last batch stays, so that a list shows how far they were numbered."""
+def _of_the_inbox(seen: Survey, history_ms: int) -> tuple[tuple[Listed, ...], tuple[Listed, ...]]:
+    """Batches that H had taken in, and parts. The last batch stays, so that a list shows how far they were numbered."""
     found = seen.found
-    taken = state.ledger.taken if state.ledger is not None else 0
+    taken = seen.begin.ledger.taken if seen.begin is not None and seen.begin.ledger is not None else 0
     batches = {at: each for at, each in found.batches.items() if at <= taken and seen.is_older(each, history_ms)}
     batches.pop(max(found.batches, default=0), None)
     if None in seen.named.values():  # it may name any part; or the listing is old, and others name them that it lacks
@@ -323,7 +341,7 @@ def _of_the_inbox(state: LogState, seen: Survey, history_ms: int) -> tuple[tuple
     parts = (
         there
         for key, there in found.parts.items()
-        if key not in staying and seen.is_older(there, history_ms if key in going else DAY_MS)
+        if key not in staying and seen.is_older(there, max(history_ms, DAY_MS) if key in going else DAY_MS)
     )
     return tuple(batches.values()), tuple(parts)
 

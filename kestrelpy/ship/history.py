@@ -52,21 +52,23 @@ class History:
         """Whether the log's last owner was this queue, here."""
         return state.header is not None and state.header.nonce in self._file.nonces
 
-    def judge(self, state: LogState, fence: SlotHeader | None, shipped_id: int = 0) -> int:
-        """The least id that the next epoch may give out. ``fence``: of the log's last epoch, if there is one.
-        ``shipped_id``: the last id in the log when our last epoch ended. Raises ``HistoryMismatch`` and ``Fenced``.
+    def judge(self, state: LogState, fence: SlotHeader | None, shipped_id: int = 0, owner: str = "") -> int:
+        """The least id that the next epoch may give out. ``fence``, ``owner``: of the log's last epoch, if there is
+        one. ``shipped_id``: the last id in the log when our last epoch ended. Raises ``HistoryMismatch`` and
+        ``Fenced``.
         """
         last_first_id = fence.first_id if fence is not None else 0
         header = state.header
-        if state.slot < self._file.slot:
-            raise self._mismatch(state, f"the log ends at slot {state.slot}, and slot {self._file.slot} was ours")
+        if state.slot < self._file.slot_there:
+            known, whose = self._file.slot_there, "ours" if self._file.slot else "there"
+            raise self._mismatch(state, f"the log ends at slot {state.slot}, and slot {known} was {whose}")
         if header is None:
             return self._last_id + 1
         if header.queue_id != self._file.queue_id:
             raise self._mismatch(state, "the store has the log of another queue of this name")
         ours = self.is_ours(state)
         if not ours and self._file.epoch:
-            raise Fenced(header.epoch, "", shipped_id + 1, self._last_id)
+            raise Fenced(header.epoch, owner, shipped_id + 1, self._last_id)
         if self._file.restored_slot and not self._file.restored_to_end:
             raise self._mismatch(state, "the queue was restored to a moment before the log's end: ship it elsewhere")
         has_more = self._compare(state)

@@ -40,9 +40,11 @@ class Create(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Answered by the bytes, or by ``None``."""
+    """Answered by the bytes, or by ``None``. ``start``, ``length``: as for ``Store.read``."""
 
     key: str
+    start: int = 0
+    length: int | None = None
 
 
 class ListBelow(NamedTuple):
@@ -110,15 +112,15 @@ def ask(request: Request, store: Store, wait: Callable[[float], object]) -> obje
         match request:
             case Create(key, data):
                 return store.create(key, data)
-            case Read(key):
-                return store.read(key)
+            case Read(key, start, length):
+                return store.read(key, start, length)
             case ListBelow(prefix):
                 return store.list(prefix)
             case Delete(keys):
                 store.delete(keys)
                 return None
-            case Pause(seconds):
-                return wait(seconds)
+            case _:
+                return wait(request.seconds)
     except StoreUnavailable as error:
         return error
 
@@ -202,8 +204,8 @@ def read_manifest(prefix: str, number: int) -> Steps[manifests.Manifest | None]:
 def decode_manifest(key: str, number: int, data: bytes) -> manifests.Manifest:
     """Decode the object at ``key``. Raises ``StoreDamaged`` and ``UnsupportedFormat``."""
     version = manifests.manifest_version(data)
-    if version is not None and version != manifests.MANIFEST_VERSION:
-        raise UnsupportedFormat(key, version, manifests.MANIFEST_VERSION)
+    if version is not None and version not in (manifests.MANIFEST_VERSION, manifests.MOVES_VERSION):
+        raise UnsupportedFormat(key, version, manifests.MOVES_VERSION)
     found = manifests.decode_manifest(data)
     if found is None or found.header.slot != number:
         raise StoreDamaged(key, 0, "it is no manifest of that slot", 0)
@@ -220,8 +222,8 @@ def read_slot(prefix: str, number: int) -> Steps[Slot | None]:
 def decode_slot(key: str, number: int, data: bytes) -> Slot:
     """Decode the object at ``key``. Raises ``StoreDamaged`` and ``UnsupportedFormat``."""
     version = codec.slot_version(data)
-    if version is not None and version != codec.SLOT_VERSION:
-        raise UnsupportedFormat(key, version, codec.SLOT_VERSION)
+    if version is not None and version not in (codec.SLOT_VERSION, codec.MOVES_VERSION):
+        raise UnsupportedFormat(key, version, codec.MOVES_VERSION)
     slot = codec.decode_slot(data)
     if slot is None or slot.header.slot != number:
         raise StoreDamaged(key, 0, f"it is not slot {number}", number - 1)

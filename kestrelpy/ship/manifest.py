@@ -39,11 +39,11 @@ from kestrelpy.ship.slots import (
 T = TypeVar("T", int, str)
 
 MANIFEST_MAGIC = b"KSTRLMAN"
-MANIFEST_VERSION = 2
+MANIFEST_VERSION, MOVES_VERSION = 2, 3
 MAX_MANIFEST_BYTES = MAX_SLOT_BYTES
 """It names 250,000 segments then, of 4 TB with the segments' usual size."""
 
-#   | KSTRLMAN | version 2 | 0 6 | crc 4 | length 4 | body |
+#   | KSTRLMAN | version 2 or 3 | 0 6 | crc 4 | length 4 | body |
 #   body: | header of the slot 160 | crc of the slot 4 | fences 4 | segments 4 | tail 4 | checkpoints 4 | ledger 4 |
 #         | fences x slot 8 | segments | tail x (slot 8, offset 8, first_id 8) | checkpoints | ledger |
 _PREFIX = struct.Struct("<8sH6s")
@@ -313,7 +313,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
     )
     if _BODY_AT + len(body) > MAX_MANIFEST_BYTES:
         raise ValueError(f"the manifest would have {_BODY_AT + len(body)} bytes, more than {MAX_MANIFEST_BYTES}")
-    prefix = _PREFIX.pack(MANIFEST_MAGIC, MANIFEST_VERSION, _UNUSED)
+    version = MOVES_VERSION if codec.has_moves(manifest.checkpoints) else MANIFEST_VERSION
+    prefix = _PREFIX.pack(MANIFEST_MAGIC, version, _UNUSED)
     return prefix + _RECORD.pack(crc32(body, len(body)), len(body)) + body
 
 
@@ -336,7 +337,8 @@ def decode_manifest(data: bytes) -> Manifest | None:
     """The manifest, if ``data`` is exactly one: a whole object."""
     if not _BODY_AT + _FIRST_AT <= len(data) <= MAX_MANIFEST_BYTES:
         return None
-    if _PREFIX.unpack_from(data) != (MANIFEST_MAGIC, MANIFEST_VERSION, _UNUSED) or _whole_body(data) is None:
+    magic, version, unused = _PREFIX.unpack_from(data)
+    if (magic, unused) != (MANIFEST_MAGIC, _UNUSED) or _whole_body(data) is None:
         return None
     header = codec.decode_header(data[_BODY_AT : _BODY_AT + codec.HEADER_BYTES])
     if header is None:
@@ -353,6 +355,8 @@ def decode_manifest(data: bytes) -> Manifest | None:
     named = _decode_segments(data[segments_at:tail_at], segments)
     states = codec.decode_states(data[checkpoints_at:ledger_at], header.queue_id)
     if named is None or states is None or not codec.is_ledger(data[ledger_at:]):
+        return None
+    if version != (MOVES_VERSION if codec.has_moves(states) else MANIFEST_VERSION):
         return None
     saved = tuple(state for state in states if not isinstance(state, DroppedReader))
     manifest = Manifest(

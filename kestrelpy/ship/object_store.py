@@ -24,6 +24,7 @@ _PHRASES = {
     "refused": "connection refused",
     "dns error": "the host's name is unknown",
     "error sending request": "no connection",
+    "source: badscheme": "an endpoint without TLS needs client_options={'allow_http': True}",
 }
 """What an error without a status says of the connection."""
 
@@ -77,13 +78,21 @@ class ObjectStore:
         return self._ask(key, get)
 
     def _range(self, key: str, start: int, length: int | None) -> bytes:
-        """A part of an object. Stores refuse a range that begins at the end, or is empty: so the size is asked for."""
+        """A part of an object. Stores refuse a range that is empty or begins at the end: then the size is asked for."""
         import obstore
 
-        end = obstore.head(self._inner, key)["size"]
-        if length is not None:
-            end = min(end, start + length)
-        return obstore.get_range(self._inner, key, start=start, end=end).to_bytes() if start < end else b""
+        if length != 0:
+            wanted: Any = {"offset": start} if length is None else (start, start + length)
+            try:
+                return obstore.get(self._inner, key, options={"range": wanted}).bytes().to_bytes()
+            except FileNotFoundError:
+                raise
+            except Exception as error:
+                if not _may_be_the_range(error) or start < obstore.head(self._inner, key)["size"]:
+                    raise
+        else:
+            obstore.head(self._inner, key)
+        return b""
 
     def list(self, prefix: str) -> Listing:
         import obstore
@@ -127,6 +136,14 @@ class ObjectStore:
 def _check_process(process: int | None) -> None:
     if process is not None and process != getpid():
         raise ForkedQueue(process)
+
+
+def _may_be_the_range(error: Exception) -> bool:
+    """Whether the store may have refused the range, rather than the request."""
+    status = _STATUS.search(str(error))
+    if status is not None:
+        return "416" in status.groups()
+    return not any(phrase in str(error).lower() for phrase in _PHRASES)
 
 
 def reason_of(error: BaseException) -> str:

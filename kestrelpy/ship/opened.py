@@ -9,33 +9,46 @@ from typing import TYPE_CHECKING, Literal
 
 from kestrelpy._disk.interface import Directory
 from kestrelpy._journal.file_names import ship_name
-from kestrelpy._journal.recovery import Recovered
+from kestrelpy._journal.recovery import Recovered, write_mark
 from kestrelpy._journal.segment import Segment
 from kestrelpy._waiting.waiters import ThreadWaiter
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.ship.checking import probe
-from kestrelpy.ship.errors import HistoryMismatch, NoSuchQueue, ShippingRequired, StoreUnavailable
+from kestrelpy.ship.errors import (
+    Fenced,
+    HistoryMismatch,
+    NoSuchQueue,
+    OwnerAlive,
+    ShippingRequired,
+    StoreUnavailable,
+)
 from kestrelpy.ship.history import ID_JUMP, History
 from kestrelpy.ship.identity import IDENTITY_KEY, QueueIdentity, encode_identity
-from kestrelpy.ship.log import FIRST_PAUSE, Opening, carry_out, open_log
+from kestrelpy.ship.lease import LeaseWatch, OwnLease
+from kestrelpy.ship.log import FIRST_PAUSE, Opening, carry_out, open_log, read_on
 from kestrelpy.ship.manifest import LogState
 from kestrelpy.ship.opening import url_of
 from kestrelpy.ship.options import Ship
 from kestrelpy.ship.reading import ShippedQueue
 from kestrelpy.ship.ship_file import ShipFile, read_ship_file, remove_ship_file, write_ship_file
-from kestrelpy.ship.slots import SlotHeader
+from kestrelpy.ship.slots import CLOSE, Slot
 from kestrelpy.ship.store import Store
+from kestrelpy.ship.takeover import Takeover
 
 if TYPE_CHECKING:
     from kestrelpy._journal.queue_files import QueueFiles
 
 LISTING_SECONDS = 10.0
 """For so long the end of a log is looked for again, if it is below a slot that was ours: listings lag."""
+PATIENCE = 5.0
+"""Seconds that an opening waits beyond the lease of another owner."""
+LOOK_SECONDS, LEAST_SECONDS = 0.5, 0.001
+"""So often it looks meanwhile whether that owner appends anything, at least and at most."""
 
 
 class OpenLog:
     """A log in which this owner has the last FENCE. ``first_id``: the least id that it may give out. ``jump``: of a
-    work queue, how far the ids of jobs must jump.
+    work queue, how far the ids of jobs must jump. ``taken_over``: the log's last owner was another one.
     """
 
     def __init__(
@@ -50,6 +63,9 @@ class OpenLog:
         directory: Directory,
         file: ShipFile,
         jump: int,
+        lease: OwnLease | None,
+        *,
+        taken_over: bool,
     ) -> None:
         self.options = options
         self.store = store
@@ -60,6 +76,10 @@ class OpenLog:
         self.now_ms = now_ms
         self.first_id = first_id
         self.jump = jump
+        self.lease = lease
+        self.taken_over = taken_over
+        self.taken = state.ledger.taken if state.ledger is not None else 0
+        """The last batch that was taken from the store when the log was opened."""
         self._directory = directory
         self._file = file
 
@@ -74,13 +94,22 @@ class OpenLog:
         write_ship_file(self._directory, self.queue, self._file)
 
 
+class _IsAlive(Exception):
+    """The owner of the log that ends with ``state`` has a lease, and it may not be over."""
+
+    def __init__(self, state: LogState) -> None:
+        super().__init__()
+        self.state = state
+
+
 class LogOpening:
     """One opening of a queue's log, while nobody else has the queue open here. ``found``: its journal."""
 
     def __init__(
-        self, options: Ship, files: QueueFiles, found: Recovered, clock: Clock, *, of_jobs: bool = False
+        self, ship: Ship | Takeover, files: QueueFiles, found: Recovered, clock: Clock, *, of_jobs: bool = False
     ) -> None:
-        self._options = options
+        self._options = options = ship.options if isinstance(ship, Takeover) else ship
+        self._claimed_epoch = ship.epoch if isinstance(ship, Takeover) else None
         self._of_jobs = of_jobs
         self._queue = files.queue
         self._directory = files.directory
@@ -90,44 +119,118 @@ class LogOpening:
         self._shipped = ShippedQueue(store, files.queue)
         self._prefix = f"{files.queue}/"
         self._deadline = SystemClock.monotonic() + options.close_timeout
+        self._watch = LeaseWatch()
+        self._over = (-1, 0)
+        self._alive_until = 0.0
 
     def run(self) -> OpenLog:
         """Append a FENCE. From here on the log is ours, and ``found`` says where ids begin.
 
-        Raises ``StoreTooWeak``, ``StoreUnavailable``, ``StoreDamaged``, ``HistoryMismatch``, ``Fenced``, ``OSError``.
+        Raises ``StoreTooWeak``, ``StoreUnavailable``, ``StoreDamaged``, ``HistoryMismatch``, ``Fenced``,
+        ``OwnerAlive``, ``OSError``.
         """
         probe(self._store, self._prefix)
         file = self._identify()
         state = self._end_of_log(file)
+        if file.lease_over and file.restored_slot == state.slot:
+            self._over = (state.slot, state.crc)
         found, of_jobs = self._found, self._of_jobs
         history = History(file, found.segments, found.tail_id, self._read, of_jobs=of_jobs)
-        nonce = os.urandom(16)
-        owner = self._options.owner or f"{socket.gethostname()}:{os.getpid()}"
-        opening = Opening(file.queue_id, nonce, owner, 0, self._now_ms())
-        judged, first_id = (-1, 0), 0
+        first_id, taken_over, judged = 0, False, (-1, 0)
 
         def judge(state: LogState) -> int:
-            nonlocal first_id, judged
+            nonlocal first_id, taken_over, judged
             if judged != (state.slot, state.crc):  # it reads a segment: once for each end of the log
-                first_id = history.judge(state, self._fence(state, -1), self._shipped_id(state, file))
+                self._check_claim(state)
+                fence = self._fence(state, len(state.fences))
+                header, owner = (fence.header, fence.owner) if fence is not None else (None, "")
+                first_id = history.judge(state, header, self._shipped_id(state, file), owner)
+                taken_over = state.slot > 0 and not history.is_ours(state)
                 judged = (state.slot, state.crc)
+            if taken_over and self._may_be_alive(state):
+                raise _IsAlive(state)
             return first_id
 
-        judge(state)  # before anything is written
-        file = file.opening(nonce)
-        write_ship_file(self._directory, self._queue, file)
-        state = carry_out(open_log(self._prefix, opening, judge, state), self._shipped.store, self._wait)
-        assert state.header is not None
-        file = file.opened(nonce, state.header.epoch, state.slot)
-        write_ship_file(self._directory, self._queue, file)
+        file, opening, lease, state = self._append_fence(file, judge, state)
         found.queue_id = file.queue_id
         above = first_id - found.tail_id - 1
         jump = -(-above // ID_JUMP) * ID_JUMP if of_jobs and above > 0 else 0
-        if not of_jobs:
-            found.tail_id = max(found.tail_id, first_id - 1)
+        if not of_jobs and first_id > found.tail_id + 1:
+            found.tail_id = first_id - 1
+            write_mark(self._directory, self._queue, found, found.watermark)  # whoever takes batches in asks no log
         return OpenLog(
-            self._options, self._store, self._queue, opening, state, first_id, self._now_ms, self._directory, file, jump
+            self._options,
+            self._store,
+            self._queue,
+            opening,
+            state,
+            first_id,
+            self._now_ms,
+            self._directory,
+            file,
+            jump,
+            lease,
+            taken_over=taken_over,
         )
+
+    def _append_fence(
+        self, file: ShipFile, judge: Callable[[LogState], int], state: LogState
+    ) -> tuple[ShipFile, Opening, OwnLease | None, LogState]:
+        """Append a FENCE as soon as ``judge`` lets us. Before that, nothing is written but our nonce."""
+        options, nonce = self._options, os.urandom(16)
+        owner = options.owner or f"{socket.gethostname()}:{os.getpid()}"
+        has_noted = False
+        while True:
+            opening = Opening(file.queue_id, nonce, owner, options.lease_ms, self._now_ms())
+            lease = OwnLease(options.lease) if options.lease is not None else None  # before the FENCE is sent
+            try:
+                judge(state)  # before anything is written
+                if not has_noted:
+                    file = file.opening(nonce)
+                    write_ship_file(self._directory, self._queue, file)
+                    has_noted = True
+                state = carry_out(open_log(self._prefix, opening, judge, state), self._shipped.store, self._wait)
+                break
+            except _IsAlive as alive:
+                state = self._await_lease(alive.state)
+        assert state.header is not None
+        file = file.opened(nonce, state.header.epoch, state.slot)
+        write_ship_file(self._directory, self._queue, file)
+        return file, opening, lease, state
+
+    # -- another owner's lease ---------------------------------------------------------------------------------------
+
+    def _check_claim(self, state: LogState) -> None:
+        """A standby takes the queue from that owner whose lease it has watched, and from no other one."""
+        header = state.header
+        if self._claimed_epoch is not None and header is not None and header.epoch != self._claimed_epoch:
+            owner = self._shipped.fence(state, header.epoch).owner
+            raise Fenced(header.epoch, owner, self._found.tail_id + 1, self._found.tail_id)
+
+    def _may_be_alive(self, state: LogState) -> bool:
+        """Whether the log's owner has a lease, and has not left, and nobody knows that it is over."""
+        header = state.header
+        has_lease = header is not None and header.lease_ms > 0 and header.kind != CLOSE
+        return has_lease and self._claimed_epoch is None and (state.slot, state.crc) != self._over
+
+    def _await_lease(self, state: LogState) -> LogState:
+        """Wait until the lease of the log's owner is over. Returns the end of the log. Raises ``OwnerAlive`` if that
+        does not come within the lease and ``PATIENCE``.
+        """
+        while self._may_be_alive(state):
+            self._watch.see(state)
+            left, now = self._watch.left or 0.0, SystemClock.elapsed()
+            assert state.header is not None
+            self._alive_until = self._alive_until or now + state.header.lease_ms / 1000 + PATIENCE
+            if not left:
+                self._over = (state.slot, state.crc)
+            elif now > self._alive_until:
+                raise OwnerAlive(self._shipped.fence(state, state.header.epoch).owner, left)
+            else:
+                pause(min(max(left, LEAST_SECONDS), LOOK_SECONDS))
+                self._deadline = SystemClock.monotonic() + self._options.close_timeout
+                state = carry_out(read_on(self._prefix, state), self._shipped.store, self._wait)
+        return state
 
     def _now_ms(self) -> int:
         return self._clock.time_ns() // 1_000_000
@@ -147,6 +250,9 @@ class LogOpening:
         here = self._found.queue_id or (file.queue_id if file is not None else b"")
         there = self._shipped.identity()
         if there is None:
+            if file is not None and file.url == url and file.slot_there:
+                reason = f"the store has nothing of this queue, and slot {file.slot_there} of its log was there"
+                raise HistoryMismatch(reason, self._found.tail_id, 0)
             if not here:
                 here = os.urandom(16)
                 write_ship_file(self._directory, self._queue, ShipFile(url, here))
@@ -155,6 +261,8 @@ class LogOpening:
             there = self._shipped.identity()
         if there is None:
             raise StoreUnavailable(self._store.describe(), self._prefix, "what was created is not there")
+        if there.queue_id == here and not self._found.queue_id:  # whoever takes batches in begins no other queue
+            write_mark(self._directory, self._queue, Recovered(queue_id=here, tail_id=self._found.tail_id), 0)
         if there.queue_id != here:
             reason = "another queue of this name" if here else "this queue, and the folder has not: restore it first"
             raise HistoryMismatch(f"the store has {reason}", self._found.tail_id, 0)
@@ -174,24 +282,19 @@ class LogOpening:
                 state = self._shipped.at_end()
             except NoSuchQueue:
                 state = LogState()
-            if state.slot >= file.slot or SystemClock.monotonic() + seconds > until:
+            if state.slot >= file.slot_there or SystemClock.monotonic() + seconds > until:
                 return state
             pause(seconds)
             seconds *= 2
 
-    def _fence(self, state: LogState, at: int) -> SlotHeader | None:
-        """One of the log's FENCEs; ``None`` if there is none."""
-        if not state.fences:
-            return None
-        fence = self._shipped.slot(state.fences[at])
-        return fence.header if fence is not None else None
+    def _fence(self, state: LogState, epoch: int) -> Slot | None:
+        """The FENCE of an epoch; ``None`` if the log has no such epoch."""
+        return self._shipped.fence(state, epoch) if 0 < epoch <= len(state.fences) else None
 
     def _shipped_id(self, state: LogState, file: ShipFile) -> int:
         """The last id in the log when our last epoch ended; 0 if it has not ended, or there was none."""
-        if not 0 < file.epoch < len(state.fences):
-            return 0
-        fence = self._fence(state, file.epoch)
-        return fence.last_id if fence is not None else 0
+        after = self._fence(state, file.epoch + 1) if file.epoch else None
+        return after.header.last_id if after is not None else 0
 
     def _read(self, segment: Segment, offset: int, size: int) -> bytes:
         file = self._directory.open(segment.name)
@@ -207,7 +310,7 @@ def pause(seconds: float) -> None:
 
 
 def open_log_of(
-    ship: str | Ship | Literal[False] | None,
+    ship: str | Ship | Takeover | Literal[False] | None,
     files: QueueFiles,
     names: list[str],
     found: Recovered,
@@ -231,6 +334,6 @@ def open_log_of(
             remove_ship_file(files.directory, files.queue)
         return None
     options = Ship(ship) if isinstance(ship, str) else ship
-    if not isinstance(options, Ship):
+    if not isinstance(options, Ship | Takeover):
         raise TypeError(f"ship must be a URL, a Ship, None or False, not {type(ship).__name__}")
     return LogOpening(options, files, found, clock, of_jobs=of_jobs).run()

@@ -16,6 +16,8 @@ __all__ = ["Ship", "ShipStatus"]
 _LONGEST = 1e10
 """Seconds: longer than any store will last."""
 LEAST_CHUNK, MOST_CHUNK = 64 << 10, 32 << 20
+LEAST_LEASE, MOST_LEASE = 5.0, 1e6
+"""Seconds. A shorter lease is over whenever a request has to be repeated."""
 
 
 class Ship(Value):
@@ -30,9 +32,13 @@ class Ship(Value):
     as for room). ``ack_timeout``: seconds that a put waits with ``"shipped"``; ``close_timeout``: seconds that
     ``close()`` waits for the store. ``history``: any moment of so many last seconds can be restored, by the store's
     dates. ``keep``: seconds that a segment stays in the store beyond that when nobody needs it, for batch reads;
-    ``None``: for ever. ``manifest_interval``: seconds between manifests, from which a restore begins.
+    ``None``: for ever. ``inbox_interval``: seconds between looks for batches that were published in the store
+    (``kestrelpy.ship.publish``); ``None``: never. ``manifest_interval``: seconds between manifests, from which a
+    restore begins.
     ``on_missing``: what an opening does if the folder has no such queue, and the store has: ``"refuse"``
-    (``HistoryMismatch``), or ``"restore"`` it first. ``owner``: what this owner is called in the log; by default its
+    (``HistoryMismatch``), or ``"restore"`` it first. ``lease``: seconds, at least 5, after which a ``Standby`` may take
+    the queue over if this owner appends nothing; puts are refused (``NotShipped``) before. ``None``: nobody takes it
+    over by himself. ``owner``: what this owner is called in the log; by default its
     host and process.
 
     Two with equal arguments are equal. It can be pickled if its store can: a URL can, a store object may not. Its
@@ -52,8 +58,10 @@ class Ship(Value):
     close_timeout: float = 30.0
     history: float = 86_400.0
     keep: float | None = 0.0
+    inbox_interval: float | None = 1.0
     manifest_interval: float = 60.0
     on_missing: Literal["refuse", "restore"] = "refuse"
+    lease: float | None = None
     owner: str | None = None
     options: Mapping[str, Any] | None = None
     request_timeout: float = 10.0
@@ -73,6 +81,10 @@ class Ship(Value):
             check_seconds(name, getattr(self, name))
         if self.keep is not None:
             check_seconds("keep", self.keep)
+        if self.lease is not None and not LEAST_LEASE <= check_seconds("lease", self.lease) <= MOST_LEASE:
+            raise ValueError(f"lease must be {LEAST_LEASE:.0f} to {MOST_LEASE:,.0f} seconds, not {self.lease!r}")
+        if self.inbox_interval is not None:
+            check_seconds("inbox_interval", self.inbox_interval, above_zero=True)
         for name in ("manifest_interval", "request_timeout", "history"):
             check_seconds(name, getattr(self, name), above_zero=True)
         check_whole("uploads", self.uploads, 1)
@@ -88,11 +100,14 @@ class Ship(Value):
     @property
     def seconds(self) -> float:
         """``interval``, or its default."""
-        if self.on_missing not in ("refuse", "restore"):
-            raise ValueError(f"on_missing must be 'refuse' or 'restore', not {self.on_missing!r}")
         if self.interval is not None:
             return self.interval
         return 0.05 if self.acks == "shipped" else 1.0
+
+    @property
+    def lease_ms(self) -> int:
+        """``lease``, in milliseconds; 0 for none."""
+        return _milliseconds(self.lease or 0.0)
 
     @property
     def history_ms(self) -> int:
@@ -127,6 +142,10 @@ class ShipStatus(Value, kw_only=True):
     decided. ``shipped_id``: the last id in the log. ``unshipped_items``, ``unshipped_bytes``: put, and not in the log.
     ``unshipped_seconds``: for how long something has been waiting. ``shipped_bytes``: of all objects that were created;
     ``slots``, ``segments``: how many of these. ``requests``, ``failures``: of the store, and those without an answer.
+    ``lease_left``: seconds for which puts are accepted yet if the store does not answer; ``None`` without a lease.
+    ``taken_over``: whether the log's last owner was another one when this queue was opened.
+    ``taken_batch``: the number of the last batch that was taken in from the store. ``refused_batches``: how many were
+    refused in the last ``history``. ``inbox_error``: why the next one is not taken in now; empty if nothing is wrong.
     """
 
     state: str
@@ -143,3 +162,8 @@ class ShipStatus(Value, kw_only=True):
     requests: int
     failures: int
     last_error: str
+    lease_left: float | None
+    taken_over: bool
+    taken_batch: int = 0
+    refused_batches: int = 0
+    inbox_error: str = ""

@@ -10,6 +10,7 @@ NOTE ON LOCKING: none of its own; its owner does one thing at a time.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -24,16 +25,20 @@ from kestrelpy.ship import manifest as manifests
 from kestrelpy.ship import slots as codec
 from kestrelpy.ship.errors import StoreDamaged, StoreUnavailable
 from kestrelpy.ship.garbage import Collected
+from kestrelpy.ship.lease import OwnLease
 from kestrelpy.ship.log import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     Create,
+    Delete,
+    ListBelow,
     Opening,
     Pause,
     Request,
     Steps,
     append,
     empty_header,
+    resume,
 )
 from kestrelpy.ship.manifest import LogState
 from kestrelpy.ship.slots import CLOSE, DATA, SEAL, DroppedReader, SavedState, SealedSegment, ShippedLedger, Slot
@@ -78,8 +83,9 @@ class ShippedJournal(Protocol):
 
 
 class Upload(NamedTuple):
-    """Put a closed segment into the store. Answered by an ``Uploaded``, or by ``None`` if it is not known what is there
-    then. ``records_end``: of the segment. ``load``: reads the file.
+    """Put a closed segment into the store. Answered by an ``Uploaded``, by ``None`` if it is not known what is there
+    then, or by ``UNDER_WAY`` if the owner should append something meanwhile. ``records_end``: of the segment. ``load``:
+    reads the file.
     """
 
     key: str
@@ -97,6 +103,10 @@ class Uploaded(NamedTuple):
     header: bytes
     footer: bytes
     segment_crc: int
+
+
+UNDER_WAY = "under way"
+"""The answer to an upload that takes so long that the lease has to be renewed."""
 
 
 class Expect(NamedTuple):
@@ -156,11 +166,12 @@ class LogOwner:
         manifest_interval: float = 60.0,
         history: float = 86_400.0,
         data_first: bool = False,
+        lease: OwnLease | None = None,
     ) -> None:
         self.state = state
         self.shipped = Shipped(state.place.last_id, *journal.totals_through(state.place.last_id))
         self._ledgers: deque[tuple[int, ShippedLedger]] = deque()
-        """The states of the inbox's ledger that are not in the log: from which last id on, and the state."""
+        """The states of the inbox's ledger that are not in the log: from how many items on, and the state."""
         self.data_slots = self.slots = self.segments = self.sent_bytes = self._manifest_bytes = 0
         self._prefix = prefix
         self._opening = opening
@@ -171,6 +182,7 @@ class LogOwner:
         self._manifest_interval = manifest_interval
         self._history = history
         self._data_first = data_first
+        self._lease = lease
         self._seals = 0  # since the last manifest
         self._manifest_at: float | None = None
         self._states_at: float | None = None
@@ -182,25 +194,27 @@ class LogOwner:
         """The number of the last segment that is whole in the log: no later one may be retired here (S10)."""
         return self.state.segments[-1].number if self.state.segments else 0
 
-    def note_ledger(self, ledger: ShippedLedger, from_id: int) -> None:
-        """The inbox's ledger has another state. A slot has it that ends with ``from_id`` or a later item: an intent
-        comes no later than the first item of its batch, and "taken in" no earlier than the last one (S12). Any thread.
+    def note_ledger(self, ledger: ShippedLedger, from_items: int) -> None:
+        """The inbox's ledger has another state. A slot has it with which the log has so many items, or more: an intent
+        comes no later than the first item of its batch, and "taken in" no earlier than the last one (S12). Items are
+        counted from the first one ever, as ids jump. Any thread.
         """
-        self._ledgers.append((from_id, ledger))
+        self._ledgers.append((from_items, ledger))
 
     def _ledger_for(self, last_id: int) -> ShippedLedger | None:
         """The ledger for a slot that ends with ``last_id``; ``None`` if it is as before."""
-        found = None
-        for from_id, ledger in list(self._ledgers):
-            if from_id > last_id:
-                break
-            found = ledger
+        noted = list(self._ledgers)
+        if all(ledger == self.state.ledger for _, ledger in noted):
+            return None
+        found, items = None, self._items_through(last_id)
+        for from_items, ledger in noted:
+            if from_items <= items:  # a later state may count earlier: no item of its batch has come
+                found = ledger
         return None if found == self.state.ledger else found
 
     def _forget_ledgers(self) -> None:
         """Forget the states that the log has got, or got over."""
-        last_id = self.state.place.last_id
-        while len(self._ledgers) > 1 and self._ledgers[1][0] <= last_id:
+        while len(self._ledgers) > 1 and self._ledgers[1][0] <= self.shipped.total_items:
             self._ledgers.popleft()
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -226,7 +240,7 @@ class LogOwner:
             yield from self._seal(waiting, now)
         else:
             goes_on = may_send and (yield from self._append_data(tip, now))
-            if not goes_on and not (yield from self._append_states(now)):
+            if not goes_on and not (yield from self._append_states(now)) and not (yield from self._renew_lease()):
                 return False
         yield from self._write_manifest(now)
         return True
@@ -240,7 +254,7 @@ class LogOwner:
         """Delete what is needed no more (``garbage.collect``)."""
         closed, tip = self._journal.look()
         here = [each.number for each in (*closed, *([tip.segment] if tip.segment is not None else []))]
-        done = yield from garbage.collect(
+        steps = garbage.collect(
             self._prefix,
             self.state,
             self._append_planned,
@@ -249,6 +263,7 @@ class LogOwner:
             oldest_here=min(here, default=LARGEST),
             known=known,
         )
+        done = yield from self._renewing(steps)
         yield from self._write_manifest(now)
         return done
 
@@ -263,12 +278,41 @@ class LogOwner:
         return empty_header(self.state, kind, self._opening._replace(written_ms=self._now_ms()))
 
     def _append_slot(self, slot: Slot) -> Steps[None]:
+        if self._lease is not None:
+            self._lease.begin()
         yield from append(self._prefix, self.state, slot._replace(ledger=self._ledger_for(slot.header.last_id)))
+        if self._lease is not None:
+            self._lease.renew()
         self._forget_ledgers()
         header = self.state.header
         assert header is not None
         self.slots += 1
         self.sent_bytes += header.slot_bytes
+
+    # -- the lease ---------------------------------------------------------------------------------------------------
+
+    def _renew_lease(self) -> Steps[bool]:
+        """Append an empty slot, if it is time. Returns whether it was."""
+        if self._lease is None or self._lease.next_beat > 0:
+            return False
+        yield from self._append(DATA)
+        return True
+
+    def _renewing(self, steps: Steps[T]) -> Steps[T]:
+        """Do ``steps``, and renew the lease before each listing and each deletion: no slot is under way then."""
+        answer: object = None
+        while True:
+            try:
+                request = resume(steps, answer)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            if isinstance(request, ListBelow | Delete):
+                yield from self._renew_lease()
+            try:
+                answer = yield request
+            except StoreUnavailable as error:
+                answer = error
 
     # -- closed segments ---------------------------------------------------------------------------------------------
 
@@ -287,18 +331,7 @@ class LogOwner:
         """Upload the first segment, and then say so (S9)."""
         uploads = tuple(map(self._upload_of, waiting[: self._uploads]))
         segment = waiting[0]
-        yield Expect(uploads)
-        uploaded: Uploaded | None = None
-        pause = FIRST_PAUSE
-        while True:
-            try:
-                uploaded = yield uploads[0]
-            except StoreUnavailable:
-                uploaded = None
-            if uploaded is not None:
-                break
-            yield Pause(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+        uploaded = yield from self._uploaded(uploads)
         sealed = SealedSegment(uploads[0].key.removeprefix(self._prefix), *uploaded[:4])
         header = self._header(SEAL)._replace(
             number=segment.number,
@@ -314,6 +347,21 @@ class LogOwner:
         self.sent_bytes += sealed.file_bytes
         self._seals += 1
         self.shipped = Shipped.by(segment)
+
+    def _uploaded(self, uploads: tuple[Upload, ...]) -> Work[Uploaded]:
+        """Upload the first of these; the others may be begun. The lease is renewed meanwhile."""
+        yield Expect(uploads)
+        pause = FIRST_PAUSE
+        while True:
+            answer: Uploaded | str | None = None
+            with contextlib.suppress(StoreUnavailable):
+                answer = yield uploads[0]
+            if isinstance(answer, Uploaded):
+                return answer
+            yield from self._renew_lease()
+            if answer is None:
+                yield Pause(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
 
     def _upload_of(self, segment: Segment) -> Upload:
         key = codec.segment_key(segment.number, self.state.header.epoch, self._opening.nonce)  # type: ignore[union-attr]
@@ -416,7 +464,7 @@ class LogOwner:
         """
         if state.head > last_id and self._journal.totals_through(state.head)[0] == self._items_through(last_id):
             state = state._replace(head=last_id)
-        if state.highest_id > last_id:
+        if state.highest_id > last_id or (state.move is not None and state.move.notes[-1].item_id > last_id):
             return None
         if state.hint_number > self.state.place.number:
             state = state._replace(hint_number=0, hint_offset=0, hint_id=0)

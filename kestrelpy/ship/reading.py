@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 from zlib import crc32
 
@@ -197,12 +197,18 @@ class ShippedQueue:
 
     def given_out(self, state: LogState) -> int:
         """The last id that may have been given out before the last epoch began, as its FENCE says."""
-        number, at = state.fences[-1], state.header
-        fence = self.slot_there(number).header
+        return self.fence(state, len(state.fences)).header.first_id - 1
+
+    def fence(self, state: LogState, epoch: int) -> Slot:
+        """The FENCE of an epoch of the log. It is there as long as the log is: what is not that is damage."""
+        number, at = state.fences[epoch - 1], state.header
         assert at is not None
-        if (fence.kind, fence.epoch, fence.nonce, fence.queue_id) != (FENCE, at.epoch, at.nonce, at.queue_id):
-            raise self.damage(codec.slot_key(number), f"it is not the FENCE of epoch {at.epoch}", number - 1)
-        return fence.first_id - 1
+        slot = self.slot_there(number)
+        found = slot.header
+        nonce = at.nonce if epoch == at.epoch else found.nonce
+        if (found.kind, found.epoch, found.nonce, found.queue_id) != (FENCE, epoch, nonce, at.queue_id):
+            raise self.damage(codec.slot_key(number), f"it is not the FENCE of epoch {epoch}", number - 1)
+        return slot
 
     # -- objects -----------------------------------------------------------------------------------------------------
 
@@ -217,7 +223,7 @@ class ShippedQueue:
     def _numbers(self, kind: str) -> list[int]:
         listing = self.store.list(f"{self.prefix}{kind}/")
         found = (_NUMBERED.fullmatch(each.key.removeprefix(self.prefix)) for each in listing)
-        return sorted(int(each[2]) for each in found if each is not None)
+        return sorted({int(each[2]) for each in found if each is not None} - {0})  # they are numbered from 1
 
     def is_slot_after(self, number: int) -> bool:
         """Whether a listing shows a slot with a higher number."""
@@ -255,12 +261,11 @@ class ShippedQueue:
         """When the slot of a manifest was written."""
         return self.manifest(number).header.written_ms
 
-    def segment_parts(self, segment: SealedSegment) -> Iterator[bytes]:
+    def segment_parts(self, segment: SealedSegment, start: int = 0, crc: int = 0) -> Iterator[bytes]:
         """The bytes of a segment, in parts. Raises ``StoreDamaged`` after the last one if they are not those that its
-        SEAL has named.
+        SEAL has named. ``start``: from there on; then ``crc`` is that of the bytes before.
         """
-        crc = 0
-        for at in range(0, segment.file_bytes, PART_BYTES):
+        for at in range(start, segment.file_bytes, PART_BYTES):
             size = min(PART_BYTES, segment.file_bytes - at)
             is_last = at + size == segment.file_bytes
             part = self.store.read(self.prefix + segment.key, at, size + is_last)  # one more, if there is one
@@ -291,3 +296,8 @@ class ShippedQueue:
             yield slot.frames
         if state.tail and (end, crc) != (place.offset, place.segment_crc):
             raise self.damage(codec.slot_key(state.slot), "the active segment is not the one in the log")
+
+
+def has_all(numbers: Sequence[int], last: int) -> bool:
+    """Whether all numbers from 1 to ``last`` are in ``numbers``, which are above 0 and in order, each once."""
+    return bisect_right(numbers, last) == last

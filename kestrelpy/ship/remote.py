@@ -12,7 +12,7 @@ from typing import Any
 from kestrelpy._journal.file_names import check_name, is_name
 from kestrelpy._value import ReadOnlyDict, Value
 from kestrelpy.ship.opening import open_store
-from kestrelpy.ship.reading import PatientStore, ShippedQueue
+from kestrelpy.ship.reading import PatientStore, ShippedQueue, has_all
 from kestrelpy.ship.remote_check import RemoteCheck, RemoteReport
 from kestrelpy.ship.slots import CLOSE
 from kestrelpy.ship.store import Store
@@ -69,12 +69,12 @@ def status(store: str | Store | Any, queue: str, *, options: Mapping[str, Any] |
     assert at is not None
     listing = shipped.store.list(shipped.prefix)
     there, known = shipped.slots(), shipped.manifests()
-    is_all_there = not known or there[: known[0]] == list(range(1, known[0] + 1))
+    is_all_there = not known or has_all(there, known[0])
     return RemoteStatus(
         queue_id=at.queue_id.hex(),
         slot=at.slot,
         epoch=at.epoch,
-        owner=shipped.slot_there(state.fences[-1]).owner,
+        owner=shipped.fence(state, at.epoch).owner,
         lease=at.lease_ms / 1000 if at.lease_ms else None,
         closed=at.kind == CLOSE,
         last_id=at.last_id,
@@ -99,8 +99,9 @@ def verify(
     ``open_store``.
 
     Every slot is there and follows the one before. Every manifest is what the slots up to it add up to, as far as they
-    are there. Every segment that is named is there, whole, with each of its items. ``progress(done_bytes,
-    total_bytes)`` is called now and then. Memory: one slot, and 32 MiB.
+    are there. Every segment that is named is there, whole, with each of its items. Of the inbox (``in/``), every batch
+    is there, with its parts, each whole. ``progress(done_bytes, total_bytes)`` is called now and then. Memory: one
+    slot, one part, and 32 MiB.
 
     Damage is reported, not raised. Raises ``NoSuchQueue``, ``UnsupportedFormat``, ``StoreUnavailable``,
     ``BadStoreURL``, ``InvalidName``.

@@ -5,6 +5,7 @@ Rules:
    and the slots that make that manifest's active segment must be there.
 2. A problem does not end the check. Where the log is damaged, it goes on at the next manifest.
 3. What was damaged before it was shipped is a problem as well: whoever restores it meets it.
+4. The inbox in the store is checked as ``in_check`` says.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from kestrelpy.ship import manifest as manifests
 from kestrelpy.ship import slots as codec
 from kestrelpy.ship.errors import StoreDamaged
 from kestrelpy.ship.identity import IDENTITY_KEY, decode_identity
+from kestrelpy.ship.in_check import InboxObjects
 from kestrelpy.ship.log import decode_manifest, decode_slot, follow
 from kestrelpy.ship.manifest import LogState
-from kestrelpy.ship.reading import PART_BYTES, ShippedQueue
-from kestrelpy.ship.slots import FENCE, SealedSegment, Slot
+from kestrelpy.ship.reading import PART_BYTES, ShippedQueue, has_all
+from kestrelpy.ship.slots import FENCE, SealedSegment, ShippedLedger, Slot
 
 if TYPE_CHECKING:
     from kestrelpy._disk.interface import File
@@ -37,6 +39,7 @@ WINDOW_BYTES = 32 << 20
 class RemoteReport(Value, kw_only=True):
     """What ``verify`` found. ``problems``: one sentence for each, which begins with the key. ``slots``, ``segments``,
     ``manifests``: how many were read; ``bytes``: of these. ``garbage``: objects that nothing needs: no problem.
+    ``batches``, ``parts``: those of the inbox that were read.
     """
 
     problems: tuple[str, ...] = ()
@@ -45,6 +48,8 @@ class RemoteReport(Value, kw_only=True):
     manifests: int = 0
     bytes: int = 0
     garbage: int = 0
+    batches: int = 0
+    parts: int = 0
 
     @property
     def ok(self) -> bool:
@@ -61,6 +66,8 @@ class RemoteCheck:
         self._prefix = shipped.prefix
         self._progress = progress
         self._there = shipped.slots()
+        self._last = max((0, *self._there, *self.known))
+        self._has_slot, self._has_manifest = frozenset(self._there), frozenset(self.known)
         self._sizes = {each.key: each.size_bytes for each in shipped.store.list(shipped.prefix)}
         self._total_bytes = sum(self._sizes.values())
         self._done_bytes = 0
@@ -71,6 +78,8 @@ class RemoteCheck:
         self._needed: set[int] = set()  # those before it that must be there, too
         self._named: dict[str, SealedSegment] = {}
         self._segments = self._manifests = 0
+        self._ledger: ShippedLedger | None = None  # as of the end of the log
+        self._inbox = InboxObjects(shipped.queue, shipped.prefix, self._read)
 
     def run(self) -> RemoteReport:
         """Check everything. Raises as ``verify``."""
@@ -80,6 +89,8 @@ class RemoteCheck:
         self._attempt(partial(self._check_identity, queue_id))
         for segment in self._named.values():
             self._attempt(partial(self._check_segment, segment))
+        keys = [key.removeprefix(self._prefix) for key in self._sizes]
+        self._problems.update((str(problem), None) for problem in self._inbox.check(keys, self._ledger))
         named = {self._prefix + key for key in self._named}
         left = [key for key in self._sizes if key not in named and self._is_segment(key)]
         unneeded = [number for number in self._there if number < self._base and number not in self._needed]
@@ -90,6 +101,8 @@ class RemoteCheck:
             manifests=self._manifests,
             bytes=self._done_bytes,
             garbage=len(left) + len(unneeded),
+            batches=self._inbox.batches,
+            parts=self._inbox.parts,
         )
 
     def _is_segment(self, key: str) -> bool:
@@ -129,7 +142,7 @@ class RemoteCheck:
     def _check_log(self) -> bytes:
         """Go through the log. Returns the queue's id; empty if no slot or manifest says it."""
         state = LogState()
-        if not self.known or set(range(1, self.known[0] + 1)) <= set(self._there):
+        if not self.known or has_all(self._there, self.known[0]):
             self._base = 1
             self._walk(state)
         for number in self.known:
@@ -139,6 +152,7 @@ class RemoteCheck:
         for number in self._there:
             if number not in self._read_slots:  # it is not needed any more, or the log is damaged around it
                 self._attempt(partial(self._slot, number))
+        self._ledger = state.ledger
         return state.header.queue_id if state.header is not None else b""
 
     def _walk(self, state: LogState) -> None:
@@ -152,13 +166,13 @@ class RemoteCheck:
         number = state.slot + 1
         slot = self._slot(number)
         if slot is None:
-            if max(0, *self._there, *self.known) > number:
+            if self._last > number:
                 raise self._shipped.damage(codec.slot_key(number), "it is not there, and later ones are", state.slot)
             return
         follow(self._prefix, state, slot)
         if slot.sealed is not None:
             self._named[slot.sealed.key] = slot.sealed
-        if number in self.known:
+        if number in self._has_manifest:
             self._attempt(partial(self._check_manifest, state))
 
     def _slot(self, number: int) -> Slot | None:
@@ -214,7 +228,7 @@ class RemoteCheck:
         self._named.update((each.key, each) for each in state.segments)
         self._attempt(partial(self._check_fences, state))
         self._attempt(partial(self._check_tail, state))
-        if number in self._there:
+        if number in self._has_slot:
             self._attempt(partial(self._check_last, state))
         return state
 

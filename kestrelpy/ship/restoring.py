@@ -7,8 +7,9 @@ Rules:
 3. What is written has been checked. A closed segment is written as it is; the active one from the slots' bytes, without
    a footer: the next opening finds its end and closes it, as after a crash.
 4. All that the log has at that slot is here at the end: the journal from the lowest head on, the checkpoints, and the
-   ledger. A mark is added: by it an opening sees that everything up to the slot's last id was on disk. It also keeps
-   the ids used that were given out and are in no slot, as far as the FENCE says.
+   ledger. A batch of the store's inbox that was being taken in is here, too: whoever opens the queue finishes it. A
+   mark is added: by it an opening sees that everything up to the slot's last id was on disk. It also keeps the ids
+   used that were given out and are in no slot, as far as the FENCE says.
 5. The store is asked for all that the log has before the folder is touched. Only segments, and the slots of the active
    one, are fetched later.
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
@@ -32,16 +33,21 @@ from kestrelpy._journal.checkpoint import replace_file
 from kestrelpy._journal.purpose import mark_as_jobs
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import MOST_LOST, Recovered, write_mark
+from kestrelpy._journal.small_files import make_sign
 from kestrelpy._value import Value
 from kestrelpy.clock import SystemClock
 from kestrelpy.errors import QueueDiskFull
 from kestrelpy.inbox.parts import open_inbox
+from kestrelpy.ship import fetching
 from kestrelpy.ship.errors import NoSuchQueue, RestoreTargetExists
+from kestrelpy.ship.lazy import may_be_lazy, write_lazy, write_outline
+from kestrelpy.ship.log import carry_out
 from kestrelpy.ship.manifest import LogState
+from kestrelpy.ship.opened import pause
 from kestrelpy.ship.opening import open_store, url_of
 from kestrelpy.ship.reading import ShippedQueue
 from kestrelpy.ship.ship_file import ShipFile, write_ship_file
-from kestrelpy.ship.slots import SealedSegment
+from kestrelpy.ship.slots import SealedSegment, ShippedLedger
 from kestrelpy.ship.store import Store
 
 __all__ = ["Restored", "restore"]
@@ -76,6 +82,7 @@ def restore(
     at_ms: int | None = None,
     at_slot: int | None = None,
     all: bool = False,
+    lazy: bool = False,
     threads: int = 4,
     options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], object] | None = None,
@@ -87,6 +94,11 @@ def restore(
     ``at_slot``. Items that all readers have passed are left out, by whole segments, unless ``all``. When this returns,
     everything is on disk, and ``JournaledQueue`` opens it: readers continue at their last shipped checkpoints. The
     owner may ship meanwhile; what he does next is not in the copy.
+
+    With ``lazy`` only the end of the journal is fetched now. ``JournaledQueue(..., ship=)`` with the same store fetches
+    the rest, segment by segment, when it is read, and ahead of that; until it has, nobody else opens the queue
+    (``RestoreIncomplete``). A queue of many gigabytes can be opened within seconds then. ``lazy`` goes with the end of
+    the log (``ValueError``).
 
     ``threads`` segments are fetched at once, each in parts of 4 MiB. ``progress(done_bytes, total_bytes)`` is called
     now and then, by one thread at a time. ``disk`` replaces the system's, for tests.
@@ -108,7 +120,9 @@ def restore(
     state, is_end = _log_at(shipped, at_ms, at_slot)
     assert state.header is not None
     about = ShipFile(url_of(store, opened), state.header.queue_id, restored_slot=state.slot, restored_to_end=is_end)
-    made = _Restore(shipped, state, disk, wants_all=all)
+    if lazy and not is_end:
+        raise ValueError("lazy=True goes with the end of the log: the rest of an earlier moment would be kept nowhere")
+    made = _Restore(shipped, state, disk, wants_all=all, lazy=lazy)
     try:
         made.run(os.fspath(directory), about, threads, progress)
     except OSError as error:
@@ -134,12 +148,30 @@ def restore_missing(ship: Any, files: QueueFiles, disk: Disk | None) -> None:
 
     Raises as ``restore``.
     """
-    names = file_names.of_queue(files.directory.names(), files.queue)
-    locks = {file_names.lock_name(files.queue), file_names.readers_lock_name(files.queue)}
-    if set(names) - locks and file_names.restore_name(files.queue) not in names:
+    if is_taken(files.directory, files.queue, disk):
         return
     with contextlib.suppress(NoSuchQueue):  # a new queue
         restore(ship.store, files.queue, files.directory.path, options=ship.options, disk=disk)
+
+
+def is_taken(folder: Directory, queue: str, disk: Disk | None) -> bool:
+    """Whether a folder has a queue of this name, so that none is restored there: its files, but for its locks alone, or
+    its ledger in the inbox. What a restore has left that was cut short is none. Raises ``OSError``.
+    """
+    names = folder.names()
+    if file_names.restore_name(queue) in names:
+        return False
+    return bool(file_names.but_for_locks(names, queue)) or _has_ledger(folder.path, queue, disk)
+
+
+def _has_ledger(path: str, queue: str, disk: Disk | None) -> bool:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        folder = open_inbox(path, disk, create=False)
+        try:
+            return file_names.ledger_name(queue) in folder.names()
+        finally:
+            folder.close()
+    return False
 
 
 def _log_at(shipped: ShippedQueue, at_ms: int | None, at_slot: int | None) -> tuple[LogState, bool]:
@@ -159,14 +191,20 @@ class _Restore:
     _target: Directory
     _files: QueueFiles
 
-    def __init__(self, shipped: ShippedQueue, state: LogState, disk: Disk | None, *, wants_all: bool) -> None:
+    def __init__(
+        self, shipped: ShippedQueue, state: LogState, disk: Disk | None, *, wants_all: bool, lazy: bool = False
+    ) -> None:
         self._shipped = shipped
         self._state = state
         self._disk = disk
         self._stopped = False
         self._given_out = shipped.given_out(state)
         self.segments = state.segments if wants_all else needed(state)
-        """The closed segments that are fetched."""
+        """The closed segments that are made."""
+        last = None if state.tail or not self.segments else self.segments[-1]
+        self._later = [each for each in self.segments if lazy and each is not last and may_be_lazy(each)]
+        """Those of them that are made without their frames."""
+        self._later_keys = {each.key for each in self._later}
 
     @property
     def items(self) -> int:
@@ -176,17 +214,26 @@ class _Restore:
 
     @property
     def total_bytes(self) -> int:
-        return sum(each.file_bytes for each in self.segments) + (self._state.place.offset if self._state.tail else 0)
+        return sum(each.file_bytes for each in self.segments) + self._tail_bytes
+
+    @property
+    def fetched_bytes(self) -> int:
+        """What is fetched now."""
+        return self.total_bytes - sum(each.file_bytes for each in self._later)
+
+    @property
+    def _tail_bytes(self) -> int:
+        return self._state.place.offset if self._state.tail else 0
 
     def run(self, path: str, about: ShipFile, threads: int, progress: Callable[[int, int], object] | None) -> None:
         self._target = (self._disk or RealDisk()).directory(path, create=True)
         try:
             self._files = QueueFiles(self._target, self._shipped.queue)
-            self._check_free(file_names.of_queue(self._target.names(), self._shipped.queue))  # before a lock is made
+            self._check_free()  # before a lock is made
             lock, names = self._files.lock(restoring=True)
             try:
                 self._begin(names)
-                self._write(about, threads, _Progress(self.total_bytes, progress))
+                self._write(about, threads, _Progress(self.fetched_bytes, progress))
             finally:
                 lock.release()
         finally:
@@ -202,45 +249,25 @@ class _Restore:
 
     # -- the folder --------------------------------------------------------------------------------------------------
 
-    def _check_free(self, names: Sequence[str]) -> None:
-        """Raise ``RestoreTargetExists`` if a queue of this name is there. Its locks alone are none."""
+    def _check_free(self) -> None:
+        """Raise ``RestoreTargetExists`` if a queue of this name is there."""
         queue = self._shipped.queue
-        if file_names.restore_name(queue) in names:
-            return
-        locks = (file_names.lock_name(queue), file_names.readers_lock_name(queue))
-        mine = [name for name in names if (file_names.parse_owner(name) or ("", False))[0] == queue]
-        if any(name not in locks for name in mine) or file_names.ledger_name(queue) in self._inbox_names():
+        if is_taken(self._target, queue, self._disk):
             raise RestoreTargetExists(f"{self._target.path}/{queue}")
-
-    def _inbox_names(self) -> list[str]:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            folder = open_inbox(self._target.path, self._disk, create=False)
-            try:
-                return folder.names()
-            finally:
-                folder.close()
-        return []
 
     def _begin(self, names: list[str]) -> None:
         """Say durably that a restore is under way. If one was already, remove what it has made."""
-        self._check_free(names)
+        self._check_free()
         queue = self._shipped.queue
         sign = file_names.restore_name(queue)
         if sign not in names:
-            file = self._target.create(sign)
-            try:
-                with contextlib.suppress(OSError):  # no room for the text: only the name counts
-                    file.write(0, _FOR_PEOPLE)
-                    file.sync()
-            finally:
-                file.close()
-            self._target.sync()
+            make_sign(self._target, sign, _FOR_PEOPLE)
             return
         for name in names:
             owner = file_names.parse_owner(name)
             if owner is not None and owner[0] == queue and name not in (sign, file_names.lock_name(queue)):
                 self._target.unlink(name)
-        if file_names.ledger_name(queue) in self._inbox_names():
+        if _has_ledger(self._target.path, queue, self._disk):
             folder = open_inbox(self._target.path, self._disk, create=False)
             try:
                 folder.unlink(file_names.ledger_name(queue))
@@ -253,6 +280,8 @@ class _Restore:
 
     def _fetch(self, threads: int, progress: _Progress) -> None:
         """Fetch the closed segments. If one of them fails, or this thread is interrupted, the others stop soon."""
+        if self._later:
+            write_lazy(self._target, self._shipped.queue, self._later)
         if threads == 1 or len(self.segments) < 2:
             for segment in self.segments:
                 self._fetch_segment(segment, progress)
@@ -270,6 +299,9 @@ class _Restore:
             pool.shutdown(cancel_futures=True)
 
     def _fetch_segment(self, segment: SealedSegment, progress: _Progress) -> None:
+        if segment.key in self._later_keys:
+            write_outline(self._target, self._shipped.queue, segment)
+            return
         file = self._target.create(file_names.segment_name(self._shipped.queue, segment.number))
         try:
             at = 0
@@ -308,25 +340,23 @@ class _Restore:
             # A reader that was owned has a lock file. Without it, one whose checkpoint is lost may begin at the tail.
             self._files.lock_reader(reader).release()
             self._files.checkpoint_file(reader).save(saved, durable=True)
-        self._write_mark()
+        write_restored_mark(self._target, queue, state, self._given_out)
         if state.ledger is not None:
             folder = open_inbox(self._target.path, self._disk, create=True)
             try:
+                self._fetch_unfinished(folder, state.ledger)
                 replace_file(folder, file_names.ledger_name(queue), state.ledger.file())
             finally:
                 folder.close()
 
-    def _write_mark(self) -> None:
-        """The mark says that everything in the log is on disk here. An id that is in no slot may have been given out
-        before the last FENCE: no id below its ``first_id`` is given out again, if an opening believes that.
-        """
-        state = self._state
-        assert state.header is not None
-        is_further = state.last_id < self._given_out <= state.last_id + MOST_LOST
-        tail_id = self._given_out if is_further else state.last_id
-        if tail_id:
-            found = Recovered(queue_id=state.header.queue_id, tail_id=tail_id)
-            write_mark(self._target, self._shipped.queue, found, state.last_id)
+    def _fetch_unfinished(self, folder: Directory, ledger: ShippedLedger) -> None:
+        """Fetch the batch that was being taken in from the store. If it is damaged there, an opening says so."""
+        intent = ledger.state().intent
+        if intent is not None and intent.stored:
+            now_ms = SystemClock().time_ns() // 1_000_000
+            shipped = self._shipped
+            steps = fetching.fetch_unfinished(shipped.prefix, shipped.queue, intent, folder, now_ms)
+            carry_out(steps, shipped.store, pause)
 
 
 class _Progress:
@@ -343,6 +373,17 @@ class _Progress:
             self._done_bytes += size
             if self._report is not None:
                 self._report(self._done_bytes, self._total_bytes)
+
+
+def write_restored_mark(folder: Directory, queue: str, state: LogState, given_out: int) -> None:
+    """The mark says that everything in the log is on disk here. An id that is in no slot may have been given out before
+    the last FENCE: no id below its ``first_id`` is given out again, if an opening believes that. ``given_out``: the
+    last one. An empty queue has a mark, too: it says which queue that is. Raises ``OSError``.
+    """
+    assert state.header is not None
+    is_further = state.last_id < given_out <= state.last_id + MOST_LOST
+    tail_id = given_out if is_further else state.last_id
+    write_mark(folder, queue, Recovered(queue_id=state.header.queue_id, tail_id=tail_id), state.last_id)
 
 
 def needed(state: LogState) -> list[SealedSegment]:

@@ -11,24 +11,23 @@ from __future__ import annotations
 
 import struct
 from typing import NamedTuple
-from zlib import crc32
 
 from kestrelpy._disk.interface import Directory
 from kestrelpy._journal.checkpoint import replace_file
 from kestrelpy._journal.file_names import ship_name
-from kestrelpy.errors import CorruptJournal, UnsupportedFormat
+from kestrelpy.errors import CorruptJournal
+from kestrelpy.ship.framed import FramedFormat
 
 SHIP_MAGIC = b"KSTRLSHP"
 SHIP_VERSION = 1
 MOST_NONCES = 1000
 """More openings than that, one after another and each cut short, are not remembered."""
 MAX_URL_BYTES = 0xFFFF
-_PREFIX = struct.Struct("<8sH6s")
-_RECORD = struct.Struct("<II")
 _BODY = struct.Struct("<16sQQQBHH")
 _NONCE_BYTES = 16
-_UNUSED = bytes(6)
-_TO_END, _JUMPED = 1, 2
+_FORMAT = FramedFormat(SHIP_MAGIC, SHIP_VERSION, _BODY.size + MAX_URL_BYTES + MOST_NONCES * _NONCE_BYTES)
+_TO_END, _JUMPED, _LEASE_OVER = 1, 2, 4
+_FLAGS = _TO_END | _JUMPED | _LEASE_OVER
 
 
 class ShipFile(NamedTuple):
@@ -37,7 +36,8 @@ class ShipFile(NamedTuple):
     have one, and of all that were begun after it. An epoch with one of them is ours. ``epoch``, ``slot``: of ours, the
     last ones that are known to be in the log; 0 if there are none. ``restored_slot``: the slot that the queue was
     restored from, 0 if it was not restored since; ``restored_to_end``: whether that was where the log ended.
-    ``jumped``: of a work queue that another owner had, whether the ids of its jobs have jumped since.
+    ``jumped``: of a work queue that another owner had, whether the ids of its jobs have jumped since. ``lease_over``: a
+    standby here has seen that the lease of the log's owner was over, when the log ended with ``restored_slot``.
     """
 
     url: str
@@ -48,6 +48,12 @@ class ShipFile(NamedTuple):
     restored_slot: int = 0
     restored_to_end: bool = False
     jumped: bool = False
+    lease_over: bool = False
+
+    @property
+    def slot_there(self) -> int:
+        """The last slot that is known to have been in the log: ours, or the one that the queue was restored from."""
+        return max(self.slot, self.restored_slot)
 
     def opening(self, nonce: bytes) -> ShipFile:
         """What the file says while an opening with that nonce is under way."""
@@ -63,30 +69,27 @@ def encode_ship_file(state: ShipFile) -> bytes:
     url = state.url.encode()
     if len(url) > MAX_URL_BYTES:
         raise ValueError(f"the store's URL has {len(url)} bytes, more than {MAX_URL_BYTES}")
-    flags = state.restored_to_end * _TO_END | state.jumped * _JUMPED
+    flags = state.restored_to_end * _TO_END | state.jumped * _JUMPED | state.lease_over * _LEASE_OVER
     fixed = (state.queue_id, state.epoch, state.slot, state.restored_slot, flags)
-    body = _BODY.pack(*fixed, len(url), len(state.nonces)) + url + b"".join(state.nonces)
-    return _PREFIX.pack(SHIP_MAGIC, SHIP_VERSION, _UNUSED) + _RECORD.pack(crc32(body), len(body)) + body
+    return _FORMAT.encode(_BODY.pack(*fixed, len(url), len(state.nonces)) + url + b"".join(state.nonces))
 
 
 def decode_ship_file(data: bytes) -> ShipFile | None:
     """What the file says; ``None`` unless ``data`` is exactly one of this version."""
-    body_at = _PREFIX.size + _RECORD.size
-    body = data[body_at:]
-    if len(body) < _BODY.size or _PREFIX.unpack_from(data) != (SHIP_MAGIC, SHIP_VERSION, _UNUSED):
-        return None
-    if _RECORD.unpack_from(data, _PREFIX.size) != (crc32(body), len(body)):
+    body = _FORMAT.body_of(data)
+    if body is None or len(body) < _BODY.size:
         return None
     queue_id, epoch, slot, restored_slot, flags, url_bytes, nonces = _BODY.unpack_from(body)
     nonces_at = _BODY.size + url_bytes
-    if nonces_at + nonces * _NONCE_BYTES != len(body) or flags & ~(_TO_END | _JUMPED) or nonces > MOST_NONCES:
+    if nonces_at + nonces * _NONCE_BYTES != len(body) or flags & ~_FLAGS or nonces > MOST_NONCES:
         return None
     try:
         url = body[_BODY.size : nonces_at].decode()
     except UnicodeDecodeError:
         return None
     mine = tuple(body[at : at + _NONCE_BYTES] for at in range(nonces_at, len(body), _NONCE_BYTES))
-    return ShipFile(url, queue_id, mine, epoch, slot, restored_slot, bool(flags & _TO_END), bool(flags & _JUMPED))
+    said = (bool(flags & flag) for flag in (_TO_END, _JUMPED, _LEASE_OVER))
+    return ShipFile(url, queue_id, mine, epoch, slot, restored_slot, *said)
 
 
 def read_ship_file(folder: Directory, queue: str) -> ShipFile | None:
@@ -94,19 +97,12 @@ def read_ship_file(folder: Directory, queue: str) -> ShipFile | None:
     ``OSError``.
     """
     name = ship_name(queue)
-    try:
-        file = folder.open(name)
-    except FileNotFoundError:
+    data = _FORMAT.read(folder, name)
+    if data is None:
         return None
-    try:
-        data = file.read(0, file.size())
-    finally:
-        file.close()
-    path = f"{folder.path}/{name}"
-    if data[:8] == SHIP_MAGIC and len(data) >= _PREFIX.size and _PREFIX.unpack_from(data)[1] != SHIP_VERSION:
-        raise UnsupportedFormat(path, _PREFIX.unpack_from(data)[1], SHIP_VERSION)
     state = decode_ship_file(data)
     if state is None:
+        path = f"{folder.path}/{name}"
         raise CorruptJournal(path, 0, "it does not say where the queue is shipped: detach it with ship=False")
     return state
 

@@ -1,10 +1,10 @@
 """``Shipper``: the thread that ships one queue, and what its queue calls.
 
 Rules:
-1. Puts never talk to the store. They find out by ``QueueStatus`` whether they may go on, and with ``acks="shipped"``
-   they wait in the line of ``Syncer.acks``.
+1. Puts never talk to the store. They find out by ``QueueStatus`` whether they may go on (``gatekeeper``), and with
+   ``acks="shipped"`` they wait in the line of ``Syncer.acks``.
 2. The thread does one thing at a time: it looks what there is, makes it durable, appends a slot, says so.
-3. It holds its queue by a weak reference while it sleeps, so that a queue that nobody has ends.
+3. It holds its queue by a weak reference while it sleeps or waits for the store, so that a queue that nobody has ends.
 4. A fenced queue is over: ``Export.fail``. Other errors of the store are repeated for ever; an error that nobody
    foresaw begins again from the log, three times.
 
@@ -26,20 +26,29 @@ from kestrelpy._waiting.waiters import ThreadWaiter
 from kestrelpy._writing.export import Export
 from kestrelpy._writing.group_commit import Absent
 from kestrelpy.clock import SystemClock
-from kestrelpy.errors import DurabilityUnknown, ForkedQueue, KestrelError, QueueClosed, copy_of
+from kestrelpy.errors import (
+    DurabilityUnknown,
+    ForkedQueue,
+    KestrelError,
+    QueueClosed,
+    QueueFull,
+    UnsupportedFormat,
+    copy_of,
+)
 from kestrelpy.ship import uploads
-from kestrelpy.ship.errors import Fenced, NotShipped, ShipError, StoreUnavailable
+from kestrelpy.ship.errors import Fenced, NotShipped, ShipError, StoreDamaged, StoreUnavailable
 from kestrelpy.ship.garbage import Collected, Known
-from kestrelpy.ship.history import ID_JUMP, ID_STEP
+from kestrelpy.ship.gatekeeper import Gatekeeper
 from kestrelpy.ship.log import LONGEST_PAUSE, Create, Delete, ListBelow, SlotTaken, ask, read_end, read_slot, resume
 from kestrelpy.ship.opened import OpenLog
 from kestrelpy.ship.options import ShipStatus
-from kestrelpy.ship.owner import Expect, LogOwner, Shipped, Upload, Uploaded, Work, carry_upload
+from kestrelpy.ship.owner import UNDER_WAY, Expect, LogOwner, Shipped, Upload, Uploaded, Work, carry_upload
 from kestrelpy.ship.slots import FENCE, ShippedLedger
 from kestrelpy.ship.uploads import PendingUpload
 
 if TYPE_CHECKING:
     from kestrelpy.inbox.format import LedgerState
+    from kestrelpy.ship.store_inbox import StoreInbox
 
 T = TypeVar("T")
 
@@ -99,7 +108,9 @@ class Shipper:
             manifest_interval=options.manifest_interval,
             history=options.history,
             data_first=options.acks == "shipped",
+            lease=log.lease,
         )
+        self._gatekeeper = Gatekeeper(log.queue, options, self._owner, self._export, log.first_id, log.lease)
         self._sealed_number = self._owner.sealed_number
         self._bell = ThreadWaiter()  # rung, it stays rung until the thread next sleeps
         self._flushes: deque[_Flush] = deque()
@@ -109,12 +120,14 @@ class Shipper:
         self._pending: dict[str, PendingUpload] = {}
         self._requests = self._failures = 0
         self._last_error = ""
-        self._is_away = self._is_behind = self._is_closing = self._is_over = False
+        self._is_away = self._is_closing = self._is_over = self._hands_over = False
+        self.inbox: StoreInbox | None = None
+        """What takes in the batches of the store, if the queue has an inbox."""
         self._ended: KestrelError | None = None
         """Why nothing is shipped any more."""
         self._has_left = False
         self._deadline: float | None = None
-        self._whole_at = SystemClock.monotonic()
+        self._close_timeout = options.close_timeout
         self._slot_at = float("-inf")
         self._is_asked = self._is_hurried = False
         self._thread = threading.Thread(target=self._run, name=f"kestrelpy-ship-{log.queue}", daemon=True)
@@ -148,38 +161,27 @@ class Shipper:
 
     def start(self) -> None:
         """Begin to ship. Raises ``RuntimeError`` if no thread can be started."""
+        self._gatekeeper.start()
         self._thread.start()
-        if self._options.when_behind != "go_on":
-            self._watch()
 
-    def _watch(self) -> None:
-        """Look now and then, on another thread, whether too much waits: the shipping thread may wait for the store."""
-        mine = weakref.ref(self)
-
-        def look(_lost: object = None) -> None:
-            shipper = mine()
-            export = shipper._export() if shipper is not None else None
-            if shipper is not None and export is not None and shipper._ended is None and not shipper._is_over:
-                shipper._mind_limits(export, SystemClock.monotonic())
-                shipper._watch()
-
-        with contextlib.suppress(RuntimeError):  # no thread can be started: then the shipping thread alone looks
-            SystemClock().call_later(IDLE_SECONDS / 2, look, on_lost=look)
-
-    def note_ledger(self, state: LedgerState, from_id: int) -> None:
+    def note_ledger(self, state: LedgerState, from_items: int) -> None:
         """``LogOwner.note_ledger``. Called under locks of the queue, by any thread."""
-        self._owner.note_ledger(ShippedLedger.of(0, state), from_id)
+        self._owner.note_ledger(ShippedLedger.of(max(state.taken, self.log.taken), state), from_items)
+
+    def copied_items(self) -> int:
+        """How many items are in the log, of all that were ever put. Any thread."""
+        return self._owner.shipped.total_items
 
     def flush(self, timeout: float | None) -> int:
         """``Shipping.flush``."""
         export = self._export()
-        if self._ended is not None or export is None:
+        if not self._goes_on or export is None:
             raise self._why_ended()
         first_id, last_id, mine = self._owner.shipped.last_id + 1, export.last_id, _Flush(export.totals[0])
         self._flushes.append(mine)
         try:
             self._hurry()
-            if self._ended is None:  # after the entry: who ends it looks at the entries after that
+            if self._goes_on:  # after the entry: who ends it looks at the entries after that
                 mine.bell.wait(timeout)
             if self._owner.shipped.total_items < mine.items:
                 raise self._why_ended() if self._ended is not None else NotShipped(first_id, last_id)
@@ -193,14 +195,19 @@ class Shipper:
         mine = _Collection()
         self._collections.append(mine)
         self._hurry()
-        if self._ended is None:
+        if self._goes_on:
             mine.bell.wait(timeout)
         result = mine.result
         if isinstance(result, KestrelError):
             raise copy_of(result)
         if result is None:
-            raise self._why_ended() if self._ended is not None else TimeoutError("the store has not answered in time")
+            raise TimeoutError("the store has not answered in time") if self._goes_on else self._why_ended()
         return result
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the thread may do something yet. Once it is over, the thread may hang in a last request."""
+        return self._ended is None and not self._is_over
 
     def _hurry(self) -> None:
         """Wake the thread: somebody waits for it."""
@@ -215,13 +222,12 @@ class Shipper:
 
     def status(self) -> ShipStatus:
         """``Shipping.status``."""
-        owner, export = self._owner, self._export()
+        owner, export, lease = self._owner, self._export(), self.log.lease
         header, shipped = owner.state.header, owner.shipped
         items = unshipped = 0
-        seconds = 0.0
         if export is not None:
-            items, unshipped = self._waiting(export, shipped)
-            seconds = max(0.0, SystemClock.monotonic() - self._whole_at) if items else 0.0
+            items, unshipped = self._gatekeeper.unshipped(export)
+        taken, refused = self.inbox.figures() if self.inbox is not None else (0, 0)
         return ShipStatus(
             state=self._state_word(),
             store=self._store.describe(),
@@ -230,13 +236,18 @@ class Shipper:
             shipped_id=shipped.last_id,
             unshipped_items=items,
             unshipped_bytes=unshipped,
-            unshipped_seconds=seconds,
+            unshipped_seconds=self._gatekeeper.unshipped_seconds(items),
             shipped_bytes=owner.sent_bytes,
             slots=owner.slots,
             segments=owner.segments,
             requests=self._requests,
             failures=self._failures,
             last_error=self._last_error,
+            lease_left=max(0.0, lease.left) if lease is not None else None,
+            taken_over=self.log.taken_over,
+            taken_batch=taken,
+            refused_batches=refused,
+            inbox_error=self.inbox.error if self.inbox is not None else "",
         )
 
     def _state_word(self) -> str:
@@ -244,35 +255,45 @@ class Shipper:
             return "fenced"
         if self._ended is not None:
             return "closed" if isinstance(self._ended, QueueClosed) else "failed"
-        return "away" if self._is_away else "behind" if self._is_behind else "shipping"
+        if self._is_over:
+            return "closed"
+        return "away" if self._is_away else "behind" if self._gatekeeper.is_behind else "shipping"
 
-    def _waiting(self, export: Export, shipped: Shipped) -> tuple[int, int]:
-        """The items that were put and are not in the log, and their bytes."""
-        items, size = export.totals
-        return max(0, items - shipped.total_items), max(0, size - shipped.total_bytes)
+    def hand_over(self, timeout: float) -> None:
+        """The next ``close``, which has so many seconds, says that this owner has handed the queue over. Raises if it
+        comes too late.
+        """
+        if self._is_over:
+            error = self._why_ended()
+            is_closed = isinstance(error, QueueClosed)
+            raise QueueClosed(f"queue {self.log.queue!r} is closed already") if is_closed else error
+        self._hands_over, self._close_timeout = True, timeout
 
     def close(self) -> None:
         """Ship what is left, say that this owner has left, and end. The queue accepts nothing any more, and has saved
-        where its readers are. Raises ``NotShipped`` and ``Fenced``.
+        where its readers are. Raises ``NotShipped``, ``Fenced`` and ``DurabilityUnknown``.
         """
-        self._deadline = SystemClock.monotonic() + self._options.close_timeout
+        self._deadline = SystemClock.monotonic() + self._close_timeout
         self._is_closing = True
         self._bell.give(None)
         try:
             if self._thread.is_alive():
-                self._thread.join(self._options.close_timeout + 0.5)
+                self._thread.join(self._close_timeout + 0.5)
         finally:
             self.release()
-        if isinstance(self._ended, Fenced):
+        if isinstance(self._ended, Fenced | DurabilityUnknown):
             raise copy_of(self._ended)
         export = self._export()
-        if not self._has_left and export is not None and self._waiting(export, self._owner.shipped)[0]:
-            raise NotShipped(self._owner.shipped.last_id + 1, export.last_id)
+        waits = export is not None and self._gatekeeper.unshipped(export)[0]
+        if not self._has_left and export is not None and (waits or self._hands_over):
+            raise NotShipped(self._owner.shipped.last_id + 1, export.last_id, hands_over=self._hands_over)
 
     def release(self) -> None:
         """End without another word: the thread does nothing any more, once its request is answered."""
         self._is_over = True
+        self._gatekeeper.end()
         self._bell.give(None)
+        self._wake_waiters()
 
     def abandon(self, error: KestrelError) -> None:
         """In a forked child: there is no thread, and the store is the parent's."""
@@ -299,6 +320,8 @@ class Shipper:
                 self._be_fenced(taken)
             except (DurabilityUnknown, ForkedQueue, QueueClosed) as error:
                 self._end(error)
+            except ReferenceError:  # nobody has the queue any more
+                self._end(QueueClosed(f"queue {self.log.queue!r} is closed"))
             except BaseException as error:
                 self._last_error = f"{type(error).__name__}: {error}"
                 if self._owner.slots > slots:  # it has gone on since the last time
@@ -313,7 +336,8 @@ class Shipper:
                 elif failed < len(RESTARTS) and self._begin_again(RESTARTS[failed]):
                     failed += 1
                     continue
-                self._fail(error)
+                if self._ended is None:
+                    self._fail(error)
             return
 
     def _ship(self) -> None:
@@ -329,12 +353,13 @@ class Shipper:
                 raise _GivenUp
             before = self._owner.data_slots
             may_send = ending or now >= self._slot_at + self._options.seconds or self._must_send(export)
+            del export  # the store may be away for long, and nobody have the queue any more
             goes_on = self._carry_out(self._owner.step(now, ending=ending, may_send=may_send))
-            self._note(export)
+            self._note()
             if self._owner.data_slots > before:
                 self._slot_at = now
             if ending and not goes_on:
-                self._carry_out(self._owner.close(now))
+                self._carry_out(self._owner.close(now, handed_over=self._hands_over))
                 self._has_left = True
                 with contextlib.suppress(OSError):  # the log says it; this is for a store that is put back
                     self.log.note_slot(self._owner.state)
@@ -342,16 +367,17 @@ class Shipper:
                 return
             if self._collections or now >= self._collect_at:
                 self._collect(now)
-            del export
             if not (goes_on or self._is_closing):
                 self._sleep()
 
     def _must_send(self, export: Export) -> bool:
         """Whether new items are sent before ``interval`` is over."""
-        return bool(self._flushes) or self._waiting(export, self._owner.shipped)[1] >= self._options.chunk_bytes
+        return bool(self._flushes) or self._gatekeeper.unshipped(export)[1] >= self._options.chunk_bytes
 
     def _collect(self, now: float) -> None:
-        """Collect garbage, and tell those who wait for it. If the store does not answer, the next time goes on."""
+        """Collect garbage, and tell those who wait for it. If the store does not answer, the next time goes on. If what
+        it has is damaged, nothing is deleted; that is no reason to ship no more.
+        """
         waiting, options = list(self._collections), self._options
         self._collect_at = now + COLLECT_SECONDS
         result: Collected | KestrelError
@@ -360,9 +386,13 @@ class Shipper:
             result = self._carry_out(steps)
         except StoreUnavailable as error:
             result = error
+        except (StoreDamaged, UnsupportedFormat) as error:
+            result, self._last_error = error, f"{type(error).__name__}: {error}"
+            _logging.warning("queue %s: no garbage was collected: %s", self.log.queue, error)
         for each in waiting:
-            self._collections.remove(each)
             each.give(result)
+            with contextlib.suppress(ValueError):  # the queue was closed meanwhile
+                self._collections.remove(each)
 
     def _sleep(self) -> None:
         """Sleep until something may be to be done: at most for a second, as readers move and segments are closed."""
@@ -372,6 +402,8 @@ class Shipper:
         due = self._slot_at + interval
         if due > now:
             until = min(until, due)
+        if self.log.lease is not None:
+            until = min(until, now + max(0.0, self.log.lease.next_beat))
         while True:
             if self._is_asked:
                 until = min(until, due)
@@ -413,7 +445,10 @@ class Shipper:
         return lambda: carry_upload(upload, store)
 
     def _uploaded(self, upload: Upload) -> object:
-        pending = self._pending.pop(upload.key, None)
+        pending, lease = self._pending.get(upload.key), self.log.lease
+        if pending is not None and not pending.wait(None if lease is None else max(0.0, lease.next_beat)):
+            return UNDER_WAY
+        self._pending.pop(upload.key, None)
         try:
             return carry_upload(upload, self._store) if pending is None else pending.result()
         except StoreUnavailable as error:
@@ -421,9 +456,7 @@ class Shipper:
 
     def _wait(self, seconds: float) -> None:
         """A pause between two repetitions of a request."""
-        export = self._export()
-        if export is not None:
-            self._note(export)
+        self._note()
         until = SystemClock.monotonic() + seconds
         while not self._is_over:
             left = until - SystemClock.monotonic()
@@ -438,38 +471,22 @@ class Shipper:
 
     # -- what is said of it ------------------------------------------------------------------------------------------
 
-    def _note(self, export: Export) -> None:
-        """Tell the queue and its waiters how far the log has come."""
-        owner = self._owner
+    def _note(self) -> None:
+        """Tell the queue and its waiters how far the log has come. Raises ``_GivenUp`` if nobody has the queue."""
+        owner, export = self._owner, self._export()
+        if export is None:
+            raise _GivenUp
         shipped = owner.shipped
         if self._options.acks == "shipped":
             export.acknowledge(shipped.last_id, shipped.total_bytes)
         if owner.sealed_number > self._sealed_number:
             self._sealed_number = owner.sealed_number
             export.retire_soon()
-        now = SystemClock.monotonic()
         for each in list(self._flushes):
             if each.items <= shipped.total_items:
                 self._flushes.remove(each)
                 each.bell.give(None)
-        self._mind_limits(export, now)
-
-    def _mind_limits(self, export: Export, now: float) -> None:
-        """Let puts wait or be refused while too much is not in the store."""
-        options = self._options
-        items, waiting = self._waiting(export, self._owner.shipped)
-        if not items:
-            self._whole_at = now
-        queue, seconds = self.log.queue, now - self._whole_at
-        self._is_behind = waiting > options.max_unshipped_bytes or seconds > options.max_unshipped_seconds
-        most = ID_JUMP // 2 if self._owner.shipped.last_id + 1 >= self.log.first_id else ID_STEP // 2
-        if items > most:
-            export.refuse(f"queue {queue!r} has {items:,} items that are not in the store (S13)", waits=False)
-        elif self._is_behind and options.when_behind != "go_on":
-            reason = f"queue {queue!r} is behind: {waiting:,} bytes are not in the store, for {seconds:.0f} s"
-            export.refuse(reason, waits=options.when_behind == "block")
-        else:
-            export.accept()
+        self._gatekeeper.note_slot()
 
     def _be_fenced(self, taken: SlotTaken) -> None:
         header = taken.slot.header
@@ -487,11 +504,12 @@ class Shipper:
         ended = ShipError(f"shipping queue {self.log.queue!r} has failed: {type(error).__name__}: {error}")
         self._end(ended)
         export = self._export()
-        if export is not None and self._options.acks == "shipped":
+        if export is not None and (self._options.acks == "shipped" or self.log.lease is not None):
             export.fail(ended)
             return
         if export is not None and self._options.when_behind != "go_on":
-            export.refuse(str(ended), waits=False)
+            reason = str(ended)
+            export.refuse(lambda: QueueFull(reason), waits=False)
         del export
         while not (self._is_closing or self._is_over or self._export() is None):
             _logging.warning("queue %s is not shipped any more: %s", self.log.queue, self._last_error)
@@ -501,13 +519,20 @@ class Shipper:
         """Nothing is shipped from here on. Whoever waits is told."""
         self._ended = error
         self._is_over = self._is_over or isinstance(error, QueueClosed)
+        self._gatekeeper.end()
+        self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        """Nobody may wait any more for what the thread does not do."""
         for waiting in (self._flushes, self._collections):
             with contextlib.suppress(IndexError):
                 while True:
                     waiting.popleft().bell.give(None)
 
     def _begin_again(self, seconds: float) -> bool:
-        """Read the log again, after a while. Returns False if that is not possible."""
+        """Read the log again, after a while. Returns False if that is not possible; if ``_ended`` is set then, that is
+        why.
+        """
         try:
             self._wait(seconds)
             state = self._carry_out(read_end(self.log.prefix))
@@ -518,15 +543,17 @@ class Shipper:
                     if slot is not None:
                         self._be_fenced(SlotTaken(slot))
                 return False
+            export, last_id = self._export(), state.place.last_id
+            if export is not None:
+                shipped = Shipped(last_id, *export.totals_through(last_id))
         except _GivenUp:
+            self._end(QueueClosed(f"queue {self.log.queue!r} is closed"))
             return False
         except BaseException as error:
             self._last_error = f"{type(error).__name__}: {error}"
             return True
         self._pending.clear()
         self._owner.state = state
-        export = self._export()
         if export is not None:
-            last_id = state.place.last_id
-            self._owner.shipped = Shipped(last_id, *export.totals_through(last_id))
+            self._owner.shipped = shipped
         return True

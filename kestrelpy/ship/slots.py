@@ -27,7 +27,8 @@ from kestrelpy.errors import InvalidName
 from kestrelpy.inbox.format import LedgerState, decode_ledger, encode_ledger
 
 SLOT_MAGIC = b"KSTRLSLT"
-SLOT_VERSION = 1
+SLOT_VERSION, MOVES_VERSION = 1, 2
+"""The versions of a slot: without, and with a checkpoint that has a move."""
 MAX_SLOT_BYTES = 64 << 20
 MOST_SLOTS = 10**16 - 1
 """The number of a slot has at most 16 digits: so the keys of slots are in the order of their numbers."""
@@ -54,7 +55,7 @@ _SEALED = struct.Struct("<QI")
 HEADER_BYTES = _HEADER.size + _U32.size
 _UNUSED = bytes(16)
 _NO_QUEUE_ID = bytes(16)
-_LEDGER_PREFIX = encode_ledger(LedgerState(), None)
+_LEDGER_PREFIX = encode_ledger(LedgerState(), None, from_store=True)
 _LONGEST_NAME = 100
 _SEGMENT_KEY = re.compile(r"seg/([0-9]{13}|[1-9][0-9]{13,18})-([1-9][0-9]{0,18})-([0-9a-f]{8})\.segment")
 
@@ -116,14 +117,17 @@ class ShippedLedger(NamedTuple):
 
     @classmethod
     def of(cls, taken: int, state: LedgerState) -> ShippedLedger:
-        return cls(taken, encode_ledger(state, state.intent).removeprefix(_LEDGER_PREFIX))
+        return cls(taken, encode_ledger(state, state.intent)[len(_LEDGER_PREFIX) :])
 
     def file(self) -> bytes:
         """The ledger's file."""
-        return _LEDGER_PREFIX + self.records
+        state = self.state()
+        return encode_ledger(state, state.intent)
 
     def state(self) -> LedgerState:
-        return decode_ledger(self.file())[0]
+        state = decode_ledger(_LEDGER_PREFIX + self.records)[0]
+        state.taken = max(state.taken, self.taken)
+        return state
 
 
 class SealedSegment(NamedTuple):
@@ -357,10 +361,15 @@ def slot_key(slot: int) -> str:
     return f"log/{slot:016d}"
 
 
-def encode_header(header: SlotHeader) -> bytes:
+def has_moves(states: Iterable[SavedState]) -> bool:
+    """Whether one of these checkpoints has a move."""
+    return any(isinstance(state, fmt.Checkpoint) and state.move is not None for state in states)
+
+
+def encode_header(header: SlotHeader, version: int = SLOT_VERSION) -> bytes:
     """The header alone, with the lengths that it says."""
     kind, *rest = header
-    body = _HEADER.pack(SLOT_MAGIC, SLOT_VERSION, kind, HEADER_BYTES, *rest, _UNUSED)
+    body = _HEADER.pack(SLOT_MAGIC, version, kind, HEADER_BYTES, *rest, _UNUSED)
     return body + _U32.pack(crc32(body))
 
 
@@ -371,7 +380,7 @@ def encode_slot(slot: Slot) -> bytes:
     header = slot.header._replace(length=length, checkpoints=checkpoints, ledger=ledger, note=note)
     if header.slot_bytes > MAX_SLOT_BYTES:
         raise ValueError(f"slot {header.slot} would have {header.slot_bytes} bytes, more than {MAX_SLOT_BYTES}")
-    head = encode_header(header)
+    head = encode_header(header, MOVES_VERSION if has_moves(slot.checkpoints) else SLOT_VERSION)
     crc = slot_crc(head)
     for part in parts:
         crc = crc32(part, crc)
@@ -400,8 +409,8 @@ def slot_version(data: bytes) -> int | None:
 
 
 def slot_kind(data: bytes) -> int | None:
-    """The kind of a slot of version 1, known or not; ``None`` unless ``data`` begins with a whole header."""
-    if slot_version(data) != SLOT_VERSION:
+    """The kind of a slot of a known version, known or not; ``None`` unless ``data`` begins with a whole header."""
+    if slot_version(data) not in (SLOT_VERSION, MOVES_VERSION):
         return None
     _, kind, head = _BEGIN.unpack_from(data, len(SLOT_MAGIC))
     return int(kind) if head == HEADER_BYTES else None
@@ -450,6 +459,8 @@ def decode_slot(data: bytes) -> Slot | None:
     states = decode_states(data[checkpoints_at:ledger_at], header.queue_id)
     ledger, note = data[ledger_at:note_at], data[note_at : -_U32.size]
     if states is None or not is_ledger(ledger) or not _is_note(header, note):
+        return None
+    if slot_version(data) != (MOVES_VERSION if has_moves(states) else SLOT_VERSION):
         return None
     frames = data[HEADER_BYTES:checkpoints_at]
     return Slot(header, frames, states, decode_shipped_ledger(ledger), note, slot_crc(data))

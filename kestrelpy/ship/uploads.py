@@ -34,9 +34,12 @@ class PendingUpload:
         finally:
             self._done.give(None)
 
+    def wait(self, seconds: float | None) -> bool:
+        """Whether it has ended, after a wait of so many seconds at most. The end is waited for once."""
+        return self._done.wait(seconds)
+
     def result(self) -> Uploaded | None:
-        """Wait for the end, once. Raises what was raised there."""
-        self._done.wait(None)
+        """What came of it, when it has ended. Raises what was raised there."""
         if self._error is not None:
             raise self._error
         return self._result

@@ -473,7 +473,9 @@ class World:
         self._must(found.slot == self.whole.slot, f"from slot {number} on, slot {found.slot} is taken for the end")
 
     def _check_inbox(self, there: dict[str, bytes]) -> None:
-        taken = self.whole.ledger.taken if self.whole.ledger is not None else 0
+        """A batch stays until it was taken in at all moments that can be restored: one of them may have half of it."""
+        ledger = self.moments[self.first_promised() - 1][1].ledger
+        taken = ledger.taken if ledger is not None else 0
         since = max(self.lost_before_ms, self.now_ms - self.owner.history_ms)
         for number, (date, keys) in enumerate(self.published, 1):
             if number > taken or date >= since:

@@ -215,6 +215,15 @@ def resealed_manifest(data: bytes) -> bytes:
     return data[:16] + crc32(body, len(body)).to_bytes(4, "little") + len(body).to_bytes(4, "little") + body
 
 
+def renumbered(log: list[bytes]) -> list[bytes]:
+    """The slots with numbers, crcs of the slot before and checksums made right."""
+    made: list[bytes] = []
+    for slot, data in enumerate(log, start=1):
+        before = made[-1][-4:] if made else bytes(4)
+        made.append(resealed_slot(data[:16] + slot.to_bytes(8, "little") + data[24:72] + before + data[76:]))
+    return made
+
+
 def flipped(data: bytes, bit: int) -> bytes:
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8

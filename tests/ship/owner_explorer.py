@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar, Protocol
 from unittest.mock import patch
 
 from kestrelpy import JournaledQueue, KestrelError, QueueEmpty
@@ -23,8 +23,11 @@ from kestrelpy.ship import (
     Fenced,
     HistoryMismatch,
     NotShipped,
+    OwnerAlive,
     Ship,
     StoreUnavailable,
+    gatekeeper,
+    lease,
     log,
     opened,
     reading,
@@ -53,6 +56,19 @@ class Dead(BaseException):
     """The process has been killed: raised by its disk, so that it does nothing more."""
 
 
+class Clock:
+    """What shipping takes for the time that passes. ``while_waiting``: called in each of its pauses."""
+
+    seconds = 0.0
+    while_waiting: ClassVar[Callable[[], object]] = bool
+
+    @staticmethod
+    def monotonic() -> float:
+        return Clock.seconds
+
+    elapsed = monotonic
+
+
 class Machine:
     """A disk, and the process on it, if there is one."""
 
@@ -72,6 +88,7 @@ class Machine:
         self.open_items: dict[int, Any] = {}
         self.acks = world.random.choice(("disk", "shipped"))
         self.interrupted = -1
+        self.lease = world.draw_lease()
 
     # -- the process -------------------------------------------------------------------------------------------------
 
@@ -87,6 +104,7 @@ class Machine:
             chunk_bytes=64 << 10,
             close_timeout=3.0,
             manifest_interval=world.random.choice((0.5, 1e9)),
+            lease=self.lease,
         )
         world.clock = ManualClock(1_700_000_000_000 + world.random.randrange(10**6))
         try:
@@ -102,6 +120,11 @@ class Machine:
             )
         except StoreUnavailable:
             world.counts["openings given up"] += 1
+        except OwnerAlive:
+            if not is_copy:
+                raise
+            world.counts["owners alive"] += 1
+            return False
         except (Fenced, HistoryMismatch):
             if not self.is_over and not is_copy:
                 raise
@@ -138,6 +161,7 @@ class Machine:
         many = world.random.random() < 0.2
         data = [world.new_data() for _ in range(world.random.choice((1, 3)) if many else 1)]
         future: Future[int] | None = None
+        self.shipper._gatekeeper.look()  # its thread is in time
         try:
             if many and self.acks == "disk":
                 ids = list(self.queue.put_many(data))
@@ -148,6 +172,11 @@ class Machine:
                 ids = [self.queue._journal.tail_id]
         except Fenced:
             return
+        except NotShipped:
+            world.counts["puts refused"] += 1
+            return
+        if self.lease is not None and world.has_fence_after(self):
+            raise Wrong(f"{self.name} has accepted a put, and another owner has the queue")
         for item_id, item in zip(ids, data, strict=False):
             if item_id in world.given:
                 raise Wrong(f"id {item_id} was given out twice")
@@ -205,7 +234,9 @@ class Machine:
                 if not self.world.is_taken_from(self):
                     raise Wrong(f"{self.name} is fenced by nobody") from taken
                 return
+            self.world.pass_time()
             self.answer = answer_of(ship, request)
+            self.world.pass_time()
 
     def _next_steps(self, owner: LogOwner) -> Any:
         if self.world.random.random() < 0.04:
@@ -214,9 +245,7 @@ class Machine:
         return owner.step(self.world.now)
 
     def _note(self) -> None:
-        export = self.shipper._export()
-        assert export is not None
-        self.shipper._note(export)
+        self.shipper._note()
         self.world.clock.advance(0)
 
     def close(self) -> None:
@@ -309,6 +338,17 @@ class World:
         self.was_in_log: dict[int, bytes] = {}
         """All items that ever were: what all readers have passed may be deleted there."""
         self._at_request = -1
+
+    def draw_lease(self) -> float | None:
+        return None
+
+    def pass_time(self) -> None:
+        """A request is under way."""
+
+    def has_fence_after(self, machine: Machine) -> bool:
+        """Whether the log's last FENCE is not the one of this machine's queue."""
+        header = log_of(self.store.objects, QUEUE).header
+        return header is not None and header.nonce != machine.shipper.log.opening.nonce
 
     def new_data(self) -> bytes:
         self._count += 1
@@ -442,6 +482,9 @@ class World:
         file = opened.read_ship_file(machine.disk.directory(FOLDER), QUEUE)
         return file is not None and state.header is not None and state.header.nonce in file.nonces
 
+    def open_queues(self) -> Iterable[tuple[JournaledQueue, CrashingDisk]]:
+        return ((each.queue, each.disk) for each in self.machines if each.queue is not None)
+
     # -- what must hold ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -513,19 +556,59 @@ class EagerReaders(World):
             machine.queue.checkpoint(durable=True)
 
 
+class LeasedOwners(World):
+    """A world in which owners have a lease, and requests take their time. Who takes the queue over waits for that."""
+
+    def draw_lease(self) -> float | None:
+        return self.random.choice((6.0, 12.0, 12.0))
+
+    def pass_time(self) -> None:
+        Clock.seconds += self.random.choice((0.0, 0.0, 0.1, 1.0, 4.0))
+
+    def move(self) -> None:
+        """The old owner lives on meanwhile: at its pace, or slowly, so that it hears late of what was decided; or it is
+        cut off.
+        """
+        old, pace = self.current, self.random.choice((0.0, 0.25, 0.9))
+
+        def live_on() -> None:
+            if old.queue is not None and self.random.random() < pace:
+                Clock.while_waiting = bool
+                with self._maybe_killed(old):
+                    self._live(old, is_slow=pace < 0.5)
+                Clock.while_waiting = live_on
+
+        Clock.while_waiting = live_on
+        try:
+            super().move()
+        finally:
+            Clock.while_waiting = bool
+        if old.queue is not None:
+            with self._maybe_killed(old):
+                old.put()  # at the first moment at which another one may have the queue
+
+    def _happen(self, machine: Machine, *, may_move: bool = True) -> None:
+        if may_move and self.random.random() < 0.04:
+            self.move()
+        else:
+            super()._happen(machine, may_move=may_move)
+
+    def _live(self, old: Machine, *, is_slow: bool) -> None:
+        if not is_slow:
+            self._happen(old, may_move=False)
+        elif self.random.random() < 0.7:
+            old.step(1)
+        else:
+            old.put()
+
+
 @contextlib.contextmanager
 def single_threaded() -> Iterator[None]:
     """While this lasts, shipping has no thread and no pause."""
 
-    class Clock:
-        seconds = 0.0
-
-        @staticmethod
-        def monotonic() -> float:
-            return Clock.seconds
-
     def pause(seconds: float) -> None:
         Clock.seconds += seconds
+        Clock.while_waiting()
 
     def close(self: Shipper) -> None:
         self._is_closing, self._deadline = True, Clock.seconds + 3.0
@@ -542,6 +625,8 @@ def single_threaded() -> Iterator[None]:
     with (
         patch.object(shipper, "SystemClock", Clock),
         patch.object(opened, "SystemClock", Clock),
+        patch.object(gatekeeper, "SystemClock", Clock),
+        patch.object(lease, "SystemClock", Clock),
         patch.object(opened, "pause", pause),
         patch.object(Shipper, "start", lambda self: None),
         patch.object(Shipper, "close", close),
@@ -552,7 +637,18 @@ def single_threaded() -> Iterator[None]:
         yield
 
 
-def explore(seed: int, count: int, *, steps: int = 60, make: Callable[[int], World] = World) -> Counter[str]:
+class Explored(Protocol):
+    """A world with a store, and queues on disks: ``World`` here, and the one of the inbox."""
+
+    counts: Counter[str]
+    store: SimulatedStore
+
+    def run(self, steps: int) -> None: ...
+
+    def open_queues(self) -> Iterable[tuple[JournaledQueue, CrashingDisk]]: ...
+
+
+def explore(seed: int, count: int, *, steps: int = 60, make: Callable[[int], Explored] = World) -> Counter[str]:
     """Run ``count`` worlds; returns what happened in them. Raises ``Wrong``, with the seed in a note."""
     counts: Counter[str] = Counter()
     with single_threaded():
@@ -564,9 +660,8 @@ def explore(seed: int, count: int, *, steps: int = 60, make: Callable[[int], Wor
                 error.add_note(f"seed {seed + number}")
                 raise
             finally:
-                for machine in world.machines:
-                    if machine.queue is not None:
-                        bury(machine.queue, machine.disk)
+                for queue, disk in list(world.open_queues()):
+                    bury(queue, disk)
             counts += world.counts
             counts["requests"] += world.store.requests
     return counts

@@ -103,7 +103,8 @@ def checkpoint(body: bytes, queue_id: bytes) -> dict[str, Any]:
     need(b.left == name_bytes + 16 * spans + 12 * errors, "the parts do not fill the body")
     found["name"] = legal(b.take(name_bytes))
     found["spans"] = [(b.number(), b.number()) for _ in range(spans)]
-    found["errors"] = [(b.u(64), b.u(32)) for _ in range(errors)]
+    every = [(b.u(64), b.u(32)) for _ in range(errors)]
+    found["errors"] = [each for each in every if each[0]]  # id 0: what the reader was moved past
     floor = found["head"]
     for first, last in found["spans"]:
         need(floor < first <= last, "spans")

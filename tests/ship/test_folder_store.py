@@ -185,3 +185,12 @@ def test_descriptors_are_given_back(tmp_path: Path) -> None:
     for call in calls * 5:
         call()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_folders_in_folders_are_listed_however_deep() -> None:
+    """Whoever writes the store makes them: a listing is no deeper for that."""
+    store = FolderStore("/store", disk=MemoryDisk())
+    keys = sorted([f"jobs/{'d/' * (100 * depth)}object" for depth in range(15)])
+    for key in sorted(keys, key=len):
+        store.create(key, b"")
+    assert [each.key for each in store.list("jobs/")] == keys

@@ -11,16 +11,17 @@ import pytest
 
 from kestrelpy._journal.format import Checkpoint
 from kestrelpy.inbox.format import BatchPart, LedgerState, PublishedBatch, encode_batch_file
-from kestrelpy.ship import Listed, StoreUnavailable, garbage, log
+from kestrelpy.ship import Listed, StoreDamaged, StoreUnavailable, garbage, log
 from kestrelpy.ship import slots as codec
 from kestrelpy.ship.garbage import DAY_MS, Collected, Found, Plan, Survey
 from kestrelpy.ship.log import Delete, SlotTaken, Steps
+from kestrelpy.ship.manifest import LogState, encode_manifest, manifest_key
 from kestrelpy.ship.outside_reader import OutsideReader, encode_outside, outside_key
 from kestrelpy.ship.slots import DATA, DroppedReader, ShippedLedger
 from kestrelpy.testing.stores import Fault, MemoryStore
 from tests.ship.garbage_explorer import FOREIGN, HOUR_MS, Changed, Owner, Rules, World, explore
 from tests.ship.log_explorer import PREFIX, Wrong
-from tests.ship.logs import QUEUE_ID
+from tests.ship.logs import QUEUE_ID, random_log, slots_of
 from tests.support.budget import SEED, Tally, share
 
 
@@ -102,14 +103,32 @@ class NeededSegmentCollected(Changed):
         return seen._replace(passed={})
 
 
-@planted("taken_batch_too_early")
-class TakenBatchTooEarly(Changed):
-    """As soon as it was taken in, and not when it is older than the history."""
+class ByTheEndOfTheLog(Changed):
+    """The batches that the log has taken in by now, and not by H. ``age_ms``: how old they have to be."""
 
     def plan(self, owner: Owner, seen: Survey) -> Plan:
         made = super().plan(owner, seen)
-        batches, parts = garbage._of_the_inbox(owner.state, seen, -1)
+        if seen.begin is None:
+            return made
+        now = seen._replace(begin=seen.begin._replace(ledger=owner.state.ledger))
+        batches, parts = garbage._of_the_inbox(now, self.age_ms(owner))
         return made._replace(batches=batches, parts=parts)
+
+    def age_ms(self, owner: Owner) -> int:
+        return -1
+
+
+@planted("taken_batch_too_early")
+class TakenBatchTooEarly(ByTheEndOfTheLog):
+    """As soon as it was taken in, and not when it is older than the history."""
+
+
+@planted("batch_of_a_moment_collected")
+class BatchOfAMomentCollected(ByTheEndOfTheLog):
+    """It is old and was taken in, and at a moment of the history only half of it was."""
+
+    def age_ms(self, owner: Owner) -> int:
+        return owner.history_ms
 
 
 @planted("batch_before_it_is_taken")
@@ -317,6 +336,52 @@ def test_without_an_old_manifest_nothing_of_the_log_goes() -> None:
     assert collected(world) == Collected(0, 0, 0, 0, 0)  # it is old now, and the only one: two stay
 
 
+def test_a_manifest_of_another_log_leads_to_nothing() -> None:
+    """It is whole, and under the number of H; but its tail and its segments are not those of this log."""
+    world, other = calm(), random_log(5)
+    grown(world)
+    world.store.clock.advance(10 * DAY_MS / 1000)
+    world.writer.data()
+    found = present(world).manifests
+    number = sorted(found)[-2]
+    state = LogState()
+    for slot in slots_of(other.log)[:number]:
+        assert state.apply(slot) is None
+    objects = world.store.objects.contents()
+    objects[found[number].key] = encode_manifest(state.manifest()), found[number].modified_ms
+    world.store.objects.replace_all(objects)
+    with pytest.raises(StoreDamaged, match="another log"):
+        collected(world)
+    assert world.store.objects.contents() == objects
+
+
+def test_keys_that_are_not_below_the_queue_are_left_alone() -> None:
+    keys = (
+        codec.slot_key(3), manifest_key(3), codec.segment_key(5, 1, bytes(16)), outside_key("spark", 2),
+        "in/0000000000007.batch", f"in/{'0' * 32}.part", f"probe/{'0' * 32}",
+    )  # fmt: skip
+    whole = garbage.sort_out(PREFIX, [Listed(PREFIX + key, 1, 1) for key in keys])
+    assert all(len(each) == 1 for each in whole)
+    for before in ("", "other/", "/", "../", f"{PREFIX}{PREFIX}", PREFIX.upper(), f"{PREFIX}/", f"x{PREFIX}"):
+        assert not any(garbage.sort_out(PREFIX, [Listed(before + key, 1, 1) for key in keys])), before
+
+
+NEARLY = (
+    "log/0000000000000000", "log/000000000000003", "log/00000000000000003", "log/0000000000000003/",
+    "LOG/0000000000000003", "log/../log/0000000000000003", "log//0000000000000003", "log/0000000000000003\n",
+    "log/000000000000000\u0663", "manifest/0000000000000000", "in/0000000000000.batch", "in/0000000000007.batch.tmp",
+    f"in/{'A' * 32}.part", f"in/{'0' * 31}.part", f"probe/{'0' * 33}", "reader//0000000000001",
+    "reader/../0000000000001", "reader/spark/0000000000000", "seg/0000000000005-0-00000000.segment", "queue.json", "",
+    "log/" + "0" * (1 << 20),
+)  # fmt: skip
+
+
+def test_keys_that_are_nearly_those_of_a_queue_are_left_alone() -> None:
+    """What is sorted out may be deleted."""
+    for key in NEARLY:
+        assert not any(garbage.sort_out(PREFIX, [Listed(PREFIX + key, 1, 1)])), key[:100]
+
+
 def test_two_manifests_stay() -> None:
     world = calm()
     grown(world)
@@ -476,14 +541,15 @@ def test_a_batch_is_read_once_and_a_damaged_one_keeps_all_parts() -> None:
     world.published.append((world.now_ms, ("in/0000000000004.batch",)))
     world.leave_something()
     catch_up(world)
-    for _ in range(2):
+    for _ in range(3):
+        world.save_manifest()
         world.store.clock.advance(2 * DAY_MS / 1000)
         world.writer.beat()
         before = present(world)
         collected(world)
         assert present(world).parts == before.parts
-        assert set(present(world).batches) == {4}
         assert {each.key for each in world.owner.known} == {f"{PREFIX}in/{at:013d}.batch" for at in before.batches}
+    assert set(present(world).batches) == {4}
     assert all(asked[f"{PREFIX}in/{number:013d}.batch"] <= 2 for number in (1, 2, 3, 4)), asked
     assert asked[f"{PREFIX}in/0000000000004.batch"] == 1
 
@@ -498,12 +564,17 @@ def test_a_batch_goes_with_its_parts_and_loose_ones_stay_for_a_day() -> None:
         world.published.append((world.now_ms, (f"in/{number:013d}.batch",)))
     world.leave_something()
     catch_up(world)
+    world.save_manifest()
+    world.writer.beat()
+    world.save_manifest()
     last = {f"in/{'02' * 16}.part"}
-    for hours, parts, probes in ((2, {*last, *world.loose}, 1), (20, {*last, *world.loose}, 1), (3, last, 0)):
+    young = {f"in/{'01' * 16}.part", *last, *world.loose}
+    for hours, parts, probes in ((2, young, 1), (20, young, 1), (3, last, 0)):
         world.store.clock.advance(hours * 3600)
         world.writer.beat()
         collected(world)
         left = present(world)
+        assert set(left.batches) == {2}
         assert (set(left.parts), len(left.probes)) == (parts, probes)
 
 

@@ -18,14 +18,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import kestrelpy
 from kestrelpy.ship import Store, open_store, verify
 from tests.ship.in_store import items_of
 from tests.support import seaweed
 from tests.support.budget import SEED, Tally, share, takes_long
+from tests.support.paths import PYTHONPATH
 from tests.support.patience import PATIENCE
 from tests.support.seaweed import Seaweed
 
+SERVER_KILLS = 5
+"""So often a server is killed in one test: it takes 20 seconds until it answers again."""
 LOST_SECONDS = 2.0
 """So much of what was acknowledged on disk may be lost with a machine; and as much again on a machine that is busy."""
 
@@ -40,12 +42,11 @@ class Life:
     """One process that owns the queue, from its start until it is killed."""
 
     def __init__(self, folder: Path, url: str, acks: str, options: dict[str, Any], first: int) -> None:
-        home = str(Path(kestrelpy.__file__).parent.parent)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.ship.killed_owner", str(folder), url, acks, json.dumps(options), str(first)],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": home},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH},
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read)
@@ -76,16 +77,25 @@ class Life:
 
 
 def burn(
-    tmp_path: Path, url: str, options: dict[str, Any], acks: str, count: int, server: Seaweed | None = None
+    tmp_path: Path,
+    url: str,
+    options: dict[str, Any],
+    acks: str,
+    count: int,
+    server: Seaweed | None = None,
+    seed: int = SEED,
 ) -> int:
-    """Lose ``count`` machines, one after another. Returns how many puts were lost."""
-    draw, store = random.Random(SEED), open_store(url, options=options or None)
+    """Lose ``count`` machines, one after another. Returns how many puts were lost. ``server``: it is killed in the
+    middle of each life, and starts again.
+    """
+    draw, store = random.Random(seed), open_store(url, options=options or None)
     number = lost = 0
     for burned in range(count):
         folder = tmp_path / f"machine-{burned}"
         life = Life(folder, url, acks, options, number)
         life.wait_for(0)
-        if server is not None and burned % 5 == 4:
+        if server is not None:
+            life.wait_for(draw.choice((1, 5, 20)))
             server.kill()
             time.sleep(draw.uniform(0, 0.5))
             server.start()
@@ -129,10 +139,11 @@ def test_machines_are_lost_and_the_object_store_has_it(tmp_path: Path, s3: Seawe
 
 
 @takes_long
-def test_the_object_store_is_killed_too(tmp_path: Path, tally: Tally) -> None:
+@pytest.mark.parametrize("number", range(share(6)))
+def test_the_object_store_is_killed_too(tmp_path: Path, number: int, tally: Tally) -> None:
     if seaweed.program() is None:
         pytest.skip(seaweed.NOT_INSTALLED)
-    count = 5 * share(1)
     with seaweed.seaweed() as server:
-        burn(tmp_path, "s3://kestrel/kills", server.options(), "shipped", count, server)
-    tally.add("kills of an object store while a queue is shipped to it", count // 5)
+        seed = 1000 * SEED + number
+        burn(tmp_path, "s3://kestrel/kills", server.options(), "shipped", SERVER_KILLS, server, seed)
+    tally.add("kills of an object store while a queue is shipped to it", SERVER_KILLS)

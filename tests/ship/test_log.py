@@ -10,16 +10,18 @@ from unittest.mock import patch
 import pytest
 
 from kestrelpy import UnsupportedFormat
-from kestrelpy.ship import StoreUnavailable, log
+from kestrelpy.ship import Listed, StoreUnavailable, log
 from kestrelpy.ship import manifest as manifests
 from kestrelpy.ship import slots as codec
 from kestrelpy.ship.errors import StoreDamaged
 from kestrelpy.ship.log import Opening, SlotTaken, Steps
 from kestrelpy.ship.manifest import LogState
 from kestrelpy.ship.slots import CLOSE, DATA, FENCE, Slot
+from kestrelpy.ship.store import Listing
 from kestrelpy.testing.stores import Fault, MemoryStore, SimulatedStore
 from tests.ship import log_explorer
 from tests.ship.log_explorer import PREFIX, QUEUE_ID, Owner, World, Wrong, data_slot, explore
+from tests.ship.logs import resealed_slot
 from tests.support.budget import SEED, Tally, share
 
 OPENING = Opening(QUEUE_ID, b"n" * 16, "me", 0, 1_700_000_000_000)
@@ -346,7 +348,43 @@ def test_a_hole_is_not_the_end_for_a_reader() -> None:
     found = log.carry_out(log.read_end_surely(PREFIX, old), store, lambda _: None)
     assert (found.begun_at, found.manifest()) == (5, whole.manifest())
     assert log.carry_out(log.read_end_surely(PREFIX), store, lambda _: None).manifest() == whole.manifest()
+    store.create(PREFIX + codec.slot_key(3), b"somebody took the hole for the end")
+    assert log.carry_out(log.read_on(PREFIX, old), store, lambda _: None).manifest() == whole.manifest()
 
 
 def test_a_manifest_that_is_not_there() -> None:
     assert log.carry_out(log.read_manifest(PREFIX, 2), written(3), lambda _: None) is None
+
+
+class StaleListings(MemoryStore):
+    """Its listings show so many times a manifest that is gone."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def list(self, prefix: str) -> Listing:
+        found, self.times = super().list(prefix), self.times - 1
+        return [*found, Listed(PREFIX + manifests.manifest_key(2), 1, 1)] if self.times >= 0 else found
+
+
+def test_a_manifest_that_is_listed_and_gone() -> None:
+    """A collection may have deleted it since. One that is listed again and again is lost."""
+    for times in (1, 4):
+        store = StaleListings(times)
+        store.replace_all(written(3).contents())
+        assert log.carry_out(log.read_end(PREFIX), store, lambda _: None).slot == 3
+    store = StaleListings(5)
+    with pytest.raises(StoreDamaged, match="it is listed, and is not there"):
+        log.carry_out(log.read_end(PREFIX), store, lambda _: None)
+
+
+def test_a_newer_version_is_told_from_damage() -> None:
+    store = written(2)
+    slot = store.read(PREFIX + codec.slot_key(2))
+    assert slot is not None
+    newer = resealed_slot(slot[:8] + b"\3" + slot[9:])
+    assert codec.slot_version(newer) == 3
+    store.create(PREFIX + codec.slot_key(3), newer)
+    with pytest.raises(UnsupportedFormat):
+        log.carry_out(log.read_end(PREFIX), store, lambda _: None)

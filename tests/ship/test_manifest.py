@@ -23,7 +23,17 @@ from kestrelpy.ship.manifest import LogState, Manifest, TailSlot
 from kestrelpy.ship.slots import DATA, FENCE, SEAL, DroppedReader, SealedSegment, ShippedLedger, Slot
 from tests.ship import second_reader
 from tests.ship.examples import CHECKPOINT, SEALED, example_log
-from tests.ship.logs import QUEUE_ID, Author, flipped, mutated, random_log, resealed_manifest, resealed_slot, slots_of
+from tests.ship.logs import (
+    QUEUE_ID,
+    Author,
+    flipped,
+    mutated,
+    random_log,
+    renumbered,
+    resealed_manifest,
+    resealed_slot,
+    slots_of,
+)
 from tests.ship.test_slots import assert_same_segment, state_facts, their_facts
 from tests.support.budget import SEED, share
 from tests.support.paths import ROOT
@@ -190,14 +200,6 @@ def forged_log(log: list[bytes], random: Random) -> list[bytes]:
         tries = [resealed_slot(mutated(log[at], random)) for _ in range(40)]
         log[at] = next((each for each in tries if slot_codec.decode_slot(each) is not None), log[at])
     return renumbered(log) if random.random() < 0.9 else log
-
-
-def renumbered(log: list[bytes]) -> list[bytes]:
-    made: list[bytes] = []
-    for slot, data in enumerate(log, start=1):
-        before = made[-1][-4:] if made else bytes(4)
-        made.append(resealed_slot(data[:16] + slot.to_bytes(8, "little") + data[24:72] + before + data[76:]))
-    return made
 
 
 def assert_same_log(log: list[bytes]) -> bool:

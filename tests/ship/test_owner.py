@@ -15,13 +15,14 @@ from kestrelpy._reading.local_source import LocalSource
 from kestrelpy._writing.export import Export
 from kestrelpy.ship import history, owner
 from kestrelpy.ship.history import History
+from kestrelpy.ship.lease import OwnLease
 from kestrelpy.ship.opened import LogOpening
 from kestrelpy.ship.owner import LogOwner, Upload, Uploaded
 from kestrelpy.ship.ship_file import ShipFile
 from kestrelpy.ship.shipper import Shipper
 from kestrelpy.ship.store import Store
 from tests.ship import owner_explorer
-from tests.ship.owner_explorer import EagerReaders, World, explore
+from tests.ship.owner_explorer import EagerReaders, LeasedOwners, World, explore
 from tests.support.budget import SEED, Tally, share
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -32,8 +33,16 @@ def test_worlds_of_eager_readers(tally: Tally) -> None:
     tally.add("crashes of owners that ship", counts["kills"] + counts["power cuts"])
 
 
+def test_worlds_of_leased_owners(tally: Tally) -> None:
+    worlds = share(1_000)
+    counts = explore(SEED * 1_000_000, worlds, make=LeasedOwners)
+    for what in ("restores", "puts refused", "owners alive", "puts"):
+        assert counts[what] > worlds // 50, counts
+    tally.add("crashes of owners that ship", counts["kills"] + counts["power cuts"])
+
+
 def test_worlds(tally: Tally) -> None:
-    worlds = share(4_500)
+    worlds = share(2_500)
     counts = explore(SEED * 1_000_000, worlds)
     for what in ("openings", "kills", "power cuts", "closes", "restores", "puts"):
         assert counts[what] > worlds // 2, counts
@@ -134,8 +143,10 @@ def foreign_queue_accepted() -> Iterator[None]:
 
 @planted
 def ack_before_slot() -> Iterator[None]:
-    def note(self: Shipper, export: Export) -> None:
-        real_note(self, export)
+    def note(self: Shipper) -> None:
+        real_note(self)
+        export = self._export()
+        assert export is not None
         export._syncer.acks.note_later(export.last_id)
 
     with patch.object(Shipper, "_note", note):
@@ -166,9 +177,38 @@ def fence_of_another_taken_for_ours() -> Iterator[None]:
         yield
 
 
+@planted
+def lease_from_answer() -> Iterator[None]:
+    def renew(self: OwnLease) -> None:
+        self._renewed = self._elapsed()
+
+    with patch.object(OwnLease, "renew", renew):
+        yield
+
+
+@planted
+def lease_not_asked() -> Iterator[None]:
+    with patch.object(OwnLease, "left", 1.0):
+        yield
+
+
+@planted
+def lease_of_another_not_asked() -> Iterator[None]:
+    with patch.object(LogOpening, "_may_be_alive", lambda self, state: False):
+        yield
+
+
+IN_THEIR_WORLDS: dict[str, type[World]] = {
+    "retire_before_seal": EagerReaders,
+    "lease_from_answer": LeasedOwners,
+    "lease_not_asked": LeasedOwners,
+    "lease_of_another_not_asked": LeasedOwners,
+}
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_faults_are_found(name: str, tally: Tally) -> None:
     with PLANTED[name](), pytest.raises(Exception) as raised:  # noqa: PT011 - a fault may end in any error
-        explore(SEED * 1_000_000, 2_000, make=EagerReaders if name == "retire_before_seal" else World)
+        explore(SEED * 1_000_000, 2_000, make=IN_THEIR_WORLDS.get(name, World))
     assert not isinstance(raised.value, AttributeError | NameError | TypeError), "the plant itself is wrong"
     tally.add("planted faults caught", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from random import Random
 from typing import Any, cast
 
@@ -19,14 +20,17 @@ from kestrelpy.ship import (
     queues,
     reading,
     remote_check,
+    restore,
     status,
     verify,
 )
 from kestrelpy.ship import slots as codec
 from kestrelpy.ship.identity import IDENTITY_KEY, QueueIdentity, decode_identity, encode_identity
-from kestrelpy.ship.slots import DATA, SEAL
+from kestrelpy.ship.manifest import manifest_key
+from kestrelpy.ship.slots import DATA, MOST_SLOTS, SEAL
 from kestrelpy.testing import MemoryDisk
 from kestrelpy.testing.stores import MemoryStore, SimulatedStore
+from tests.ship.logs import resealed_manifest
 from tests.ship.restores import collect, grown, queue_on, small_log
 from tests.ship.shipped import QUEUE, Shipper
 from tests.support.budget import ALL, SEED, Tally, drawn
@@ -138,6 +142,40 @@ def test_the_queues_of_a_store() -> None:
 
 
 # -- verify ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [MOST_SLOTS, 10**9])
+def test_a_number_is_nothing_to_allocate_by(number: int) -> None:
+    """The only manifest is one of a slot that is far away: nothing that costs as much as its number."""
+    store = MemoryStore()
+    shipper = small_log(store, with_manifest=False)
+    shipper.close()
+    shipper.manifest()
+    objects = store.contents()
+    data, modified_ms = objects.pop(f"{QUEUE}/{manifest_key(shipper.state.slot)}")
+    forged = resealed_manifest(data[:40] + number.to_bytes(8, "little") + data[48:])
+    objects[f"{QUEUE}/{manifest_key(number)}"] = forged, modified_ms
+    store.replace_all(objects)
+    tracemalloc.start()
+    try:
+        assert verify(store, QUEUE).manifests == 1
+        assert status(store, QUEUE).slot == number
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20
+
+
+def test_numbers_begin_at_one() -> None:
+    """An object that is numbered 0 is none of a queue's, and changes nothing."""
+    shipper = small_log()
+    collect(shipper, shipper.state.slot)
+    expected = status(shipper.store, QUEUE), verify(shipper.store, QUEUE)
+    for key in (codec.slot_key(0), manifest_key(0)):
+        shipper.store.create(f"{QUEUE}/{key}", b"")
+    assert (status(shipper.store, QUEUE), verify(shipper.store, QUEUE)) == expected
+    with pytest.raises(NoSuchQueue, match="kept no more"):
+        restore(shipper.store, QUEUE, "/elsewhere", at_slot=2, disk=MemoryDisk())
 
 
 @given(st.integers(0, 10_000))

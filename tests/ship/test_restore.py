@@ -11,19 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kestrelpy import QueueLocked, RestoreIncomplete, scan
+from kestrelpy import JournaledQueue, QueueLocked, RestoreIncomplete, scan
 from kestrelpy._disk.real import RealDisk
+from kestrelpy._journal.checkpoint import load_checkpoint
+from kestrelpy._journal.file_names import mark_name
 from kestrelpy._journal.format import Checkpoint
 from kestrelpy.errors import InvalidName
 from kestrelpy.inbox import last_version
 from kestrelpy.ship import (
     NoSuchQueue,
     RestoreTargetExists,
+    Ship,
     open_store,
     reading,
     restore,
 )
-from kestrelpy.ship.restoring import needed
+from kestrelpy.ship.restoring import is_taken, needed
 from kestrelpy.ship.ship_file import ShipFile, read_ship_file
 from kestrelpy.testing import MemoryDisk
 from kestrelpy.testing.clock import ManualClock
@@ -234,6 +237,38 @@ def test_an_empty_log_makes_an_empty_queue() -> None:
     check_restored(shipper, shipper.moments[0])
 
 
+def test_a_restored_queue_that_is_empty_has_a_mark() -> None:
+    """By it an opening knows which queue that is, before it has a segment."""
+    disk, other = MemoryDisk(), MemoryDisk()
+    with queue_on(disk) as queue:
+        queue.put(b"one")
+        shipper = Shipper(MemoryStore(), disk)
+        shipper.fence()
+    restore(shipper.store, QUEUE, HERE, disk=other)
+    state, exists = load_checkpoint(other.directory(HERE), mark_name(QUEUE))
+    assert exists
+    assert state is not None
+    assert (state.head, state.queue_id) == (0, shipper.state.header.queue_id if shipper.state.header else b"")
+
+
+def test_one_rule_says_whether_a_queue_is_there(tmp_path: Path) -> None:
+    """A file that only begins like a queue's is none; a ledger is, for ``restore`` as for ``on_missing``."""
+    store, folder = MemoryStore(), tmp_path / "there"
+    with JournaledQueue(tmp_path / "here", QUEUE, ship=Ship(store, interval=0)) as queue:
+        queue.put(b"one")
+    folder.mkdir()
+    (folder / f"{QUEUE}.txt").write_bytes(b"a note")
+    with JournaledQueue(folder, QUEUE, ship=Ship(store, interval=0, on_missing="restore")) as queue:
+        assert queue.get(timeout=0).data == b"one"
+    inbox = tmp_path / "ledger" / "inbox"
+    inbox.mkdir(parents=True)
+    (inbox / f"{QUEUE}.batches").write_bytes(b"")
+    assert is_taken(MemoryDisk().directory(HERE, create=True), QUEUE, MemoryDisk()) is False
+    assert is_taken(RealDisk().directory(str(tmp_path / "ledger")), QUEUE, None)
+    with pytest.raises(RestoreTargetExists):
+        restore(store, QUEUE, tmp_path / "ledger")
+
+
 def test_the_ledger_of_the_inbox_comes_along() -> None:
     shipper, disk = log_with_a_batch(), MemoryDisk()
     restore(shipper.store, QUEUE, HERE, disk=disk)
@@ -380,7 +415,8 @@ def test_errors_carry_their_facts() -> None:
             {"store": "file:///s", "queue": "jobs", "reason": "why", "first_slot": 3, "first_ms": 4},
         ),
         (RestoreTargetExists("/d/jobs"), {"path": "/d/jobs", "filename": "/d/jobs", "errno": errno.EEXIST}),
-        (RestoreIncomplete("/d/jobs"), {"path": "/d/jobs"}),
+        (RestoreIncomplete("/d/jobs"), {"path": "/d/jobs", "lazily": False, "follows": False}),
+        (RestoreIncomplete("/d/jobs", follows=True), {"path": "/d/jobs", "follows": True}),
     ]
     for error, facts in errors:
         again = pickle.loads(pickle.dumps(error))

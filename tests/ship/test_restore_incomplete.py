@@ -15,7 +15,7 @@ FOLDER = "/queues"
 OPENINGS: dict[str, Callable[[Any], Any]] = {
     "JournaledQueue": lambda disk: JournaledQueue(FOLDER, "jobs", disk=disk),
     "WorkQueue": lambda disk: WorkQueue(FOLDER, "jobs", disk=disk),
-    "open_reader": lambda disk: open_reader(FOLDER, "jobs", "audit", disk=disk),
+    "open_reader": lambda disk: open_reader(FOLDER, "jobs", "audit", disk=disk, create=True),
     "scan": lambda disk: list(scan(FOLDER, "jobs", disk=disk)),
     "verify": lambda disk: verify(FOLDER, "jobs", disk=disk),
     "inspect": lambda disk: inspect(FOLDER, "jobs", disk=disk),

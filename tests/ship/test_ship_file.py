@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kestrelpy import CorruptJournal, UnsupportedFormat
+from kestrelpy._disk.real import RealDisk
 from kestrelpy.ship.ship_file import (
+    MAX_URL_BYTES,
     MOST_NONCES,
     ShipFile,
     decode_ship_file,
@@ -64,6 +70,23 @@ def test_damage_is_told_from_a_newer_version() -> None:
         with pytest.raises(error):
             read_ship_file(folder, "jobs")
         folder.unlink("jobs.ship")
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    """Its size is nothing to allocate by: it may be a hole of terabytes."""
+    folder = RealDisk().directory(str(tmp_path))
+    largest = ShipFile("x" * MAX_URL_BYTES, QUEUE_ID, NONCES[:1] * MOST_NONCES)
+    write_ship_file(folder, "jobs", largest)
+    assert read_ship_file(folder, "jobs") == largest
+    os.truncate(tmp_path / "jobs.ship", 1 << 43)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptJournal):
+            read_ship_file(folder, "jobs")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+        folder.close()
 
 
 def test_each_opening_adds_its_nonce_and_the_next_good_one_forgets_the_rest() -> None:

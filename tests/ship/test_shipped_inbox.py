@@ -113,9 +113,9 @@ def planted(plant: Callable[[], Iterator[None]]) -> None:
 def intent_late() -> Iterator[None]:
     real = LogOwner.note_ledger
 
-    def note(self: LogOwner, ledger: ShippedLedger, from_id: int) -> None:
+    def note(self: LogOwner, ledger: ShippedLedger, from_items: int) -> None:
         intent = ledger.state().intent
-        real(self, ledger, from_id if intent is None else from_id + intent.items)
+        real(self, ledger, from_items if intent is None else from_items + intent.items)
 
     with patch.object(LogOwner, "note_ledger", note):
         yield
@@ -125,8 +125,8 @@ def intent_late() -> Iterator[None]:
 def taken_in_early() -> Iterator[None]:
     real = LogOwner.note_ledger
 
-    def note(self: LogOwner, ledger: ShippedLedger, from_id: int) -> None:
-        real(self, ledger, from_id if ledger.state().intent is not None else from_id - 39)
+    def note(self: LogOwner, ledger: ShippedLedger, from_items: int) -> None:
+        real(self, ledger, from_items if ledger.state().intent is not None else from_items - 39)
 
     with patch.object(LogOwner, "note_ledger", note):
         yield

@@ -21,7 +21,16 @@ from unittest.mock import patch
 
 import pytest
 
-from kestrelpy import ForkedQueue, JournaledQueue, QueueClosed, QueueEmpty, QueueFull, ReaderConfig, open_reader
+from kestrelpy import (
+    ForkedQueue,
+    JournaledQueue,
+    QueueClosed,
+    QueueEmpty,
+    QueueFull,
+    ReaderConfig,
+    UnsupportedFormat,
+    open_reader,
+)
 from kestrelpy.ship import (
     Collected,
     Fenced,
@@ -38,11 +47,13 @@ from kestrelpy.ship import (
     verify,
 )
 from kestrelpy.ship.log import Opening, carry_out, open_log, read_end
+from kestrelpy.ship.manifest import encode_manifest, manifest_key
 from kestrelpy.ship.shipper import Shipper
-from kestrelpy.ship.slots import CLOSE
+from kestrelpy.ship.slots import CLOSE, slot_key
 from kestrelpy.testing import ManualClock
 from kestrelpy.testing.stores import Fault, MemoryStore, Request, SimulatedStore
 from tests.ship.in_store import items_of, log_of, no_pause
+from tests.ship.logs import resealed_slot
 from tests.support.patience import PATIENCE, until
 
 Acks = Literal["disk", "shipped"]
@@ -176,7 +187,7 @@ def test_a_reader_in_another_place_is_shipped_too(tmp_path: Path) -> None:
     with JournaledQueue(tmp_path, "jobs", sync="always", ship=Ship(store, interval=0)) as queue:
         queue.put(b"1")
         queue.put(b"2")
-        with contextlib.closing(open_reader(tmp_path, "jobs", "outside", start="earliest")) as outside:
+        with contextlib.closing(open_reader(tmp_path, "jobs", "outside", create=True, start="earliest")) as outside:
             outside.commit(outside.get())
             outside.checkpoint()
             until(lambda: (state := log_of(store).checkpoints.get("outside")) is not None and state.head == 1)
@@ -353,7 +364,7 @@ def test_a_queue_that_is_behind(tmp_path: Path, slow: Slow, when_behind: Literal
         queue.put(b"x" * 2000)
         until(lambda: shipping.status().state == "away" and queue._status.gate is not None)
         with pytest.raises(QueueFull, match="2,000 bytes are not in the store"):
-            queue.put(b"another")
+            queue.put(b"another", timeout=0)
         with pytest.raises(QueueFull, match="behind"):
             queue.put(b"another", timeout=0.02)
         future_raises = pytest.raises(QueueFull, match="behind")
@@ -361,7 +372,7 @@ def test_a_queue_that_is_behind(tmp_path: Path, slow: Slow, when_behind: Literal
             queue.put_future(b"another")
         threading.Timer(0.05, lambda: setattr(slow, "is_away", False)).start()
         if when_behind == "block":
-            assert queue.put(b"waits", timeout=PATIENCE) == 2
+            assert queue.put(b"waits") == 2
         shipping.flush(PATIENCE)
         until(lambda: queue._status.gate is None)
         queue.put(b"y")
@@ -506,7 +517,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         JournaledQueue(tmp_path, "jobs", journaled=False, ship=Ship(MemoryStore()))
     for wrong in (1, True, b"file:///x", MemoryStore()):
         with pytest.raises(TypeError):
-            JournaledQueue(tmp_path, "jobs", ship=wrong)  # type: ignore[arg-type]
+            JournaledQueue(tmp_path, "jobs", ship=wrong)  # type: ignore[call-overload]
     for options in ({"acks": "never"}, {"interval": -1}, {"chunk_bytes": 1}, {"when_behind": "wait"}, {"uploads": 0}):
         with pytest.raises(ValueError):  # noqa: PT011
             Ship("file:///x", **options)
@@ -587,13 +598,32 @@ def test_a_slot_that_is_lost_is_not_taken_for_the_end(tmp_path: Path) -> None:
     assert store.contents() == before
 
 
+@pytest.mark.parametrize("how", ["it is missing", "it is of another opening"])
+def test_the_last_fence_is_needed(tmp_path: Path, how: str) -> None:
+    """A manifest leads behind it, but only the FENCE says from which id on its epoch may have given out ids."""
+    store = MemoryStore()
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(store)) as queue:
+        queue.put(b"1")
+    state = log_of(store)
+    store.create(f"jobs/{manifest_key(state.slot)}", encode_manifest(state.manifest()))
+    objects = store.contents()
+    key = f"jobs/{slot_key(state.fences[-1])}"
+    fence, modified_ms = objects.pop(key)
+    if how != "it is missing":
+        objects[key] = resealed_slot(fence[:32] + b"another's nonce!" + fence[48:]), modified_ms
+    store.replace_all(objects)
+    with pytest.raises(StoreDamaged, match=key):
+        JournaledQueue(tmp_path, "jobs", ship=Ship(store))
+    assert store.contents() == objects
+
+
 def test_a_reader_that_took_over_the_default_one_is_shipped_by_its_own_name(tmp_path: Path) -> None:
     store = MemoryStore()
     with JournaledQueue(tmp_path, "jobs") as queue:
         queue.put(b"1")
         queue.put(b"2")
         queue.commit(queue.get())
-    with contextlib.closing(open_reader(tmp_path, "jobs", "named")):
+    with contextlib.closing(open_reader(tmp_path, "jobs", "named", create=True)):
         pass
     with JournaledQueue(tmp_path, "jobs", ship=Ship(store)) as queue:
         assert queue.shipping is not None
@@ -657,6 +687,34 @@ def test_a_collection_says_why_it_was_not_done(tmp_path: Path, slow: Slow) -> No
         shipping.collect(PATIENCE)
 
 
+@pytest.mark.parametrize("version", [b"\2", b"\4"])
+def test_a_damaged_manifest_ends_a_collection_and_not_the_shipping(tmp_path: Path, version: bytes) -> None:
+    """Three failures in a row would end it, and with it the queue: a collection that somebody waits for is repeated."""
+    clock = ManualClock(1_700_000_000_000)
+    store = MemoryStore(clock=clock)
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(store, acks="shipped", interval=0, history=100)) as queue:
+        assert queue.shipping is not None
+        for number in range(5):
+            clock.advance(60)
+            queue.put(b"%d" % number)
+            state = log_of(store)
+            store.create(f"jobs/{manifest_key(state.slot)}", encode_manifest(state.manifest()))
+        objects = store.contents()
+        for each in store.list("jobs/manifest/")[:-1]:
+            data, modified_ms = objects[each.key]
+            changed = data if version != b"\2" else data[:-1] + bytes([data[-1] ^ 1])
+            objects[each.key] = changed[:8] + version + changed[9:], modified_ms
+        store.replace_all(objects)
+        for _ in range(2):
+            with pytest.raises(StoreDamaged if version == b"\2" else UnsupportedFormat, match="jobs/manifest/"):
+                queue.shipping.collect(PATIENCE)
+        assert store.contents().keys() >= objects.keys()
+        assert queue.shipping.status().state == "shipping"
+        assert "jobs/manifest/" in queue.shipping.status().last_error
+        queue.put(b"5")
+        assert items_of(store)[6] == b"5"
+
+
 def test_a_segment_in_many_slots_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kestrelpy.ship.owner.MOST_TAIL_SLOTS", 5)
     store = MemoryStore()
@@ -690,11 +748,16 @@ def test_a_queue_that_is_missing_is_restored_if_the_user_says_so(tmp_path: Path)
 # -- ends ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_queue_that_nobody_has_is_not_kept_by_its_shipping(tmp_path: Path) -> None:
-    store = MemoryStore()
-    queue = JournaledQueue(tmp_path, "jobs", ship=Ship(store, interval=0.01))
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_queue_that_nobody_has_is_not_kept_by_its_shipping(tmp_path: Path, slow: Slow, is_away: bool) -> None:
+    queue = JournaledQueue(tmp_path, "jobs", ship=Ship(slow, interval=0.01))
+    slow.is_away = is_away
     queue.put(b"1")
     assert queue._shipment is not None
+    if is_away:
+        shipper = queue._shipment._shipper
+        until(lambda: shipper.status().state == "away")
+        del shipper
     thread, gone = queue._shipment._shipper._thread, weakref.ref(queue)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -703,7 +766,8 @@ def test_a_queue_that_nobody_has_is_not_kept_by_its_shipping(tmp_path: Path) -> 
     assert [each.category for each in caught] == [ResourceWarning]
     thread.join(PATIENCE)
     assert not thread.is_alive()
-    with JournaledQueue(tmp_path, "jobs", ship=Ship(store)) as again:
+    slow.is_away = False
+    with JournaledQueue(tmp_path, "jobs", ship=Ship(slow)) as again:
         assert again.get().data == b"1"
 
 

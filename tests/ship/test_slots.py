@@ -160,8 +160,8 @@ def test_every_flipped_bit_and_every_cut_of_a_slot_is_seen(name: str) -> None:
 
 def test_another_version_or_kind_is_told_from_damage() -> None:
     data = NAMED["fence"]
-    newer = resealed_slot(data[:8] + b"\2\0" + data[10:])
-    assert (codec.decode_slot(newer), codec.slot_version(newer), codec.slot_kind(newer)) == (None, 2, None)
+    newer = resealed_slot(data[:8] + b"\3\0" + data[10:])
+    assert (codec.decode_slot(newer), codec.slot_version(newer), codec.slot_kind(newer)) == (None, 3, None)
     other = resealed_slot(data[:10] + b"\5\0" + data[12:])
     assert (codec.decode_slot(other), codec.slot_version(other), codec.slot_kind(other)) == (None, 1, 5)
     assert codec.decode_header(other) is None
@@ -660,3 +660,12 @@ def assert_same_segment(segment: SealedSegment, theirs: dict[str, object]) -> No
         "records_end": footer.records_end,
         "number": segment.number,
     }
+
+
+def test_a_slot_without_a_move_that_says_it_has_one_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = whole(NAMED["first bytes"])
+    with monkeypatch.context() as patch:
+        patch.setattr(codec, "has_moves", lambda states: True)
+        data = codec.encode_slot(slot)
+    assert codec.slot_version(data) == codec.MOVES_VERSION
+    assert codec.decode_slot(data) is None

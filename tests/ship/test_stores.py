@@ -163,13 +163,30 @@ def test_no_secret_is_in_what_a_refused_request_raises(s3: Seaweed, request_: st
         REQUESTS[request_](store)
     error = caught.value
     told = "".join((str(error), repr(error), repr(error.__dict__), repr(store), store.describe()))
-    assert error.reason.endswith("403" if request_ == "a part" else "403 SignatureDoesNotMatch")
+    assert error.reason.endswith("403 SignatureDoesNotMatch")
     assert (error.__cause__, error.__context__) == (None, None)
     for secret in (wrong, s3.access_key, s3.secret, "Signature="):
         assert secret not in told
         assert secret.encode() not in pickle.dumps(error)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.store, again.key, again.reason) == (str(error), error.store, error.key, error.reason)
+
+
+def test_a_part_is_one_request_unless_it_begins_at_the_end(s3: Seaweed, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = s3.store("parts"), []
+    head = obstore.head
+    monkeypatch.setattr(obstore, "head", lambda inner, key: asked.append(key) or head(inner, key))  # type: ignore[func-returns-value]
+    assert store.create("jobs/1", b"data")
+    assert [store.read("jobs/1", *which) for which in ((1, 2), (1, 9), (2, None), (3, 1))] == [
+        b"at",
+        b"ata",
+        b"ta",
+        b"a",
+    ]
+    assert store.read("jobs/2", 1, 2) is None
+    assert not asked
+    assert [store.read("jobs/1", *which) for which in ((4, 1), (4, None), (9, 2), (1, 0))] == [b""] * 4
+    assert len(asked) == 4
 
 
 def test_a_store_of_objects_is_not_pickled(s3: Seaweed) -> None:
@@ -183,6 +200,13 @@ def test_nobody_listens(request_: str) -> None:
     store = open_store("s3://bucket", options={**options, "client_options": {"allow_http": True}}, request_timeout=0.5)
     with pytest.raises(StoreUnavailable, match=r"connection refused|no connection|no answer in time"):
         REQUESTS[request_](store)
+
+
+def test_an_endpoint_without_tls_has_to_be_allowed() -> None:
+    options = {"endpoint": "http://127.0.0.1:9", "access_key_id": "a", "secret_access_key": "s", "region": "r"}
+    store = open_store("s3://bucket", options=options, request_timeout=0.5)
+    with pytest.raises(StoreUnavailable, match="without TLS needs client_options"):
+        store.read("key")
 
 
 def test_a_forked_child_makes_no_request() -> None:

@@ -43,7 +43,7 @@ def test_the_queue_goes_on_elsewhere(tmp_path: Path) -> None:
     assert restored.last_id == 60
     with pytest.raises(ShippingRequired):
         JournaledQueue(there, "jobs")
-    with JournaledQueue(there, "jobs", segment_bytes=4096, ship=Ship(store, interval=0)) as taken:
+    with JournaledQueue(there, "jobs", segment_bytes=4096, ship=Ship(store, interval=0, owner="there")) as taken:
         assert taken.get().id == 21
         new_id = taken.put(b"new")
         assert new_id == 60 + GAP
@@ -53,7 +53,7 @@ def test_the_queue_goes_on_elsewhere(tmp_path: Path) -> None:
             queue.shipping.flush(PATIENCE)
         queue.close()
     assert items_of(store) == put
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match="'there', in epoch 2"):
         JournaledQueue(here, "jobs", ship=Ship(store))
     with JournaledQueue(there, "jobs", ship=Ship(store)) as taken:
         assert taken.put(b"newer") == new_id + 1
@@ -105,6 +105,23 @@ def test_a_restore_of_an_earlier_moment_is_a_branch(tmp_path: Path) -> None:
     with JournaledQueue(tmp_path / "2", "jobs", ship=elsewhere) as queue:
         assert queue.put(b"another second") == 2
     assert items_of(open_store(elsewhere)) == {1: b"1", 2: b"another second"}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_copy_does_not_begin_a_log_where_its_own_is_gone(tmp_path: Path, *, lazy: bool) -> None:
+    """The folder of the store is not mounted, or the bucket was emptied."""
+    store = MemoryStore()
+    with JournaledQueue(tmp_path / "here", "jobs", ship=Ship(store)) as queue:
+        queue.put(b"1")
+    objects = store.contents()
+    restore(store, "jobs", tmp_path / "there", lazy=lazy)
+    store.replace_all({})
+    with pytest.raises(HistoryMismatch, match=r"has nothing of this queue, and slot \d of its log was there"):
+        JournaledQueue(tmp_path / "there", "jobs", ship=Ship(store))
+    assert store.contents() == {}
+    store.replace_all(objects)
+    with JournaledQueue(tmp_path / "there", "jobs", ship=Ship(store)) as queue:
+        assert queue.get().data == b"1"
 
 
 def test_the_owner_that_has_gone_on_keeps_the_log_from_its_copy(tmp_path: Path) -> None:

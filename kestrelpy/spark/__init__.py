@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kestrelpy.arrow.errors import FilesNotSeen
 from kestrelpy.spark.session import JavaMissing, local_session, register
 
 if TYPE_CHECKING:
     from kestrelpy.spark.buffer.driver_buffer import DriverBuffer
     from kestrelpy.spark.buffer.rows import UndecodableItem
     from kestrelpy.spark.lake.conversion import LAKE_SCHEMA, LakeSummary, archive_to_parquet
-    from kestrelpy.spark.locations import FilesNotSeen
     from kestrelpy.spark.read.stream import DataLoss
     from kestrelpy.spark.report.load_report import LoadReport, NothingToReport, load_report
-    from kestrelpy.spark.write.sink import SinkMistake
+    from kestrelpy.spark.write.targets import SinkMistake
 
 __all__ = [
     "LAKE_SCHEMA",
@@ -39,12 +39,11 @@ __all__ = [
 _LATER = {
     "DataLoss": "read.stream",
     "DriverBuffer": "buffer.driver_buffer",
-    "FilesNotSeen": "locations",
     "LAKE_SCHEMA": "lake.conversion",
     "LakeSummary": "lake.conversion",
     "LoadReport": "report.load_report",
     "NothingToReport": "report.load_report",
-    "SinkMistake": "write.sink",
+    "SinkMistake": "write.targets",
     "UndecodableItem": "buffer.rows",
     "archive_to_parquet": "lake.conversion",
     "load_report": "report.load_report",

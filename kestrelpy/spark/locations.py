@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import platform
 import re
 from typing import TYPE_CHECKING
-
-from kestrelpy.errors import KestrelError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _SLOT_SETTINGS = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
-
-
-class FilesNotSeen(KestrelError, FileNotFoundError):
-    """This process must read ``path``, as planned, and does not see it.
-
-    ``reason`` says why this does not count as "nothing to read".
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        message = (
-            f"{platform.node() or 'this machine'} does not see what was planned to be read: {reason}. Every executor "
-            'must see the same folder under this path (docs/spark.md, "On a cluster")'
-        )
-        super().__init__(errno.ENOENT, message, path)
-        self.path = path
-        self.reason = reason
 
 
 def local_folder(place: str | os.PathLike[str]) -> str:

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from kestrelpy.spark.read.columns import SCHEMA
+from kestrelpy.arrow.columns import SCHEMA
 
 __all__ = ["SCHEMA", "KestrelSource"]
 

@@ -102,5 +102,15 @@ def _is_store(folder: str, queue: str | None) -> bool:
     return True
 
 
+def is_store_alone(folder: str) -> bool:
+    """Whether a folder is a store of shipped queues, and no folder of queues."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    is_store = any(_has_identity(folder, name) for name in names)
+    return is_store and all(file_names.parse_owner(name) is None for name in names)
+
+
 def _has_identity(folder: str, name: str) -> bool:
     return file_names.is_name(name) and os.path.isfile(f"{folder}/{name}/{IDENTITY_KEY}")

@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 import pickle
-import random
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from kestrelpy import JournaledQueue, Record, scan
-from kestrelpy._journal.file_names import lasting_name
-from kestrelpy.spark.read.columns import ARROW_SCHEMA
-from kestrelpy.spark.read.part import PartReader, SegmentPart
+from kestrelpy import JournaledQueue
+from kestrelpy.arrow.columns import ARROW_SCHEMA
+from kestrelpy.arrow.pieces import PieceReader
+from kestrelpy.spark.read.part import SegmentPart
 from kestrelpy.spark.read.store_part import StorePart
+from tests.support.journals import ROW
 from tests.support.patience import PATIENCE
 
-ROW = tuple[Any, ...]
 Shipped = Callable[..., JournaledQueue]
-
-
-def fill(queue: JournaledQueue, rnd: random.Random, count: int, *, largest: int = 300) -> None:
-    """Plain items, empty ones, some that expire, batches of both kinds."""
-    for _ in range(count):
-        kind = rnd.random()
-        size = rnd.choice([0, rnd.randrange(40), rnd.randrange(1, largest)])
-        if kind < 0.05:
-            items = [rnd.randbytes(rnd.randrange(30)) for _ in range(rnd.randrange(1, 40))]
-            queue.put_many(items, expires_in=rnd.choice([None, 60.0]))
-        elif kind < 0.15:
-            queue.put(rnd.randbytes(size), expires_in=rnd.randrange(1, 100))
-        else:
-            queue.put(rnd.randbytes(size))
-
-
-def row_of(record: Record) -> ROW:
-    """A record of ``scan`` as the row that Spark shows, instants in microseconds."""
-    expires = None if record.expires_ms is None else record.expires_ms * 1000
-    return (record.id, record.added_ms * 1000, expires, record.error_count, record.data, lasting_name(record.segment))
-
-
-def scanned(folder: Path, queue: str = "jobs", **options: Any) -> list[ROW]:
-    """What ``scan`` shows."""
-    return [row_of(record) for record in scan(folder, queue, **options)]
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[ROW]:
@@ -68,7 +41,7 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> list[ROW]:
 def read_part(part: InputPartition, **options: Any) -> tuple[list[ROW], int]:
     """The rows of a part, and how many bytes of segments it took."""
     assert isinstance(part, SegmentPart)
-    reader = PartReader(part, **options)
+    reader = PieceReader(part.folders, part.pieces, **options)
     return rows_of(reader.batches()), reader.bytes_read
 
 

@@ -30,12 +30,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from kestrelpy import CorruptJournal, InvalidName, JournaledQueue
+from kestrelpy.arrow.columns import ARROW_SCHEMA, SCHEMA
 from kestrelpy.spark import FilesNotSeen
 from kestrelpy.spark.read.batch import BatchReader, FilteringReader, batch_reader
-from kestrelpy.spark.read.columns import ARROW_SCHEMA, SCHEMA
 from kestrelpy.testing import ManualClock
-from tests.spark.journals import ROW, fill, read_part, scanned
+from tests.spark.journals import read_part
 from tests.spark.sessions import need_java, slow_spark, spark  # noqa: F401 - a fixture
+from tests.support.journals import ROW, fill, fill_over_time, scanned
 from tests.support.paths import ROOT
 from tests.support.queues import START_MS
 
@@ -58,10 +59,7 @@ def collected(frame: Any) -> list[ROW]:
 def jobs(folder: Path, open_queue: Open, clock: ManualClock) -> JournaledQueue:
     """A queue of several segments in which time goes by, and which is still open."""
     queue = open_queue(segment_bytes=16 << 10)
-    rnd = random.Random(3)
-    for _ in range(20):
-        fill(queue, rnd, 30)
-        clock.advance(1)
+    fill_over_time(queue, clock)
     return queue
 
 

@@ -219,12 +219,12 @@ def test_a_batch_that_is_ready_too_early_waits_in_peace(open_queue: OpenQueue, m
 def test_a_reader_of_another_process_will_do(open_queue: OpenQueue, folder: Path, seen: Seen) -> None:
     queue = open_queue()
     queue.put_many([b"a", b"b"])
-    reader = open_reader(folder, "jobs", "lake", start="earliest")
+    reader = open_reader(folder, "jobs", "lake", create=True, start="earliest")
     assert buffer_of(reader, seen).run_once() == 2
     assert (folder / "jobs+lake.batch").exists()
     reader.close()
     queue.put(b"c")
-    reader = open_reader(folder, "jobs", "lake")
+    reader = open_reader(folder, "jobs", "lake", create=True)
     assert buffer_of(reader, seen).run_once() == 1
     reader.close()
     assert seen.batches == [(0, [1, 2]), (1, [3])]

@@ -13,13 +13,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from kestrelpy import CorruptJournal, JournaledQueue
 from kestrelpy._journal import format as fmt
-from kestrelpy.spark.read import decode as decoding
+from kestrelpy.arrow import decode as decoding
+from kestrelpy.arrow.columns import ARROW_SCHEMA, LAST_MS, MOST_ROWS, Columns
+from kestrelpy.arrow.decode import NEVER, Run, decode
 from kestrelpy.spark.read.batch import BatchReader
-from kestrelpy.spark.read.columns import ARROW_SCHEMA, LAST_MS, MOST_ROWS, Columns
-from kestrelpy.spark.read.decode import NEVER, Run, decode
 from kestrelpy.testing import ManualClock
-from tests.spark.journals import ROW, fill, read_part, rows_of, scanned
+from tests.spark.journals import read_part, rows_of
 from tests.support.budget import share
+from tests.support.journals import ROW, fill, scanned
 from tests.support.queues import let_die
 
 Open = Callable[..., JournaledQueue]

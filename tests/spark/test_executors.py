@@ -22,9 +22,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from kestrelpy import CorruptJournal, JournaledQueue, inspect, scan
 from kestrelpy._journal.format import HEADER_BYTES
+from kestrelpy.arrow.columns import ARROW_SCHEMA
 from kestrelpy.spark import FilesNotSeen
 from kestrelpy.spark.read.batch import BatchReader
-from kestrelpy.spark.read.columns import ARROW_SCHEMA
 from kestrelpy.spark.read.part import SegmentPart
 from kestrelpy.spark.read.stream import StreamReader
 from kestrelpy.testing import ManualClock

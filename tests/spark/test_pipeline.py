@@ -87,9 +87,12 @@ def test_without_lines_there_is_no_pipeline(tmp_path: Path, capsys: pytest.Captu
 
 
 @long_spark
-def test_the_whole_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("with_store", [False, True])
+def test_the_whole_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str], with_store: bool) -> None:
     need_java()
-    assert main(["--lines", "60000", "--pace", "6000", "--seed", "1", "--keep", str(tmp_path / "kept")]) == 0
+    store = ["--store", f"file://{tmp_path}/store"] if with_store else []
+    assert main(["--lines", "60000", "--pace", "6000", "--seed", "1", "--keep", str(tmp_path / "kept"), *store]) == 0
+    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
     told = capsys.readouterr().out
     assert "kills survived  2" in told
     assert "proven: every line counted once" in told

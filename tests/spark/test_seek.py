@@ -10,13 +10,15 @@ import pytest
 
 from kestrelpy import JournaledQueue
 from kestrelpy._disk.real import RealDisk
+from kestrelpy.arrow.plan import pieces_of
+from kestrelpy.arrow.wanted import Wanted
 from kestrelpy.spark.read.part import SegmentPart
-from kestrelpy.spark.read.plan import parts_of, pieces_of
-from kestrelpy.spark.read.pushdown import Wanted
+from kestrelpy.spark.read.plan import parts_of
 from kestrelpy.testing import ManualClock, MemoryDisk
-from tests.spark.journals import ROW, fill, read_part, scanned
+from tests.spark.journals import read_part
 from tests.support.budget import share
 from tests.support.disks import CountingDisk
+from tests.support.journals import ROW, fill, scanned
 from tests.support.queues import let_die
 
 Open = Callable[..., JournaledQueue]

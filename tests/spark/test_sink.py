@@ -54,7 +54,7 @@ def test_rows_become_items_in_their_order(folder: Path) -> None:
     sink = sink_of(folder)
     many = [b"%d" % number for number in range(2 * CHUNK_ITEMS + 5)]
     first = sink.write(iter([batch_of(*many), batch_of(), batch_of(b"", b"x" * (10 << 20))]))
-    assert (first.part.items, first.query_id) == (len(many) + 2, "")
+    assert (first.parts[0].items, first.query_id) == (len(many) + 2, "")
     sink.commit([first, None, sealed(sink, b"last")])
     assert datas(folder) == [*many, b"", b"x" * (10 << 20), b"last"]
 
@@ -146,7 +146,7 @@ def test_a_stream_knows_its_batches_by_their_numbers(folder: Path) -> None:
         (lambda f: sink_of(f, StructType().add("data", IntegerType())), "the column data, binary or string"),
         (lambda f: sink_of(f, StructType().add("data", StringType()).add("expires", IntegerType())), "a timestamp"),
         (lambda f: sink_of(f).write(iter([batch_of(b"a", None)])), "data is null in a row"),
-        (lambda f: sink_of(f, path="s3://bucket/q"), "'s3://bucket/q' is not a folder of this machine"),
+        (lambda f: sink_of(f, path="hdfs://host/q"), "'hdfs://host/q' is not a folder of this machine"),
         (lambda f: sink_of(f, path="file://host/q"), "after file: comes an absolute path"),
     ],
 )
@@ -204,10 +204,10 @@ def test_an_item_that_the_owner_does_not_take_fails_the_job(folder: Path) -> Non
 def test_parts_that_the_driver_does_not_see_are_told(folder: Path) -> None:
     sink = sink_of(folder)
     message = sealed(sink, b"one")
-    (folder / "inbox" / message.part.name).unlink()
+    (folder / "inbox" / message.parts[0].name).unlink()
     with pytest.raises(FilesNotSeen, match="a task has written this part, and the driver does not see it") as caught:
         sink.commit([message])
-    assert caught.value.path == str(folder / "inbox" / message.part.name)
+    assert caught.value.path == str(folder / "inbox" / message.parts[0].name)
 
 
 def test_tasks_may_write_over_a_network_and_the_driver_may_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,17 +20,19 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from kestrelpy import CorruptJournal, InvalidName, JournaledQueue
 from kestrelpy._journal import format as fmt
+from kestrelpy.arrow.columns import ARROW_SCHEMA
+from kestrelpy.arrow.objects import SealedPiece, SlotPiece, StorePiece, read_objects
 from kestrelpy.ship import BadStoreURL, NoSuchQueue, Ship, StoreDamaged, open_store
 from kestrelpy.spark.read.batch import BatchReader, FilteringReader, batch_reader
-from kestrelpy.spark.read.columns import ARROW_SCHEMA
-from kestrelpy.spark.read.store_part import SealedPiece, SlotPiece, StorePart, StorePiece, read_objects
+from kestrelpy.spark.read.store_part import StorePart
 from kestrelpy.spark.stores import store_of
 from tests.ship.in_store import log_of
 from tests.spark.conftest import SEGMENT_BYTES
-from tests.spark.journals import ROW, Shipped, executed, fill, flush, rows_of, scanned
+from tests.spark.journals import Shipped, executed, flush, rows_of
 from tests.spark.sessions import spark  # noqa: F401 - a fixture
 from tests.spark.test_batch import collected, load
 from tests.support import seaweed
+from tests.support.journals import ROW, fill, scanned
 from tests.support.patience import until
 
 COLUMNS = from_arrow_schema(ARROW_SCHEMA)

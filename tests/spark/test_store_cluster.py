@@ -1,45 +1,19 @@
-"""A cluster whose executors do not see the owner's folder reads a queue from the store.
-
-The executors are processes of ``local-cluster``. Their Python workers run in a mount namespace of their own, in which
-an empty file system lies over the folder. So this needs a user who may mount, as in a container of CI.
-"""
+"""A cluster whose executors do not see the owner's folder reads a queue from the store."""
 
 from __future__ import annotations
 
-import itertools
-import os
 import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from kestrelpy import JournaledQueue
-from kestrelpy.ship import Ship, open_store, restore
+from kestrelpy.ship import open_store, restore
 from tests.spark.journals import flush
-from tests.spark.sessions import need_java, slow_spark
-from tests.support import seaweed
-from tests.support.paths import ROOT
+from tests.spark.sessions import slow_spark
+from tests.spark.store_clusters import store_cluster
 
-_numbers = itertools.count(1)
-PYTHON = """\
-#!/bin/sh
-# Python for Spark; for an executor, with nothing in the owner's folder.
-if tr '\\0' ' ' < "/proc/$PPID/cmdline" | grep -q CoarseGrainedExecutorBackend; then
-    exec unshare -m sh -c 'mount -t tmpfs hidden "$0" && exec "$@"' "{folder}" "{python}" "$@"
-fi
-exec "{python}" "$@"
-"""
 PROGRAM = """
-    import os, sys
-    sys.path[:0] = sys.argv[5:]
-    from tests.spark.sessions import cluster
-    base, url, endpoint, python = sys.argv[1:5]
-    options = {"queue": "jobs"}
-    if endpoint:
-        options |= {"storeEndpoint": endpoint, "storeRegion": "us-east-1", "storeAllowHttp": "true"}
-
     def seen(batches):
         import os, pyarrow as pa
         for batch in batches:
@@ -79,43 +53,19 @@ PROGRAM = """
 """
 
 
-def need_mounts(folder: Path) -> None:
-    command = ["unshare", "-m", "mount", "-t", "tmpfs", "hidden", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no unshare here")
-    if done.returncode:
-        pytest.skip("this user may not mount")
-
-
 @slow_spark
 @pytest.mark.parametrize("kind", ["s3", "folder"])
 def test_executors_without_the_folder_read_the_store(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
     """Batch and stream, with a takeover between two runs; and an object that is gone is an error."""
-    need_java()
-    folder = tmp_path / "queues"
-    folder.mkdir()
-    need_mounts(folder)
-    environment = {**os.environ, "SPARK_WORKER_DIR": str(tmp_path / "work"), "OWNERS_FOLDER": str(folder)}
-    url, endpoint, options = f"file://{tmp_path}/store", "", None
-    if kind == "s3":
-        s3: seaweed.Seaweed = request.getfixturevalue("s3")
-        url, endpoint, options = f"s3://{seaweed.BUCKET}/cluster-{next(_numbers)}", s3.endpoint, s3.options()
-        environment |= {"AWS_ACCESS_KEY_ID": s3.access_key, "AWS_SECRET_ACCESS_KEY": s3.secret}
-    shipped = Ship(url, interval=0, options=options)
-    python = tmp_path / "python"
-    python.write_text(PYTHON.format(folder=folder, python=sys.executable))
-    python.chmod(0o755)
-    with JournaledQueue(folder, "jobs", segment_bytes=64 << 10, ship=shipped) as queue:
+    made = store_cluster(tmp_path, kind, request, PROGRAM)
+    with JournaledQueue(made.folder, "jobs", segment_bytes=64 << 10, ship=made.ship()) as queue:
         for _ in range(20):
             queue.put_many([bytes(100)] * 100)
             flush(queue)
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path), url, endpoint, str(python), str(ROOT)]
     with (
         (tmp_path / "err").open("wb") as err,
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, env=environment
+            made.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, env=made.environment
         ) as program,
     ):
         try:
@@ -129,8 +79,8 @@ def test_executors_without_the_folder_read_the_store(tmp_path: Path, kind: str, 
                 "range [5, 6, 7]",
                 "stream 2000 2001000",
             ], (tmp_path / "err").read_text()[-3000:]
-            restore(url, "jobs", tmp_path / "second", options=options)
-            with JournaledQueue(tmp_path / "second", "jobs", segment_bytes=64 << 10, ship=shipped) as queue:
+            restore(made.url, "jobs", tmp_path / "second", options=made.options)
+            with JournaledQueue(tmp_path / "second", "jobs", segment_bytes=64 << 10, ship=made.ship()) as queue:
                 first_id = queue.put_many([bytes(100)] * 1000)[0]
                 flush(queue)
             program.stdin.write(b"\n")
@@ -138,7 +88,7 @@ def test_executors_without_the_folder_read_the_store(tmp_path: Path, kind: str, 
             total = 2001000 + sum(range(first_id, first_id + 1000))
             assert program.stdout.readline().decode().strip() == f"stream 3000 {total}"
             assert program.stdout.readline().decode().strip() == "folder True"
-            delete_a_segment(url, options)
+            delete_a_segment(made.url, made.options)
             program.stdin.write(b"\n")
             program.stdin.flush()
             assert program.stdout.readline().decode().strip() == "damage True"

@@ -16,22 +16,24 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from kestrelpy import InvalidName, JournaledQueue, KestrelError, UnsupportedFormat
 from kestrelpy._disk.real import RealDisk
+from kestrelpy.arrow.columns import ARROW_SCHEMA
+from kestrelpy.arrow.objects import SealedPiece
 from kestrelpy.ship import NoSuchQueue, Ship, StoreDamaged, StoreUnavailable, garbage, log, open_store, reading, restore
 from kestrelpy.ship.log import Steps, carry_out
 from kestrelpy.ship.outside_reader import OutsideReader, decode_outside, encode_outside
 from kestrelpy.ship.reading import ShippedQueue
 from kestrelpy.ship.store import Store
 from kestrelpy.spark.read import store_reader
-from kestrelpy.spark.read.columns import ARROW_SCHEMA
-from kestrelpy.spark.read.store_part import SealedPiece, StorePart
+from kestrelpy.spark.read.store_part import StorePart
 from kestrelpy.spark.read.store_reader import StoreReader
 from kestrelpy.spark.read.stream import DataLoss, Offset, StreamReader
 from kestrelpy.spark.stores import StorePlace
 from kestrelpy.testing.stores import MemoryStore
 from tests.ship.shipped import Shipper
-from tests.spark.journals import ROW, Shipped, executed, fill, flush, scanned
+from tests.spark.journals import Shipped, executed, flush
 from tests.spark.sessions import SPARK_PATIENCE, spark  # noqa: F401 - a fixture
 from tests.spark.test_stream import limited
+from tests.support.journals import ROW, fill, scanned
 
 COLUMNS = from_arrow_schema(ARROW_SCHEMA)
 Query = Callable[..., StreamReader]

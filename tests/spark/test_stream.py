@@ -22,17 +22,18 @@ from kestrelpy import InvalidName, JournaledQueue, KestrelError, NoDefaultReader
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal.follow import FollowingView
 from kestrelpy._reading.registry import ReaderRegistry
+from kestrelpy.arrow.columns import ARROW_SCHEMA
 from kestrelpy.ship import Ship, restore
 from kestrelpy.spark.read import folder_feed
-from kestrelpy.spark.read.columns import ARROW_SCHEMA
 from kestrelpy.spark.read.folder_feed import FolderFeed
 from kestrelpy.spark.read.part import SegmentPart
 from kestrelpy.spark.read.run_counter import RunCounter
 from kestrelpy.spark.read.stream import DataLoss, Offset, StreamReader
 from kestrelpy.testing.stores import MemoryStore
-from tests.spark.journals import ROW, fill, read_part, scanned
+from tests.spark.journals import read_part
 from tests.spark.sessions import SPARK_PATIENCE, need_java, slow_spark, spark  # noqa: F401 - a fixture
 from tests.support.budget import share
+from tests.support.journals import ROW, fill, scanned
 from tests.support.paths import ROOT
 from tests.support.patience import until
 
@@ -381,7 +382,7 @@ def test_a_reader_has_one_query(folder: Path, open_queue: Open, query: Query, mo
     open_queue()
     monkeypatch.setattr(folder_feed, "LOCK_PATIENCE", 0.0)
     sentence = r"reader 'spark' of queue 'jobs' is owned by process \d+: a reader belongs to one query"
-    with closing(open_reader(folder, "jobs", "spark")), pytest.raises(KestrelError, match=sentence):
+    with closing(open_reader(folder, "jobs", "spark", create=True)), pytest.raises(KestrelError, match=sentence):
         query().initialOffset()
 
 

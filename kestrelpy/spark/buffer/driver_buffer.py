@@ -86,10 +86,11 @@ class DriverBuffer:
 
     **Columns**: ``id bigint, added timestamp, expires timestamp, error_count int``, then ``data binary``. With a
     ``codec`` (or a ``schema`` and the queue's own codec) the data is decoded: into the columns of ``schema`` (a
-    ``StructType`` or its DDL; values are dicts or tuples), or without a schema into one column ``value``. A column of
-    the schema replaces a column of the item with the same name. Data that cannot be decoded raises ``UndecodableItem``
-    and fails its batch, as ``process`` does. To continue after such an item, let a ``ReaderConfig(on_abort=...)`` take
-    items with a high ``error_count`` (dead letters), or decode in Spark.
+    ``StructType`` or its DDL; values are dicts, tuples, or of a declared type, which has its fields), or without a
+    schema into one column ``value``. A column of the schema replaces a column of the item with the same name. Data that
+    cannot be decoded raises ``UndecodableItem`` and fails its batch, as ``process`` does. To continue after such an
+    item, let a ``ReaderConfig(on_abort=...)`` take items with a high ``error_count`` (dead letters), or decode it in
+    Spark.
 
     Thread-safe. Raises ``ValueError`` for an option out of range or a reader that has a buffer already, and what
     ``JournaledQueue.reader`` raises.

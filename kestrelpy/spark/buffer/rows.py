@@ -2,7 +2,8 @@
 
 The columns are ``id``, ``added``, ``expires`` and ``error_count``, and then the data. Without a codec and a schema, the
 data is the column ``data``, as it is. With a codec, it is the column ``value``, of the type that Arrow infers. With a
-schema, it is the columns of the schema. A column of the schema replaces a column of the item with the same name.
+schema, it is the columns of the schema. A value of a declared type has its fields there. A column of the schema
+replaces a column of the item with the same name.
 """
 
 from __future__ import annotations
@@ -74,13 +75,29 @@ class Rows:
         values = []
         for item in items:
             try:
-                values.append(item.value if self._codec is None else self._codec.decode(item.data))
+                values.append(as_fields(item.value if self._codec is None else self._codec.decode(item.data)))
             except Exception as error:
                 raise UndecodableItem(item.id, item.id, error) from error
         try:
             return pa.array(values, self._type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise UndecodableItem(items[0].id, items[-1].id, error) from error
+
+
+def as_fields(value: Any) -> Any:
+    """A value of a declared type (a dataclass, a model of pydantic, a ``Struct`` of msgspec) as a dict of its fields,
+    which Arrow knows; so are those inside lists, tuples and dicts. Any other value is returned as it is.
+    """
+    kind = type(value)
+    if kind is dict:
+        return {name: as_fields(held) for name, held in value.items()}
+    if kind is list or kind is tuple:
+        return kind(map(as_fields, value))
+    for fields in ("__dataclass_fields__", "__pydantic_fields__", "__struct_fields__"):
+        names = getattr(kind, fields, None)
+        if names is not None:
+            return {name: as_fields(getattr(value, name)) for name in names}
+    return value
 
 
 def _struct(schema: st.StructType | str | None) -> st.StructType | None:

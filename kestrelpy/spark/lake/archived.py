@@ -15,9 +15,9 @@ import pyarrow as pa
 from kestrelpy._journal import file_names
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.purpose import JOBS, kind_of
+from kestrelpy.arrow.columns import Columns
+from kestrelpy.arrow.decode import decode
 from kestrelpy.errors import CorruptJournal, UnsupportedFormat, WrongKind
-from kestrelpy.spark.read.columns import Columns
-from kestrelpy.spark.read.decode import decode
 
 BLOCK_BYTES = 4 << 20
 """The size of one read."""

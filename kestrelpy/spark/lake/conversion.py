@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import pyarrow as pa
 
 from kestrelpy._journal import file_names
+from kestrelpy.arrow.errors import FilesNotSeen
 from kestrelpy.errors import CorruptJournal, KestrelError, UnsupportedFormat
 from kestrelpy.spark.lake.archived import Archived, queue_of, segments_of
 from kestrelpy.spark.lake.parquet import DayFile, read_back, to_day_files
 from kestrelpy.spark.lake.store import FileStore
-from kestrelpy.spark.locations import FilesNotSeen, slots
+from kestrelpy.spark.locations import slots
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,10 +108,11 @@ def archive_to_parquet(
     ``error_count`` is 0, because an archive has no error counts. Runs may overlap.
 
     ``archive_dir`` and ``target`` are paths or URIs (``file://``, ``s3://``, ``gs://``, ``hdfs://``) that all executors
-    can reach, or paths on a ``pyarrow.fs.FileSystem``. ``delete``: delete segments from the archive, new and known
-    ones, after their rows were read back from ``target`` and have the counts and digests with which they were written.
-    If a segment's files do not have them, the segment is first converted again. ``on_corruption="skip"`` reports
-    damaged segments in the summary. Otherwise this raises the first one, after it has converted all other segments.
+    can reach, or paths on a ``pyarrow.fs.FileSystem``: ``archive_filesystem``, ``target_filesystem``. ``delete``:
+    delete segments from the archive, new and known ones, after their rows were read back from ``target`` and have the
+    counts and digests with which they were written. If a segment's files do not have them, the segment is first
+    converted again. ``on_corruption="skip"`` reports damaged segments in the summary. Otherwise this raises the first
+    one, after it has converted all other segments.
 
     Raises ``WrongKind`` for a folder with a work queue, ``CorruptJournal``, ``UnsupportedFormat``, ``ValueError``,
     ``OSError``: ``FileNotFoundError`` if there is no such archive, ``FilesNotSeen`` if executors see another archive or

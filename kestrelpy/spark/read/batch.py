@@ -24,14 +24,16 @@ from kestrelpy._disk.interface import Directory
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
 from kestrelpy._journal.purpose import refuse_jobs_in
+from kestrelpy.arrow.columns import SCHEMA
+from kestrelpy.arrow.plan import pieces_of
+from kestrelpy.arrow.wanted import Wanted
 from kestrelpy.errors import WrongKind
 from kestrelpy.inspection.summary import queue_names
 from kestrelpy.ship.identity import IDENTITY_KEY
 from kestrelpy.spark.locations import local_folder
-from kestrelpy.spark.read.columns import SCHEMA
 from kestrelpy.spark.read.part import ReadPart, read_in_worker
-from kestrelpy.spark.read.plan import PART_BYTES, parts_of, pieces_of
-from kestrelpy.spark.read.pushdown import Wanted, check_names, push, truth, wanted_by, whole_number
+from kestrelpy.spark.read.plan import PART_BYTES, parts_of
+from kestrelpy.spark.read.pushdown import check_names, push, truth, wanted_by, whole_number
 from kestrelpy.spark.read.store_plan import ShippedQueues
 from kestrelpy.spark.stores import STORE_OPTIONS, store_of
 

@@ -22,13 +22,15 @@ from kestrelpy._journal.segment import Segment
 from kestrelpy._reading.detached_source import DetachedSource
 from kestrelpy._reading.reader import Reader
 from kestrelpy._reading.registry import ReaderRegistry, Start
+from kestrelpy.arrow.pieces import Piece
+from kestrelpy.arrow.plan import counts_within, error_counts_of
+from kestrelpy.arrow.wanted import Wanted
 from kestrelpy.clock import SystemClock
 from kestrelpy.config import ReaderConfig
 from kestrelpy.errors import KestrelError, NoDefaultReader, QueueLocked
 from kestrelpy.spark.read.feed import Loss
-from kestrelpy.spark.read.part import Piece, SegmentPart
-from kestrelpy.spark.read.plan import PART_BYTES, counts_within, error_counts_of, parts_of
-from kestrelpy.spark.read.pushdown import Wanted
+from kestrelpy.spark.read.part import SegmentPart
+from kestrelpy.spark.read.plan import PART_BYTES, parts_of
 from kestrelpy.spark.read.run_counter import RunCounter
 
 SPLIT_BYTES = 2 << 20
@@ -189,11 +191,12 @@ class OpenedReader(NamedTuple):
 
 def open_source(directory: str, queue: str, name: str, start: Start) -> OpenedReader:
     """Open a reader as ``open_reader`` does, and raise as it does. The checkpoint is on disk when this returns."""
-    folder = RealDisk().directory(directory)
+    disk = RealDisk()
+    folder = disk.directory(directory)
     source: DetachedSource | None = None
     try:
         refuse_jobs(folder, queue)
-        registry = ReaderRegistry(QueueFiles(folder, queue), {}, ReaderConfig(), _nothing)
+        registry = ReaderRegistry(QueueFiles(folder, queue, disk), {}, ReaderConfig(), _nothing)
         counter = RunCounter(folder)
         source = DetachedSource(folder, queue, SystemClock(), 0.05, registry, counter)
         registry.source = source

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from kestrelpy._journal import format as fmt
 from kestrelpy._reading.registry import Start
+from kestrelpy.arrow.object_plan import pieces_of_log, tail_spans
+from kestrelpy.arrow.wanted import Wanted
 from kestrelpy.ship.errors import StoreDamaged
 from kestrelpy.ship.log import carry_out, read_end_surely
 from kestrelpy.ship.manifest import LogState
@@ -23,9 +25,8 @@ from kestrelpy.ship.reading import ShippedQueue
 from kestrelpy.spark.read.feed import Loss
 from kestrelpy.spark.read.folder_feed import SPLIT_BYTES, place_of
 from kestrelpy.spark.read.plan import PART_BYTES
-from kestrelpy.spark.read.pushdown import Wanted
 from kestrelpy.spark.read.store_part import StorePart
-from kestrelpy.spark.read.store_plan import pieces_of_log, store_parts, tail_spans
+from kestrelpy.spark.read.store_plan import store_parts
 from kestrelpy.spark.read.store_reader import StoreReader
 from kestrelpy.spark.stores import StorePlace
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from kestrelpy.arrow.columns import SCHEMA
 from kestrelpy.errors import KestrelError
 from kestrelpy.spark.lake.archived import Archived, segments_of
 from kestrelpy.spark.lake.conversion import LAKE_SCHEMA
 from kestrelpy.spark.lake.store import FileStore
 from kestrelpy.spark.locations import local_folder, slots
-from kestrelpy.spark.read.columns import SCHEMA
 from kestrelpy.spark.report.charts import DARK, LIGHT, draw
 from kestrelpy.spark.report.load import Tables
 from kestrelpy.spark.report.page import page

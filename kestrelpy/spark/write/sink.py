@@ -5,19 +5,20 @@
     task: rows -> a part, sealed, on disk  ---+-> commit: publish, one rename --> ingests the batch, once
     failed or duplicate task: a part that no batch names, removed a day later
 
+In a store (``kestrelpy.ship``) parts and the batch are objects, and the owner may be anywhere.
+
 Rules:
 1. Before a job's commit, none of its rows are in the queue. After the commit, all of them are: one rename publishes a
    batch, and the owner ingests it as a whole.
 2. A batch carries its identity: ``txnAppId`` and ``txnVersion``. For a stream these are the id of the query, which is
    stored in the query's checkpoint, and the batch id. A batch that is published or ingested is not published again.
-3. The queue need not be open. If no owner has it open, the commit ingests the batch.
+3. The queue need not be open. If no owner has it open, the commit ingests the batch. In a store it waits for an owner.
 4. Names, folders and options are checked on the driver, before the first row. There a mistake gives one sentence. In a
    task, Spark would try four times, and a stream would not say why it failed.
 """
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -28,29 +29,23 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType, TimestampNTZType, TimestampType
 
-from kestrelpy import KestrelError, QueueLocked, _logging
-from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal.file_names import check_name
-from kestrelpy._journal.purpose import refuse_jobs_in
-from kestrelpy.inbox import Part, PartWriter, discard, publish, take_in
-from kestrelpy.spark.locations import FilesNotSeen, local_folder
+from kestrelpy.spark.stores import STORE_OPTIONS, refuse_secrets, store_of
+from kestrelpy.spark.write.targets import FolderTarget, RowWriter, SinkMistake, StoreTarget, rows_of, wait_of
 
 CHUNK_BYTES = 256 << 10
 CHUNK_ITEMS = 4096
 """The limits of one batch in a part, in bytes and in items. An item of any size can be a batch alone."""
 
 _OPTIONS = {"path", "queue", "txnappid", "txnversion", "checkpointlocation"}
-
-
-class SinkMistake(KestrelError, ValueError):
-    """The rows cannot become items, or the options of the write are wrong or incomplete."""
+_STORE_OPTIONS = {"txnwait", *(name.lower() for name in STORE_OPTIONS)}
 
 
 class Sealed(WriterCommitMessage):
-    """What a task passes to the commit: its part, and the id of its query (``""`` if there is no query)."""
+    """What a task passes to the commit: its parts, and the id of its query (``""`` if there is no query)."""
 
-    def __init__(self, part: Part, query_id: str) -> None:
-        self.part = part
+    def __init__(self, parts: tuple[Any, ...], query_id: str) -> None:
+        self.parts = parts
         self.query_id = query_id
 
 
@@ -61,19 +56,7 @@ class _Sink:
         _check_schema(schema)
         if overwrite:
             raise SinkMistake('items of a queue cannot be overwritten: write with mode("append")')
-        unknown = sorted(name for name in options if name.lower() not in _OPTIONS)
-        if unknown:
-            raise SinkMistake(f"unknown option {unknown[0]!r}: the sink has the options queue, txnAppId and txnVersion")
-        path, self._queue = options.get("path", ""), options.get("queue", "")
-        if not path or not self._queue:
-            raise SinkMistake('name the queue by .option("queue", name), and its folder in save() or start()')
-        check_name(self._queue)
-        try:
-            self._directory = local_folder(path)
-        except ValueError as mistake:
-            raise SinkMistake(str(mistake)) from None
-        _check_local(self._directory)
-        refuse_jobs_in(self._directory, self._queue)
+        self._target = _target_of(options)
         self._app_id = options.get("txnAppId")
         version = options.get("txnVersion")
         try:
@@ -82,37 +65,47 @@ class _Sink:
             raise SinkMistake(f"option txnVersion must be a whole number, not {version!r}") from None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sealed:
-        """In a task: write all rows of the task into one sealed part."""
-        with PartWriter(self._directory, self._queue) as writer:
-            for batch in iterator:
-                _write_rows(writer, batch)
-            part = writer.seal()
+        """In a task: write all rows of the task into parts."""
+        parts = rows_of(iterator, self._target, _write_rows)
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
-        return Sealed(part, query_id or "")
+        return Sealed(parts, query_id or "")
 
     def _publish(self, messages: Iterable[Sealed], app_id: str | None, version: int) -> None:
-        parts = [message.part for message in messages]
-        try:
-            publish(self._directory, self._queue, parts, app_id=app_id, version=0 if app_id is None else version)
-        except FileNotFoundError as error:
-            path = f"{self._directory}/inbox/{error.filename}"
-            raise FilesNotSeen(path, "a task has written this part, and the driver does not see it") from error
-        try:
-            take_in(self._directory, self._queue)
-        except QueueLocked:
-            return  # an owner has the queue open, and ingests the batch
+        parts: list[Any] = [part for message in messages for part in message.parts]
+        self._target.publish(parts, app_id, 0 if app_id is None else version)
 
-    def _discard(self, messages: Iterable[WriterCommitMessage | None]) -> None:
-        """Remove the parts of a failed job.
+    def _discard(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Remove the parts of a failed job."""
+        sent = _sealed(messages)
+        parts: list[Any] = [part for message in sent for part in message.parts]
+        self._target.discard(parts, was_whole=len(sent) == len(messages))
 
-        A failure here is logged only, so that Spark reports why the job failed. The queue's owner then removes the
-        parts a day later.
-        """
-        try:
-            discard(self._directory, self._queue, [message.part for message in _sealed(messages)])
-        except Exception:
-            _logging.warning("the parts of a failed job stay in %s/inbox", self._directory, error=True)
+
+def _target_of(options: Mapping[str, str]) -> FolderTarget | StoreTarget:
+    """Where the options say that rows go. Raises ``SinkMistake``, ``WrongKind``, ``InvalidName``."""
+    path, queue = options.get("path", ""), options.get("queue", "")
+    try:
+        refuse_secrets(options)
+    except ValueError as mistake:
+        raise SinkMistake(str(mistake)) from None
+    unknown = sorted(name for name in options if name.lower() not in {*_OPTIONS, *_STORE_OPTIONS})
+    if unknown:
+        raise SinkMistake(f"unknown option {unknown[0]!r}: the sink has the options queue, txnAppId and txnVersion")
+    if not path or not queue:
+        raise SinkMistake('name the queue by .option("queue", name), and its folder or store in save() or start()')
+    check_name(queue)
+    try:
+        place = store_of(options)
+    except ValueError as mistake:
+        raise SinkMistake(str(mistake)) from None
+    if place is not None:
+        return StoreTarget(place, queue, wait_of(options))
+    target = FolderTarget(path, queue)
+    misplaced = sorted(name for name in options if name.lower() in _STORE_OPTIONS)
+    if misplaced:
+        raise SinkMistake(f"option {misplaced[0]!r} goes with a store, and {path} is a folder of queues")
+    return target
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):
@@ -156,24 +149,6 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
         self._discard(messages)
 
 
-def _check_local(directory: str) -> None:
-    """Raise ``SinkMistake`` if the driver cannot take locks in the folder, as publishing must.
-
-    Tasks may write over a network file system.
-    """
-    try:
-        RealDisk().directory(directory).close()
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        if error.errno != errno.ENOTSUP:
-            raise
-        raise SinkMistake(
-            f"{directory}: {error.strerror}. The driver must be on the machine that has the queue's disk; "
-            "executors may write over a shared file system"
-        ) from None
-
-
 def _sealed(messages: Iterable[WriterCommitMessage | None]) -> list[Sealed]:
     """The messages of those tasks that have sent one."""
     return [message for message in messages if isinstance(message, Sealed)]
@@ -193,7 +168,7 @@ def _check_schema(schema: StructType) -> None:
 # -- rows into a part ------------------------------------------------------------------------------------------------
 
 
-def _write_rows(writer: PartWriter, batch: pa.RecordBatch) -> None:
+def _write_rows(writer: RowWriter, batch: pa.RecordBatch) -> None:
     """Write all rows of an Arrow batch, without an object for each row. Consecutive rows of one expiry go together."""
     data = batch.column("data")
     if data.null_count:

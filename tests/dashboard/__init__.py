@@ -1,0 +1,1 @@
+"""Tests of ``kestrelpy dashboard``: over HTTP, and in a real headless Chromium."""

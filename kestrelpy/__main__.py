@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """``python -m kestrelpy``: the command line."""
 
 from __future__ import annotations

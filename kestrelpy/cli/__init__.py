@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """The command line: ``kestrelpy``, also ``python -m kestrelpy``.
 
 Rules:
@@ -6,9 +7,10 @@ Rules:
 3. Exit status: 0 done; 1 nothing was there, or damage was found, or the command was refused; 2 wrong use. After Ctrl-C,
    a closed pipe and SIGTERM it is 130, 141 and 143, without a message.
 4. An error is one line on standard error, never a traceback (unless KESTRELPY_TRACEBACK is set).
-5. Only ``put`` makes a queue, ``serve`` the queue of its jobs, and ``restore`` one that a store has. No other command
-   creates a file, except ``lake`` and ``report`` in the folder that their arguments name, ``outbox init`` the database
-   that it is given, and ``ship check`` and ``ship once`` objects in their store.
+5. Only ``put`` makes a queue, ``serve`` the queue of its jobs, ``restore`` and ``standby`` one that a store has. No
+   other command creates a file, except ``lake`` and ``report`` in the folder that their arguments name, ``outbox init``
+   the database that it is given, ``ship rejoin`` a folder beside the queue, and ``ship check`` and ``ship once``
+   objects in their store.
 6. What others have put is escaped before a terminal sees it. The password of a URL is never shown.
 """
 
@@ -23,7 +25,23 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from kestrelpy.cli import analysing, demo, looking, managing, moving, outbox, serving, shipping
+from kestrelpy.cli import (
+    analysing,
+    dead,
+    demo,
+    exporting,
+    looking,
+    managing,
+    measuring,
+    moving,
+    outbox,
+    repairing,
+    serving,
+    shipping,
+    showing,
+    watching,
+    working,
+)
 from kestrelpy.cli._common import CommandError
 from kestrelpy.cli._signals import Interrupted, unwinding
 from kestrelpy.errors import InvalidName, KestrelError, NoDefaultReader
@@ -64,11 +82,18 @@ def build_parser() -> argparse.ArgumentParser:
     looking.add_listing_commands(commands)
     moving.add_commands(commands)
     looking.add_content_commands(commands)
+    exporting.add_commands(commands)
+    repairing.add_commands(commands)
+    watching.add_commands(commands)
+    showing.add_commands(commands)
+    working.add_commands(commands)
     managing.add_commands(commands)
+    dead.add_commands(commands)
     analysing.add_commands(commands)
     serving.add_commands(commands)
     outbox.add_commands(commands)
     shipping.add_commands(commands)
+    measuring.add_commands(commands)
     return parser
 
 
@@ -77,6 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     if argv is None:
         _open_streams()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what could come next
+        from kestrelpy.cli._completion import complete
+
+        complete(build_parser())
     try:
         args = managing.bench_arguments(arguments) or build_parser().parse_args(arguments)
     except SystemExit as done:  # argparse has written the message

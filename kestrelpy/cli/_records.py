@@ -6,19 +6,48 @@ import argparse
 import base64
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from kestrelpy.cli._common import counted, iso, printable, table
+from kestrelpy import scan
+from kestrelpy.cli._common import counted, instant_ms, iso, item_id, printable, table
 from kestrelpy.cli._framing import Framing, add_framing, join, write_out
 
 if TYPE_CHECKING:
+    from kestrelpy import DeadLetter
     from kestrelpy.item import Record
 
     Commands = argparse._SubParsersAction[Any]
 
 
 _BATCH, _LARGE = 256, 1 << 16  # with --raw, so many contents are written at once, if they are small
+
+
+def add_range(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which items are read, and from where."""
+    parser.add_argument("--archive-dir", metavar="DIR", help="first read the archived segments in DIR")
+    parser.add_argument("--start-id", type=item_id, metavar="ID", help="only items with this id or later")
+    parser.add_argument("--stop-id", type=item_id, metavar="ID", help="only items before this id")
+    parser.add_argument(
+        "--start-time",
+        type=instant_ms,
+        metavar="TIME",
+        help="only items added at this time (ISO 8601 or milliseconds) or later",
+    )
+    parser.add_argument("--stop-time", type=instant_ms, metavar="TIME", help="only items added before this time")
+
+
+def within_range(args: argparse.Namespace) -> Iterator[Record]:
+    """The records that the options of ``add_range`` name. Raises as ``scan``."""
+    return scan(
+        args.directory,
+        args.queue,
+        archive_dir=args.archive_dir,
+        start_id=args.start_id,
+        stop_id=args.stop_id,
+        start_ms=args.start_time,
+        stop_ms=args.stop_time,
+    )
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +74,7 @@ def write(records: Iterable[Record], args: argparse.Namespace) -> int:
     count = 0
     if args.format == "raw":
         return _write_raw(records, args.framing)
-    line = _json_line if args.format == "json" else _text_line(_CONTENTS[args.format])
+    line = json_line if args.format == "json" else _text_line(_CONTENTS[args.format])
     for record in records:
         sys.stdout.write(line(record))
         count += 1
@@ -97,16 +126,36 @@ def _text_line(contents: Callable[[bytes], str] | None) -> Callable[[Record], st
     return line
 
 
-def _json_line(record: Record) -> str:
-    facts = {
+def json_line(record: Record) -> str:
+    """A record as an object of JSON on one line, in ASCII. ``data`` is in base64."""
+    return json.dumps({**_facts(record), "data": _base64(record.data)}) + "\n"
+
+
+def text_json_line(record: Record) -> str:
+    """As ``json_line``, but data that is UTF-8 is there as ``text``, and not as ``data``."""
+    try:
+        text = record.data.decode()
+    except UnicodeDecodeError:
+        return json_line(record)
+    return json.dumps({**_facts(record), "text": text}) + "\n"
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    letter = record.dead_letter
+    return {
         "id": record.id,
         "added_ms": record.added_ms,
         "expires_ms": record.expires_ms,
         "error_count": record.error_count,
         "segment": record.segment,
-        "data": _base64(record.data),
+        **({} if letter is None else {"dead_letter": letter_facts(letter)}),
     }
-    return json.dumps(facts) + "\n"
+
+
+def letter_facts(letter: DeadLetter) -> dict[str, object]:
+    """A dead letter for JSON, its data in base64."""
+    names = ("queue", "reader", "id", "added_ms", "died_ms", "error_count", "reason")
+    return {**{name: getattr(letter, name) for name in names}, "data": _base64(letter.data)}
 
 
 def _write_summary(records: Iterable[Record]) -> int:

@@ -60,6 +60,27 @@ def unwinding() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def unheeded(*numbers: signal.Signals) -> Iterator[list[signal.Signals]]:
+    """Do nothing at these signals, in the main thread: by default they would end the process. Yields those that came,
+    in order.
+    """
+    came: list[signal.Signals] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        came.append(signal.Signals(number))
+
+    before = [(number, signal.signal(number, note)) for number in numbers]
+    try:
+        yield came
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def held() -> Iterator[None]:
     """Hold back a signal that arrives inside the block until the block ends, or for ``_PATIENCE_SECONDS``."""
     _State.holding = True

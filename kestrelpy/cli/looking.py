@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import kestrelpy
-from kestrelpy import scan, verify
+from kestrelpy import verify
 from kestrelpy.cli import _common, _records
 from kestrelpy.errors import KestrelError
 
@@ -49,28 +49,18 @@ def add_content_commands(commands: Commands) -> None:
         "takes no lock.",
     )
     _common.add_queue(scanner)
-    scanner.add_argument("--archive-dir", metavar="DIR", help="first read the archived segments in DIR")
-    scanner.add_argument("--start-id", type=_common.item_id, metavar="ID", help="only items with this id or later")
-    scanner.add_argument("--stop-id", type=_common.item_id, metavar="ID", help="only items before this id")
-    scanner.add_argument(
-        "--start-time",
-        type=_common.instant_ms,
-        metavar="TIME",
-        help="only items added at this time (ISO 8601 or milliseconds) or later",
-    )
-    scanner.add_argument(
-        "--stop-time", type=_common.instant_ms, metavar="TIME", help="only items added before this time"
-    )
+    _records.add_range(scanner)
     _records.add_format(scanner)
     scanner.set_defaults(run=run_scan)
 
     checker = commands.add_parser(
         "verify",
-        help="check every byte of a queue",
-        description="Check every record, header, footer and checkpoint. Read-only. The exit status is 1 if there is "
-        "damage.",
+        help="check every byte of a queue, or of an archive",
+        description="Check every record, header, footer and checkpoint, and the inbox. DIR may also be an archive. "
+        "Read-only. The exit status is 1 if there is damage.",
     )
     _common.add_queue(checker)
+    checker.add_argument("--archive-dir", metavar="DIR", help="also check the archived segments in DIR")
     checker.add_argument("--json", action="store_true", help="print the report as one JSON object")
     checker.set_defaults(run=run_verify)
 
@@ -176,22 +166,13 @@ def run_scan(args: argparse.Namespace) -> int:
         _common.require_queue(args.directory, args.queue)
     if _common.is_work_queue(args.directory, args.queue):
         sys.stderr.write(f"kestrelpy scan: {args.queue} is a work queue: these are records of jobs\n")
-    records = scan(
-        args.directory,
-        args.queue,
-        archive_dir=args.archive_dir,
-        start_id=args.start_id,
-        stop_id=args.stop_id,
-        start_ms=args.start_time,
-        stop_ms=args.stop_time,
-    )
-    return _records.write(records, args)
+    return _records.write(_records.within_range(args), args)
 
 
 def run_verify(args: argparse.Namespace) -> int:
     """``kestrelpy verify``."""
     _common.require_queue(args.directory, args.queue)
-    report = verify(args.directory, args.queue)
+    report = verify(args.directory, args.queue, archive_dir=args.archive_dir)
     if args.json:
         print(json.dumps({"ok": report.ok, **dataclasses.asdict(report)}))
         return 0 if report.ok else 1
@@ -199,10 +180,14 @@ def run_verify(args: argparse.Namespace) -> int:
     ids = f", ids {report.first_id} to {report.last_id}" if report.items else ""
     print(f"queue     {report.queue}")
     if report.kind != "queue":
-        print(f"kind      {report.kind}: the items are records of jobs")
+        print(f"kind      {report.kind}{': the items are records of jobs' if report.kind == 'work queue' else ''}")
     print(f"segments  {report.segments:,}")
     print(f"items     {report.items:,}, {_common.counted(report.bytes, 'byte')}{ids}")
     print(f"readers   {readers}")
+    if report.batches:
+        print(f"inbox     {report.batches:,} published, {_common.counted(report.parts, 'part')}")
+    if args.archive_dir is not None:
+        print(f"archive   {report.archived_segments:,}, {_common.counted(report.archived_items, 'item')}")
     if report.torn_bytes:
         print(f"torn      {_common.counted(report.torn_bytes, 'byte')} that a crash left after the end; no damage")
     if report.refused_batches:

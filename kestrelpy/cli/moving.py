@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from kestrelpy import JournaledQueue, QueueEmpty, open_reader
 from kestrelpy.cli import _common, _framing, _records, _signals, _unread
-from kestrelpy.errors import ItemTooLarge
+from kestrelpy.errors import ItemTooLarge, UnknownReader
 
 if TYPE_CHECKING:
+    from kestrelpy import Reader
     from kestrelpy.cli._records import Commands
 
 CHUNK_BYTES = 1 << 18
@@ -52,7 +53,8 @@ def add_commands(commands: Commands) -> None:
         help="get items, and commit them when they are written",
         description="Get the items that are there and write them to standard output. Items are committed "
         "(acknowledged) once they are written and flushed. This works while another process puts. The exit status is 1 "
-        "if there were no items.",
+        "if there were no items. What is written into a pipe is committed, also if the program behind it ends without "
+        "reading it: use --max N rather than head.",
     )
     _common.add_queue(get)
     _add_reader(get)
@@ -61,13 +63,14 @@ def add_commands(commands: Commands) -> None:
     get.add_argument(
         "--timeout", type=_common.seconds, default=0.0, metavar="SECONDS", help="how long to wait for an item (0)"
     )
+    get.add_argument("--create", action="store_true", help="make the reader if the queue does not have it")
     get.add_argument(
         "--start",
         type=_common.start,
         default="tail",
         metavar="WHERE",
-        help="where a new reader begins: tail (default), earliest, or the id of an item; the first named reader of a "
-        "queue takes over the default reader's position instead",
+        help="where a reader that --create makes begins: tail (default), earliest, or the id of an item; the first "
+        "named reader of a queue takes over the default reader's position instead",
     )
     _framing.add_framing(get)
     get.set_defaults(run=run_get)
@@ -151,11 +154,11 @@ def run_get(args: argparse.Namespace) -> int:
     _common.require_queue(args.directory, args.queue)
     timeout = None if args.follow else args.timeout
     left: float = args.max or float("inf")
-    count = 0
-    with contextlib.closing(open_reader(args.directory, args.queue, args.reader, start=args.start)) as reader:
+    count, some = 0, 1
+    with contextlib.closing(_open_reader(args)) as reader:
         while left > 0:
             try:
-                items = reader.get_many(int(min(left, GET_ITEMS)), max_bytes=BATCH_BYTES, timeout=timeout)
+                items = reader.get_many(int(min(left, some)), max_bytes=BATCH_BYTES, timeout=timeout)
             except QueueEmpty:
                 break
             data = _framing.join([item.data for item in items], args.framing)
@@ -164,7 +167,20 @@ def run_get(args: argparse.Namespace) -> int:
                 reader.commit_many(items)
             count += len(items)
             left -= len(items)
+            some = min(2 * some, GET_ITEMS)  # few at first: whoever reads them may want no more
     return 0 if count else 1
+
+
+def _open_reader(args: argparse.Namespace) -> Reader:
+    """The reader that the command line names. Says on standard error if it is made."""
+    try:
+        return open_reader(args.directory, args.queue, args.reader)
+    except UnknownReader as unknown:
+        if not args.create:
+            raise _common.CommandError(f"{str(unknown).partition(': create=')[0]}: --create makes it") from None
+    reader = open_reader(args.directory, args.queue, args.reader, create=True, start=args.start)
+    sys.stderr.write(f"kestrelpy get: made reader {args.reader!r} of {args.queue}, from item {reader.head + 1} on\n")
+    return reader
 
 
 # -- peek ------------------------------------------------------------------------------------------------------------

@@ -13,22 +13,33 @@ import signal
 import socket
 import stat
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy.cli import _common as common
+from kestrelpy.cli import measuring
 from kestrelpy.cli._common import CommandError
 from kestrelpy.cli._ship_options import add_store_options, store_options
+from kestrelpy.cli._signals import Interrupted, unheeded
+from kestrelpy.cli._systemd import Supervisor, passed_sockets
 from kestrelpy.errors import KestrelError
 
 if TYPE_CHECKING:
-    from kestrelpy.server import BeanstalkServer
-    from kestrelpy.ship import Ship
+    from kestrelpy.cli._systemd import PassedSocket
+    from kestrelpy.metrics import MetricsServer
+    from kestrelpy.server import BeanstalkServer, QueueServer
+    from kestrelpy.ship import Ship, Standby
 
 __all__ = ["add_commands"]
 
 DEFAULT_PORT = 11300
 LOCKED = 10
 """The exit status if another process has the folder open, as in beanstalkd."""
+LOOK_SECONDS = 0.5
+"""So often a change of a standby's state is looked for."""
+_NAME = "work"
+"""The name of a server's queue."""
 FENCED = 11
 """The exit status if another owner has the queue in the store that it is shipped to."""
 
@@ -37,14 +48,14 @@ _ROOM_BESIDE_A_JOB = 64 * 1024
 """Room in a segment in addition to the largest job. So -z alone is enough to allow large jobs, as in beanstalkd."""
 
 _OPEN_FILES_FOR_ITSELF = 64
-_FIRST_PASSED_SOCKET = 3  # sd_listen_fds(3)
 
 _DESCRIPTION = """\
 A server for clients of beanstalkd. Jobs are kept in --dir. Without --dir they are in memory, and gone when the server
 ends.
 
-SIGUSR1 makes the server refuse puts. SIGTERM and Ctrl-C end it. Jobs that were reserved then are ready when the server
-starts again. If systemd passes a socket, the server uses it instead of an address.
+SIGUSR1 makes the server refuse puts. SIGTERM and Ctrl-C end it; SIGUSR2 ends it too, and hands the jobs over to a
+standby. Jobs that were reserved then are ready when the server starts again. If systemd passes a
+socket, the server uses it instead of an address.
 
 With --ship the jobs are copied to a store, and outlive this machine (docs/ship.md). Secrets come from the environment.
 
@@ -58,7 +69,8 @@ A server for clients of kestrel. Queues are kept in --dir. Without --dir they ar
 ends.
 
 SIGHUP makes the server read the queues' options in --config again. SIGTERM and Ctrl-C end it. Reads that were open then
-are unread when the server starts again. If systemd passes a socket, the server uses it for the memcache protocol.
+are unread when the server starts again. If systemd passes a socket, the server uses it for the memcache protocol, or
+for the text or thrift protocol if that is its name (FileDescriptorName=text).
 
 exit status: 0 ended by a signal or a client; 1 the server could not start, or a sync failed; 2 wrong use, or an error
 in --config; 10 another process has the queues open.
@@ -119,6 +131,7 @@ def add_commands(commands: Any) -> None:
         "--max-connections", metavar="N", type=common.positive, help="the default is what the system allows"
     )
     _add_ship(parser)
+    _add_metrics(parser)
     parser.add_argument("-u", "--user", metavar="USER", help="become this user when the addresses are bound")
     parser.add_argument("-V", "--verbose", action="count", default=0, help="no effect; accepted as by beanstalkd")
     parser.add_argument("-v", action="version", version="kestrelpy serve beanstalk", help="show the name and exit")
@@ -166,6 +179,7 @@ def add_kestrel(protocols: Any) -> None:
     limits.add_argument(
         "--max-connections", metavar="N", type=common.positive, help="the default is what the system allows"
     )
+    _add_metrics(parser)
     parser.add_argument("-u", "--user", metavar="USER", help="become this user when the addresses are bound")
 
 
@@ -178,30 +192,46 @@ def _add_ship(parser: argparse.ArgumentParser) -> None:
         help="when to reply. disk: as without --ship (default). shipped: when the change is in the store, with one "
         "wait for all waiting clients",
     )
+    group.add_argument(
+        "--ship-lease",
+        metavar="SECONDS",
+        type=float,
+        help="let a standby take the jobs over if this server has written nothing for so long (at least 5)",
+    )
+    group.add_argument(
+        "--standby",
+        action="store_true",
+        help="follow the jobs of another server in --dir, and serve them when it has gone or hands them over",
+    )
     add_store_options(group, "--ship-option")
 
 
 def _ship_of(args: argparse.Namespace) -> Ship | None:
     """How the jobs are shipped. Raises ``CommandError``."""
     if args.ship is None:
-        if args.ship_acks or args.ship_option:
-            raise CommandError("--ship-acks and --ship-option go with --ship", status=2)
+        if args.ship_acks or args.ship_option or args.ship_lease:
+            raise CommandError("--ship-acks, --ship-lease and --ship-option go with --ship", status=2)
         return None
     if args.dir is None:
         raise CommandError("--ship goes with --dir: jobs in memory are not shipped", status=2)
 
     from kestrelpy.ship import Ship
 
-    return Ship(args.ship, acks=args.ship_acks or "disk", options=store_options(args.ship_option))
+    try:
+        return Ship(
+            args.ship, acks=args.ship_acks or "disk", lease=args.ship_lease, options=store_options(args.ship_option)
+        )
+    except ValueError as error:
+        raise CommandError(f"--ship-lease: {error}", status=2) from None
 
 
 def _in_other_words(error: KestrelError) -> Exception:
     """An error of a server whose jobs are shipped, in the words of the command line; any other as it is."""
-    from kestrelpy.ship import Fenced, ShippingRequired
+    from kestrelpy.ship import Fenced, OwnerAlive, ShippingRequired
 
     if isinstance(error, ShippingRequired):
         return CommandError(f"these jobs are shipped to {error.url}: use --ship, or first kestrelpy ship detach")
-    return CommandError(str(error), status=FENCED) if isinstance(error, Fenced) else error
+    return CommandError(str(error), status=FENCED) if isinstance(error, Fenced | OwnerAlive) else error
 
 
 def _add_on_corruption(parser: argparse.ArgumentParser, consequence: str = "") -> None:
@@ -218,26 +248,40 @@ def _serve_beanstalk(args: argparse.Namespace) -> int:
     from kestrelpy.errors import QueueLocked, WrongKind
     from kestrelpy.server import serve
 
+    systemd = Supervisor()
+
     def said(server: BeanstalkServer) -> None:
-        for address in server.addresses:
-            _say(f"listening at {_shown(address)}")
+        for place in server.listens_at:
+            _say(f"listening at {place}")
+        if page is not None:
+            measuring.show(page, server, "serve")
+        _is_ready(systemd, server)
 
     def obeyed(number: signal.Signals) -> None:
-        is_end = number != signal.SIGUSR1
-        _say(f"stopped by {number.name}" if is_end else "draining: puts are refused from now on")
+        said = {
+            signal.SIGUSR1: "draining: puts are refused from now on",
+            signal.SIGUSR2: "stopped by SIGUSR2: handing the jobs over",
+        }
+        text = said.get(number, f"stopped by {number.name}")
+        _say(text)
+        (systemd.status if number == signal.SIGUSR1 else systemd.stopping)(text)
 
     if args.dir == "":  # perhaps from a shell variable that is not set
         raise CommandError("-b: the name of the folder is empty; remove -b to keep the jobs in memory", status=2)
     if args.max_job_bytes > _MAX_JOB_BYTES:
         raise CommandError(f"-z: at most {_MAX_JOB_BYTES} bytes, not {args.max_job_bytes}", status=2)
     ship = _ship_of(args)
+    if args.standby and ship is None:
+        raise CommandError("--standby goes with --ship", status=2)
     max_connections = args.max_connections or _room_for_connections()
     with contextlib.ExitStack() as opened:
-        sockets = _passed_sockets(opened) or _bound_sockets(args, opened)
+        sockets = [one for _, one in passed_sockets(opened)] or _bound_sockets(args, opened)
+        page = _page(args, opened)
         if args.user is not None:
             _become(args.user)
         try:
-            serve(
+            serve_now = partial(
+                serve,
                 args.dir,
                 sockets=sockets,
                 sync="never" if args.no_sync else args.sync_ms / 1000 if args.sync_ms else "always",
@@ -253,6 +297,10 @@ def _serve_beanstalk(args: argparse.Namespace) -> int:
                 on_start=said,
                 on_signal=obeyed,
             )
+            if ship is None or not args.standby:
+                serve_now()
+            else:
+                _follow_and_serve(args.dir, ship, serve_now, systemd)
         except QueueLocked as error:
             raise CommandError(str(error), status=LOCKED) from None
         except WrongKind:  # a ValueError too, but the folder is wrong, not the options
@@ -264,12 +312,77 @@ def _serve_beanstalk(args: argparse.Namespace) -> int:
     return 0
 
 
+def _follow_and_serve(directory: str, ship: Ship, serve_now: Callable[..., None], systemd: Supervisor) -> None:
+    """Follow the jobs until they may be taken over, and then serve them. If another one was quicker, follow on."""
+    from kestrelpy.ship import Fenced, OwnerAlive, Standby
+
+    while True:
+        with (
+            unheeded(signal.SIGUSR1, signal.SIGUSR2) as came,
+            Standby(directory, _NAME, ship.store, options=ship.options) as standby,
+        ):
+            if not _wait_for_jobs(standby, came, systemd):
+                return
+            try:
+                serve_now(open_queue=lambda _directory, **options: standby.take_over(**options))
+            except (Fenced, OwnerAlive) as error:
+                if standby.status().state == "taken":
+                    raise
+                _say(f"another one was quicker: {error}")
+                continue
+            return
+
+
+def _wait_for_jobs(standby: Standby, unheeded_signals: list[signal.Signals], systemd: Supervisor) -> bool:
+    """Wait until they may be taken over; False if a signal has come before. Says how it goes."""
+    said = ""
+    try:
+        while True:
+            is_over = standby.wait(LOOK_SECONDS)
+            while unheeded_signals:
+                _say(f"{unheeded_signals.pop(0).name} changes nothing: this is a standby, and has no jobs yet")
+            status = standby.status()
+            trouble = f": {status.last_error}" if status.state in ("away", "full", "damaged") else ""
+            owner = f", whose owner is {status.owner}" if status.owner else ""
+            text = f"standby, {status.state}{owner}{trouble}"
+            if text != said:
+                said = text
+                _say(text)
+                systemd.ready(text)  # to follow is its service
+            systemd.beat()
+            if is_over:
+                return True
+    except Interrupted as signal_:
+        text = f"stopped by {signal.Signals(signal_.number).name}"
+        _say(text)
+        systemd.stopping(text)
+        return False
+
+
+def _is_ready(systemd: Supervisor, server: QueueServer) -> None:
+    systemd.ready("listening at " + ", ".join(server.listens_at))
+    systemd.beat_on(server.loop)
+
+
 def _serve_kestrel(args: argparse.Namespace) -> int:
     from kestrelpy.errors import QueueLocked
     from kestrelpy.server import ConfigError, KestrelServer, run
 
+    systemd = Supervisor()
+
     def said(server: KestrelServer) -> None:
-        _say("listening at " + ", ".join(_shown(address) for address in server.addresses))
+        _say("listening at " + ", ".join(server.listens_at))
+        if page is not None:
+            measuring.show(page, server, "serve")
+        _is_ready(systemd, server)
+
+    def obeyed(number: signal.Signals) -> None:
+        if number == signal.SIGHUP:
+            _say(f"{number.name}: the configuration was read again, or the log says why not")
+            systemd.reloaded()
+        else:
+            _say(f"stopped by {number.name}")
+            systemd.stopping(f"stopped by {number.name}")
 
     if args.dir == "":
         raise CommandError(
@@ -291,20 +404,42 @@ def _serve_kestrel(args: argparse.Namespace) -> int:
                 config=_reader_of(args.config),
                 sync_journal="never" if args.no_sync else args.sync_ms / 1000,
                 on_corruption=args.on_corruption,
-                sockets=_passed_sockets(opened),
+                sockets=_by_protocol(passed_sockets(opened)),
                 **{name: value for name, value in options.items() if value is not None},
             )
             room = _room_for_connections()  # it also lets the queues have as many files as the system allows
             server.max_connections = server.max_connections or room
             server.bind(lambda place, default_port: _bound_at(place, default_port, opened))
+            page = _page(args, opened)
             if args.user is not None:
                 _become(args.user)
-            run(server, on_start=said)
+            run(server, on_start=said, on_signal=obeyed)
     except QueueLocked as error:
         raise CommandError(str(error), status=LOCKED) from None
     except ConfigError as error:
         raise CommandError(f"{args.config or 'configuration'}: {error}", status=2) from None
     return 0
+
+
+def _by_protocol(passed: Sequence[PassedSocket]) -> dict[str, list[socket.socket]]:
+    """A socket named ``text`` or ``thrift`` is for that protocol; any other is for memcache."""
+    found: dict[str, list[socket.socket]] = {}
+    for name, one in passed:
+        found.setdefault(name if name in ("text", "thrift") else "memcache", []).append(one)
+    return found
+
+
+def _add_metrics(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="serve the figures to Prometheus there, at /metrics; there is no password, so choose who reaches it",
+    )
+
+
+def _page(args: argparse.Namespace, opened: contextlib.ExitStack) -> MetricsServer | None:
+    """The page of ``--metrics``, which is closed after the server."""
+    return None if args.metrics is None else opened.enter_context(measuring.listening(args.metrics, "--metrics"))
 
 
 def _reader_of(path: str | None) -> Any:
@@ -400,25 +535,6 @@ def _bound_to_path(path: str, opened: contextlib.ExitStack) -> socket.socket:
     one.bind(path)
     one.listen()  # now: opening the queue may take a while, and no server may take this for an abandoned socket
     return one
-
-
-def _passed_sockets(opened: contextlib.ExitStack) -> list[socket.socket]:
-    """The sockets that systemd has opened for this process."""
-    if os.environ.get("LISTEN_PID") != str(os.getpid()):
-        return []
-    said = os.environ.get("LISTEN_FDS") or "0"
-    if not said.isdecimal():
-        raise CommandError(f"LISTEN_FDS must be a number of sockets, not {said!r}", status=2)
-    count = int(said)
-    numbers = range(_FIRST_PASSED_SOCKET, _FIRST_PASSED_SOCKET + count)
-    return [opened.enter_context(socket.socket(fileno=number)) for number in numbers]
-
-
-def _shown(address: object) -> str:
-    if isinstance(address, tuple):
-        host, port = address
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return f"unix:{address}"
 
 
 # -- the process -------------------------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kestrelpy import JournaledQueue
 from kestrelpy.cli import _common as common
@@ -21,10 +23,12 @@ from kestrelpy.errors import KestrelError
 
 if TYPE_CHECKING:
     from kestrelpy.cli._records import Commands
-    from kestrelpy.ship import RemoteSlot, RemoteStatus, Restored, Shipping
+    from kestrelpy.ship import RemoteSlot, RemoteStatus, Restored, Shipping, StandbyStatus
 
 __all__ = ["add_commands"]
 
+_LOOK_SECONDS = 1.0
+"""So often a change of a standby's state is looked for."""
 STALL_SECONDS = 60.0
 """``ship once`` gives up when nothing has come to the store for so long."""
 _DESCRIPTION = """\
@@ -40,6 +44,7 @@ use.
   kestrelpy ship log s3://bucket/prod jobs --from 100
   kestrelpy ship once /var/lib/queues jobs s3://bucket/prod
   kestrelpy restore s3://bucket/prod jobs /var/lib/queues
+  kestrelpy standby s3://bucket/prod jobs /var/lib/queues --exec python3 service.py
 """
 
 
@@ -66,8 +71,12 @@ def add_commands(commands: Commands) -> None:
     )
     moment.add_argument("--slot", metavar="N", type=common.positive, help="as of this slot of the log")
     restorer.add_argument("--all", action="store_true", help="also the segments that all readers have passed")
+    restorer.add_argument(
+        "--lazy", action="store_true", help="fetch the end alone; the owner of the queue fetches the rest when it reads"
+    )
     _finish(restorer, run_restore)
 
+    _add_standby(commands)
     ship = commands.add_parser(
         "ship",
         help="look at queues in an object store, check them, and ship one that nobody has open",
@@ -78,6 +87,31 @@ def add_commands(commands: Commands) -> None:
     inner = ship.add_subparsers(title="commands", metavar="COMMAND", dest="ship_command", required=True)
     _add_looking(inner)
     _add_changing(inner)
+
+
+def _add_standby(commands: Commands) -> None:
+    standby = commands.add_parser(
+        "standby",
+        help="follow a shipped queue on another machine, until it may be taken over",
+        description="Keep the files of a queue in DIR at the end of its log in the store at URL, until it may be taken "
+        "over: its owner's lease is over, or it was handed over. Then run CMD in place of this process, which takes it "
+        "over by opening it in DIR with ship=; without CMD, end. What an owner that was taken over had not shipped is "
+        "set aside first.",
+    )
+    _add_remote(standby)
+    standby.add_argument("directory", metavar="DIR", help="the folder; made if it is missing")
+    standby.add_argument(
+        "--interval", metavar="S", type=common.seconds, default=1.0, help="seconds between looks (default: 1)"
+    )
+    add_store_options(standby)
+    standby.add_argument(
+        "--exec",
+        dest="program",
+        metavar="CMD",
+        nargs=argparse.REMAINDER,
+        help="the program to run at the takeover, and its arguments: all that follows",
+    )
+    standby.set_defaults(run=run_standby)
 
 
 def _parser(commands: Any, name: str, text: str, more: str = "") -> argparse.ArgumentParser:
@@ -149,6 +183,17 @@ def _add_changing(commands: Any) -> None:
     once.add_argument("url", metavar="URL", help="the store")
     _finish(once, run_once)
 
+    again = _parser(
+        commands,
+        "rejoin",
+        "make the folder of an owner that was taken over that of a standby",
+        "What it had not shipped is set aside in a folder beside it. Nothing is merged or deleted. Nobody may have the "
+        "queue open.",
+    )
+    common.add_queue(again)
+    again.add_argument("url", metavar="URL", help="the store")
+    _finish(again, run_rejoin)
+
     detach = _parser(
         commands,
         "detach",
@@ -176,6 +221,8 @@ def run_restore(args: argparse.Namespace) -> int:
     """``kestrelpy restore``."""
     from kestrelpy.ship import restore
 
+    if args.lazy and (args.at is not None or args.slot is not None):
+        raise CommandError("--lazy goes with the end of the log, not with --at or --slot", status=2)
     with store_errors(), StoreProgress("restored") as progress:
         made = restore(
             args.url,
@@ -184,6 +231,7 @@ def run_restore(args: argparse.Namespace) -> int:
             at_ms=args.at,
             at_slot=args.slot,
             all=args.all,
+            lazy=args.lazy,
             options=store_options(args.option),
             progress=progress,
         )
@@ -208,6 +256,79 @@ def _restored_text(made: Restored) -> str:
 
 def _names(readers: Any) -> str:
     return ", ".join(name or "(default)" for name in readers) or "none"
+
+
+# -- a standby -------------------------------------------------------------------------------------------------------
+
+
+def run_standby(args: argparse.Namespace) -> int:
+    """``kestrelpy standby``."""
+    from kestrelpy.ship import Standby
+
+    if args.program is not None and not args.program:
+        raise CommandError("--exec needs a program to run", status=2)
+    if args.program and shutil.which(args.program[0]) is None:
+        raise CommandError(f"--exec: there is no program {args.program[0]!r}", status=2)
+    if not args.interval:
+        raise CommandError("--interval must be above 0", status=2)
+    with store_errors():
+        standby = Standby(
+            args.directory,
+            args.queue,
+            args.url,
+            poll_interval=args.interval,
+            options=store_options(args.option),
+        )
+    with standby:
+        said = ""
+        while True:
+            is_over = standby.wait(timeout=_LOOK_SECONDS)
+            status = standby.status()
+            if (text := _standby_text(status)) != said:
+                said = text
+                _say(text)
+            if is_over:
+                break
+    if args.program is None:
+        _say(f"queue {args.queue} may be taken over: open it in {args.directory} with ship=")
+        return 0
+    _say(f"running {args.program[0]}")
+    return _become(args.program)
+
+
+def _become(program: list[str]) -> NoReturn:
+    """Run a program in place of this process."""
+    sys.stdout.flush()
+    os.execvp(program[0], program)
+
+
+def _standby_text(status: StandbyStatus) -> str:
+    """A line that changes when the state does, and not with each slot."""
+    owner = f", owner {escaped(status.owner)}" if status.owner else ""
+    error = f": {escaped(status.last_error)}" if status.state in ("away", "full", "damaged") else ""
+    return f"{status.state}{owner}{error}"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"kestrelpy standby: {text}\n")
+    sys.stderr.flush()
+
+
+def run_rejoin(args: argparse.Namespace) -> int:
+    """``kestrelpy ship rejoin``."""
+    from kestrelpy.ship import rejoin
+
+    common.require_queue(args.directory, args.queue)
+    with store_errors():
+        found = rejoin(args.directory, args.queue, args.url, options=store_options(args.option))
+    if args.json:
+        print(json.dumps(None if found is None else dataclasses.asdict(found)))
+    elif found is None:
+        print("everything was shipped: nothing is set aside")
+    else:
+        ids = f"ids {found.first_id} to {found.last_id} of epoch {found.epoch}"
+        print(f"set aside {counted(found.items, 'item')}, {counted(found.bytes, 'byte')}, {ids}: {found.path}")
+    return 0
 
 
 # -- looking ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import subprocess
 import sys
@@ -12,15 +13,17 @@ import pytest
 
 from kestrelpy.cli import main
 from tests.cli.programs import Done, Process, Run, Spawn
-from tests.outbox.conftest import (  # noqa: F401 - fixtures, also of this folder
-    database_url,
-    postgres_cluster,
-    postgres_installed,
-    postgres_url,
-    pytest_runtest_makereport,
-    sqlite_url,
-)
 from tests.support.paths import ROOT
+
+if importlib.util.find_spec("sqlalchemy") is not None:  # without it, the other commands are tested all the same
+    from tests.outbox.conftest import (  # noqa: F401 - fixtures, also of this folder
+        database_url,
+        postgres_cluster,
+        postgres_installed,
+        postgres_url,
+        pytest_runtest_makereport,
+        sqlite_url,
+    )
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from kestrelpy.demo.ship.__main__ import DemoBurnt, Machines, main
 from kestrelpy.demo.ship.ledger import KEPT, LOOSE, QUEUES, OutsideLedger, line_of, noted, number_of
 from kestrelpy.demo.ship.proof import BurnProof, prove
+from tests.spark.sessions import need_java, slow_spark
 
 SEED = 7
 FAR = 1 << 30
@@ -23,6 +24,15 @@ def test_the_demo_proves_its_point(tmp_path: Path, capsys: pytest.CaptureFixture
     assert said.count("has burnt: SIGKILL") == 2
     assert re.search(r"lost with machines +0 +[\d,]+\n", said)
     assert not [path for path in store.rglob("*") if path.is_file()], "what was in the store is deleted"
+
+
+@slow_spark
+def test_spark_reads_what_has_not_burnt(capsys: pytest.CaptureFixture[str]) -> None:
+    need_java()
+    assert main(["--spark", "--burns", "1", "--seconds", "1", "--seed", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "proven" in said
+    assert re.search(r"read by Spark +[1-9]", said)
 
 
 def test_a_store_that_is_none_ends_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +93,10 @@ def sound() -> Notes:
             *(f"begin 1 {restored} 11.0", *(got(queue, number, number) for number in range(2, restored + 1))),
             *(got(queue, restored + FAR + at, 7 + at) for at in range(2)),
         ]
+        notes[f"{queue}.spark"] = [
+            *(got(queue, number, number) for number in range(1, restored + 1)),
+            *(got(queue, restored + FAR + at, 7 + at) for at in range(2)),
+        ]
     return notes
 
 
@@ -98,6 +112,7 @@ def test_what_is_sound_is_proven(tmp_path: Path) -> None:
     safe, fast = (proof.queues[queue] for queue in QUEUES)
     assert (safe.put, safe.read, safe.read_again, safe.lost) == (6, 6, 2, 0)
     assert (fast.put, fast.read, fast.read_again, fast.lost) == (6, 5, 1, 2)
+    assert (safe.by_spark, fast.by_spark) == (6, 4)
     assert fast.worst_seconds == pytest.approx(0.9)
     assert proof.takeovers == [pytest.approx(1.5)]
 
@@ -120,6 +135,16 @@ def test_what_is_sound_is_proven(tmp_path: Path) -> None:
         ("safe.got", got(KEPT, 1, 1), f"{got(KEPT, 3, 3)}\n{got(KEPT, 1, 1)}", "safe: id 1 was read after id 3"),
         ("fast.got", got(LOOSE, 1, 1), f"{got(LOOSE, 1, 1)}\n{got(LOOSE, 1, 1)}", "fast: id 1 was read after id 1"),
         ("fast.put", f"put 7 8 {FAR + 2} 11.5", "put 7 8 3 11.5", "fast: ids do not rise: line 7 has id 3, after id 4"),
+        # Spark
+        ("safe.spark", got(KEPT, 4, 4), "", "safe: Spark has not read 1 lines; the first one is line 4"),
+        ("fast.spark", got(LOOSE, 2, 2), got(LOOSE, 2, 2, seed=8), "fast: Spark has read a foreign line, with id 2"),
+        (
+            "safe.spark",
+            got(KEPT, 2, 2),
+            f"{got(KEPT, 2, 2)}\n{got(KEPT, 2, 2)}",
+            "safe: Spark has read id 2 after id 2",
+        ),
+        ("safe.spark", got(KEPT, 4, 4), got(KEPT, 5, 4), "safe: Spark has read a foreign line, with id 5"),
         # machines
         ("safe.put", "put 7 8 1073741828 11.5", "", "safe: machine 1 has put nothing"),
         ("burns", "burn 0 10.0", "burn 0 10.0\nburn 1 12.0", "fast: 2 machines burnt, and 2 had the queue"),

@@ -26,7 +26,7 @@ from kestrelpy.cli import _database, _jobs, _top
 from kestrelpy.outbox import Outbox
 from tests.cli.programs import Done, Run, Spawn, refused
 from tests.support.budget import ALL
-from tests.support.paths import ROOT
+from tests.support.paths import PYTHONPATH, ROOT
 from tests.support.patience import PATIENCE, until
 
 LOOKING = ("stats", "jobs", "errors", "health", "top --once")
@@ -737,7 +737,7 @@ def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
 
 def start_in(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-    known = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    known = {**os.environ, "PYTHONPATH": PYTHONPATH, **environment}
     command = [sys.executable, "-m", "kestrelpy", "outbox", "run", *arguments]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=known)
 

@@ -59,6 +59,17 @@ def test_a_queue_is_restored(run: Run, shipped: Path, url: str, tmp_path: Path) 
     assert (made["queue"], made["last_id"], made["readers"]) == ("jobs", 3, [""])
 
 
+def test_a_queue_is_restored_lazily(run: Run, url: str, tmp_path: Path) -> None:
+    with JournaledQueue(tmp_path / "here", "jobs", segment_bytes=4096, ship=url) as queue:
+        for number in range(100):
+            queue.put(b"%d." % number * 50)
+    refused(run("restore", url, "jobs", tmp_path / "there", "--lazy", "--slot", "1"), 2, "--lazy goes with the end")
+    assert "items    100, the last id is 100" in lines_of(run("restore", url, "jobs", tmp_path / "there", "--lazy"))
+    refused(run("get", tmp_path / "there", "jobs"), 1, "the rest is fetched")
+    with JournaledQueue(tmp_path / "there", "jobs", ship=url) as queue:
+        assert [queue.get(timeout=0).data for _ in range(100)] == [b"%d." % number * 50 for number in range(100)]
+
+
 def test_a_queue_is_restored_to_a_moment(run: Run, tmp_path: Path, url: str) -> None:
     with JournaledQueue(tmp_path / "here", "jobs", ship=Ship(url, interval=0)) as queue:
         assert queue.shipping is not None

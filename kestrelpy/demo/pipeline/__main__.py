@@ -99,6 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the pipeline. Returns the exit status: 1 if the proof fails, 2 if the pipeline cannot run."""
     parser = argparse.ArgumentParser(prog="python -m kestrelpy.demo.pipeline", description=__doc__)
     parser.add_argument("--input", metavar="FILE_OR_DIR", help="use the lines of these files instead")
+    parser.add_argument("--store", metavar="URL", help="ship the queues there, and let Spark read and write them there")
     parser.add_argument("--lines", type=int, default=300_000, metavar="N", help="the most lines to put (300,000)")
     parser.add_argument("--pace", type=float, default=12_000.0, metavar="N", help="lines per second (12,000)")
     parser.add_argument("--seed", type=int, help="the seed for the times of the kills")
@@ -135,7 +136,8 @@ def run(folder: Path, args: argparse.Namespace, progress: ProgressLine) -> int:
     corpus = gather(args.input)
     corpus.save(folder / "corpus.json")
     wanted = proof.account(items(corpus, args.lines))
-    plan = PipelineRun(str(folder), wanted.total, args.pace)
+    url = f"{args.store.rstrip('/')}/pipeline-{random.randrange(1 << 32):08x}" if args.store else ""
+    plan = PipelineRun(str(folder), wanted.total, args.pace, store=url)
     plan.save()
     source = args.input or "the Python standard library"
     progress.say(
@@ -157,8 +159,18 @@ def run(folder: Path, args: argparse.Namespace, progress: ProgressLine) -> int:
     if complaints:
         print("THE PROOF FAILED")
         return 1
+    if url:
+        _clear(url)
     print("proven: every line counted once, every alert delivered once, every byte in the lake or still in the queue")
     return 0
+
+
+def _clear(url: str) -> None:
+    """Delete what this run has put into the store."""
+    from kestrelpy.ship import open_store
+
+    store = open_store(url)
+    store.delete([each.key for each in store.list("")])
 
 
 def _perform(stage: Stage, chance: random.Random) -> None:

@@ -7,9 +7,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kestrelpy.demo.corpus import Corpus
+
+if TYPE_CHECKING:
+    from kestrelpy.ship import Ship
 
 LINES, ALERTS, READER = "lines", "alerts", "spark"
 WORD = "[A-Za-z_]+"
@@ -21,13 +24,16 @@ _WORD = re.compile(WORD)
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """One run, in one folder."""
+    """One run, in one folder. ``store``: where the queues are shipped to, and where Spark reads and writes them; empty:
+    Spark does so in the folder.
+    """
 
     folder: str
     lines: int
     pace: float
     segment_bytes: int = 1 << 20
     max_items: int = 30_000
+    store: str = ""
 
     @property
     def root(self) -> Path:
@@ -36,6 +42,21 @@ class PipelineRun:
     @property
     def queues(self) -> str:
         return f"{self.folder}/queues"
+
+    @property
+    def seen_by_spark(self) -> str:
+        """Where Spark finds the queues."""
+        return self.store or self.queues
+
+    @property
+    def ship(self) -> Ship | None:
+        """How the queues are shipped."""
+        if not self.store:
+            return None
+
+        from kestrelpy.ship import Ship  # a pipeline without a store does without it
+
+        return Ship(self.store, interval=0.2, inbox_interval=0.2)
 
     @property
     def archive(self) -> str:

@@ -1,7 +1,7 @@
 """The consumer of alerts: ``python -m kestrelpy.demo.pipeline.consumer FOLDER``. Owns the queue of alerts.
 
-It ingests the batches that the query publishes in the inbox, and reads their items like any others. For each item it
-writes a line to its ledger: the id that the line had in the first queue, and its text.
+It ingests the batches that the query publishes in the inbox, or in the store, and reads their items like any others.
+For each item it writes a line to its ledger: the id that the line had in the first queue, and its text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kestrelpy.demo.pipeline._plan import ALERTS, PipelineRun
 def consume(plan: PipelineRun) -> None:
     """Write alerts to the ledger until the query is done and no alert is left."""
     with (
-        JournaledQueue(plan.queues, ALERTS, codec=JSON, inbox_interval=0.2) as queue,
+        JournaledQueue(plan.queues, ALERTS, codec=JSON, inbox_interval=0.2, ship=plan.ship) as queue,
         open(plan.root / "alerts.ledger", "a", encoding="utf-8") as ledger,
     ):
         while True:

@@ -6,12 +6,13 @@ says which line that is.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import time
 from pathlib import Path
 
-from kestrelpy import JournaledQueue
+from kestrelpy import JournaledQueue, QueueEmpty
 from kestrelpy.codecs import JSON
 from kestrelpy.demo.corpus import Corpus
 from kestrelpy.demo.pipeline._plan import LINES, READER, PipelineRun, items
@@ -22,7 +23,7 @@ BATCH = 200
 def produce(plan: PipelineRun) -> None:
     """Put the missing lines, and then stay until the query is done, so that segments go into the archive."""
     with JournaledQueue(
-        plan.queues, LINES, codec=JSON, segment_bytes=plan.segment_bytes, archive_dir=plan.archive
+        plan.queues, LINES, codec=JSON, segment_bytes=plan.segment_bytes, archive_dir=plan.archive, ship=plan.ship
     ) as queue:
         if not queue.stats().tail_id:
             queue.reader(READER, start="earliest").close()  # so that lines are kept for it from the first one on
@@ -41,10 +42,22 @@ def put_missing(queue: JournaledQueue, plan: PipelineRun) -> None:
     while batch := list(itertools.islice(rest, BATCH)):
         tail_id = queue.put_many(batch)[-1]
         done += len(batch)
+        if queue.shipping is not None:
+            pass_on(queue)
         (plan.root / "put").write_text(str(tail_id), encoding="ascii")
         if tail_id >= early and wait_for(plan.root / "batch"):
             began = time.monotonic() - done / plan.pace
         time.sleep(max(0.0, began + done / plan.pace - time.monotonic()))
+
+
+def pass_on(queue: JournaledQueue) -> None:
+    """Spark reads what is in the store, and is no reader here: have the lines there, and let their segments go."""
+    assert queue.shipping is not None
+    queue.shipping.flush()
+    reader = queue.reader(READER)
+    with contextlib.suppress(QueueEmpty):
+        while True:
+            reader.commit_many(reader.get_many(1000, timeout=0))
 
 
 def wait_for(path: Path) -> bool:

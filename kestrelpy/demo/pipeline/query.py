@@ -41,11 +41,13 @@ def run(plan: PipelineRun) -> None:
             worth = worth | lines.text.contains(sign)
         alerts = lines.where(worth).select(f.to_json(f.struct("id", "file", "line", "text")).alias("data"))
         target = alerts.coalesce(1).write.format("kestrel").mode("append").option("queue", ALERTS)
-        target.option("txnAppId", "pipeline").option("txnVersion", number).save(plan.queues)
+        if plan.store:
+            target = target.option("txnWait", 60)  # the consumer ends when nothing is left
+        target.option("txnAppId", "pipeline").option("txnVersion", number).save(plan.seen_by_spark)
         lines.unpersist()
 
     source = spark.readStream.format("kestrel").option("queue", LINES).option("reader", READER)
-    rows = source.option("maxItemsPerTrigger", plan.max_items).load(plan.queues)
+    rows = source.option("maxItemsPerTrigger", plan.max_items).load(plan.seen_by_spark)
     query = (
         rows.writeStream.foreachBatch(batch)
         .option("checkpointLocation", f"{plan.folder}/query")

@@ -118,7 +118,7 @@ def _open_far(folder: Path) -> Reader:
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
-            return open_reader(folder / "queue", QUEUE, FAR)
+            return open_reader(folder / "queue", QUEUE, FAR, create=True)
         except QueueLocked:
             if time.monotonic() > deadline:
                 raise

@@ -4,7 +4,8 @@
     SIGKILL, folder deleted                                         SIGKILL, folder deleted
 
 Of the queue ``safe`` (acks="shipped") no acknowledged line may be missing. The queue ``fast`` (acks="disk") may lose
-the last two seconds or so of each machine. What was put, found and read is noted outside of the machines.
+the last two seconds or so of each machine. What was put, found and read is noted outside of the machines. With
+``--spark``, the last machine's folder is deleted, too, and Spark reads all of both queues from the store.
 """
 
 from __future__ import annotations
@@ -48,8 +49,6 @@ class Machines:
     def begin(self) -> None:
         """Start the service on a new machine, and wait until it has acknowledged lines of both queues."""
         self.life += 1
-        home = str(Path(kestrelpy.__file__).parent.parent)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))}
         with open(self._folder / "service.log", "ab") as log:
             self._service = subprocess.Popen(
                 [sys.executable, "-m", "kestrelpy.demo.ship.service"]
@@ -57,7 +56,7 @@ class Machines:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env=_environment(),
             )
         until = time.monotonic() + STALL_SECONDS
         while not all(self._has_put(queue) for queue in QUEUES):
@@ -86,6 +85,16 @@ class Machines:
         self._service.wait()
         shutil.rmtree(self._folder / f"machine-{self.life}")
 
+    def query(self) -> None:
+        """Delete the last machine's folder, too, and have Spark read the queues from the store."""
+        shutil.rmtree(self._folder / f"machine-{self.life}")
+        command = [sys.executable, "-m", "kestrelpy.demo.ship.query", str(self._folder), self._store]
+        done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+        if done.returncode:
+            raise DemoBurnt(
+                f"Spark ended with status {done.returncode}: {(done.stderr.split(chr(10)) or [''])[-2:][0]}"
+            )
+
     def end(self) -> None:
         """Ask the last service to end, and wait until it has read what is left."""
         assert self._service is not None
@@ -104,12 +113,19 @@ class Machines:
         self._burns.close()
 
 
+def _environment() -> dict[str, str]:
+    """That of this process, with this kestrelpy."""
+    home = str(Path(kestrelpy.__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo. Returns the exit status: 1 if the proof fails, 2 if the demo can't run."""
     parser = argparse.ArgumentParser(prog="python -m kestrelpy.demo.ship", description=__doc__)
     parser.add_argument("--store", metavar="URL", help="a store, such as s3://bucket/prefix (default: a folder)")
     parser.add_argument("--burns", type=int, default=4, metavar="N", help="how many machines burn (4)")
     parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="how long each one lives, or so (4)")
+    parser.add_argument("--spark", action="store_true", help="let Spark read the queues from the store, at the end")
     parser.add_argument("--seed", type=int, help="the seed for the times of the burns")
     args = parser.parse_args(arguments)
     progress = ProgressLine()
@@ -170,6 +186,9 @@ def _perform(machines: Machines, folder: Path, args: argparse.Namespace, progres
             machines.burn()
             progress.say(f"      machine {life} has burnt: SIGKILL, and its folder is deleted")
     machines.end()
+    if args.spark:
+        progress.show(1.0, "Spark reads both queues from the store")
+        machines.query()
 
 
 def _tell(proof: BurnProof, burns: int, seconds: float) -> None:
@@ -180,6 +199,7 @@ def _tell(proof: BurnProof, burns: int, seconds: float) -> None:
         ("lines acknowledged", *(f"{one.put:,}" for one in figures)),
         ("lines read", *(f"{one.read:,}" for one in figures)),
         ("read again", *(f"{one.read_again:,}" for one in figures)),
+        *([("read by Spark", *(f"{one.by_spark:,}" for one in figures))] if figures[0].by_spark is not None else []),
         ("lost with machines", *(f"{one.lost:,}" for one in figures)),
         ("the most in one burn", *(f"{one.worst_seconds:.1f} s" for one in figures)),
     ]

@@ -7,6 +7,8 @@ Rules, for each queue:
    that is a suffix. Of the queue that waits for the store nothing is lost. Of the other one, it is what was put in the
    last ``MOST_SECONDS``.
 4. All else that was acknowledged is read, at least once.
+5. If Spark has read the queues from the store: it has every line that was acknowledged and is not lost, each once, with
+   its id, in the order of ids.
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ MOST_COMPLAINTS = 10
 
 @dataclass
 class QueueFigures:
-    """What came of one queue. ``worst_seconds``: the most that one burn took, back from the burn."""
+    """What came of one queue. ``by_spark``: the lines that Spark has read, ``None`` if it was not asked.
+    ``worst_seconds``: the most that one burn took, back from the burn.
+    """
 
     put: int = 0
     read: int = 0
     read_again: int = 0
     lost: int = 0
+    by_spark: int | None = None
     worst_seconds: float = 0.0
 
 
@@ -60,6 +65,7 @@ class _QueueProof:
         self._seed = seed
         self._burns = burns
         self._gots = noted(folder, f"{queue}.got")
+        self._by_spark = noted(folder, f"{queue}.spark") if (folder / f"{queue}.spark.ledger").exists() else None
         self._tried = 0
         self._ids: dict[int, int] = {}
         """The id of each line that was acknowledged."""
@@ -73,6 +79,7 @@ class _QueueProof:
     def run(self) -> None:
         self._find_losses()
         self._check_reads()
+        self._check_spark()
         missing = sorted(self._ids.keys() - self._lost - self._got)
         if missing:
             self._complain(f"{len(missing)} acknowledged lines were never read; the first one is line {missing[0]}")
@@ -133,6 +140,24 @@ class _QueueProof:
             last_id = item_id
             self.figures.read_again += number in self._got
             self._got.add(number)
+
+    def _check_spark(self) -> None:
+        if self._by_spark is None:
+            return
+        last_id, found = 0, set()
+        for words in self._by_spark:
+            item_id, line = int(words[1]), words[2]
+            number = number_of(self._queue, line)
+            if line != line_of(self._seed, self._queue, number) or self._ids.get(number, item_id) != item_id:
+                self._complain(f"Spark has read a foreign line, with id {item_id}: {line[:60]!r}")
+            elif item_id <= last_id:
+                self._complain(f"Spark has read id {item_id} after id {last_id}")
+            last_id = item_id
+            found.add(number)
+        missing = sorted(self._ids.keys() - self._lost - found)
+        if missing:
+            self._complain(f"Spark has not read {len(missing)} lines; the first one is line {missing[0]}")
+        self.figures.by_spark = len(found)
 
 
 def prove(folder: Path, seed: int) -> BurnProof:

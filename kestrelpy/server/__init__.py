@@ -16,6 +16,7 @@ from kestrelpy.server._future_wait import FutureWait
 from kestrelpy.server._process import run, run_in_thread, serve, serve_in_thread
 from kestrelpy.server._server import QueueServer, parse_address
 from kestrelpy.server.beanstalk.server import BeanstalkServer
+from kestrelpy.server.figures import ServedJournal, ServerFigures
 from kestrelpy.server.kestrel.config import ConfigError
 from kestrelpy.server.kestrel.server import KestrelServer
 
@@ -28,6 +29,8 @@ __all__ = [
     "Parser",
     "QueueProtocol",
     "QueueServer",
+    "ServedJournal",
+    "ServerFigures",
     "Wait",
     "parse_address",
     "run",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["run", "run_in_thread", "serve", "serve_in_thread"]
 
 _NEVER = 1_000_000_000
+_logger = logging.getLogger("kestrelpy.server")
 S = TypeVar("S", bound=QueueServer)
 
 
@@ -36,9 +38,10 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, as ``run`` does. Call it in the main thread of a process.
 
-    ``protocol`` is ``"beanstalk"`` or ``"kestrel"``; the other arguments are those of ``BeanstalkServer`` or
-    ``KestrelServer``. At SIGUSR1 a beanstalk server refuses puts from then on; at SIGHUP a kestrel server reads its
-    configuration again. Raises as ``run``, and ``ValueError`` for another protocol.
+    ``protocol`` is ``"beanstalk"`` or ``"kestrel"``. ``directory`` and the other arguments are those of
+    ``BeanstalkServer`` or ``KestrelServer``, ``on_start`` and ``on_signal`` those of ``run``. At SIGUSR1 a beanstalk
+    server refuses puts from then on, and at SIGUSR2 it ends and hands its jobs over to a standby; at SIGHUP a kestrel
+    server reads its configuration again. Raises as ``run``, and ``ValueError`` for another protocol.
     """
     run(_server_class(protocol)(directory, **options), on_start=on_start, on_signal=on_signal)
 
@@ -59,7 +62,8 @@ def run(
 ) -> None:
     """Run ``server`` until SIGTERM or SIGINT, or until it ends by itself. Call it in the main thread of a process.
 
-    ``on_start`` is called once the server listens, ``on_signal`` with each signal, after the server has obeyed it.
+    The logger ``kestrelpy.server`` says at ``INFO`` where the server listens, each signal, and the end. ``on_start`` is
+    called once the server listens, ``on_signal`` with each signal, after the server has obeyed it.
     Returns when the queues are closed. Raises what ``QueueServer.start`` raises, and the error of a sync that failed.
     """
     asyncio.run(_run(server, on_start, on_signal))
@@ -70,10 +74,11 @@ async def _run(
     on_start: Callable[[S], None] | None,
     on_signal: Callable[[signal.Signals], None] | None,
 ) -> None:
-    loop = asyncio.get_running_loop()
+    loop, name = asyncio.get_running_loop(), type(server).__name__
     stop = asyncio.Event()
 
     def obey(number: signal.Signals, what: Callable[[], object]) -> None:
+        _logger.info("%s: got %s", name, number.name)
         what()
         if on_signal is not None:
             on_signal(number)
@@ -85,11 +90,13 @@ async def _run(
     await server.start()
     try:
         _spare_the_collector()
+        _logger.info("%s: listening at %s", name, ", ".join(server.listens_at))
         if on_start is not None:
             on_start(server)
         await _first(stop.wait(), server.ended())
     finally:
         await server.stop()
+        _logger.info("%s: stopped", name)
 
 
 async def _first(*awaitables: Any) -> None:
@@ -124,7 +131,10 @@ def serve_in_thread(
     listen: str = "127.0.0.1:0",
     **options: Any,
 ) -> Iterator[Any]:
-    """A server in a thread of its own, as ``run_in_thread``. The arguments are those of ``serve``.
+    """A server in a thread of its own, as ``run_in_thread``.
+
+    ``directory``, ``protocol`` and the other arguments are those of ``serve``. It listens at ``listen``, by default at
+    a free port of this machine.
 
     Yields the server: a ``BeanstalkServer``, whose ``queue`` is thread-safe, or a ``KestrelServer``.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kestrelpy.clock import SystemClock
 from kestrelpy.server._connection import Connection, QueueProtocol
 from kestrelpy.server._rounds import Rounds
+from kestrelpy.server.figures import ServerFigures
 
 if TYPE_CHECKING:
     from typing import Self
@@ -37,7 +38,7 @@ Address = tuple[str, int] | str
 def parse_address(text: str, default_port: int = 11300) -> Address:
     """Read ``HOST:PORT``, ``[V6]:PORT``, ``HOST``, ``:PORT`` (a pair of host and port) or ``unix:PATH`` (a path).
 
-    Raises ``ValueError``.
+    ``default_port`` is the port where none is named. Raises ``ValueError``.
     """
     if not text:
         raise ValueError("the address is empty")
@@ -143,13 +144,26 @@ class QueueServer:
 
         if isinstance(place, socket.socket):
             if place.family == socket.AF_UNIX:
-                return await self.loop.create_unix_server(connection, sock=place, backlog=BACKLOG)
+                return await self._serve_path(connection, place)
             return await self.loop.create_server(connection, sock=place, backlog=BACKLOG)
         address = parse_address(place, default_port)
         if isinstance(address, str):
             return await self.loop.create_unix_server(connection, address, backlog=BACKLOG)
         host, port = address
         return await self.loop.create_server(connection, host or None, port, backlog=BACKLOG)
+
+    async def _serve_path(self, connection: Callable[[], Connection], bound: socket.socket) -> asyncio.AbstractServer:
+        """The path stays when the server ends: it is of whoever has bound it, as systemd, which listens on.
+
+        From Python 3.13 on, a loop removes it unless it is told not to; before, a loop does not know the option.
+        """
+        create: Callable[..., Any] = self.loop.create_unix_server
+        try:
+            made = create(connection, sock=bound, backlog=BACKLOG, cleanup_socket=False)
+        except TypeError:
+            made = create(connection, sock=bound, backlog=BACKLOG)
+        server: asyncio.AbstractServer = await made
+        return server
 
     async def stop(self) -> None:
         """Close all connections and the queues. May be repeated.
@@ -210,6 +224,15 @@ class QueueServer:
         found = [one.getsockname() for listener in self._listeners for one in getattr(listener, "sockets", ())]
         return [name[:2] if isinstance(name, tuple) else name for name in found]
 
+    @property
+    def listens_at(self) -> list[str]:
+        """``addresses`` as texts, each as ``parse_address`` reads it."""
+        return [_text_of(address) for address in self.addresses]
+
+    def figures(self) -> ServerFigures:
+        """The figures for who watches the server. May be called from any thread once the server has started."""
+        return ServerFigures(len(self.connections), {})
+
     # -- connections ---------------------------------------------------------------------------------------------------
 
     def admit(self, connection: Connection) -> bool:
@@ -237,3 +260,10 @@ class QueueServer:
                 self._unread.pop(connection, None)
         if self._unread:
             self.loop.call_later(LOOK_SECONDS, self._look)
+
+
+def _text_of(address: object) -> str:
+    if isinstance(address, tuple):
+        host, port = address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"unix:{address}"

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
+import signal
+import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +17,15 @@ import greenstalk
 import pytest
 
 from kestrelpy.cli import main, serving
+from kestrelpy.clock import SystemClock
 from kestrelpy.server import serve_in_thread
-from kestrelpy.ship import Fenced, NoSuchQueue, Ship, StoreUnavailable, restore, status
+from kestrelpy.ship import Fenced, NoSuchQueue, Ship, StoreUnavailable, opened, read_log, restore, status
+from kestrelpy.ship import options as ship_options
 from kestrelpy.testing.stores import MemoryStore
 from kestrelpy.work import WorkQueue
 from tests.server.harness import Client
-from tests.server.test_serve_command import Process, running
+from tests.server.test_serve_command import SERVE, Process, running
+from tests.support.budget import takes_long
 from tests.support.patience import PATIENCE, until
 
 FAR = 1 << 30
@@ -191,6 +198,141 @@ def until_shipped(url: str) -> None:
     until(is_there)
 
 
+def test_a_server_hands_its_jobs_over(tmp_path: Path, url: str) -> None:
+    with shipping(tmp_path / "here", url, "--ship-lease", "60") as one:
+        client = one.client()
+        client.ask(b"put 0 0 60 1\r\na\r\n", b"INSERTED 1\r\n")
+        one.process.send_signal(signal.SIGUSR2)
+        client.hear_the_end()
+        _, said = one.process.communicate(timeout=PATIENCE)
+        assert one.process.returncode == 0
+        assert "stopped by SIGUSR2: handing the jobs over" in said.decode()
+    assert [slot.kind for slot in read_log(url, "work")][-1] == "close"
+    restore(url, "work", tmp_path / "there")
+    began = SystemClock.elapsed()
+    with shipping(tmp_path / "there", url) as two:
+        two.client().ask(b"reserve\r\n", b"RESERVED 1 1\r\na\r\n")
+    assert SystemClock.elapsed() - began < 30  # it did not wait for the lease
+
+
+class Pair:
+    """Two servers: the one that owns the jobs listens, and the other one follows."""
+
+    def __init__(self, folder: Path, url: str, acks: str) -> None:
+        self._folder = folder
+        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+            self.places = {"a": one.getsockname(), "b": other.getsockname()}
+        self._options = ("--ship", url, "--ship-acks", acks, "--ship-lease", "5")
+        self.servers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *more: str) -> None:
+        with open(self._folder / f"{name}.log", "ab") as log:
+            listen = f"127.0.0.1:{self.places[name][1]}"
+            command = (*SERVE, "-b", str(self._folder / name), "--listen", listen, *self._options, *more)
+            self.servers[name] = subprocess.Popen(command, stderr=log)
+
+    def said(self, name: str) -> str:
+        return (self._folder / f"{name}.log").read_text()
+
+    def change_places(self, owner: str, other: str, how: signal.Signals, put: list[dict[int, str]]) -> None:
+        """End the owner while clients put; the other one goes on, and the old one follows."""
+        until(lambda: "standby, following" in self.said(other).rpartition("listening at")[2])
+        until(lambda: all(len(each) > 5 for each in put))
+        starts = self.said(other).count("listening at")
+        self.servers[owner].send_signal(how)
+        self.servers[owner].wait()
+        before = [len(each) for each in put]
+        until(lambda: self.said(other).count("listening at") > starts)
+        self.start(owner, "--standby")
+        until(lambda: all(len(each) > count + 5 for each, count in zip(put, before, strict=True)))
+
+    def end(self) -> None:
+        for server in self.servers.values():
+            server.kill()
+            server.wait()
+
+
+def put_through_all(places: list[Any], name: str, put: dict[int, str], ending: threading.Event) -> None:
+    """Put jobs, and connect to the other server when one is gone, until ``ending``."""
+    number = 0
+    for address in itertools.cycle(places):
+        if ending.is_set():
+            return
+        with contextlib.suppress(OSError, greenstalk.Error), greenstalk.Client(address) as client:
+            while not ending.is_set():
+                number += 1
+                put[client.put(f"{name} {number}")] = f"{name} {number}"
+        ending.wait(0.05)
+
+
+@takes_long
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGUSR2])
+def test_clients_of_two_servers_only_connect_again(tmp_path: Path, url: str, how: signal.Signals) -> None:
+    pair, ending = Pair(tmp_path, url, "shipped"), threading.Event()
+    put: list[dict[int, str]] = [{} for _ in range(4)]
+    clients = [
+        threading.Thread(target=put_through_all, args=([*pair.places.values()], f"c{n}", each, ending))
+        for n, each in enumerate(put)
+    ]
+    try:
+        pair.start("a")
+        until(lambda: "listening at" in pair.said("a"))
+        pair.start("b", "--standby")
+        for client in clients:
+            client.start()
+        for owner, other in (("a", "b"), ("b", "a")):
+            pair.change_places(owner, other, how, put)
+        ending.set()
+        for client in clients:
+            client.join()
+        jobs = {job_id: body for each in put for job_id, body in each.items()}
+        assert len(jobs) == sum(map(len, put)), "an id was given to two jobs"
+        found: dict[int, str] = {}
+        with greenstalk.Client(pair.places["a"]) as reader, contextlib.suppress(greenstalk.TimedOutError):
+            while True:
+                job = reader.reserve(0)
+                assert isinstance(job.body, str)
+                assert job.id not in found
+                found[job.id] = job.body
+                reader.bury(job)
+        assert jobs.items() <= found.items()
+    finally:
+        ending.set()
+        pair.end()
+
+
+def test_a_standby_that_is_ended_before_its_time(tmp_path: Path, url: str) -> None:
+    with WorkQueue(tmp_path / "here", ship=url) as queue:
+        queue.put(b"a")
+        standby = subprocess.Popen(
+            (*SERVE, "-b", str(tmp_path / "there"), "-p", "0", "--ship", url, "--standby"), stderr=subprocess.PIPE
+        )
+        assert standby.stderr is not None
+        while b"standby, following" not in (said := standby.stderr.readline()):
+            assert said
+        for number in (signal.SIGUSR2, signal.SIGUSR1):  # for the one that has the jobs
+            standby.send_signal(number)
+            assert standby.stderr.readline().decode() == (
+                f"kestrelpy serve: {number.name} changes nothing: this is a standby, and has no jobs yet\n"
+            )
+        standby.terminate()
+        _, said = standby.communicate(timeout=PATIENCE)
+        assert (standby.returncode, said) == (0, b"kestrelpy serve: stopped by SIGTERM\n")
+
+
+def test_a_server_is_not_started_beside_one_with_a_lease(
+    tmp_path: Path, url: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ship_options, "LEAST_LEASE", 0.1)
+    monkeypatch.setattr(opened, "PATIENCE", 0.5)
+    with WorkQueue(tmp_path / "here", ship=Ship(url, lease=1.0, owner="the other one")) as queue:
+        queue.put(b"a")
+        restore(url, "work", tmp_path / "there")
+        assert main(["serve", "beanstalk", "-b", str(tmp_path / "there"), "-p", "0", "--ship", url]) == 11
+        assert "the other one" in capfd.readouterr().err
+        queue.put(b"b")
+
+
 def test_a_server_whose_jobs_another_one_has_does_not_start(
     tmp_path: Path, url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +354,9 @@ def test_a_server_whose_jobs_another_one_has_does_not_start(
         (("--ship", "file:///x"), "--ship goes with --dir"),
         (("-b", "DIR", "--ship-acks", "shipped"), "go with --ship"),
         (("-b", "DIR", "--ship-option", "region=here"), "go with --ship"),
+        (("-b", "DIR", "--ship-lease", "15"), "go with --ship"),
+        (("-b", "DIR", "--standby"), "--standby goes with --ship"),
+        (("-b", "DIR", "--ship", "file:///x", "--ship-lease", "1"), "--ship-lease: lease must be 5"),
         (("-b", "DIR", "--ship", "here"), "its scheme must be"),
         (("-b", "DIR", "--ship", "file:///x", "--ship-acks", "never"), "invalid choice"),
         (("-b", "DIR", "--ship", "s3://b/x", "--ship-option", "secret_access_key=open-sesame"), "environment"),

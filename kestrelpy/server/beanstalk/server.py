@@ -17,6 +17,7 @@ from kestrelpy.server._clock import LoopClock
 from kestrelpy.server._server import QueueServer
 from kestrelpy.server.beanstalk import replies
 from kestrelpy.server.beanstalk.commands import Commands
+from kestrelpy.server.figures import ServerFigures
 from kestrelpy.work import WorkQueue
 
 if TYPE_CHECKING:
@@ -44,12 +45,14 @@ class BeanstalkServer(QueueServer):
     share one sync (group commit). ``ship`` is that of the queue, too; with ``acks="shipped"``, all clients of a turn
     share one wait for the store. If the store does not answer in time, they get INTERNAL_ERROR, and the server goes on.
     If another owner has the queue now, clients get INTERNAL_ERROR, and the server ends with ``Fenced``. At most
-    ``max_connections`` clients are admitted at a time; one client more gets OUT_OF_MEMORY. The other options are the
-    queue's.
+    ``max_connections`` clients are admitted at a time; one client more gets OUT_OF_MEMORY. ``open_queue`` is called in
+    place of ``WorkQueue``, with its arguments, and returns one that is open: a standby takes it over. The other options
+    are the queue's.
 
     ``start`` opens the queue, and ``stop`` closes it: reserved jobs are ready at the next start. In between it is
     ``queue``, and the program may use it too, from any thread. The server itself is not thread-safe.
 
+    >>> import asyncio
     >>> async def main():
     ...     async with BeanstalkServer(listen="127.0.0.1:0") as server:
     ...         reader, writer = await asyncio.open_connection(*server.addresses[0])
@@ -72,6 +75,7 @@ class BeanstalkServer(QueueServer):
         max_connections: int | None = None,
         segment_bytes: int = 10 << 20,
         ship: str | Ship | Literal[False] | None = None,
+        open_queue: Callable[..., WorkQueue] = WorkQueue,
         clock: Clock | None = None,
         **options: Any,
     ) -> None:
@@ -87,10 +91,13 @@ class BeanstalkServer(QueueServer):
             options = {**options, "group_commit": True}
         self._options = {**options, "sync": sync, "segment_bytes": segment_bytes, "ship": ship}
         self._system = platform.uname()
+        self._hands_over = False
+        self._open_queue = open_queue
 
     def open(self) -> None:
         clock = self._clock if self._clock is not None else LoopClock(self.loop)
-        self.queue = WorkQueue(self._directory, clock=clock, disk_clock=self._clock or SystemClock(), **self._options)
+        disk_clock = self._clock or SystemClock()
+        self.queue = self._open_queue(self._directory, clock=clock, disk_clock=disk_clock, **self._options)
         self.commands.queue = self.queue
         self._opened_at = clock.monotonic()
         self.monotonic = clock.monotonic
@@ -100,7 +107,9 @@ class BeanstalkServer(QueueServer):
 
     def close(self) -> None:
         queue = getattr(self, "queue", None)  # the start may have failed before it was there
-        if queue is not None:
+        if queue is not None and self._hands_over and queue.shipping is not None and not queue.closed:
+            queue.shipping.hand_over()
+        elif queue is not None:
             queue.close()
 
     def _look_for_fence(self) -> None:
@@ -137,13 +146,21 @@ class BeanstalkServer(QueueServer):
         """Refuse puts from now on; all other commands work as before."""
         self.queue.drain()
 
+    def hand_over(self) -> None:
+        """End, and let a standby have the jobs at once (``Shipping.hand_over``), if they are shipped."""
+        self._hands_over = True
+        self.end()
+
     def on_signals(self) -> Mapping[signal.Signals, Callable[[], object]]:
-        return {signal.SIGUSR1: self.drain}
+        return {signal.SIGUSR1: self.drain, signal.SIGUSR2: self.hand_over}
 
     def _sync_if_written(self) -> None:
         if self.commands.wrote:
             self.commands.wrote = False
             self.queue.sync()
+
+    def figures(self) -> ServerFigures:
+        return ServerFigures(len(self.connections), self.commands.counts, jobs=self.queue)
 
     def _figures(self) -> bytes:
         work = self.queue.stats()

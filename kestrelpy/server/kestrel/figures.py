@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from kestrelpy._disk.real import memory_of_the_machine
+from kestrelpy.server.figures import ServedJournal
+from kestrelpy.server.kestrel.names import split
 
 if TYPE_CHECKING:
+    from kestrelpy import JournaledQueue
     from kestrelpy.server._connection import Connection
     from kestrelpy.server.kestrel.journal import SharedJournal
     from kestrelpy.server.kestrel.queue import ServedQueue
     from kestrelpy.server.kestrel.queues import Alias, Queues
 
-__all__ = ["VERSION", "dump", "of_alias", "of_queue", "of_server"]
+__all__ = ["VERSION", "dump", "of_alias", "of_queue", "of_server", "served_journals"]
 
 VERSION = "2.4.7+kestrelpy"
 """The version: it begins with that of the kestrel whose protocols these are, as clients may look at it."""
@@ -88,6 +91,27 @@ def of_queue(queue: ServedQueue, journal: SharedJournal) -> list[tuple[str, obje
     if queue is journal.own and journal.children:
         figures.append(("children", ",".join(child.decode("latin-1") for child in journal.children)))
     return figures
+
+
+def served_journals(queues: Queues) -> list[ServedJournal]:
+    """The journaled queues of all that clients see. A fan-out is a reader of its parent's, and what was put for it
+    alone is in a queue of its own name.
+    """
+    found: dict[bytes, tuple[JournaledQueue, dict[str, tuple[str, int]]]] = {}
+    for served in list(queues.by_name.values()):
+        shared = queues.journal_of(served).queue
+        if shared is not None:
+            readers = found.setdefault(served.parent, (shared, {}))[1]
+            if served.reader is not None:
+                child = split(served.name)[1] or b""
+                readers[served.reader.name] = _shown(child), len(served.line)
+        if served.side is not None:
+            found[served.name] = served.side, {}
+    return [ServedJournal(_shown(name), *each) for name, each in found.items()]
+
+
+def _shown(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
 
 
 def of_alias(alias: Alias) -> list[tuple[str, object]]:

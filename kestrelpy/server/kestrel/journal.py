@@ -74,7 +74,7 @@ class SharedJournal:
         """Those of its queues that have somebody in line."""
         self._is_ready = False  # the journal is open, and all who read it have their readers
         self._max_item_bytes = 0
-        self._limited_together: list[ServedQueue] = []
+        self._limited_here: list[ServedQueue] = []
         self._syncs_each_turn = False
 
     def _check(self) -> None:
@@ -109,19 +109,19 @@ class SharedJournal:
         queue = self.queue
         if queue is None:  # fanout_only, and there are no fan-outs
             return True
-        if len(data) > self._max_item_bytes or not all(each.has_room() for each in self._limited_together):
+        if len(data) > self._max_item_bytes or not all(each.has_room() for each in self._limited_here):
             return False
         try:
             if expires_at_ms is None:
-                queue.put(data)
+                queue.put(data, timeout=0)
             else:
-                queue.put(data, expires_at_ms=expires_at_ms)
+                queue.put(data, expires_at_ms=expires_at_ms, timeout=0)
         except (QueueFull, QueueDiskFull, ItemTooLarge):
             return False
         self.puts += 1
         if self._syncs_each_turn:
             self._storage.note_written(queue)
-        for each in self._limited_together:
+        for each in self._limited_here:
             each.keep_limits()
         for each in self.waiting:
             self._wake(each)
@@ -137,7 +137,7 @@ class SharedJournal:
         side = child.side
         assert side is not None
         try:
-            side.put(data, expires_at_ms=expires_at_ms)
+            side.put(data, expires_at_ms=expires_at_ms, timeout=0)
         except (QueueFull, QueueDiskFull, ItemTooLarge):
             return False
         child.side_puts += 1
@@ -167,7 +167,7 @@ class SharedJournal:
             if queue.reader is None:
                 self._make_reader(queue)
         self._max_item_bytes = self.max_item_bytes()
-        self._limited_together = [queue for queue in readers if queue.side is not None]
+        self._limited_here = [queue for queue in readers if queue.side is not None or queue.config.max_items == 0]
         self._syncs_each_turn = self.queue in self._storage.synced_each_turn
         self._is_ready = True
 

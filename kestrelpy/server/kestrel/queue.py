@@ -196,7 +196,7 @@ class ServedQueue:
         error_queue = config.error_to_queue or config.many_errors_to_queue
         is_limited = self.side is None  # with a side queue, both together are limited: see has_room
         return ReaderConfig(
-            max_items=config.max_items if is_limited else None,
+            max_items=(config.max_items or None) if is_limited else None,  # 0: see has_room
             max_bytes=config.max_size if is_limited else None,
             counts_open=False,
             max_age=config.max_age,

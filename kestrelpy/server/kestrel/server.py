@@ -17,7 +17,9 @@ from kestrelpy._disk.real import RealDisk
 from kestrelpy.server._clock import LoopClock
 from kestrelpy.server._connection import Connection
 from kestrelpy.server._server import QueueServer
+from kestrelpy.server.figures import ServerFigures
 from kestrelpy.server.kestrel.config import STATUSES, Config, ConfigError, parse_config
+from kestrelpy.server.kestrel.figures import served_journals
 from kestrelpy.server.kestrel.memcache import Memcache
 from kestrelpy.server.kestrel.operations import Operations
 from kestrelpy.server.kestrel.queues import Queues
@@ -47,14 +49,16 @@ class KestrelServer(QueueServer):
     ``directory`` holds the queues; ``None``: they are in memory only. ``config``: the text of a TOML configuration, or
     a function that reads it, which is called at the start and at each reload. ``listen``, ``text`` and ``thrift``:
     where the three protocols are served (addresses as for ``BeanstalkServer``; the default is that of the
-    configuration). ``sockets`` listen already, for the memcache protocol. ``sync_journal``: for queues of which the
-    configuration says nothing: seconds; 0: a reply means that the change is on disk, and all clients of a turn share
-    one sync; ``"never"``. ``on_corruption``: as for ``JournaledQueue``, for all queues. ``options``: other server keys
-    of the configuration, which win over it. ``clock`` and ``disk`` replace those of the system, for tests.
+    configuration). ``sockets`` listen already, for the memcache protocol; a mapping has those of ``"memcache"``,
+    ``"text"`` and ``"thrift"``. ``sync_journal``: for queues of which the configuration says nothing: seconds; 0: a
+    reply means that the change is on disk, and all clients of a turn share one sync; ``"never"``. ``on_corruption``: as
+    for ``JournaledQueue``, for all queues. ``options``: other server keys of the configuration, which win over it.
+    ``clock`` and ``disk`` replace those of the system, for tests.
 
     ``start`` opens the queues, and ``stop`` closes them. Raises ``ValueError`` for a bad configuration, and what
     opening a queue raises. The server is not thread-safe.
 
+    >>> import asyncio
     >>> async def main():
     ...     async with KestrelServer(listen="127.0.0.1:0") as server:
     ...         reader, writer = await asyncio.open_connection(*server.addresses[0])
@@ -76,7 +80,7 @@ class KestrelServer(QueueServer):
         listen: str | Sequence[str] | None = None,
         text: str | Sequence[str] | None = None,
         thrift: str | Sequence[str] | None = None,
-        sockets: Sequence[socket.socket] = (),
+        sockets: Sequence[socket.socket] | Mapping[str, Sequence[socket.socket]] = (),
         sync_journal: float | Literal["never"] = 0.1,
         on_corruption: Literal["raise", "quarantine"] = "raise",
         clock: Clock | None = None,
@@ -101,9 +105,10 @@ class KestrelServer(QueueServer):
         self.max_connections = server.max_connections
         operations = Operations(self)
         self.commit = self._commit
-        self.serve_at(Memcache(operations), server.listen, sockets, default_port=22133)
-        self.serve_at(Text(operations), server.text, default_port=2222)
-        self.serve_at(Thrift(operations), server.thrift, default_port=2229)
+        passed = sockets if isinstance(sockets, Mapping) else {"memcache": sockets}
+        self.serve_at(Memcache(operations), server.listen, passed.get("memcache", ()), default_port=22133)
+        self.serve_at(Text(operations), server.text, passed.get("text", ()), default_port=2222)
+        self.serve_at(Thrift(operations), server.thrift, passed.get("thrift", ()), default_port=2229)
         self._is_closed = False
 
     def _read_config(self) -> Config:
@@ -205,6 +210,11 @@ class KestrelServer(QueueServer):
     def _has_descriptors(self, wanted: int) -> bool:
         used = DESCRIPTORS_OF_ITS_OWN + len(self.connections) + self.queues.descriptors
         return used + wanted <= self._most_descriptors
+
+    def figures(self) -> ServerFigures:
+        queues = self.queues
+        commands = {"get": queues.gets, "set": queues.sets, "peek": queues.peeks}
+        return ServerFigures(len(self.connections), commands, queues=tuple(served_journals(queues)))
 
     # -- what clients may ask of the whole server ----------------------------------------------------------------------
 

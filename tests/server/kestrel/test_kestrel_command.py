@@ -34,10 +34,12 @@ class Process:
         return Client(self.addresses[0])
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Send the signal; the exit status, and what else was said."""
+        """Send the signal; the exit status, and what was said beside the signal's name."""
         self.process.send_signal(number)
         _, said = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, said
+        last = f"kestrelpy serve: stopped by {signal.Signals(number).name}\n"
+        assert said.endswith(last)
+        return self.process.returncode, said.removesuffix(last)
 
     def __enter__(self) -> Process:
         return self
@@ -53,7 +55,7 @@ HERE = ("--listen", "127.0.0.1:0")
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_it_with_status_0(tmp_path: Path, number: int) -> None:
-    """KP-1.10: SIGTERM, SIGINT: waiting gets are answered, status 0; nothing is printed but where it listens."""
+    """KP-1.10: SIGTERM, SIGINT: waiting gets are answered, status 0; printed are where it listens and the signal."""
     with Process("--dir", str(tmp_path / "new"), *HERE) as server:
         assert re.fullmatch(r"kestrelpy serve: listening at 127\.0\.0\.1:\d+\n", server.said)
         client = server.client()

@@ -154,7 +154,7 @@ def _listen(take: Callable[[], bytes]) -> None:
 def _far_reader(folder: Path) -> None:
     from kestrelpy import open_reader
 
-    reader = open_reader(folder, "bench", "far")
+    reader = open_reader(folder, "bench", "far", create=True)
 
     def take() -> bytes:
         item = reader.get()

@@ -152,11 +152,17 @@ def _on_spark() -> Iterator[Goal]:
     yield Goal("batch read: us an item", read, at_most=1 / 3)
     parquet = Figure("spark-read", "Parquet", "warm")
     yield Goal("batch read: Parquet's time over ours", parquet, read, at_least=0.5)
+    local = Figure("spark-store", "the owner's folder", "read")
+    for store in ("a folder as store", "SeaweedFS"):
+        over = Figure("spark-store", store, "read")
+        yield Goal(f"batch read from {store}: the time from the owner's folder over its", local, over, at_least=0.8)
     stream = Figure("spark-stream", "kestrelpy", "thousand items a second, after the first batch")
     yield Goal("stream into Parquet: thousand items a second", stream, at_least=300.0)
     yield Goal(
         "stream: seconds p50 from put to commit", Figure("spark-latency", "kestrelpy", "seconds p50"), at_most=2.0
     )
+    by_store = Figure("spark-latency", "a folder as store", "seconds p50")
+    yield Goal("stream from a store: seconds p50 from put to commit", by_store, at_most=2.5)
     yield Goal("sink: us an item", Figure("spark-sink", "kestrelpy", "sink"), at_most=5.0)
     yield Goal("driver buffer: us an item", Figure("spark-buffer", "kestrelpy", "buffer"), at_most=10.0)
 

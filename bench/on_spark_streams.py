@@ -1,7 +1,7 @@
 """Workloads on Spark that move items: a stream into Parquet, the sink, the buffer of a driver.
 
-``python -m bench.on_spark_streams FOLDER ITEMS RATE`` is the service beside a stream: a process of its own that puts
-``ITEMS`` items at ``RATE`` a second, and says when it began.
+``python -m bench.on_spark_streams FOLDER ITEMS RATE [STORE]`` is the service beside a stream: a process of its own that
+puts ``ITEMS`` items at ``RATE`` a second, and says when it began. With ``STORE``, a URL, its queue is shipped there.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ BUFFER_ITEMS = 500_000
 READER = "spark"
 
 
-def put(folder: str, items: int, rate: float) -> None:
+def put(folder: str, items: int, rate: float, store: str | None = None) -> None:
     """The service: at a steady pace, in batches of a hundredth of a second, or one by one below 10,000 a second."""
-    with JournaledQueue(folder, QUEUE) as queue:
+    with JournaledQueue(folder, QUEUE, ship=store) as queue:
         print(time.time(), flush=True)
         began, done = time.monotonic(), 0
         for batch in payloads(items):
@@ -41,9 +41,11 @@ def put(folder: str, items: int, rate: float) -> None:
 
 
 @contextmanager
-def _service(folder: Path, items: int, rate: int) -> Iterator[float]:
+def _service(folder: Path, items: int, rate: int, store: str | None) -> Iterator[float]:
     """Beside what is done inside; when it began, in seconds since the epoch."""
     command = [sys.executable, "-m", "bench.on_spark_streams", str(folder), str(items), str(rate)]
+    if store is not None:
+        command.append(store)
     with subprocess.Popen(command, stdout=subprocess.PIPE) as service:
         assert service.stdout is not None
         try:
@@ -53,16 +55,20 @@ def _service(folder: Path, items: int, rate: int) -> Iterator[float]:
             service.kill()
 
 
-def _run_stream(folder: Path, items: int, rate: int) -> tuple[float, list[tuple[int, float]]]:
-    """When the service began, and for each batch the last id in it and when the sink had committed it."""
+def _run_stream(folder: Path, items: int, rate: int, store: str | None = None) -> tuple[float, list[tuple[int, float]]]:
+    """When the service began, and for each batch the last id in it and when the sink had committed it. With ``store``,
+    a URL, the query reads there.
+    """
     queues, checkpoint = folder / "queues", folder / "checkpoint"
-    with JournaledQueue(queues, QUEUE) as queue:
+    with JournaledQueue(queues, QUEUE, ship=store) as queue:
         queue.reader(READER, start="earliest").close()
     source = session().readStream.format("kestrel").option("queue", QUEUE).option("reader", READER)
-    writing = source.load(str(queues)).writeStream.format("parquet").option("checkpointLocation", str(checkpoint))
+    writing = (
+        source.load(store or str(queues)).writeStream.format("parquet").option("checkpointLocation", str(checkpoint))
+    )
     query = writing.start(str(folder / "out"))
     try:
-        with _service(queues, items, rate) as began:
+        with _service(queues, items, rate, store) as began:
             while _last_id(query) < items:
                 if query.exception() is not None:
                     raise query.exception()
@@ -94,9 +100,9 @@ def _sustained(folder: Path, scale: float) -> Figures:
     }
 
 
-def _latency(folder: Path, scale: float) -> Figures:
+def _latency(folder: Path, scale: float, *, by_store: bool = False) -> Figures:
     items = int(SPARSE_ITEMS * scale)
-    _, commits = _run_stream(folder, items, SPARSE_RATE)
+    _, commits = _run_stream(folder, items, SPARSE_RATE, f"file://{folder}/store" if by_store else None)
     waits, at = [], 0
     for record in scan(folder / "queues", QUEUE):
         while commits[at][0] < record.id:
@@ -150,7 +156,7 @@ WORKLOADS = (
         "spark-latency",
         f"the same with {SPARSE_RATE:,} a second: from the put to the sink's commit, at the default trigger",
         "",
-        (Contender("kestrelpy", _latency),),
+        (Contender("kestrelpy", _latency), Contender("a folder as store", partial(_latency, by_store=True))),
         max_repeats=1,
         warm_up=False,
     ),
@@ -175,4 +181,4 @@ WORKLOADS = (
 
 
 if __name__ == "__main__":
-    put(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    put(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:5])

@@ -6,7 +6,7 @@ Workloads:
     shipped   one thread, acks="shipped", interval=0: the time of a put; the floor creates one object.
     threads   64 threads, acks="shipped", the usual interval of 0.05 s: puts a second.
     rate      1 MB/s for some seconds, in items of 1 kB: processor time a second, not shipped and shipped.
-    restore   how fast a queue is restored; the floor reads the segments.
+    restore   how fast a queue is restored; one floor reads the segments, the other one writes and syncs them, too.
 
 The object store is SeaweedFS on the loopback, with its data in a temporary folder. How not to misread it: it shares the
 processors and the disk with the queue.
@@ -15,6 +15,7 @@ processors and the disk with the queue.
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import sys
 import threading
@@ -37,7 +38,7 @@ RESTORED_BYTES = 1 << 30
 SEGMENT_BYTES = 16 << 20
 RATE_SECONDS = 10.0
 NONE, FOLDER, OBJECTS = "not shipped", "a folder", "SeaweedFS"
-FLOOR = "floor, "
+FLOOR, WRITTEN = "floor, ", "floor, written, "
 Make = Callable[[Path], "contextlib.AbstractContextManager[dict[str, Any] | None]"]
 
 
@@ -201,15 +202,27 @@ def restored(make: Make) -> Callable[[Path, float], Figures]:
     return measure
 
 
-def plain_reads(make: Make) -> Callable[[Path, float], Figures]:
+def plain_reads(make: Make, *, written: bool = False) -> Callable[[Path, float], Figures]:
+    """Whole objects, four at once; ``written``: into files, each synced."""
+
     def measure(folder: Path, scale: float) -> Figures:
         with make(folder) as made:
             with _queue(folder, made) as queue:
                 total = _fill(queue, int(RESTORED_BYTES * scale))
             store = _store(made)
             keys = [each.key for each in store.list("bench/seg/")]
+            copies = folder / "copies"
+            copies.mkdir()
+
+            def copy(key: str) -> None:
+                data = store.read(key)
+                if written and data is not None:
+                    with open(copies / key.replace("/", "-"), "wb") as file:
+                        file.write(data)
+                        os.fsync(file.fileno())
+
             began = time.perf_counter()
-            _four_at_once(store.read, keys)
+            _four_at_once(copy, keys)
             return {"a MB": (time.perf_counter() - began) / total * 1e6}
 
     return measure
@@ -228,7 +241,17 @@ WORKLOADS = (
     Workload("shipped", 'one thread, acks="shipped", interval=0', "s", _each(shipped, bare_create)),
     Workload("threads", '64 threads, acks="shipped"', "/s", _each(threads), max_repeats=3),
     Workload("rate", "1 MB/s", "s/s", (Contender(NONE, rate(nowhere)), *_each(rate)), max_repeats=3),
-    Workload("restore", "a queue is restored", "s", _each(restored, plain_reads), max_repeats=2, warm_up=False),
+    Workload(
+        "restore",
+        "a queue is restored",
+        "s",
+        (
+            *_each(restored, plain_reads),
+            *(Contender(WRITTEN + name, plain_reads(make, written=True)) for name, make in STORES.items()),
+        ),
+        max_repeats=2,
+        warm_up=False,
+    ),
 )
 
 
@@ -240,6 +263,8 @@ def _goals() -> Iterator[Goal]:
     for workload in ("shipping", "restore"):
         over, under = Figure(workload, FLOOR + OBJECTS, "a MB"), Figure(workload, OBJECTS, "a MB")
         yield Goal(f"{workload}, SeaweedFS: the floor's time over ours", over, under, at_least=0.8)
+    over, under = Figure("restore", WRITTEN + OBJECTS, "a MB"), Figure("restore", OBJECTS, "a MB")
+    yield Goal("restore, SeaweedFS: the time of the floor that writes over ours", over, under, at_least=0.8)
     yield Goal("restore from a folder, s a MB", Figure("restore", FOLDER, "a MB"), at_most=0.01)
     over, under = Figure("shipped", OBJECTS, "a put"), Figure("shipped", FLOOR + OBJECTS, "a put")
     yield Goal("a shipped put over a bare create, SeaweedFS", over, under, at_most=3.0)

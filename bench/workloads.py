@@ -27,7 +27,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench import detached, on_spark, on_spark_streams, rivals, scale, threads
+from bench import detached, on_spark, on_spark_stores, on_spark_streams, rivals, scale, threads
 from bench.measure import Contender, Figures, Workload, along, per_item
 from bench.rivals import BATCH, ITEM, Rival
 
@@ -202,5 +202,5 @@ WORKLOADS: tuple[Workload, ...] = (
     scale.IMPORTING,
 )
 
-ON_SPARK: tuple[Workload, ...] = (*on_spark.WORKLOADS, *on_spark_streams.WORKLOADS)
+ON_SPARK: tuple[Workload, ...] = (*on_spark_stores.WORKLOADS, *on_spark.WORKLOADS, *on_spark_streams.WORKLOADS)
 """``python -m bench --spark`` runs these: they need Java, and a session of their own."""

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from kestrelpy import queue
 from kestrelpy._disk import file as file_module
 from kestrelpy._disk import real as real_module
 from kestrelpy._disk.file import RealFile
@@ -33,7 +32,7 @@ from tests.use.planting import defect
     test="tests/unit/inbox/test_inbox.py::test_a_queue_in_memory_leaves_the_inbox_to_its_owner",
 )
 def a_queue_in_memory_takes_batches() -> Iterator[None]:
-    real = queue.memory_disk
+    real = options.memory_disk
 
     def inflow(writer: Any, files: Any, disk: Any, *rest: Any, quarantine: bool) -> InboxHost:
         return InboxHost(writer, files, RealDisk() if disk in mine else disk, *rest, quarantine=quarantine)
@@ -44,7 +43,7 @@ def a_queue_in_memory_takes_batches() -> Iterator[None]:
         mine.append(real())
         return mine[-1]
 
-    with patch.object(queue, "memory_disk", memory_disk), patch("kestrelpy.inbox.host.InboxHost", inflow):
+    with patch.object(options, "memory_disk", memory_disk), patch("kestrelpy.inbox.host.InboxHost", inflow):
         yield
 
 

@@ -15,6 +15,7 @@ from kestrelpy._reading.limits import Limited
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing import put_path as put_module
 from kestrelpy._writing.backpressure import Room
+from kestrelpy._writing.maintenance import Maintenance
 from kestrelpy._writing.put_path import PutPath
 from kestrelpy.blocking import JournaledBlockingQueue
 from tests.use.planting import defect
@@ -98,7 +99,7 @@ defect(
 def _aput_takes_a_thread() -> Iterator[None]:
     real, real_face = JournaledQueue.aput, JournaledBlockingQueue.aput
 
-    async def aput(self: JournaledQueue, data: Any, *, timeout: float | None = 0, **options: Any) -> int:
+    async def aput(self: JournaledQueue, data: Any, *, timeout: float | None = None, **options: Any) -> int:
         if timeout == 0:
             return await real(self, data, **options)
         return await asyncio.to_thread(self.put, data, timeout=timeout, **options)
@@ -138,10 +139,10 @@ def limits_are_worked_out_when_readers_change_here() -> Iterator[None]:
     test="tests/unit/writing/test_backpressure.py::test_a_producer_is_woken_when_its_reader_is_handed_over",
 )
 def a_reader_that_closes_rings_nobody() -> Iterator[None]:
-    def closed(self: JournaledQueue, reader: Reader) -> None:
+    def closed(self: Maintenance, reader: Reader) -> None:
         self._registry.closed(reader)
 
-    with patch.object(JournaledQueue, "_reader_closed", closed), patch.object(Room, "pass_over", lambda self: None):
+    with patch.object(Maintenance, "reader_closed", closed), patch.object(Room, "pass_over", lambda self: None):
         yield
 
 

@@ -19,9 +19,9 @@ NEEDS_SPARK = "the explorer runs no Spark: what executors and the sink do is tri
     unreachable=NEEDS_SPARK,
 )
 def _not_here_is_taken_for_retired() -> Iterator[None]:
-    from kestrelpy.spark.read import part
+    from kestrelpy.arrow import pieces
 
-    with patch.object(part, "check_retired", lambda chain, piece, folders: None):
+    with patch.object(pieces, "check_retired", lambda chain, piece, folders: None):
         yield
 
 
@@ -32,7 +32,7 @@ def _not_here_is_taken_for_retired() -> Iterator[None]:
     unreachable=NEEDS_SPARK,
 )
 def _the_last_segment_may_end_anywhere() -> Iterator[None]:
-    from kestrelpy.spark.read import plan
+    from kestrelpy.arrow import plan
 
     with patch.object(plan, "_reach", lambda file, segment, watermark: watermark):
         yield

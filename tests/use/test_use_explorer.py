@@ -11,6 +11,7 @@ import pytest
 
 from kestrelpy import CorruptJournal, ItemTooLarge, JournaledQueue, QueueEmpty, QueueFull, Reader, UnknownItem
 from kestrelpy._reading.reader import checkpointer_of
+from kestrelpy.inspection.repair import QueueRepair
 from tests.support.budget import ALL, SEED, Tally, share
 from tests.use import use_explorer, use_scenes_threads
 from tests.use.use_coverage import SOMETIMES
@@ -90,3 +91,14 @@ def test_docstrings_say_what_may_be_raised() -> None:
     assert {QueueFull, ItemTooLarge} <= set(documented(JournaledQueue.put_many))
     assert {QueueEmpty, CorruptJournal, ValueError} <= set(documented(Reader.get_many))
     assert {QueueEmpty, UnknownItem} & set(documented(JournaledQueue.commit)) == {UnknownItem}
+
+
+def test_a_repair_that_leaves_the_damage_is_found() -> None:
+    """At the end of a world, whatever was damaged is repaired, and checked."""
+    with patch.object(QueueRepair, "_write", return_value=None), pytest.raises(Failure, match="verify says"):
+        damage_worlds(500)
+
+
+def damage_worlds(seeds: int) -> None:
+    for seed in range(seeds):
+        use_explorer.run(seed, 60, ("flip", "delete"))

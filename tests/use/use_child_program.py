@@ -13,6 +13,7 @@ from kestrelpy import ForkedQueue, Item, JournaledQueue, QueueEmpty, Reader, ope
 from kestrelpy._disk.real import RealDisk
 from kestrelpy.cli import main
 from kestrelpy.inbox import PartWriter, publish
+from kestrelpy.ship import Ship
 from kestrelpy.work import Job, Session, WorkQueue
 
 
@@ -29,8 +30,17 @@ class Child:
         self.jobs: dict[int, Job] = {}
         self.lock: Any = None
 
-    def open(self) -> None:
-        self.queue = JournaledQueue(self.folder, "a", segment_bytes=8192, sync=0.05, inbox_interval=0.05)
+    def open(self, acks: Any = None) -> None:
+        """``acks``: of the shipping; ``None``: it is not shipped."""
+        options: dict[str, Any] = {"segment_bytes": 8192, "sync": 0.05, "inbox_interval": 0.05}
+        if acks is not None:
+            options["ship"] = Ship(f"file://{self.folder}/store", acks=acks, interval=0.02, manifest_interval=0.1)
+        self.queue = JournaledQueue(self.folder, "a", **options)
+
+    def flush(self) -> int:
+        assert self.queue is not None
+        assert self.queue.shipping is not None
+        return self.queue.shipping.flush(10)
 
     def put(self, items: list[str]) -> list[int]:
         assert self.queue is not None
@@ -56,7 +66,7 @@ class Child:
             assert self.queue is not None
             self.reader = self.queue.reader(name)
         else:
-            self.reader = open_reader(self.folder, "a", name, poll_interval=0.01)
+            self.reader = open_reader(self.folder, "a", name, poll_interval=0.01, create=True)
 
     def get(self, count: int) -> list[list[Any]]:
         assert self.reader is not None
@@ -111,6 +121,8 @@ class Child:
         calls: list[Any] = []
         if self.queue is not None:
             calls += [lambda queue=self.queue: queue.put(b"of a forked child")]
+            if (shipping := self.queue.shipping) is not None:
+                calls += [lambda: shipping.flush(5), lambda: shipping.collect(5), lambda: shipping.hand_over(5)]
         if self.reader is not None:
             calls += [lambda reader=self.reader: reader.get(timeout=0)]
         if self.work is not None:
@@ -152,7 +164,7 @@ class Child:
         if way == "queue":
             return repr(JournaledQueue(self.folder, "jobs"))
         if way == "reader":
-            return repr(open_reader(self.folder, "jobs", "x"))
+            return repr(open_reader(self.folder, "jobs", "x", create=True))
         if way == "writer":
             return repr(PartWriter(self.folder, "jobs"))
         said = io.StringIO()

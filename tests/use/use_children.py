@@ -19,7 +19,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from kestrelpy import JournaledQueue, QueueEmpty
+from kestrelpy import JournaledQueue, QueueEmpty, scan
+from kestrelpy.ship import queues, restore
 from kestrelpy.work import WorkQueue
 from tests.support.paths import ROOT
 
@@ -107,6 +108,10 @@ class Children:
             for name in READERS:
                 queue.reader(name)
         WorkQueue(folder, "jobs", segment_bytes=8192, max_job_bytes=4000).close()
+        self.ships = seed % 2 == 0
+        self.acks = "disk"
+        self.in_store: set[str] = set()
+        """Bodies of which a call has said that they are in the store."""
         self.programs = [Program(folder) for _ in range(2)]
 
     def require(self, condition: object, what: str) -> None:
@@ -126,7 +131,7 @@ class Children:
     def step(self, program: Program) -> None:
         ways = [self.open, self.read, self.kill_some, self.publish, self.fork, self.work_open, self.wrong, self.stop]
         if program.has_queue:
-            ways += [self.put] * 6
+            ways += [self.put] * 6 + [self.flush] * self.ships
         if program.reader:
             ways += [self.get] * 5 + [self.commit] * 4 + [self.save] * 2
         if program.has_work:
@@ -141,19 +146,32 @@ class Children:
         return next((each for each in self.programs if getattr(each, attribute)), None)
 
     def open(self, program: Program) -> None:
-        self.open_as(program, "open", "has_queue")
+        if not self.ships:
+            self.open_as(program, "open", "has_queue")
+            return
+        acks = self.rng.choice(("disk", "shipped"))
+        if self.open_as(program, "open", "has_queue", acks):
+            self.acks = acks
 
-    def open_as(self, program: Program, what: str, has: str) -> None:
-        """Open the queue or the work queue, which one process at a time has."""
+    def open_as(self, program: Program, what: str, has: str, *arguments: str) -> bool:
+        """Open the queue or the work queue, which one process at a time has. Whether it was opened."""
         owner = self.owner(has)
         if owner is program:
-            return
-        answer = program.ask(what)
+            return False
+        answer = program.ask(what, *arguments)
         if owner is None:
             self.require("error" not in answer, f"{what}: {answer}")
             setattr(program, has, True)
         else:
             self.require(answer.get("error") in LOCKED, f"{what}, and it is open: {answer}")
+        return owner is None
+
+    def flush(self, program: Program) -> None:
+        """All that was put before is in the store then."""
+        bodies = set(self.there)
+        answer = program.ask("flush")
+        self.require("error" not in answer, f"flush: {answer}")
+        self.in_store |= bodies
 
     def put(self, program: Program) -> None:
         bodies = self.draw()
@@ -165,6 +183,8 @@ class Children:
         answer = program.ask("put", bodies)
         self.require("error" not in answer, f"put: {answer}")
         self.there.update(bodies)
+        if self.ships and self.acks == "shipped":
+            self.in_store.update(bodies)
         for item_id, body in zip(answer["value"], bodies, strict=True):
             self.know(item_id, body)
 
@@ -325,9 +345,11 @@ class Children:
     def finish(self) -> None:
         for program in self.programs:
             program.kill()
-        with JournaledQueue(self.folder, "a", segment_bytes=8192, inbox_interval=None) as queue:
+        if self.ships and self.counts["open"]:
+            self.check_store()
+        with JournaledQueue(self.folder, "a", segment_bytes=8192, inbox_interval=None, ship=False) as queue:
             for name in READERS:
-                self.drain(queue, name)
+                self.drain(queue, name, self.there | self.published)
         with WorkQueue(self.folder, "jobs", segment_bytes=8192, max_job_bytes=4000) as work:
             bodies = [work.peek(stats.id).body.decode() for stats in work.jobs()]
         self.require(len(bodies) == len(set(bodies)), "a job is there twice")
@@ -336,18 +358,35 @@ class Children:
         back = self.jobs_done & set(bodies)
         self.require(not back, f"jobs have come back: {sorted(back)[:3]}")
 
-    def drain(self, queue: JournaledQueue, name: str) -> None:
+    def check_store(self) -> None:
+        """What is in the store, restored elsewhere: a beginning of what was put, with all that was said to be there."""
+        url, elsewhere = f"file://{self.folder}/store", f"{self.folder}/elsewhere"
+        if "a" not in queues(url):
+            self.require(not self.in_store, "the store has no queue, and items of it were said to be there")
+            return
+        restore(url, "a", elsewhere)
+        ids = [record.id for record in scan(elsewhere, "a")]
+        self.require(ids == list(range(ids[0], ids[-1] + 1)) if ids else True, f"there is a hole in the store: {ids}")
+        options: dict[str, Any] = {"inbox_interval": None, "ship": False, "on_corruption": "quarantine"}
+        with JournaledQueue(elsewhere, "a", **options) as queue:
+            for name in READERS:
+                self.drain(queue, name, self.in_store, of_copy=True)
+        self.counts["restored"] += 1
+
+    def drain(self, queue: JournaledQueue, name: str, due: set[str], *, of_copy: bool = False) -> None:
+        """``due``: what the reader must have got, or get. ``of_copy``: it may be as it was some time ago."""
         reader, seen = queue.reader(name), dict[int, str]()
         with contextlib.suppress(QueueEmpty):
             while True:
                 for item in reader.get_many(100, timeout=0):
                     self.know(item.id, item.data.decode())
-                    self.require(item.id not in self.done[name], f"{name} delivers item {item.id}, which was done")
+                    again = item.id in self.done[name] and not of_copy
+                    self.require(not again, f"{name} delivers item {item.id}, which was done")
                     seen[item.id] = item.data.decode()
         bodies = list(seen.values())
         self.require(len(bodies) == len(set(bodies)), f"{name} has an item twice")
         over = {self.ids[item_id] for item_id in self.perhaps_done[name]}
-        lost = (self.there | self.published) - set(bodies) - over
+        lost = due - set(bodies) - over
         self.require(not lost, f"{name} has lost items: {sorted(lost)[:3]}")
 
 

@@ -25,7 +25,8 @@ class Trouble:
         self.kinds: Collection[str] = ()
         self.left = 0
         self.times = 0
-        self.fired = 0
+        self.fired = self.ever_fired = 0
+        """How often something has failed: as far as it is an excuse, and in all."""
         self.meanwhile: Callable[[], None] | None = None
         self.meanwhile_in = 0
         self.aim = ""
@@ -136,6 +137,7 @@ class UseDisk(MemoryDisk):
             else:
                 trouble.times -= 1
                 trouble.fired += 1
+                trouble.ever_fired += 1
                 raise OSError(trouble.error, os.strerror(trouble.error), name)
 
     def reserve(self, before: int, after: int) -> None:

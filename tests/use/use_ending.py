@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kestrelpy import Item, JournaledQueue, QueueEmpty, Reader, verify
+from kestrelpy import Item, JournaledQueue, KestrelError, QueueEmpty, Reader, verify
 from kestrelpy._writing.maintenance import Maintenance
 from kestrelpy._writing.syncer import Syncer
 from kestrelpy.work import Job, Session, WorkQueue
@@ -19,6 +19,7 @@ from tests.use import use_job_tasks
 from tests.use.use_model import QueueModel, ReaderModel, UseFailure
 from tests.use.use_opening import FOLDER, check_places, end_queue, end_reader
 from tests.use.use_outside import check_scan
+from tests.use.use_repair import repair_at_end
 from tests.use.use_tasks import turn
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def account(w: World) -> None:
     w.swarm.reentrant = w.swarm.raising = 0.0
     w.nested = w.depth = 0
     rng = random.Random(0)
+    w.ships.heal()
     use_job_tasks.account(w)
     for process in w.processes:
         turn(w, process)
@@ -58,9 +60,32 @@ def account(w: World) -> None:
         w.require(not kept, f"{len(kept)} timers are left of what is closed: {kept[:1]}")
     if w.failure is not None:
         raise w.failure
+    w.ships.account()
+    w.skips.settle()
+    carry_out(w)
     for model in w.models.values():
         if model.made and not model.damaged:
             judge(w, model)
+        elif model.made:
+            repair_at_end(w, model)
+    w.graves.account()
+
+
+def carry_out(w: World) -> None:
+    """Open all readers that have something to move, so that it is in one queue when the queues are read."""
+    process = w.processes[0]
+    for model in reversed(w.models.values()):
+        pending = [reader for reader in model.readers.values() if reader.pending]
+        if not pending or not model.made or model.damaged:
+            continue
+        options: dict[str, Any] = {"archive_dir": model.archive, "ship": False, "inbox_interval": None}
+        with JournaledQueue(FOLDER, model.name, clock=process.clock, disk=process.disk, **options) as queue:
+            for reader in pending:
+                with contextlib.suppress(KestrelError):
+                    w.graves.note_opening(reader, queue.reader(reader.name))
+        reader.settling.clear()
+        reader.dying.clear()
+    w.graves.look()
 
 
 def timers_of(process: Process) -> list[Any]:
@@ -80,6 +105,7 @@ def judge(w: World, model: QueueModel) -> None:
         segment_bytes=16384,
         inbox_interval=None,
         archive_dir=model.archive,
+        ship=False,
     )
     try:
         w.trouble.fired = fired
@@ -128,6 +154,7 @@ def drain(w: World, queue: JournaledQueue, reader: ReaderModel) -> None:
             break
         for item in items:
             put = reader.queue.see(item.id, item.data)
+            w.graves.check_delivery(reader, put, item)
             if put.id not in left and put in reader.done and put not in reader.optional:
                 raise w.fail(f"{reader.full_name} delivers item {item.id} at the end, which is done")
             seen.append(item.id)

@@ -29,19 +29,26 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from unittest.mock import patch
 
+from kestrelpy import _logging
 from kestrelpy.inbox import watcher
 from tests.use import (
+    use_arrow,
+    use_dying,
     use_ending,
     use_job_tasks,
     use_jobs,
     use_memory,
+    use_metrics,
     use_opening,
     use_outside,
     use_reading,
+    use_shipping,
+    use_skips,
     use_tasks,
     use_trouble,
     use_writing,
 )
+from tests.use.use_courier import deterministic_shipping
 from tests.use.use_coverage import SOMETIMES, Coverage
 from tests.use.use_operations import OPERATIONS
 from tests.use.use_swarm import Swarm
@@ -49,6 +56,8 @@ from tests.use.use_world import Hang, Process, World
 
 assert watcher.InboxWatcher is not None  # it is imported when a queue is first opened, and must be there before
 MODULES = (
+    use_arrow,
+    use_dying,
     use_ending,
     use_job_tasks,
     use_jobs,
@@ -56,6 +65,7 @@ MODULES = (
     use_opening,
     use_outside,
     use_reading,
+    use_shipping,
     use_tasks,
     use_trouble,
     use_writing,
@@ -136,7 +146,7 @@ def quiet(seed: int) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine that was thrown away before it began
-            with _without_threads():
+            with _without_threads(), deterministic_shipping(), patch.object(_logging, "warning", use_skips.log):
                 yield
     finally:
         os.urandom = urandom
@@ -221,10 +231,18 @@ class Run:
             if not any(error is thrown for thrown in world.thrown):
                 raise
         world.trouble.meanwhile_in = 0
-        if check:
+        world.nested = world.depth = 0
+        if check or self.swarm.ships:
             for model in world.models.values():
                 use_outside.see_batches(world, model)
+            world.graves.look()
+            world.skips.look()
+        if self.swarm.ships:
+            world.ships.settle()
+        if check:
             world.check(thoroughly=number % 4 == 0)
+            if number % 4 == 1:
+                use_metrics.check(world)
 
 
 def play(
@@ -256,6 +274,8 @@ def play(
             with contextlib.suppress(BaseException):
                 for process in run.world.processes:
                     run.world.kill(process)
+            with contextlib.suppress(BaseException):
+                run.world.ships.end()
         run.coverage.seeds = 1
         return run.coverage
 

@@ -78,6 +78,7 @@ class Hooks:
         if moves != reader.moves:
             reader.doubt([put])
         elif takes:
+            w.graves.taken(reader, put)
             reader.finish(put)
         return takes
 

@@ -121,8 +121,10 @@ class Work:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.name = NAME
         self.process: Process | None = None
         self.queue: WorkQueue | None = None
+        self.ship: Any = None
         self.made = self.is_closing = False
         self.failed = False
         self.jobs: dict[int, JobModel] = {}
@@ -169,6 +171,8 @@ class Work:
         trouble = self.world.trouble.fired + self.world.trouble.refused_blocks
         if trouble != self.trouble:  # something may not have been written
             self.trouble = trouble
+            self.doubt_all()
+        if self.world.ships.is_shut(self):
             self.doubt_all()
         return now
 

@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from kestrelpy.work import Job, WorkQueue
 from tests.use.use_job_model import NAME, Work
-from tests.use.use_jobs import close_work, mine, new_session, put_job
+from tests.use.use_jobs import close_work, mine, new_session, put_job, turn_loop
 from tests.use.use_opening import FOLDER
 from tests.use.use_operations import operation
 
 if TYPE_CHECKING:
     from tests.use.use_world import Process, World
-
-
-def turn_loop(loop: asyncio.AbstractEventLoop, times: int) -> None:
-    for _ in range(times):
-        loop.call_soon(loop.stop)
-        loop.run_forever()
 
 
 @operation("job_task", 1)
@@ -83,7 +77,8 @@ def account(w: World) -> None:
     process = w.processes[0]
     work.process = process
     process.others.append(work)
-    work.queue = WorkQueue(FOLDER, NAME, clock=process.clock, disk=process.disk, segment_bytes=4096, max_job_bytes=600)
+    options: dict[str, Any] = {"segment_bytes": 4096, "max_job_bytes": 600, "ship": False}
+    work.queue, work.ship = WorkQueue(FOLDER, NAME, clock=process.clock, disk=process.disk, **options), None
     work.max_attempts = work.max_jobs = None
     try:
         work.adopt()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 from collections.abc import Callable
 from concurrent.futures import Future
 from decimal import Decimal
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy import DurabilityUnknown, JournaledQueue, QueueClosed, QueueEmpty, QueueFull, QueueLocked, WrongKind
 from kestrelpy import open_reader as open_elsewhere
 from kestrelpy.inbox import PartWriter
+from kestrelpy.ship import NotShipped, ShipError, ShippingRequired
 from kestrelpy.work import DeadlineSoon, DuplicateJob, Job, JobNotFound, NewJob, NotReserved, WorkQueue
 from kestrelpy.work.core import CALL_SLICE
+from tests.support.patience import until
 from tests.use.use_job_model import (
     FLYING,
     GONE,
@@ -50,10 +54,16 @@ def check_error(w: World, work: Work, result: Result) -> None:
     error = result.error
     if error is None or result.interrupted:
         return
-    if isinstance(error, QueueClosed):
+    if w.ships.explains(NAME, error):
+        work.failed = work.failed or not isinstance(error, NotShipped)
+        work.doubt_all()
+    elif isinstance(error, QueueFull) and w.ships.jobs_may_be_refused(work):
+        work.doubt_all()
+    elif isinstance(error, QueueClosed):
         w.require(work.queue is None or work.queue.closed or w.nested or work.failed, f"{error!r}, and it is open")
     elif isinstance(error, OSError):
         fault = w.trouble.fired or w.trouble.refused_blocks or any(each.disk.waited for each in w.processes)
+        fault = fault or (isinstance(error, DurabilityUnknown) and w.trouble.ever_fired)  # it is kept for the close
         w.require(fault, f"{error!r}, and nothing is wrong with the disk")
         work.failed = work.failed or isinstance(error, DurabilityUnknown)
         work.doubt_all()
@@ -85,9 +95,13 @@ def open_work(w: World, rng: random.Random, process: Process) -> None:
         "max_jobs": rng.choice((None, None, None, 5)),
         "checkpoint_interval": rng.choice((1.0, 0.2)),
     }
+    if w.ships.is_on:
+        options["ship"] = w.ships.draw(rng, NAME, work)
     w.touched.add(NAME)
-    nested = w.nested
+    nested, before = w.nested, w.ships.before(NAME, options.get("ship"))
     result = w.call(process, WorkQueue, FOLDER, NAME, clock=process.clock, disk=process.disk, **options)
+    if w.ships.judge_opening(NAME, work, options.get("ship"), result, before):
+        return
     if isinstance(result.error, QueueLocked):
         busy = work.process is not None or w.depth or nested != w.nested or w.locks_unsure
         w.require(busy, f"{result.error!r}, and nobody has it open")
@@ -98,6 +112,7 @@ def open_work(w: World, rng: random.Random, process: Process) -> None:
         return
     w.require(work.process is None, "the work queue is open twice")
     work.process, work.queue, work.made = process, result.value, True
+    work.ship = options.get("ship")
     work.max_attempts, work.max_jobs = options["max_attempts"], options["max_jobs"]  # type: ignore[assignment]
     process.others.append(work)
     known = bool(work.jobs)
@@ -115,6 +130,7 @@ def close_work(w: World, rng: random.Random, process: Process) -> None:
     work.is_closing = True
     result = w.call(process, queue.close)
     work.is_closing = False
+    w.ships.note_closed_jobs(queue, result)
     check_error(w, work, result)
     if work.queue is queue and work.age == age:
         work.let_go()
@@ -143,7 +159,7 @@ def take_for_another(w: World, rng: random.Random, process: Process) -> None:
     if w.nested != nested or w.erasures or w.models["a"].damaged:
         w.require(result.error is not None, f"{result.value!r} is not what the queue is for")
         return
-    excused = isinstance(result.error, QueueLocked | OSError)
+    excused = isinstance(result.error, QueueLocked | OSError | ShippingRequired)
     w.require(isinstance(result.error, WrongKind) or excused, f"{arguments[1]!r} is opened as what it is not: {result}")
     w.saw("a queue is taken for one of another kind")
 
@@ -170,7 +186,7 @@ def settle_put(w: World, work: Work, jobs: list[JobModel], result: Result) -> No
                 work.store(job, job_id)
             w.require(job.id == job_id, f"{job} was put as job {job_id}")
         return
-    kept = result.interrupted or isinstance(result.error, DurabilityUnknown)
+    kept = result.interrupted or isinstance(result.error, DurabilityUnknown | ShipError)
     for job in jobs:
         if kept:
             job.state = MAYBE if job.state == FLYING else job.state
@@ -197,7 +213,10 @@ def put_job(w: World, rng: random.Random, process: Process) -> None:
         options["key"] = job.key
     twins = [other for other in work.jobs.values() if other.key == job.key is not None and other is not job]
     twins = [other for other in twins if other.tube == job.tube or other.vague]
-    result = w.call(process, work.queue.put, job.data, **options)
+    call = work.queue.put
+    if may_be_a_task(w, work) and rng.random() < 0.2:
+        call = in_a_task(process, call, work.queue.aput, w)
+    result = w.call(process, call, job.data, **options)
     settle_put(w, work, [job], result)
     if work.age != age or nested != w.nested:
         return
@@ -206,7 +225,7 @@ def put_job(w: World, rng: random.Random, process: Process) -> None:
     elif result.ok and twins:
         alive = [twin for twin in twins if twin.is_alive(now) and not twin.vague]
         w.require(not alive, f"{job} has the key {job.key!r}, and {alive} has it too")
-    elif isinstance(result.error, QueueFull):
+    elif isinstance(result.error, QueueFull) and not w.ships.jobs_may_be_refused(work):
         most = sum(each.state in (THERE, MAYBE, FLYING) for each in work.jobs.values())
         w.require(work.max_jobs is not None and most >= work.max_jobs, f"{result.error!r} with {most} jobs")
         w.saw("a job is refused")
@@ -277,12 +296,17 @@ def some_session(w: World, work: Work, rng: random.Random, process: Process) -> 
 def new_session(w: World, work: Work, rng: random.Random, process: Process) -> SessionModel | None:
     assert work.queue is not None
     age = work.age
-    result = w.call(process, work.queue.session, deadline_soon=rng.random() < 0.3)
+    named = rng.sample(TUBES, rng.randint(1, len(TUBES))) if rng.random() < 0.3 else []
+    result = w.call(process, work.queue.session, *named, deadline_soon=rng.random() < 0.3)
     check_error(w, work, result)
     if not result.ok or work.age != age:
         return None
     session = SessionModel(result.value)
     work.sessions.append(session)
+    if named:
+        w.saw("a session of some tubes")
+        session.watching = named
+        return session
     for tube in TUBES[1:]:
         if rng.random() < 0.6 and w.call(process, result.value.watch, tube).ok:
             session.watching.append(tube)
@@ -444,7 +468,8 @@ def reserve_future(w: World, rng: random.Random, process: Process) -> None:
             return
         error = future.exception(0)
         if error is not None:
-            w.require(isinstance(error, QueueEmpty | DeadlineSoon | QueueClosed), f"a future has {error!r}")
+            over = isinstance(error, ShipError) and w.ships.explains(NAME, error)
+            w.require(over or isinstance(error, QueueEmpty | DeadlineSoon | QueueClosed), f"a future has {error!r}")
         else:
             work.give(session, future.result(0), watching)
             w.saw("a future has got a job")
@@ -459,6 +484,44 @@ def reserve_future(w: World, rng: random.Random, process: Process) -> None:
 
 
 # -- what becomes of them ----------------------------------------------------------------------------------------------
+
+
+def may_be_a_task(w: World, work: Work) -> bool:
+    """Not within another loop. Where a job is shipped, a task may wait for a store that nobody drives meanwhile."""
+    return not w.depth and work.ship is None and asyncio._get_running_loop() is None
+
+
+def in_a_task(process: Process, call: Callable[..., Any], its_task: Callable[..., Any], w: World) -> Callable[..., Any]:
+    """``call`` by its name for asyncio, in a loop of its own that is turned until the task is done."""
+
+    @wraps(call)
+    def run(*arguments: Any, **options: Any) -> Any:
+        loop = asyncio.new_event_loop()
+        try:
+            task = loop.create_task(its_task(*arguments, **options))
+            until(lambda: turned(task))
+            w.saw("a task changes a job")
+            return task.result()
+        finally:
+            loop.close()
+
+    def turned(task: asyncio.Task[Any]) -> bool:
+        turn_loop(task.get_loop(), 3)
+        if not task.done():
+            try:
+                process.clock.advance(0)
+            except BaseException as error:  # of somebody else's callback
+                if not any(error is thrown for thrown in w.thrown):
+                    raise
+        return task.done()
+
+    return run
+
+
+def turn_loop(loop: asyncio.AbstractEventLoop, times: int) -> None:
+    for _ in range(times):
+        loop.call_soon(loop.stop)
+        loop.run_forever()
 
 
 @operation("job_settle", 5)
@@ -476,12 +539,15 @@ def settle(w: World, rng: random.Random, process: Process) -> None:
     priority = rng.choice((None, None, 3))
     body = another_body(job, rng) if what in ("release", "bury") and rng.random() < 0.4 else None
     going = Going([job])
+    call = getattr(handle, what)
+    if what != "touch" and may_be_a_task(w, work) and rng.random() < 0.3:
+        call = in_a_task(process, call, getattr(handle, "a" + what), w)
     if what == "release":
-        result = w.call(process, handle.release, priority, delay, body=body)
+        result = w.call(process, call, priority, delay, body=body)
     elif what == "bury":
-        result = w.call(process, handle.bury, priority, body=body)
+        result = w.call(process, call, priority, body=body)
     else:
-        result = w.call(process, getattr(handle, what))
+        result = w.call(process, call)
     if work.age != age:
         if what == "delete":
             job.state = GONE if result.ok else MAYBE
@@ -524,7 +590,8 @@ def become(work: Work, job: JobModel, what: str, now: float, delay: float, prior
     job.due = 0.0
     if what == "release":
         work.note_failure(job, now + delay if delay else 0.0)
-        if "job_settle" in work.world.stack[:-1]:  # the one that is under way counts already, perhaps
+        under_way = work.world.stack[:-1]
+        if "job_settle" in under_way or "job_with" in under_way:  # the one that is under way counts already, perhaps
             job.vague = True
         if not job.vague and not job.fails_vague:
             work.world.require(alive is not job.buried, f"{job} is released, and the answer is {alive}")
@@ -541,7 +608,7 @@ def settle_refused(w: World, work: Work, job: JobModel, what: str, result: Resul
 
 
 def do_block(handle: Job, inside: Callable[[], None], raises: bool) -> None:
-    """The end of a ``with`` block raises ``NotReserved``, ``OSError``, ``QueueClosed``."""
+    """The end of the block raises ``NotReserved``, ``OSError``, ``QueueClosed``, ``QueueFull``, ``ShipError``."""
     try:
         with handle:
             inside()
@@ -622,7 +689,7 @@ def change(w: World, rng: random.Random, process: Process) -> None:
             work.paused.pop(tube, None)
     elif what == "clear" and rng.random() < 0.2:
         result = w.call(process, queue.clear, tube)
-        touched = [each for each in there if each.tube == tube and each.holder is None]
+        touched = [each for each in there if each.tube == tube and (each.holder is None or each.vague)]
     elif what == "clear":
         result, touched = w.call(process, queue.stats), []
     elif what == "sync":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kestrelpy import FullPolicy, ItemTooLarge, QueueFull, ReaderConfig
+from kestrelpy import FullPolicy, ItemTooLarge, LagPolicy, QueueFull, ReaderConfig
 from tests.use.use_model import Put, ReaderModel
 from tests.use.use_operations import is_here
 
@@ -28,6 +28,11 @@ class Limits:
             w.require(largest > opened.queue.max_item_bytes or len(puts) > 1, f"{error!r} for {largest} bytes")
         if not isinstance(error, QueueFull) or nested != w.nested or opened.model.damaged:
             return
+        if error.reader is None and w.ships.may_refuse(opened):
+            return
+        if error.reader is None and opened.options.get("max_journal_bytes") is not None:
+            self._check_no_room(opened, puts, error)
+            return
         model = opened.model
         name = str(error.reader)
         w.saw("a put is refused")
@@ -41,8 +46,11 @@ class Limits:
         if reader is None:
             raise w.fail(f"a put is refused by reader {name!r}, which there is not: {sorted(model.readers)}")
         config = opened.config(short)
+        if "too far behind" in str(error):
+            self._check_lag(reader, config, error)
+            return
         by_checkpoint = reader not in w.open_readers(model.writer) or not is_here(model.writer, reader)
-        done = reader.saved - reader.saved_optional if by_checkpoint else reader.done
+        done = reader.saved - reader.saved_optional - reader.moved if by_checkpoint else reader.done
         left = [put for put in model.stored if put not in done]
         count = len(left) + len(model.flying) + len(puts)
         doubtful = model.holes
@@ -52,6 +60,30 @@ class Limits:
         what = f"a put of {len(puts)} is refused by {name!r}, which has {len(left)} items, of {config.max_items}"
         stale = by_checkpoint and w.trouble.fired  # a place that can't be read now counts as it was
         w.require(full or doubtful or model.flying or stale, what)
+
+    def _check_no_room(self, opened: Opened, puts: list[Put], error: BaseException) -> None:
+        """The journal, with these items, would be larger than it may be; or they are a batch that never fits."""
+        limit = opened.options["max_journal_bytes"]
+        size = sum(len(put.data) + 40 for put in puts) + 400
+        stats = opened.queue.stats()
+        what = f"{error!r} for {size} bytes at most, and the journal has {stats.journal_bytes} of {limit}"
+        self.world.require(stats.journal_bytes + size > limit or size > limit // 2, what)
+        self.world.require(stats.journal_bytes <= limit or stats.rotations == 0 or bool(opened.tail_id), what)
+        self.world.saw("the journal has no room")
+
+    def _check_lag(self, reader: ReaderModel, config: ReaderConfig, error: BaseException) -> None:
+        """All that comes after the last thing that the reader has surely not done is more than it may be behind."""
+        w = self.world
+        done = reader.done & reader.saved - reader.saved_optional - reader.moved
+        first_id = min((put.id for put in reader.queue.stored if put not in done), default=0)
+        behind = sum(len(put.data) for put in reader.queue.stored if put.id >= first_id > 0)
+        w.require(
+            config.lag_policy is LagPolicy.REFUSE and config.max_lag_bytes is not None,
+            f"{error!r}, and its configuration says nothing of it",
+        )
+        doubtful = reader.queue.holes or reader.queue.flying or w.trouble.fired
+        w.require(bool(doubtful) or behind > (config.max_lag_bytes or 0), f"{error!r}; it is {behind} bytes behind")
+        w.saw("a reader is too far behind")
 
     def check_accepted(self, opened: Opened, puts: list[Put], nested: int) -> None:
         w, model = self.world, opened.model

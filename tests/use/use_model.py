@@ -13,11 +13,16 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kestrelpy import FullPolicy, Item, Reader, ReaderConfig
 
+if TYPE_CHECKING:
+    from tests.use.use_graves import Letter, Moving
+
 FLYING, STORED, REFUSED, DOUBTFUL = "flying", "stored", "refused", "in doubt"
+LETTER = b'{"dead_letter"'
+"""What the bytes of a dead letter begin with."""
 
 
 class UseFailure(AssertionError):
@@ -27,7 +32,7 @@ class UseFailure(AssertionError):
 class Put:
     """One item, from the call that puts it on."""
 
-    __slots__ = ("added_ms", "data", "expires_ms", "id", "number", "state")
+    __slots__ = ("added_ms", "data", "expires_ms", "id", "letter", "number", "state")
 
     def __init__(self, number: int, data: bytes) -> None:
         self.number = number
@@ -36,9 +41,15 @@ class Put:
         self.state = FLYING
         self.added_ms = 0
         self.expires_ms: int | None = None
+        self.letter: Letter | None = None
+        """What it says, if it is a dead letter."""
 
     def __lt__(self, other: Put) -> bool:
         return self.id < other.id
+
+    def fits(self, data: bytes) -> bool:
+        """Whether it may come out as these bytes."""
+        return self.data == data if self.letter is None else self.letter.fits(data)
 
     def __repr__(self) -> str:
         return f"<put {self.number}: id {self.id}, {self.state}>"
@@ -80,6 +91,21 @@ class ReaderModel:
         """By which it was open until it got another name: what had expired by then may be shown to a hook later."""
         self.moves = 0
         """How often something else than a delivery has moved it: what was under way meanwhile is not exact."""
+        self.seeks = 0
+        """How often it was moved back, or may have been."""
+        self.delayed: dict[Put, tuple[float, float]] = {}
+        """Aborted items: not before the one time, and surely after the other, by the clock of its process."""
+        self.errors: dict[Put, tuple[int, int]] = {}
+        """How often an item has failed, at least and at the most; not at all if it is not here."""
+        self.saved_errors: dict[Put, tuple[int, int]] = {}
+        self.most_errors: dict[Put, int] = {}
+        """What it may have been at some time: a checkpoint may say so."""
+        self.pending: dict[Put, Moving] = {}
+        """Items of which it is not known yet whether they are here or in another queue: in one of the two."""
+        self.dying: set[Put] = set()
+        """Those of them that it has moved nowhere so far: nobody gets them as long as it is open."""
+        self.moved: set[Put] = set()
+        """Items that are in another queue, and perhaps not done by its checkpoint: that says that they are moved."""
 
     @property
     def full_name(self) -> str:
@@ -94,33 +120,71 @@ class ReaderModel:
             expires_ms = limit_ms if expires_ms is None else min(expires_ms, limit_ms)
         return expires_ms is not None and expires_ms <= now_ms
 
+    def is_delayed(self, put: Put) -> bool:
+        """Whether it may be that it is not due yet."""
+        times = self.delayed.get(put)
+        return times is not None and (self.process is None or times[1] > self.process.clock.monotonic() - 1e-6)
+
+    def too_early(self, put: Put) -> float:
+        """So many seconds later it is due, at the earliest; at most 0 if it is due."""
+        times = self.delayed.get(put)
+        return 0.0 if times is None or self.process is None else times[0] - self.process.clock.monotonic() - 1e-6
+
     def available(self) -> list[Put]:
         """Not done as far as is known, in the order of their ids."""
         done, opened, settling = self.done, self.open, self.settling
         return [put for put in self.queue.stored if put not in done and put not in opened and put not in settling]
 
-    def surely_left(self, now_ms: int) -> list[Put]:
-        """What must be delivered."""
+    def surely_left(self, now_ms: int, *, delayed: bool = False) -> list[Put]:
+        """What must be delivered. ``delayed``: with what is not due yet."""
         flying = self.queue.flying
         left = [put for put in self.available() if put not in self.optional and put not in flying]
+        if self.delayed and not delayed:
+            left = [put for put in left if not self.is_delayed(put)]
         return [put for put in left if not self.is_expired(put, now_ms)]
 
     def finish(self, put: Put) -> None:
+        self._forget(put)
+        self.errors.pop(put, None)
         self.open.pop(put, None)
         self.settling.discard(put)
         self.returning.discard(put)
         self.optional.discard(put)
         self.done.add(put)
 
+    def arrived(self, put: Put) -> None:
+        """It is in another queue, for good: no owner of this reader delivers it any more."""
+        self.pending.pop(put, None)
+        self.finish(put)
+        self.saved.add(put)
+        self.saved_optional.discard(put)
+        self.moved.add(put)
+
+    def _forget(self, put: Put) -> None:
+        """Of its delay, and of where it was to go."""
+        self.delayed.pop(put, None)
+        self.dying.discard(put)
+        moving = self.pending.pop(put, None)
+        if moving is not None:
+            moving.leave_open()
+
     def doubt(self, puts: list[Put] | set[Put]) -> None:
         """Of these it is not known whether they are done."""
         for put in puts:
+            self._forget(put)
             self.open.pop(put, None)
             self.done.discard(put)
             self.optional.add(put)
+            self.doubt_errors(put)
+
+    def doubt_errors(self, put: Put) -> None:
+        """Its failures may have been forgotten."""
+        if put in self.most_errors:
+            self.errors[put] = 0, self.most_errors[put]
 
     def doubt_all(self) -> None:
         self.moves += 1
+        self.seeks += 1
         self.doubt(list(self.queue.stored))
         self.optional |= self.queue.unsettled()
         self.saved_optional |= self.optional
@@ -129,6 +193,9 @@ class ReaderModel:
 
     def restart(self) -> None:
         """Its owner is gone without a word: it goes on from what was saved, perhaps from more."""
+        for put, most in self.most_errors.items():
+            here, saved = self.errors.get(put, (0, 0)), self.saved_errors.get(put, (0, 0))
+            self.errors[put] = min(here[0], saved[0]), most
         maybe = (self.done | self.optional) - (self.saved - self.saved_optional)
         self.done = set(self.saved) - self.saved_optional
         self.optional = {put for put in maybe if put.state != REFUSED} | self.saved_optional
@@ -139,6 +206,12 @@ class ReaderModel:
         """It has no owner any more; open reads come again. What has expired by its options was dropped, or not."""
         self.moves += 1
         self.doubt_expired()
+        for put in self.dying:  # if its checkpoint says that they are to be moved, the next owner does it
+            self.optional.add(put)
+            if self.is_expired(put, self.queue.now()) or drops(self.config):
+                self.pending.pop(put).leave_open()
+        self.dying.clear()
+        self.delayed.clear()
         self.open.clear()
         self.settling.clear()
         self.returning.clear()
@@ -154,10 +227,18 @@ class ReaderModel:
     def note_saved(self) -> None:
         self.exists = True
         self.saved, self.saved_optional = set(self.done), set(self.optional)
+        self.saved_errors = dict(self.errors)
+        self.moved.clear()
 
     def move_to(self, item_id: int) -> None:
-        """After a seek that has returned."""
+        """After a seek that has returned. What was to be moved is moved by now, or is not moved at all: if its place is
+        after the new one, it comes again.
+        """
         self.moves += 1
+        self.seeks += 1
+        for put in self.queue.stored:
+            self._forget(put)
+            self.doubt_errors(put)
         self.open.clear()
         self.settling.clear()
         self.returning.clear()
@@ -174,6 +255,10 @@ class QueueModel:
         self.stored: list[Put] = []
         self.flying: set[Put] = set()
         self.by_number: dict[int, Put] = {}
+        self.again: dict[int, list[Put]] = {}
+        """What is there with the number of an item that is there already, or is in another queue: dead letters, and
+        what was put back out of them.
+        """
         self.readers: dict[str, ReaderModel] = {"": ReaderModel(self, "", None)}
         self.writer: Any = None
         """The process that has it open for writing."""
@@ -204,6 +289,13 @@ class QueueModel:
 
     def named(self) -> list[str]:
         return [name for name in self.readers if name]
+
+    def new_copy(self, number: int, data: bytes) -> Put:
+        """As ``new_put``, of a number that there may be already."""
+        put = Put(number, data)
+        self.again.setdefault(number, []).append(put)
+        self.flying.add(put)
+        return put
 
     def new_put(self, number: int, data: bytes) -> Put:
         put = self.by_number[number] = Put(number, data)
@@ -240,22 +332,35 @@ class QueueModel:
         if not put.id:
             put.state = DOUBTFUL
 
-    def find(self, data: bytes) -> Put:
-        head = data.split(b":", 1)[0].lstrip(b'"')
-        put = self.by_number.get(int(head)) if head.isdigit() else None
+    def find(self, data: bytes, item_id: int = 0) -> Put:
+        """``item_id``: where it was seen, if several may have the same bytes."""
+        text = data.partition(b"\n")[2] if data.startswith(LETTER) else data
+        head = text.split(b":", 1)[0].lstrip(b'"')
+        put = self._chosen(int(head), data, item_id) if head.isdigit() else None
         if put is None:
-            raise UseFailure(f"queue {self.name} has an item that nobody has put: {data[:40]!r}")
+            raise UseFailure(f"queue {self.name} has an item that nobody has put: {data[:400]!r}")
+        if put.letter is not None:
+            put.letter.see(put, data)
         if put.data != data:
             raise UseFailure(f"{put} came out with other bytes")
         if put.state == REFUSED:
             raise UseFailure(f"the put of {put} has raised, and it is delivered")
         return put
 
+    def _chosen(self, number: int, data: bytes, item_id: int) -> Put | None:
+        first = self.by_number.get(number)
+        several = self.again.get(number)
+        if not several:
+            return first
+        fitting = [put for put in ([first] if first is not None else []) + several if put.fits(data)]
+        there = [put for put in fitting if put.id == item_id or not item_id] or [put for put in fitting if not put.id]
+        return next((put for put in there if put.state != REFUSED), next(iter(there or fitting), None))
+
     def see(self, item_id: int, data: bytes) -> Put:
         """An item has come out."""
-        put = self.find(data)
+        put = self.find(data, item_id)
         if put.id != item_id:
-            self.store(put, item_id, seen=put in self.flying)
+            self.store(put, item_id, seen=put in self.flying and put.letter is None)
         return put
 
     def needed(self) -> set[Put]:
@@ -273,7 +378,10 @@ class QueueModel:
         """Puts of which it is not known whether they are there, or under which id."""
         if not self.holes:
             return set(self.flying)
-        return self.flying | {put for put in self.by_number.values() if put.state == DOUBTFUL}
+        return self.flying | {put for put in self.every_put() if put.state == DOUBTFUL}
+
+    def every_put(self) -> list[Put]:
+        return [*self.by_number.values(), *(put for puts in self.again.values() for put in puts)]
 
 
 class Batch:

@@ -39,18 +39,23 @@ def looking(w: World) -> MemoryDisk:
 
 @operation("open", 4)
 def open_queue(w: World, rng: random.Random, process: Process) -> None:
-    if {"close", "erase"} & set(w.stack[:-1]):
+    if {"close", "erase", "ship_hand_over"} & set(w.stack[:-1]):
         return  # out of a callback of its end it may be opened again already, or not yet
     name = "b" if "second queue" in w.swarm.options and rng.random() < 0.4 else "a"
+    name = w.graves.instead_of(rng, name)
     model = w.models[name]
-    options = queue_options(w, rng, process)
+    options = queue_options(w, rng, process, name)
     odd = options.pop("odd", False)
-    nested = w.nested
+    if w.ships.is_on and name != w.graves.name:
+        options["ship"] = w.ships.draw(rng, name, model)
+    nested, before = w.nested, w.ships.before(name, options.get("ship"))
     from tests.use.use_world import Opened
 
     w.touched.add(name)
     result = w.call(process, JournaledQueue, FOLDER, name, clock=process.clock, disk=process.disk, **options)
     model = w.models[name]  # somebody may have erased the one before meanwhile
+    if w.ships.judge_opening(name, model, options.get("ship"), result, before):
+        return
     if isinstance(result.error, QueueLocked):
         w.require(model.writer is not None or nested != w.nested or w.depth, "QueueLocked, and nobody has it open")
         w.saw("a queue is open elsewhere")
@@ -68,6 +73,7 @@ def open_queue(w: World, rng: random.Random, process: Process) -> None:
     model.writer, model.made, model.failed = process, True, False
     process.queues[name] = Opened(result.value, model, options)
     process.queues[name].opened_at = w.elapsed
+    w.ships.note_hidden(process.queues[name])
     if "archive_dir" not in options and model.stored:
         model.always_archived = False
     model.archive = options.get("archive_dir", model.archive)
@@ -104,10 +110,14 @@ def end(w: World, process: Process, close: Callable[[], None]) -> tuple[Result, 
     if not result.interrupted:
         return result, True
     clean = fired == w.trouble.fired
+    w.cut_ends += 1
     return w.call(process, close), clean
 
 
-def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False) -> None:
+def end_queue(
+    w: World, process: Process, opened: Opened, *, erase: bool = False, way: Callable[[], None] | None = None
+) -> None:
+    """``way``: how, if it is not by ``close`` or ``erase``."""
     model = opened.model
     mine = [reader for reader in process.readers if reader.queue is model and is_here(process, reader)]
     if opened.is_ending:  # out of a callback of that, which goes on: it has nothing to do
@@ -115,9 +125,10 @@ def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False
         return
     opened.broken = opened.is_ending = True
     was = {reader: reader.moves for reader in mine}
-    model.is_going = erase
-    result, clean = end(w, process, opened.queue.erase if erase else opened.queue.close)
+    model.is_going, was_failed, cut_ends = erase, model.failed, w.cut_ends
+    result, clean = end(w, process, way or (opened.queue.erase if erase else opened.queue.close))
     model.is_going = opened.is_ending = False
+    w.ships.note_closed(opened, result, was_failed=was_failed, erased=erase, was_cut=cut_ends != w.cut_ends)
     w.note_fault(model, result)
     check_error(w, model, result, process)
     if process.queues.get(model.name) is not opened:
@@ -133,15 +144,18 @@ def end_queue(w: World, process: Process, opened: Opened, *, erase: bool = False
     model.failed = False
     if erase and not result.ok:
         model.damaged = model.half_erased = True  # what is left of it is not said
+        w.graves.note_erased(model)
         for reader in model.readers.values():  # its place may be gone, and come anew
             reader.half_dropped = True
             if reader.handle is None:
                 reader.doubt_all()
     elif erase:
+        w.ships.attached[model.name] = frozenset({None})
         model.erased = True
         w.erasures += 1
         w.models[model.name] = QueueModel(model.name, w.now)
         w.models[model.name].unsure = w.locks_unsure
+        w.graves.note_erased(model)
     w.saw("a queue is closed" if not erase else "a queue is erased")
 
 
@@ -204,9 +218,16 @@ def get_reader(w: World, process: Process, opened: Opened, name: str, start: str
 @operation("open_reader", 2)
 def open_elsewhere(w: World, rng: random.Random, process: Process) -> None:
     model = w.models["b" if "second queue" in w.swarm.options and rng.random() < 0.4 else "a"]
+    model = w.models[w.graves.instead_of(rng, model.name)]
     name, start = rng.choice(READERS), draw_start(w, rng, model)
-    config = reader_config(w, rng, process) or ReaderConfig()
+    config = reader_config(w, rng, process, model.name) or ReaderConfig()
     w.touched.add(model.name)
+    is_known = name in model.readers and not model.unsure
+    if name not in model.readers and not (model.unsure or w.depth or model.erased):
+        refused = w.call(process, open_reader, FOLDER, model.name, name, clock=process.clock, disk=process.disk)
+        if refused.error is None:
+            refused.value.close()
+            w.require(False, f"open_reader has opened {name}, which there is not")
     nested = w.nested
     names = w.trouble.counts["names"]
     result = w.call(
@@ -216,6 +237,7 @@ def open_elsewhere(w: World, rng: random.Random, process: Process) -> None:
         model.name,
         name,
         config=config,
+        create=not is_known,
         start=start,
         poll_interval=rng.choice((0.05, 0.01)),
         clock=process.clock,
@@ -375,6 +397,8 @@ def resume(w: World, reader: ReaderModel, handle: Reader, *, quiet: bool) -> Non
     head = handle.head
     if reader.queue.erased:
         return
+    w.graves.note_opening(reader, handle)
+    w.skips.at_opening(reader, handle)
     for put in reader.queue.stored:
         if put.id > head:
             break
@@ -446,6 +470,7 @@ def drop_reader(w: World, rng: random.Random, process: Process) -> None:
     elif reader.process is not None and not w.depth:
         raise w.fail(f"reader {reader.full_name} was dropped, and {reader.process} has it open")
     del model.readers[name]
+    w.graves.give_up(reader)
     w.saw("a reader is dropped")
     if not model.named() and "" not in model.readers:
         fresh = model.readers[""] = ReaderModel(model, "", None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kestrelpy import CorruptJournal, DurabilityUnknown, ForkedQueue, QueueClosed
+from kestrelpy.ship import NotShipped
 from tests.use.use_model import Put, QueueModel, ReaderModel
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def check_error(
     error = result.error
     if error is None or result.interrupted or model.erased:
         return
+    if w.ships.explains(model.name, error):
+        return
     troubled = w.trouble.fired or w.trouble.refused_blocks or any(each.disk.waited for each in w.processes)
     if isinstance(error, DurabilityUnknown):
         w.require(model.failed or w.trouble.fired, f"{error!r}, and no sync has failed")
@@ -106,8 +109,20 @@ def settle_puts(w: World, process: Process, opened: Opened, puts: list[Put], res
         if nested == w.nested and not model.flying and not model.holes and not model.damaged:
             w.require(ids[-1] == model.tail_id == len(model.stored), f"ids are not dense: {ids}, of {model.tail_id}")
         w.limits.check_accepted(opened, puts, nested)
+        w.ships.note_accepted(opened, puts, nested)
         w.drop_oldest(model, puts)
-    elif result.interrupted or isinstance(error, DurabilityUnknown):
+    elif isinstance(error, NotShipped) and error.first_id <= error.last_id:
+        w.require(error.last_id + 1 - error.first_id == len(puts), f"{len(puts)} items were put, and {error!r}")
+        for item_id, put in enumerate(puts, error.first_id):
+            model.store(put, item_id)
+        model.flying.update(puts)  # readers here see them when they are in the store
+        check_error(w, model, result, process)
+        w.drop_oldest(model, puts)
+    elif (
+        result.interrupted
+        or isinstance(error, DurabilityUnknown)
+        or w.ships.may_be_stored(opened, error, at_once=nested >= 0)
+    ):
         model.holes = True
         for put in puts:
             model.may_be_there(put)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from kestrelpy import FullPolicy, ReaderConfig, codecs
+from kestrelpy import FullPolicy, LagPolicy, ReaderConfig, codecs
 
 if TYPE_CHECKING:
     from tests.use.use_world import Process, World
@@ -34,8 +34,8 @@ ODD_READER: tuple[dict[str, Any], ...] = (
 )
 
 
-def reader_config(w: World, rng: random.Random, process: Process) -> ReaderConfig | None:
-    """A configuration; ``None`` if what was drawn is refused, as it should be."""
+def reader_config(w: World, rng: random.Random, process: Process, queue: str) -> ReaderConfig | None:
+    """A configuration for readers of ``queue``; ``None`` if what was drawn is refused, as it should be."""
     has = w.swarm.options
     options: dict[str, Any] = {"memory_bytes": rng.choice((1, 2000)) if "small memory" in has else 1 << 20}
     if "limits" in has and rng.random() < 0.7:
@@ -56,8 +56,13 @@ def reader_config(w: World, rng: random.Random, process: Process) -> ReaderConfi
         for name in ("on_expired", "on_abort", "on_delivery", "on_timeout"):
             if rng.random() < (0.8 if "hooks" in w.swarm.lean else 0.4):
                 options[name] = w.hooks.make(name, process)
+    if {"lag warns", "lag refuses"} & has and rng.random() < 0.7:
+        options["max_lag_bytes"] = rng.choice((500, 3000, 20_000))
+        if "lag refuses" in has:
+            options["lag_policy"] = LagPolicy.REFUSE
     if "odd options" in has and rng.random() < 0.3:
         options |= rng.choice(ODD_READER)
+    options |= w.graves.options(rng, process, queue) | w.skips.options(rng)
     try:
         return ReaderConfig(**options)
     except (ValueError, TypeError):
@@ -65,7 +70,7 @@ def reader_config(w: World, rng: random.Random, process: Process) -> ReaderConfi
         return None
 
 
-def queue_options(w: World, rng: random.Random, process: Process) -> dict[str, Any]:
+def queue_options(w: World, rng: random.Random, process: Process, queue: str) -> dict[str, Any]:
     has = w.swarm.options
     modes: list[float | str] = [0.1]
     if "always" in has:
@@ -85,9 +90,14 @@ def queue_options(w: World, rng: random.Random, process: Process) -> dict[str, A
         options["codec"] = codecs.UTF8
     if "quarantine" in has and rng.random() < 0.5:
         options["on_corruption"] = "quarantine"
-    configs = {name: reader_config(w, rng, process) for name in READERS[1:] if rng.random() < 0.5}
+    configs = {name: reader_config(w, rng, process, queue) for name in READERS[1:] if rng.random() < 0.5}
     options["readers"] = {name: config for name, config in configs.items() if config is not None}
-    options["default_reader"] = reader_config(w, rng, process)
+    options["default_reader"] = reader_config(w, rng, process, queue)
+    if "kept" in has and rng.random() < 0.7:
+        options["keep_bytes"] = rng.choice((0, 9000, 1 << 40))
+        options["keep_for"] = rng.choice((None, 0.0, 30.0))
+    if "journal limit" in has and rng.random() < 0.7:
+        options["max_journal_bytes"] = rng.choice((2, 3, 10)) * options["segment_bytes"]
     if "odd options" in has and rng.random() < 0.15:
         options |= rng.choice(ODD_QUEUE)
         options["odd"] = True

@@ -12,19 +12,23 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from kestrelpy import JournaledQueue, Reader, errors
+from kestrelpy import DeadLetter, JournaledQueue, Reader, arrow, errors, open_reader
+from kestrelpy import ship as shipping
+from kestrelpy.ship.shipping import Shipping
 from kestrelpy.work import Job, Session, WorkQueue
 from kestrelpy.work import errors as work_errors
 
 _NAME = re.compile(r"``([A-Za-z_.]+)(?:\([^`]*\))?``")
 _READ: dict[tuple[str, str, str | None], tuple[type[BaseException], ...]] = {}
+_IF_SHIPPED = re.compile(r"Of a queue that is\s+shipped, calls(.*?)\.(?:\s|$)", re.DOTALL)
 _EVERY_CALL = re.compile(r"Every call raises(.*?)\.(?:\s|$)", re.DOTALL)
 
 
 def _exceptions_in(text: str) -> set[type[BaseException]]:
     found: set[type[BaseException]] = set()
     for name in _NAME.findall(text):
-        kind = getattr(errors, name, None) or getattr(work_errors, name, None) or getattr(builtins, name, None)
+        homes: tuple[Any, ...] = (errors, work_errors, builtins, shipping, arrow)
+        kind = next((there for home in homes if (there := getattr(home, name, None)) is not None), None)
         if isinstance(kind, type) and issubclass(kind, BaseException):
             found.add(kind)
     return found
@@ -54,7 +58,7 @@ def _read(function: Callable[..., Any]) -> tuple[type[BaseException], ...]:
             found |= _exceptions_in(part)
     if function.__module__.startswith("kestrelpy.work."):
         found |= _work(owner)
-    elif function.__name__ == "__init__":
+    elif function.__name__ == "__init__" or "what the opening raises" in text:
         found |= _exceptions_in(inspect.getdoc(JournaledQueue) or "")
     return tuple(found)
 
@@ -62,6 +66,8 @@ def _read(function: Callable[..., Any]) -> tuple[type[BaseException], ...]:
 def _work(owner: str) -> set[type[BaseException]]:
     """What any call of a work queue may raise: what is said of its journal, of the queue, and of its jobs."""
     found = {errors.QueueClosed, errors.DurabilityUnknown, errors.QueueDiskFull, OSError}
+    for part in _IF_SHIPPED.findall(inspect.getdoc(WorkQueue) or ""):
+        found |= _exceptions_in(part)
     if owner == "WorkQueue":
         found |= _exceptions_in(inspect.getdoc(JournaledQueue) or "") | _exceptions_in(inspect.getdoc(WorkQueue) or "")
     return found | (_exceptions_in(inspect.getdoc(Job) or "") if owner == "Job" else set())
@@ -73,9 +79,14 @@ def _referred(function: Callable[..., Any], owner: str, text: str) -> list[Calla
     if "of the default reader" in text or "Reader." in text or "reader open here" in text:
         others.append(getattr(Reader, function.__name__, None))
         others.append(JournaledQueue.reader)  # it may have to be made first
-    for name in re.findall(r"[Aa]s ``([a-z_.]+)``", text) + re.findall(r"^``([a-z_]+)[(`]", text):
+    if "``open_reader``" in text:
+        others.append(open_reader)
+    for name in re.findall(r"(?:[Aa]s|what)\s+``([a-z_.]+)``", text) + re.findall(r"^``([a-z_]+)[(`]", text):
         home: Any = Reader if owner in ("Reader", "Waiting") else JournaledQueue
+        home = DeadLetter if owner == "DeadLetter" else home
         if function.__module__.startswith("kestrelpy.work."):
             home = Session if owner == "Session" else WorkQueue
+        if owner == "Shipping" and hasattr(Shipping, name):
+            home = Shipping
         others.append(getattr(home, name.split(".")[-1], None))
     return [other for other in others if other is not None and other is not function]

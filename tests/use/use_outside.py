@@ -31,13 +31,16 @@ def publish(w: World, rng: random.Random, process: Process) -> None:
     if model.is_going:
         return  # of which queue it is then, nobody says
     named: list[tuple[Any, list[Put]]] = []
-    for _ in range(rng.choice((1, 1, 2))):
+    at_once = rng.random() < 0.3
+    if at_once:
+        named.append((None, new_puts(w, rng, model)))
+    for _ in range(0 if at_once else rng.choice((1, 1, 2))):
         made = make_part(w, rng, process, model)
         if made is None:
             return
         named.append(made)
     mine = [put for _, puts in named for put in puts]
-    odd = rng.random() < 0.15
+    odd = not at_once and rng.random() < 0.15
     if odd:
         again = [each for each in w.parts if each[2] is model]
         named.append(named[0] if not again or rng.random() < 0.5 else rng.choice(again)[:2])
@@ -46,9 +49,10 @@ def publish(w: World, rng: random.Random, process: Process) -> None:
     if rng.random() < 0.5:
         options = {"app_id": rng.choice("xy"), "version": rng.randint(1, 12)}
     nested = w.nested
-    parts = [part for part, _ in named]
+    call: Any = inbox.put_many if at_once else inbox.publish
+    what = [put.data for put in mine] if at_once else [part for part, _ in named]
     where: dict[str, Any] = {"disk": process.disk, "clock": process.clock}
-    result = w.call(process, inbox.publish, FOLDER, model.name, parts, **where, **options)
+    result = w.call(process, call, FOLDER, model.name, what, **where, **options)
     w.note_fault(model, result)
     if model.erased and result.ok:  # meanwhile: it is of the queue that comes after it, unless its parts are gone
         model = w.models[model.name]
@@ -69,10 +73,11 @@ def publish(w: World, rng: random.Random, process: Process) -> None:
             w.require(largest <= owner.max_item_bytes, said)
         puts = list({put: None for _, each in named for put in each})
         model.batches.append(Batch(puts, w.elapsed))
-        w.parts += [(*each, model) for each in named]
+        if not at_once:
+            w.parts += [(*each, model) for each in named]
         if options:
             model.versions[options["app_id"]] = options["version"]
-        w.saw("a batch is published")
+        w.saw("items are put through the inbox in one call" if at_once else "a batch is published")
         return
     if result.ok:
         late = nested != w.nested or w.batches_unsure
@@ -96,13 +101,18 @@ def publish(w: World, rng: random.Random, process: Process) -> None:
         model.refuse(put)
 
 
-def make_part(w: World, rng: random.Random, process: Process, model: QueueModel) -> tuple[Any, list[Put]] | None:
+def new_puts(w: World, rng: random.Random, model: QueueModel) -> list[Put]:
     puts = [w.new_put(model, rng, None, rng.choice((0, 10, 300))) for _ in range(rng.choice((1, 2, 5)))]
     if rng.random() < 0.05:
         puts.append(w.new_put(model, rng, None, 5000))
         model.may_refuse = True  # another owner may take none as large
     for put in puts:
         put.added_ms = w.now_ms
+    return puts
+
+
+def make_part(w: World, rng: random.Random, process: Process, model: QueueModel) -> tuple[Any, list[Put]] | None:
+    puts = new_puts(w, rng, model)
 
     def write() -> Any:
         with inbox.PartWriter(FOLDER, model.name, disk=process.disk, clock=process.clock) as writer:
@@ -168,18 +178,20 @@ def settle_batch(w: World, model: QueueModel, batch: Batch) -> None:
 
 
 def check_batches(w: World) -> None:
-    """A batch does not wait for longer than its queue's ``inbox_interval``, unless a reader has no room."""
+    """A batch does not wait for longer than its queue's ``inbox_interval``, unless there is no room."""
     for model in w.models.values():
         opened = model.writer.queues.get(model.name) if model.writer is not None else None
         if opened is None or not model.batches or opened.queue._status.error is not None or w.trouble.fired:
             continue
         if model.may_refuse or model.damaged or model.failed or "full" in w.tags:
             continue
+        if {"journal limit", "lag refuses"} & w.swarm.options:
+            continue
         interval = opened.options["inbox_interval"]
         configs = [opened.options.get("default_reader"), *opened.options["readers"].values()]
         if interval is None or any(c is not None and (c.max_items or c.max_bytes) for c in configs) or w.batches_unsure:
             continue
-        since = max(model.batches[0].published_at, opened.opened_at)
+        since = max(model.batches[0].published_at, opened.opened_at, w.mended_at or 0.0)
         w.require(w.elapsed - since <= 3 * interval + 1.0, f"a batch waits for {w.elapsed - since} s, of {interval}")
 
 
@@ -284,20 +296,34 @@ def check_scan(w: World, process: Process, model: QueueModel, rng: random.Random
         spent = w.trouble.counts["names"] - names
         w.require(spent <= MOST_LISTINGS, f"scan has listed the folder {spent} times")
     ids = [record.id for record in result.value]
-    w.require(ids == sorted(set(ids)), "scan gives items out of order")
+    check_shown(
+        w, model, "scan", [(record.id, record.data) for record in result.value], sure=not (w.erasures and archived)
+    )
     if model.erased or (w.erasures and archived):
         return
-    for record in result.value:
-        put = model.find(record.data)
-        w.require(put.id in (0, record.id), f"scan shows {put} as item {record.id}")
     if quiet and not model.damaged:
-        lost = sorted(put.id for put in needed - {model.find(record.data) for record in result.value})
-        w.require(not lost, f"items {lost[:5]} are needed by a reader, and are not in the journal")
+        check_needed(w, model, needed, {record.id: record.data for record in result.value})
         if model.archive is not None and model.always_archived and not model.holes and not w.trouble.fired:
             ids_put = [put.id for put in model.stored]
             lost = sorted(set(ids_put) - set(ids))
             w.require(not lost, f"journal and archive have {len(ids)} of {len(ids_put)} items: not {lost[:5]}")
     del rng
+
+
+def check_shown(w: World, model: QueueModel, who: str, shown: list[tuple[int, bytes]], *, sure: bool) -> None:
+    """Ids rise, and if it is ``sure`` that they are those of this queue, each has the item that was put under it."""
+    ids = [item_id for item_id, _ in shown]
+    w.require(ids == sorted(set(ids)), f"{who} gives items out of order")
+    if model.erased or not sure:
+        return
+    for item_id, data in shown:
+        put = model.find(data, item_id)
+        w.require(put.id in (0, item_id), f"{who} shows {put} as item {item_id}")
+
+
+def check_needed(w: World, model: QueueModel, needed: set[Put], shown: dict[int, bytes]) -> None:
+    lost = sorted(put.id for put in needed - {model.find(data, item_id) for item_id, data in shown.items()})
+    w.require(not lost, f"items {lost[:5]} are needed by a reader, and are not in the journal")
 
 
 @operation("verify", 0.6)

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy import Item, QueueEmpty, UnknownItem, scan
+from tests.use.use_graves import Abort
 from tests.use.use_model import Put, QueueModel, ReaderModel, drops
 from tests.use.use_opening import FOLDER, get_reader, looking
 from tests.use.use_operations import check_error, choose_opened, choose_reader, is_here, operation
@@ -258,10 +259,17 @@ def abort(w: World, rng: random.Random, process: Process) -> None:
     item, handle, moves = reader.open[put], reader.handle, reader.moves
     assert handle is not None
     w.may_drop_meanwhile(reader)
+    named, options = (item if rng.random() < 0.5 else item.id), {"counts": rng.random() < 0.7}
+    w.graves.draw_abort(rng, options)
+    aborted = Abort(w, process, reader, put, item, options)
     del reader.open[put]  # before: it may be handed on at once
-    result = w.call(process, handle.abort, item if rng.random() < 0.5 else item.id, counts=rng.random() < 0.7)
-    if not check_settled(w, process, reader, [put], moves, result) and handle.is_open(item):
-        reader.open.setdefault(put, item)
+    result = w.call(process, handle.abort, named, **options)
+    if check_settled(w, process, reader, [put], moves, result):
+        aborted.went()
+    else:
+        aborted.failed(result)
+        if handle.is_open(item):
+            reader.open.setdefault(put, item)
 
 
 @operation("with", 1)
@@ -276,7 +284,7 @@ def with_item(w: World, rng: random.Random, process: Process) -> None:
         return
     receive(w, reader, [result.value], nested)
     item: Item = result.value
-    put = reader.queue.find(item.data)
+    put = reader.queue.find(item.data, item.id)
     raises = rng.random() < 0.4
 
     def leave() -> None:
@@ -285,7 +293,9 @@ def with_item(w: World, rng: random.Random, process: Process) -> None:
                 raise KeyError("the block")
 
     leave.__doc__ = "Raises ``KeyError``, ``QueueClosed``, ``DurabilityUnknown``, ``UnknownItem``, ``OSError``."
-    if raises:  # and who waits gets it in the middle of the call
+    aborted = None
+    if raises and put in reader.open:  # and who waits gets it in the middle of the call
+        aborted = Abort(w, process, reader, put, item, {"reason": "KeyError: 'the block'"})
         reader.open.pop(put, None)
         reader.settling.add(put)
     result = w.call(process, leave)
@@ -295,6 +305,10 @@ def with_item(w: World, rng: random.Random, process: Process) -> None:
         w.require(moves != reader.moves or nested != w.nested or w.depth, f"{result.error!r}, and it is open")
     elif not isinstance(result.error, KeyError):
         check_error(w, reader.queue, result, process, reader)
+    if aborted is not None and isinstance(result.error, KeyError):
+        aborted.went()
+    elif aborted is not None:
+        aborted.failed(result)
     if moves != reader.moves or nested != w.nested or result.interrupted:
         reader.doubt([put])
     elif not raises and result.ok:
@@ -333,7 +347,7 @@ def flush(w: World, rng: random.Random, process: Process) -> None:
     reader = choose_reader(w, rng, process)
     if reader is None or reader.handle is None:
         return
-    nested, sure = w.nested, reader.surely_left(w.now_ms)
+    nested, sure = w.nested, reader.surely_left(w.now_ms, delayed=True)
     left = reader.available()
     result = w.call(process, reader.handle.flush)
     w.note_fault(reader.queue, result)
@@ -368,7 +382,7 @@ def discard(w: World, rng: random.Random, process: Process) -> None:
     nested, moves = w.nested, reader.moves
     known = [put for put in reader.queue.stored if put.id]
     chosen = rng.sample(known, min(len(known), rng.choice((0, 1, 3, 20))))
-    sure = [put for put in chosen if put in set(reader.surely_left(w.now_ms))]
+    sure = [put for put in chosen if put in set(reader.surely_left(w.now_ms, delayed=True))]
     w.may_drop_meanwhile(reader)
     result = w.call(process, reader.handle.discard, [*(put.id for put in chosen), 10**9, 0])
     w.note_fault(reader.queue, result)
@@ -467,6 +481,10 @@ def expired_in_front(w: World, reader: ReaderModel) -> list[Put] | None:
         return None
     expired: list[Put] = []
     for put in reader.available():
+        if reader.is_delayed(put):
+            if reader.too_early(put) <= 0:
+                return None
+            continue
         if not reader.is_expired(put, w.now_ms):
             break
         expired.append(put)

@@ -217,7 +217,7 @@ class Threads:
         before.close()
         self.held.clear()
         try:
-            outside = open_reader("/data", "jobs", "r", config=ReaderConfig(), disk=self.disk)
+            outside = open_reader("/data", "jobs", "r", config=ReaderConfig(), disk=self.disk, create=True)
         except QueueLocked:  # another task was faster
             return
         for _ in range(self.rng.randrange(1, 6)):

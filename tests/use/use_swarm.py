@@ -14,6 +14,8 @@ OPTIONS = (
     *("bytes limit", "expiry", "max_age", "hooks", "large batches", "odd options", "second queue", "tiny limits"),
     "archive is the folder",
 )
+DEAD = ("retry delay", "max deliveries", "dead letter", "lag skips")
+ROOM = ("kept", "journal limit", "lag warns", "lag refuses")
 FAULTS = ("EMFILE", "ENOSPC", "EIO", "EACCES", "sync", "flip", "delete", "full")
 
 
@@ -36,6 +38,7 @@ class Swarm:
             name: weight
             for name, weight in weights.items()
             if name[:4] != "job_"
+            and name[:5] not in ("ship_", "dead_")
             and (name in ALWAYS or name in lean or (rng.random() < share and name not in LEFT_OUT))
         }
         self.options = {
@@ -52,6 +55,9 @@ class Swarm:
         self.aim = "unlink" if "unlink" in lean else rng.choice(("", "", "", "unlink", "rename", "read", "names"))
         self.lean = frozenset(lean)
         kept = self._with_jobs(rng, weights, kept)
+        kept = self._with_ship(rng, weights, kept)
+        self.options |= {name for name in ROOM if name in lean or (not self.lean and rng.random() < 0.2)}
+        kept = self._with_dead(rng, weights, kept)
         self.weights = {name: weight * (5 if name in lean else 1) for name, weight in kept.items()}
         self._names = list(self.weights)
         self._sums = list(accumulate(self.weights.values()))
@@ -69,6 +75,23 @@ class Swarm:
         jobs = {name: 2 * weight for name, weight in weights.items() if name.startswith("job_")}
         drawn = {name: weight for name, weight in jobs.items() if name in self.lean or rng.random() < 0.7}
         return kept | drawn | {name: jobs[name] for name in ("job_open", "job_put", "job_reserve")}
+
+    def _with_ship(self, rng: random.Random, weights: Mapping[str, float], kept: dict[str, float]) -> dict[str, float]:
+        """Some seeds ship their queues. Drawn last, so that the others do what they do without."""
+        leaning = "ship" in self.lean
+        self.ships = leaning or (not self.lean and rng.random() < 0.3)
+        if not self.ships:
+            return kept
+        drawn = {name: weight for name, weight in weights.items() if name.startswith("ship_")}
+        drawn = {name: weight for name, weight in drawn.items() if name in self.lean or rng.random() < 0.8}
+        return kept | drawn | {"ship_run": weights["ship_run"]}
+
+    def _with_dead(self, rng: random.Random, weights: Mapping[str, float], kept: dict[str, float]) -> dict[str, float]:
+        """Some seeds have readers that wait before they try again, give items up, or are moved forward."""
+        some = not self.lean and rng.random() < 0.4
+        self.options |= {name for name in DEAD if name in self.lean or (some and rng.random() < 0.5)}
+        drawn = {name: weight for name, weight in weights.items() if name.startswith("dead_")}
+        return kept | (drawn if self.options & {"retry delay", "dead letter"} else {})
 
     def draw(self, rng: random.Random) -> str:
         return self._names[bisect(self._sums, rng.random() * self._sums[-1])]

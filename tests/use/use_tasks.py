@@ -43,7 +43,7 @@ def turn(w: World, process: Process) -> None:
                     raise
     finally:
         process.busy -= 1
-    threads = threading.active_count()
+    threads = threading.active_count() - len(w.ships.courier.threads)
     w.require(threads <= w.threads, f"tasks that wait have taken {threads - w.threads} threads")
     for task in [task for task in process.tasks if task.done()]:
         process.tasks.remove(task)

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, cast
 
 from kestrelpy import Item, KestrelError, QueueLocked
 from kestrelpy._disk.memory import MemoryNode
+from kestrelpy._reading.retries import is_plain
 from tests.use.use_disk import UseDisk
 from tests.use.use_model import QueueModel
 from tests.use.use_opening import FOLDER
 from tests.use.use_operations import choose_opened, choose_reader, is_here, operation, settle_puts
 from tests.use.use_outside import check_batches, choose_model, see_batches
+from tests.use.use_skips import LOOKED_WITHIN
 
 if TYPE_CHECKING:
     from tests.use.use_world import Process, World
@@ -37,6 +39,8 @@ def advance(w: World, rng: random.Random, process: Process) -> None:
 def pass_time(w: World, seconds: float) -> None:
     w.now_ms += round(seconds * 1000)
     w.elapsed += seconds
+    w.ships.pass_time(seconds)
+    w.skips.look()
     w.advancing = True
     for process in w.processes:
         until = process.clock.monotonic() + seconds
@@ -54,6 +58,11 @@ def pass_time(w: World, seconds: float) -> None:
         w.mended_at = None
     for model in w.models.values():
         see_batches(w, model)
+    w.graves.look()
+    w.graves.check_waiting()
+    w.skips.look()
+    if seconds > LOOKED_WITHIN:
+        w.skips.check_within()
     check_batches(w)
 
 
@@ -222,6 +231,7 @@ def chain(w: World, rng: random.Random, process: Process) -> None:
     configs = [opened.options.get("default_reader"), *opened.options["readers"].values()]
     limited = any(config is not None and (config.max_items or config.max_bytes) for config in configs)
     busy = reader.available() or reader.waiting or reader.queue.flying or w.trouble.times or "full" in w.tags
+    limited = limited or getattr(opened.options.get("ship"), "acks", "disk") == "shipped"  # then each put waits
     if limited or busy or opened.options.get("codec") is not None or opened.queue._status.error is not None:
         return
     left = [300]
@@ -261,8 +271,9 @@ def repeat(w: World, rng: random.Random, process: Process) -> None:
     if reader is None or reader.handle is None or w.trouble.times or reader.waiting:
         return
     handle = reader.handle
-    hooked = reader.config is not None and any(
-        getattr(reader.config, name) for name in ("on_abort", "on_delivery", "on_timeout", "on_expired")
+    hooked = reader.config is not None and not is_plain(reader.config)  # that would kill the item, or wait
+    hooked = hooked or any(
+        getattr(reader.config, name, None) for name in ("on_abort", "on_delivery", "on_timeout", "on_expired")
     )
     if hooked or reader.queue.failed or reader.queue.damaged or reader.queue.erased:
         return
@@ -300,5 +311,9 @@ def repeat(w: World, rng: random.Random, process: Process) -> None:
     gc.collect()
     grown = sys.getallocatedblocks() - before
     gc.unfreeze()
+    for put in reader.queue.stored:
+        if put.id in aborted:
+            reader.most_errors[put] = 1 << 30
+            reader.doubt_errors(put)
     w.require(grown < 450, f"150 times {what!r}: {grown} blocks of memory more")
     w.saw("the same again and again")

@@ -19,22 +19,36 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import Any, cast
 
-from kestrelpy import CorruptJournal, DurabilityUnknown, Item, JournaledQueue, KestrelError, Reader, ReaderConfig
+from kestrelpy import (
+    CorruptJournal,
+    DurabilityUnknown,
+    Item,
+    JournaledQueue,
+    KestrelError,
+    Reader,
+    ReaderConfig,
+)
 from kestrelpy._process import forget
 from kestrelpy._reading.detached_source import DetachedSource
+from kestrelpy.inspection import FolderWatch
 from kestrelpy.testing import ManualClock
 from tests.use.use_coverage import Coverage
 from tests.use.use_disk import UseDisk
+from tests.use.use_graves import Graves
 from tests.use.use_hooks import Hooks
 from tests.use.use_limits import Limits
 from tests.use.use_model import DOUBTFUL, Put, QueueModel, ReaderModel, UseFailure, drops
 from tests.use.use_outcomes import documented
+from tests.use.use_ships import Ships
+from tests.use.use_skips import Skips
 from tests.use.use_swarm import Swarm
 
 START_MS = 1_700_000_000_000
 FOLDER = "/queues"
 ARCHIVE = "/archive"
 QUEUES = ("a", "b")
+DEAD = "c"
+"""The queue of the dead letters of the others."""
 MOST_NESTED = 5
 MOST_DEEP = 2
 
@@ -67,6 +81,10 @@ class Opened:
         self.options = options
         self.opened_at = 0.0
         self.is_ending = False
+        self.tail_id = model.tail_id
+        """The last id that was there at the opening."""
+        self.must_refuse = ""
+        """Why puts must be refused now, by what is known of its shipping."""
         self.broken = False
         """Whether a call may have left it half closed: an exception has struck while it was closed."""
 
@@ -120,7 +138,7 @@ class World:
         """Since when nothing is wrong with the disk, as long as what was is an excuse."""
         self.advancing = False
         self.rng = random.Random(0)
-        self.models = {name: QueueModel(name, self.now) for name in QUEUES}
+        self.models = {name: QueueModel(name, self.now) for name in (*QUEUES, DEAD)}
         self.handles: dict[int, ReaderModel] = {}
         self.number = 0
         self.nested = 0
@@ -142,12 +160,17 @@ class World:
         self.touched: set[str] = set()
         """The queues that somebody has tried to open."""
         self.batches_unsure = False
-        self.erasures = 0
+        self.erasures = self.cut_ends = 0
         self.work: Any = None
         """The work queue of the folder, once there is one (``use_job_model``)."""
         self.hooks = Hooks(self)
         self.limits = Limits(self)
+        self.ships = Ships(self)
+        self.graves = Graves(self)
+        self.skips = Skips(self)
         self.disk.directory(FOLDER, create=True)
+        self.folder = FOLDER
+        self.watch = FolderWatch(FOLDER, disk=self.disk)
         self.processes = [Process(self, number) for number in range(3)]
         self.run_step: Callable[[str, random.Random, Process], None] = lambda *_: None
 
@@ -312,12 +335,15 @@ class World:
         """``item`` was given to somebody out of ``reader``."""
         put = reader.queue.see(item.id, item.data)
         put.added_ms, put.expires_ms = item.added_ms, item.expires_ms
+        if self.is_here(reader):
+            self.ships.check_shown(reader, put)
         if put in reader.done and put not in reader.optional:
             raise self.fail(f"{reader.full_name} delivers item {item.id}, which is done")
         if put in reader.open:
             raise self.fail(f"{reader.full_name} delivers item {item.id} twice")
         if put in reader.in_hook:
             raise self.fail(f"{reader.full_name} delivers item {item.id}, which a hook has")
+        self.graves.check_delivery(reader, put, item)
         if exact:
             self.may_drop_meanwhile(reader)
             self.check_order(reader, put)
@@ -346,7 +372,7 @@ class World:
                 break
             if other in done or other in opened or other in optional or other in settling or other in flying:
                 continue
-            if not reader.is_expired(other, now_ms):
+            if not reader.is_expired(other, now_ms) and not reader.is_delayed(other):
                 raise self.fail(f"{reader.full_name} delivers item {put.id} before item {other.id}")
 
     # -- the end of a process ----------------------------------------------------------------------------------------
@@ -376,6 +402,7 @@ class World:
             other.kill()
         process.queues.clear()
         process.readers.clear()
+        self.ships.courier.end(process.disk)
         self.drop_loop(process)
         process.futures.clear()
         process.deadlines.clear()
@@ -429,24 +456,30 @@ class World:
             return
         del process
         self.may_drop_meanwhile(reader)
-        extra = len(model.flying) + sum(put.state == DOUBTFUL for put in model.by_number.values() if model.holes)
-        left = [put for put in model.stored if put not in reader.done]
-        sure = [put for put in left if put not in reader.optional and put not in model.flying]
-        if model.expires or (reader.config is not None and reader.config.max_age is not None):
-            now_ms = self.now_ms
-            sure = [put for put in sure if put in reader.open or not reader.is_expired(put, now_ms)]
+        sure, high = self.sure_and_most(reader)
         items = handle.items
-        if not len(sure) <= items <= len(left) + extra:
+        if not len(sure) <= items <= high:
             raise self.fail(
-                f"{reader.full_name} says that it has {items} items; it has {len(sure)} to {len(left) + extra}"
-                f" (head {handle.head}, model {[put.id for put in left][:5]}...)"
+                f"{reader.full_name} says that it has {items} items; it has {len(sure)} to {high}"
+                f" (head {handle.head}, model {[put.id for put in model.stored if put not in reader.done][:5]}...)"
             )
         if sure and handle.head >= sure[0].id:
             raise self.fail(f"{reader.full_name} has head {handle.head}, and item {sure[0].id} is not done")
         if handle.waiter_count and handle.open_items == len(reader.open) and self.is_here(reader):
             waiting = [put for put in sure if put not in reader.settling and put not in reader.open]
+            waiting = [put for put in waiting if not reader.is_delayed(put)]
             if waiting:
                 raise self.fail(f"{handle.waiter_count} wait in {reader.full_name} while item {waiting[0].id} is there")
+
+    def sure_and_most(self, reader: ReaderModel) -> tuple[list[Put], int]:
+        """What a reader has for sure, and how many items it has at the most."""
+        model = reader.queue
+        extra = len(model.flying) + sum(put.state == DOUBTFUL for put in model.every_put() if model.holes)
+        left = [put for put in model.stored if put not in reader.done]
+        sure = [put for put in left if put not in reader.optional and put not in model.flying]
+        if model.expires or (reader.config is not None and reader.config.max_age is not None):
+            sure = [put for put in sure if put in reader.open or not reader.is_expired(put, self.now_ms)]
+        return sure, len(left) + extra
 
     def note_fault(self, model: QueueModel, result: Result) -> None:
         """A call has raised: a failed sync is the end of the queue until it is opened again."""
@@ -480,7 +513,8 @@ class World:
             unseen = max(0, reader.handle.open_items - len(reader.open))
         held = reader.settling - reader.returning
         free = [put for put in left if put not in reader.open and put not in held]
-        if reader.in_hook:  # others may be in hand for it, and count: then what is left is the newest
+        if reader.in_hook or reader.delayed or reader.dying:
+            # Others may be in hand for it, and count: then what is left is the newest. What is not due is not dropped.
             reader.optional.update(free)
             return
         if not reader.open and not reader.settling and not unseen and not unsettled:

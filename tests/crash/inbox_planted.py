@@ -179,8 +179,8 @@ def part_not_synced() -> Iterator[None]:
     real = PartWriter.seal
 
     def seal(self: PartWriter) -> Any:
-        if self._file is None and self._waiting:
-            self._flush()
+        if self._file is None:
+            self._encoder.flush()
         if self._file is not None:
             self._file = _Deaf(self._file)
         return real(self)

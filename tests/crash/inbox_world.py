@@ -21,6 +21,7 @@ from kestrelpy.testing._choices import Leaning
 from kestrelpy.testing._failing import OPERATIONS
 from tests.crash.promise import BrokenPromise
 from tests.crash.recovered import MODELS, opened, vanish
+from tests.crash.world_explorer import CrashingWorld
 from tests.support.queues import Sync
 
 APPS = ("a", "b", None)
@@ -174,25 +175,19 @@ def contents(queue: JournaledQueue) -> list[bytes]:
     return [item.data for item in items]
 
 
-class World:
-    """One run, on a disk of its own. ``watch`` is called before each operation on the disk."""
+class World(CrashingWorld[Ledger]):
+    """Publishers, owners and visitors of one queue."""
 
     def __init__(self, seed: int, watch: Callable[[], None], style: Habit, *, failing: float = 0.0) -> None:
         self.random = random.Random(seed)
         self.style = style
         either: tuple[Sync, ...] = ("always", "never")
         self.sync = self.random.choice(either) if style.sync is None else style.sync
-        self.watch = watch
-        self.ledger = Ledger()
+        self.truth = Ledger()
         self.fails = self.random.random() < failing
         self.queue: JournaledQueue | None = None
         self.serial = 0
-        self._use(CrashingDisk())
-
-    def _use(self, disk: CrashingDisk) -> None:
-        self.disk = disk
-        self.failing = FailingDisk(disk)
-        disk.before_operation = self.watch
+        super().__init__(watch)
 
     def run(self) -> None:
         actions = [
@@ -234,17 +229,13 @@ class World:
 
     def _look_inside(self, queue: JournaledQueue) -> None:
         """(h) What readers of the owner see at this moment."""
-        was, self.failing._error = self.failing._error, 0
-        watch, self.disk.before_operation = self.disk.before_operation, None
         try:
-            queue._check()
-            seen = contents(queue)
+            with self._undisturbed():
+                queue._check()
+                seen = contents(queue)
         except DurabilityUnknown:
             return
-        finally:
-            self.failing._error = was
-            self.disk.before_operation = watch
-        ledger = self.ledger.copy()
+        ledger = self.truth.copy()
         for batch in ledger.batches.values():
             batch.surely = False  # it may not be taken in yet
         ledger.durable = 0
@@ -266,29 +257,29 @@ class World:
     def _publish(self) -> None:
         app_id = self.random.choice(self.style.apps)
         name = app_id or "-"
-        versions = [key[1] for key in self.ledger.batches if key[0] == name]
+        versions = [key[1] for key in self.truth.batches if key[0] == name]
         version = max(versions, default=-1) + self.random.randrange(1, 3)
         self._publish_as(Published(app_id, version), (name, version))
 
     def _publish_again(self) -> None:
         """What was published, or may have been, with other parts. Without an app_id that is another batch."""
-        keys = [key for key, batch in self.ledger.batches.items() if batch.app_id is not None]
+        keys = [key for key, batch in self.truth.batches.items() if batch.app_id is not None]
         if keys:
             key = self.random.choice(keys)
-            self._publish_as(self.ledger.batches[key], key)
+            self._publish_as(self.truth.batches[key], key)
 
     def _publish_as(self, batch: Published, key: Key) -> None:
         items = self._items(_label(key))
         cut = self.random.randrange(len(items) + 1)
         pieces = [piece for piece in (items[:cut], items[cut:]) if piece]
         parts = [write_part(self.failing, piece, packed=self.random.random() < 0.5) for piece in pieces]
-        newest = max((other[1] for other in self.ledger.batches if other[0] == key[0]), default=-1)
+        newest = max((other[1] for other in self.truth.batches if other[0] == key[0]), default=-1)
         surely_late = batch.surely or any(
-            other.surely for name, other in self.ledger.batches.items() if name[0] == key[0] and name[1] > key[1]
+            other.surely for name, other in self.truth.batches.items() if name[0] == key[0] and name[1] > key[1]
         )
         if not surely_late:
             batch.attempts.append(items)
-        self.ledger.batches[key] = batch
+        self.truth.batches[key] = batch
         new = publish(
             "/data",
             "jobs",
@@ -352,12 +343,12 @@ class World:
             return
         self.serial += 1
         data = b"put|%d|%s" % (self.serial, self.random.randbytes(self.random.choice(self.style.sizes)))
-        self.ledger.doubtful = [data]
+        self.truth.doubtful = [data]
         self.queue.put(data)
-        self.ledger.doubtful = []
-        self.ledger.puts.append(data)
+        self.truth.doubtful = []
+        self.truth.puts.append(data)
         if self.sync == "always":
-            self.ledger.durable = len(self.ledger.puts)
+            self.truth.durable = len(self.truth.puts)
 
     def _take_in(self) -> None:
         if self.queue is not None:
@@ -377,7 +368,7 @@ class World:
         if self.queue is not None:
             queue, self.queue = self.queue, None
             queue.close()
-            self.ledger.settle()
+            self.truth.settle()
 
     def _die(self) -> None:
         """All processes die, or the power goes; what is found then is how it is."""
@@ -390,11 +381,11 @@ class World:
         disk = self.disk.after_kill()
         if power:
             disk = self.disk.after_power_cut(Leaning(self.random), self.random.choice(MODELS))
-        seen = judge(disk.after_kill(), self.sync, self.ledger, power=power or failed)
-        self.ledger.adopt(seen)
+        seen = judge(disk.after_kill(), self.sync, self.truth, power=power or failed)
+        self.truth.adopt(seen)
         self._use(disk)
         self.queue = open_queue(self.failing, self.sync)
-        self.ledger.settle()
+        self.truth.settle()
 
 
 def judge(

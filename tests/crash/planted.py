@@ -24,7 +24,9 @@ from kestrelpy._journal.checkpoint import CheckpointFile, FileWithSpare
 from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery
+from kestrelpy._journal.retention import Retention
 from kestrelpy._journal.segment import Segment
+from kestrelpy._reading import skipping
 from kestrelpy._reading.backlog import Backlog
 from kestrelpy._reading.checkpointer import Checkpointer
 from kestrelpy._reading.local_source import LocalSource
@@ -33,7 +35,7 @@ from kestrelpy._reading.reader import Reader
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.group_commit import GroupCommit
 from kestrelpy.testing import CrashingDisk
-from tests.crash.workload import MANY_LIVES, Style
+from tests.crash.workload import MANY_LIVES, ROOM, Style
 
 
 @dataclass(frozen=True)
@@ -503,6 +505,51 @@ def archived_copy_not_synced() -> Iterator[None]:
     """R6: to another file system without a sync of the copy."""
     real = archive_module._copy
     with in_place_of(real, lambda directory, name, target, new: real(directory, name, _MakesDeaf(target), new)):
+        yield
+
+
+# -- the room on the disk --------------------------------------------------------------------------------------------
+
+
+@fault("R5", "(1)", style=ROOM)
+def a_kept_segment_is_retired() -> Iterator[None]:
+    with patch.object(Retention, "count_due", lambda self, consumed, *_, **__: len(consumed)):
+        yield
+
+
+@fault("R40", "(2) (8)", **UNSYNCED, style=replace(ROOM, skips=20), samples=6)
+def a_skip_is_not_durable() -> Iterator[None]:
+    real = CheckpointFile.save
+
+    def save(self: CheckpointFile, state: Any, *, durable: bool) -> None:
+        real(self, state, durable=durable and not state.skipped)
+
+    with patch.object(CheckpointFile, "save", save):
+        yield
+
+
+@fault("R40", "(1) (8)", style=replace(ROOM, skips=20))
+def a_skip_goes_one_item_too_far() -> Iterator[None]:
+    real = skipping.moved_past
+
+    def moved_past(source: Any, progress: Progress, item_id: int, held: Any) -> Progress:
+        return real(source, progress, min(item_id + 1, source.visible_id + 1), held)
+
+    with in_place_of(real, moved_past):
+        yield
+
+
+@fault("R40", "(2) (8)", style=replace(ROOM, skips=20))
+def a_skip_moves_places_back() -> Iterator[None]:
+    """What was done after the place where it goes on."""
+    real = skipping.moved_past
+
+    def moved_past(source: Any, progress: Progress, item_id: int, held: Any) -> Progress:
+        moved = progress.moved_to(item_id, *source.before(item_id))
+        moved.skipped = real(source, progress, item_id, held).skipped
+        return moved
+
+    with in_place_of(real, moved_past):
         yield
 
 

@@ -60,6 +60,8 @@ class Setting:
     sync: Sync
     archive: bool
     segment_bytes: int
+    keeps: bool = False
+    """Nothing that is consumed goes."""
 
     def open(
         self, disk: Disk, now_ms: int, *, on_corruption: Literal["raise", "quarantine"] = "raise"
@@ -71,6 +73,7 @@ class Setting:
             sync=self.sync,
             segment_bytes=self.segment_bytes,
             archive_dir="/archive" if self.archive else None,
+            keep_bytes=1 << 40 if self.keeps else None,
             default_reader=CONFIG,
             on_corruption=on_corruption,
             clock=clock,
@@ -240,7 +243,7 @@ def check(
         states += 1
         if again.seen != found.seen:
             raise BrokenPromise(f"(6) a second recovery gives {again.seen.keys()}, not {found.seen.keys()}")
-    if choose.random() < (0.5 if setting.archive else 0.1):
+    if setting.keeps or choose.random() < (0.5 if setting.archive else 0.1):
         check_existing(setting, disk, promise, power=power)
     try:
         states += go_on(setting, disk, queue, promise, found, choose, power=power)
@@ -254,7 +257,7 @@ def check(
 
 
 def check_existing(setting: Setting, disk: CrashingDisk, promise: Promise, *, power: bool) -> None:
-    """What ``scan`` sees: nothing but what was put; with an archive, all that was promised."""
+    """What ``scan`` sees: nothing but what was put; with an archive, or if all is kept, all that was promised."""
     try:
         existing, known = setting.existing(disk), promise.known()
     except (KestrelError, OSError) as error:
@@ -262,7 +265,7 @@ def check_existing(setting: Setting, disk: CrashingDisk, promise: Promise, *, po
     for item_id, data in existing.items():
         if item_id not in known or known[item_id].data != data:
             raise BrokenPromise(f"(3) item {item_id} in the journal was never put: {data[:20]!r}")
-    if setting.archive:
+    if setting.archive or setting.keeps:
         kept_id = promise.kept_id(power=power)
         lost = sorted(item_id for item_id in promise.acknowledged if item_id <= kept_id and item_id not in existing)
         if lost:

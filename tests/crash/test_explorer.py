@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.crash import explorer, small
-from tests.crash.workload import ELSEWHERE, MANY_LIVES
+from tests.crash.workload import ELSEWHERE, MANY_LIVES, ROOM
 from tests.support.budget import ALL, SEED, Tally, share, takes_long
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -51,6 +51,13 @@ def test_many_lives_of_a_reader_elsewhere_keep_the_promises(tally: Tally) -> Non
     searching.run()
     tally.add("crash states of seeded workloads", searching.counts)
     assert searching.states >= share(8_000)
+
+
+def test_kept_segments_and_readers_that_are_moved_keep_the_promises(tally: Tally) -> None:
+    searching = explorer.Explorer(SEED * 1_000, share(12_000), style=ROOM)
+    searching.run()
+    tally.add("crash states of seeded workloads", searching.counts)
+    assert searching.states >= share(12_000)
 
 
 @pytest.mark.parametrize("length", [1, pytest.param(2, marks=takes_long)])

@@ -199,7 +199,7 @@ def test_a_segment_of_an_impossible_number_and_a_mark_of_impossible_ids() -> Non
 def test_a_reader_that_was_opened_elsewhere_before_the_first_put_is_no_foreigner() -> None:
     disk = CrashingDisk()
     queue = open_queue(disk)
-    outside = open_reader("/data", "jobs", "outside", clock=ManualClock(), disk=disk)
+    outside = open_reader("/data", "jobs", "outside", clock=ManualClock(), disk=disk, create=True)
     for _ in range(2):
         assert verify("/data", "jobs", disk=disk).ok
         queue.put(b"an item")

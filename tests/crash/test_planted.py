@@ -26,6 +26,7 @@ BY_A_QUEUE_ALONE = {
     "saved_behind_what_a_power_cut_undid",
     "numbers_from_the_clock_alone",
     "segment_cut_at_its_first_growth",
+    "a_kept_segment_is_retired",
 }
 """Faults that only a queue shows: they are in what is archived, in what is not the queue's, and in what goes on, or
 they break the workload itself.

@@ -7,8 +7,12 @@ import errno
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from unittest.mock import patch
 
 from kestrelpy import DurabilityUnknown, Item, JournaledQueue, QueueEmpty, Reader, open_reader
+from kestrelpy._reading import lag_watch
+from kestrelpy._reading.lag_watch import LagWatch
+from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock
 from kestrelpy.testing._choices import Leaning
 from tests.crash.promise import READERS, Promise, Put
@@ -43,10 +47,16 @@ class Style:
     """How likely a checkpoint is to survive a power cut."""
     expiring: float = 0.2
     """How likely a put has an expiry."""
+    keeps: bool = False
+    """Whether all that is consumed is kept."""
+    skips: int = 0
+    """Weight of a reader being moved forward that is too far behind."""
 
 
 MANY_LIVES = Style(steps=200, deaths=20, commits=40, checkpoints=40, durable=0.0)
 """One after the other, and what each has saved is lost with the power, or is not."""
+ROOM = Style(steps=60, keeps=True, skips=8, archive=0, commits=20, checkpoints=20)
+"""What is consumed is kept, and readers are moved past what they have not consumed."""
 ELSEWHERE = Style(steps=80, detached=1.0, deaths_elsewhere=40, commits=30, checkpoints=20, durable=1.0, failing=0)
 """The process of a reader elsewhere dies again and again while it saves."""
 
@@ -62,6 +72,7 @@ class Workload:
         self.random = choose = random.Random(seed)
         self.style = style
         self.setting = Setting(sync, choose.random() < style.archive, choose.choice(style.segment_bytes))
+        self.setting.keeps = style.keeps
         self.watch = watch
         other_mount = choose.random() < style.other_mount
         self.disk = CrashingDisk(mounts=["/archive"] if other_mount else [])
@@ -94,6 +105,7 @@ class Workload:
             (self.style.deaths, self._die),
             (2 if self.fails else 0, self._arm),
             (self.style.deaths_elsewhere, self._die_elsewhere),
+            (self.style.skips, self._skip),
         ]
         weights = [weight for weight, _ in actions]
         for _ in range(self.style.steps):
@@ -175,7 +187,7 @@ class Workload:
 
     def _make_elsewhere(self, start: str) -> None:
         self.detached = self.readers["right"] = open_reader(
-            "/data", "jobs", "right", config=CONFIG, start=start, clock=self.clock, disk=self.failing
+            "/data", "jobs", "right", config=CONFIG, create=True, start=start, clock=self.clock, disk=self.failing
         )
 
     def _settled(self, name: str) -> None:
@@ -379,6 +391,29 @@ class Workload:
         self.readers[name].seek(target)
         promise.move(set(range(1, self.readers[name].head + 1)))
         promise.save(durable=False)
+
+    def _skip(self) -> None:
+        """A reader is moved forward, as if it were too far behind: one that is open, or one that nobody has open."""
+        name = self._reader()
+        reader, promise = self.readers[name], self.promise.readers[name]
+        first_id = reader.head + 2
+        if first_id > self.promise.tail_id + 1:
+            return
+        target = self.random.randrange(first_id, self.promise.tail_id + 2)
+        if reader is self.detached or self.starts_with_default or self.random.random() < 0.5:
+            promise.commit(set(range(1, target)))
+            self.open_reads[name] = [item for item in self.open_reads[name] if item.id >= target]
+            assert reader.items >= 0, "a reader elsewhere sees the tail by that"
+            checkpointer_of(reader).skip_to(target)
+        else:
+            reader.close()
+            self.open_reads[name] = []
+            promise.save(durable=False)
+            promise.commit(set(range(1, target)))
+            with patch.object(lag_watch, "place_within", lambda source, config, head: target):
+                LagWatch(self.queue._registry, self.queue._source)._skip_absent(name, CONFIG)
+            self.readers[name] = self.queue.reader(name)
+        promise.save(durable=True)
 
     def _drop_or_make(self) -> None:
         """The second reader goes, or comes; the default one gets a name."""

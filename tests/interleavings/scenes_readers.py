@@ -75,7 +75,7 @@ def detached(scene: Scene) -> None:
     work = Work(scene, segment_bytes=4096, checkpoint_interval=0.2)
     own = work.reader("own")
     work.ledger.add_reader("outside")
-    outside = open_reader("/data", "jobs", "outside", start="earliest", disk=work.disk)
+    outside = open_reader("/data", "jobs", "outside", create=True, start="earliest", disk=work.disk)
     producers = [scene.start(work.produce, f"p{at}", rng.randrange(1, 4)) for at in range(2)]
     consumer = scene.start(work.consume, own)
     seen: list[int] = []

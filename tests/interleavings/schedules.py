@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from tests.interleavings import scenes_crash, scenes_inbox, scenes_journal, scenes_memory, scenes_readers
+from tests.interleavings import scenes_crash, scenes_dead, scenes_inbox, scenes_journal, scenes_memory, scenes_readers
 from tests.interleavings.scene import Scene, close_quietly, leave_quietly
 from tests.interleavings.scheduler import BrokenSchedule, Priorities, RandomWalk, Scheduler, Stopped, Strategy
 from tests.interleavings.standins import installed
@@ -31,7 +31,13 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     **{name: _of(how, make) for name, (how, make) in scenes_memory.SCENES.items()},
     **{
         how.__name__: how
-        for how in (*scenes_inbox.SCENES, *scenes_journal.SCENES, *scenes_readers.SCENES, *scenes_crash.SCENES)
+        for how in (
+            *scenes_inbox.SCENES,
+            *scenes_journal.SCENES,
+            *scenes_readers.SCENES,
+            *scenes_dead.SCENES,
+            *scenes_crash.SCENES,
+        )
     },
 }
 

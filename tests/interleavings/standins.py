@@ -44,33 +44,38 @@ START_MS = 1_700_000_000_000
 LEAF = 9
 SLEEPER = "a waiter's sleep"
 LEVELS = {
+    "D (DiskRoom.looking)": 0,
     "O (ReaderRegistry._opening)": 0,
-    "C (Checkpointer.lock)": 1,
-    "G (readers.lock)": 2,
-    "I (InboxHost._lock)": 3,
-    "Q (LocalSource.lock)": 4,
-    "R (Backlog.lock)": 5,
-    "S (OpenJournal.syncing)": 5,
-    "M (SimpleBlockingQueue._lock)": 5,
+    "B (Burial.moving)": 1,
+    "C (Checkpointer.lock)": 2,
+    "G (readers.lock)": 3,
+    "I (InboxHost._lock)": 4,
+    "Q (LocalSource.lock)": 5,
+    "R (Backlog.lock)": 6,
+    "S (OpenJournal.syncing)": 6,
+    "M (SimpleBlockingQueue._lock)": 6,
     "the watches (InboxWatcher._guard)": 7,
     "N (ReaderRegistry._limiting)": 8,
     "J (ReaderRegistry._listing)": 8,
     "T (GroupCommit._lock)": 8,
     "L (DetachedSource._looking)": 8,
     "the timers (_Timers._lock)": 8,
+    "the gets of a face (JournaledBlockingQueue._counting)": LEAF,
     "a future's": LEAF,
     "the disk's": LEAF,
     "the open objects": LEAF,
     "the put futures": LEAF,
     "a test's": LEAF,
 }
-NOT_WHILE_ASLEEP = {"Q", "R", "S", "T", "L", "M", "the timers"}
+NOT_WHILE_ASLEEP = {"B", "Q", "R", "S", "T", "L", "M", "the timers"}
 """What nobody may hold while they wait in line. A checkpoint, and the making of a reader, may wait for a sync."""
 
 _NAMED = {
+    ("DiskRoom", "looking"): "D (DiskRoom.looking)",
     ("ReaderRegistry", "_opening"): "O (ReaderRegistry._opening)",
     ("ReaderRegistry", "_limiting"): "N (ReaderRegistry._limiting)",
     ("ReaderRegistry", "_listing"): "J (ReaderRegistry._listing)",
+    ("Burial", "moving"): "B (Burial.moving)",
     ("Checkpointer", "lock"): "C (Checkpointer.lock)",
     ("InboxHost", "_lock"): "I (InboxHost._lock)",
     ("LocalSource", "lock"): "Q (LocalSource.lock)",
@@ -81,6 +86,7 @@ _NAMED = {
     ("DetachedSource", "_looking"): "L (DetachedSource._looking)",
     ("_Timers", "_lock"): "the timers (_Timers._lock)",
     ("_Timers", "_wake"): SLEEPER,
+    ("JournaledBlockingQueue", "_counting"): "the gets of a face (JournaledBlockingQueue._counting)",
     ("Future", "_condition"): "a future's",
     ("PutFuture", "condition"): "a future's",
     ("ThreadWaiter", "_asleep"): SLEEPER,

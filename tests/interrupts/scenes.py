@@ -106,7 +106,9 @@ class Scene:
         if name != FAR:
             return self.queue.reader(name, start="earliest")
         if self.far is None:
-            self.far = open_reader("/data", "jobs", FAR, start="earliest", clock=self.clock, disk=self.disk)
+            self.far = open_reader(
+                "/data", "jobs", FAR, create=True, start="earliest", clock=self.clock, disk=self.disk
+            )
         return self.far
 
     @property

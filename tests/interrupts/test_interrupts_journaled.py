@@ -77,7 +77,7 @@ def test_what_was_committed_before_an_interrupted_close_does_not_come_again(what
     def reader_of(queue: JournaledQueue) -> Reader:
         if what != "reader in another process":
             return queue.reader("one", start="earliest")
-        return open_reader("/data", "jobs", "one", start="earliest", clock=clock, disk=disk)
+        return open_reader("/data", "jobs", "one", create=True, start="earliest", clock=clock, disk=disk)
 
     for at in itertools.count(1):
         striker, clock, disk = strikes.interrupter_at(at), ManualClock(), CrashingDisk()

@@ -73,7 +73,7 @@ class Home:
         self.folder = folder
         self.queue = JournaledQueue(folder, NAME, sync="never")
         self.reader = self.queue.reader("a")
-        self.outside = open_reader(folder, NAME, "b", start="earliest")
+        self.outside = open_reader(folder, NAME, "b", create=True, start="earliest")
 
     def locks(self) -> dict[str, Any]:
         """Every lock there is, by what it is called in docs/locking.md."""
@@ -115,7 +115,7 @@ class Home:
         for call in (lambda: self.queue.put(b"y"), self.reader.get, self.outside.get_nowait, self.queue.checkpoint):
             refuses(call, ForkedQueue)
         refuses(lambda: JournaledQueue(self.folder, NAME), QueueLocked)
-        refuses(lambda: open_reader(self.folder, NAME, "b"), QueueLocked)
+        refuses(lambda: open_reader(self.folder, NAME, "b", create=True), QueueLocked)
         with JournaledQueue(self.folder, f"own-{os.getpid()}") as own:
             own.put_future(b"child").add_done_callback(lambda _: None)
             assert own.get(timeout=PATIENCE).data == b"child"

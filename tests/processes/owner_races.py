@@ -148,7 +148,7 @@ def run_readers(seed: int, *, limit: int | None = None, seconds: float | None = 
                     with JournaledQueue(queues, NAME, sync="never") as queue:
                         queue.drop_reader("wanted")
                     return
-                reader = open_reader(queues, NAME, "wanted", start="earliest")
+                reader = open_reader(queues, NAME, "wanted", create=True, start="earliest")
             except QueueLocked:
                 say(b"r")
                 time.sleep(choose.random() * 0.004)

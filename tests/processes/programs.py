@@ -20,6 +20,7 @@ from types import ModuleType
 
 import kestrelpy
 from tests.processes.spoilt import PLANTS
+from tests.support.paths import QUICK_START
 
 PATIENCE = 120  # seconds for a harness, whatever it does
 ROUND = 1  # and for each round: many times what one takes on a slow machine
@@ -48,7 +49,7 @@ def run(
     ``seconds``, or until it is through.
     """
     package = str(Path(kestrelpy.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": package, "TMPDIR": str(folder)}
+    environment = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{QUICK_START}", "TMPDIR": str(folder)}
     python = [sys.executable, "-W", "error", "-X", "faulthandler"]
     command = [*python, str(harness.__file__), what, str(seed), str(limit), str(seconds), plant]
     patience = PATIENCE + ROUND * limit + 2 * seconds

@@ -292,7 +292,7 @@ def _sync(queue: JournaledQueue, life: Life, voice: Voice) -> None:
 
 
 def read_elsewhere(folder: str, name: str, who: int, seed: int, voice: Voice) -> NoReturn:
-    reader = open_reader(folder, QUEUE, name, poll_interval=0.002)
+    reader = open_reader(folder, QUEUE, name, poll_interval=0.002, create=True)
     voice.tell(READY, who)
     consumer = Consumer(reader, who, random.Random(seed), voice)
     while True:

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import logging
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from kestrelpy.testing import ManualClock
 from tests.support import seaweed
 from tests.support.budget import Tally, left_out
 from tests.support.disks import GatedDisk
-from tests.support.paths import ROOT
+from tests.support.paths import QUICK_START, ROOT
 from tests.support.patience import PATIENCE
 from tests.support.queues import START_MS, let_die
 
@@ -37,6 +39,27 @@ for number, usual in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:  # "make test &" of a shell, nohup: every child would inherit it
         signal.signal(number, usual)
+
+
+paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+if str(QUICK_START) not in paths:
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, str(QUICK_START)])
+
+gc.disable()  # until all tests are collected: a million objects are made meanwhile, and all of them stay
+
+OF_A_QUEUE = tuple(f"kestrelpy-{what}-" for what in ("ship", "gate", "fetch", "standby"))
+"""Threads of one queue, which end with it. Those that several share end a while after the last one."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on() -> Iterator[None]:
+    """A test leaves no thread of a queue behind: it would be seen by tests that come later, and not by this one."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith(OF_A_QUEUE):
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), f"{thread.name} goes on after the test"
 
 
 @pytest.fixture
@@ -51,12 +74,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, metavar="N", help="of a test with more cases run N, drawn by KESTRELPY_SEED")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Each worker of a run of all tests imports them from another one on. Where the bytecode of the tests is not there
+    yet, or is old, each then compiles its part of it and finds the rest, and does not compile all that the others do.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        paths = sorted((ROOT / "tests").rglob("test_*.py"))
+        first = len(paths) * int(worker) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        for path in paths[first:] + paths[:first]:
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # the collection says it
+                importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The tests in a session of Spark come first: so one worker has them all, as others take over from its end, and
+    no second one starts a Java.
+    """
     most = config.getoption("--cases")
     if most is not None:
         out = left_out(items, most)
         config.hook.pytest_deselected(items=sorted(out, key=lambda item: item.nodeid))
         items[:] = [item for item in items if item not in out]
+    items.sort(key=lambda item: "spark" not in getattr(item, "fixturenames", ()))
 
 
 def pytest_collection_finish() -> None:
@@ -65,6 +106,17 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """The same again after each module: those that are imported late are large, and a collection may take 50 ms."""
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return result
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

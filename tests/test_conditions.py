@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from pathlib import Path
+from importlib.util import find_spec
 
-ROOT = Path(__file__).parent.parent
+import pytest
+
+from tests.support.paths import PYTHONPATH, ROOT
+
 IGNORING = """
 import os, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -22,3 +26,13 @@ def test_it_passes_where_signals_are_ignored() -> None:
         [sys.executable, "-c", IGNORING, test], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
     assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.skipif(find_spec("redis") is None, reason="redis is not installed")
+def test_no_redis_is_imported_by_what_a_test_starts() -> None:
+    """``quick_start`` says why. Without it, a queue imports redis."""
+    for paths, is_imported in ((os.environ["PYTHONPATH"], "False"), (PYTHONPATH, "False"), (str(ROOT), "True")):
+        command = [sys.executable, "-c", "import portalocker, sys; print('redis' in sys.modules)"]
+        environment = {**os.environ, "PYTHONPATH": paths}
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert said.stdout.strip() == is_imported, paths

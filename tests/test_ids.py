@@ -13,7 +13,7 @@ import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,9 +83,15 @@ def ids_of_name(name: str) -> Iterator[str]:
         yield from (f"{match[1].replace('_', '-')} #{number}" for number in match[2].strip("_").split("_"))
 
 
-def _notes_of_strings(path: str, tree: ast.Module, prefix: str) -> Iterator[Note]:
+@lru_cache(maxsize=1)
+def nodes(source: str) -> list[ast.AST]:
+    """The nodes of a source. It is kept for who asks for the same source next: parsing takes longest of all here."""
+    return list(ast.walk(ast.parse(source)))
+
+
+def _notes_of_strings(path: str, source: str, prefix: str) -> Iterator[Note]:
     """Docstrings, also those below assignments; keys of tables; and ids with a prefix in every other string."""
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield from (Note(found, node.lineno + line) for found, line in ids_of_text(node.value.value, prefix))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TABLES and node.args:
@@ -103,14 +109,15 @@ def _notes_of_strings(path: str, tree: ast.Module, prefix: str) -> Iterator[Note
 def notes(path: str, source: str) -> Iterator[Note]:
     """Every id that a file of the tests names."""
     prefix = WITHOUT_PREFIX.get(path, "")
-    tree = ast.parse(source)
-    yield from _notes_of_strings(path, tree, prefix)
-    for node in ast.walk(tree):
+    yield from _notes_of_strings(path, source, prefix)
+    for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from (Note(found, node.lineno) for found in ids_of_name(node.name))
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield from (Note(found, token.start[0]) for found, _ in ids_of_text(token.string, prefix))
+    hashed = "\n".join(re.findall("#.*", source)).replace("noqa", "").replace("type: ignore", "")
+    if any(ids_of_text(hashed)):  # else no comment can have one, and most files end here
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield from (Note(found, token.start[0]) for found, _ in ids_of_text(token.string, prefix))
 
 
 @cache
@@ -118,7 +125,7 @@ def spans(source: str) -> dict[str, range]:
     """The lines of each function, with its decorators and the comment in front of it."""
     lines = source.splitlines()
     found = {}
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             while first > 1 and lines[first - 2].lstrip().startswith("#"):

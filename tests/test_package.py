@@ -25,6 +25,7 @@ NOT_NEEDED = [
     "tempfile",
     "tokenize",
     "traceback",
+    "kestrelpy.arrow",
     "kestrelpy.cli",
     "kestrelpy.codecs",
     "kestrelpy.inspection",
@@ -57,6 +58,17 @@ def test_a_reader_and_a_scan_need_no_dataclass(script: Any) -> None:
         """
     )
     assert told == ""
+
+
+def test_a_scan_loads_nothing_that_watches(script: Any) -> None:
+    program = """
+        import sys
+        from kestrelpy import scan
+        before = "kestrelpy.inspection.folder_watch" in sys.modules
+        from kestrelpy.inspection import FolderWatch
+        print(before, FolderWatch.__name__)
+    """
+    assert script(program) == "False FolderWatch"
 
 
 @pytest.mark.parametrize("name", kestrelpy.__all__)
@@ -95,7 +107,9 @@ def test_a_name_that_is_not_there() -> None:
         from kestrelpy import scam  # type: ignore[attr-defined]  # noqa: F401
 
 
-@pytest.mark.parametrize("name", ["codecs", "inbox", "outbox", "server", "testing", "work"])
+@pytest.mark.parametrize(
+    "name", ["arrow", "codecs", "dashboard", "inbox", "inspection", "outbox", "server", "ship", "testing", "work"]
+)
 def test_public_modules_are_there_when_they_are_asked_for(name: str) -> None:
     program = f"import sys, kestrelpy; assert 'kestrelpy.{name}' not in sys.modules; print(kestrelpy.{name}.__name__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -24,9 +24,12 @@ PROGRAM = """
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import assert_type
+from logging import LogRecord
+from typing import Any, assert_type
 
 from kestrelpy import (
+    BlockingQueue,
+    Codec,
     CorruptJournal,
     Item,
     JournaledQueue,
@@ -40,7 +43,8 @@ from kestrelpy import (
     scan,
     verify,
 )
-from kestrelpy.codecs import UTF8
+from kestrelpy.codecs import JSON, UTF8, encrypted, msgspec, pydantic, zstd
+from kestrelpy.logging import RECORDS, DurableHandler, DurableListener
 from kestrelpy.inbox import Part, PartWriter, publish
 from kestrelpy import QueueInspection, inspect
 from kestrelpy.testing import ManualClock, MemoryDisk
@@ -52,9 +56,10 @@ def work(folder: str) -> int:
         assert_type(queue.put(b"x"), int)
         assert_type(queue.put_future(b"x"), Future[int])
         with queue.get() as item:
-            assert_type(item, Item)
+            assert_type(item, Item[bytes])
             assert_type(item.id, int)
-        assert_type(queue.reader("mail"), Reader)
+            assert_type(item.value, bytes)
+        assert_type(queue.reader("mail"), Reader[bytes])
         assert_type(queue.stats(), QueueStats)
         return queue.stats().items
 
@@ -67,7 +72,7 @@ def look(folder: str) -> str | None:
         assert_type(record, Record)
         assert_type(record.data, bytes)
     try:
-        assert_type(open_reader(folder, "jobs", "mail"), Reader)
+        assert_type(open_reader(folder, "jobs", "mail", create=True), Reader[bytes])
     except CorruptJournal as damage:
         assert_type(damage.offset, int)
         return damage.reason
@@ -95,14 +100,76 @@ async def wait(queue: JournaledQueue) -> None:
 
 
 texts = JournaledQueue("folder", "texts", codec=UTF8)
+assert_type(texts, JournaledQueue[str])
+assert_type(texts.get().value, str)
+assert_type(texts.reader("mail").get_many(3), list[Item[str]])
+face: BlockingQueue[str] = texts.as_blocking_queue()
+assert_type(face.get(), str)
+assert_type(open_reader("folder", "texts", "mail", codec=UTF8).get().value, str)
+assert_type(JournaledQueue("folder", "values", codec=JSON).get().value, Any)
+texts.put("one")
+texts.put_many(["two", "three"])
+
+
+class Order:
+    pass
+
+
+class Orders:
+    def encode(self, value: Order, /) -> bytes:
+        return repr(value).encode()
+
+    def decode(self, data: bytes, /) -> Order:
+        return Order()
+
+
+def chosen(codec: Codec[Order]) -> Order:
+    with JournaledQueue("folder", "orders", codec=codec, sync="always") as orders:
+        orders.put(Order())
+        return orders.get().value
+
+
+def coded(keys: dict[str, bytes]) -> None:
+    assert_type(msgspec(Order), Codec[Order])
+    assert_type(msgspec(Order, "msgpack"), Codec[Order])
+    assert_type(pydantic(Order), Codec[Order])
+    assert_type(zstd(), Codec[bytes])
+    assert_type(encrypted(keys), Codec[bytes])
+    assert_type(JournaledQueue("folder", "orders", codec=encrypted(keys, zstd(msgspec(Order)))).get().value, Order)
+
+
+def logged(queue: JournaledQueue[LogRecord | None]) -> None:
+    with DurableListener(queue, DurableHandler(queue), respect_handler_level=True) as listener:
+        assert_type(listener.failed_count, int)
+    DurableHandler("logs", "folder", level="INFO", codec=RECORDS)
+
+
+logged(JournaledQueue("folder", "logs", codec=RECORDS))
+
+
+def any_queue(queue: JournaledQueue, reader: Reader, item: Item) -> None:
+    queue.put(reader.get().value if item.value else 1)
+
+
+any_queue(texts, texts.reader("mail"), texts.get())
+chosen(Orders())
+
+
+class OrderQueue(JournaledQueue[Order]):
+    pass
 """
 
 MISTAKES = """
 from kestrelpy import JournaledQueue, queue_names
+from kestrelpy.codecs import UTF8
 
 names: int = queue_names("folder")
 JournaledQueue("folder", "jobs", sync="sometimes")
 JournaledQueue("folder", "jobs").gett()
+JournaledQueue("folder", "jobs").put("text")
+JournaledQueue("folder", "texts", codec=UTF8).put(b"bytes")
+number: int = JournaledQueue("folder", "texts", codec=UTF8).get().value
+JournaledQueue("folder", "jobs", codec=7)
 """
 
 
@@ -169,6 +236,7 @@ def test_the_wheel_has_the_package_its_types_and_nothing_else(wheel: Path) -> No
     with zipfile.ZipFile(wheel) as archive:
         there = {name for name in archive.namelist() if ".dist-info/" not in name}
     wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "kestrelpy").rglob("*.py")} | {"kestrelpy/py.typed"}
+    wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "kestrelpy" / "dashboard" / "static").iterdir()}
     assert wanted <= there
     assert {name for name in there if not name.startswith("kestrelpy/")} == set()
 
@@ -185,6 +253,6 @@ def test_a_strict_checker_sees_the_types_of_the_wheel(project: Path, checker: Ch
 def test_a_strict_checker_sees_mistakes(project: Path, checker: Checker) -> None:
     """Else it would see nothing at all, and say so of a program that is right, too."""
     status, said = checker(project, "mistakes.py")
-    lines = [f"mistakes.py:{line}:" for line in (4, 5, 6)]
+    lines = [f"mistakes.py:{line}:" for line in range(5, 12)]
     assert status != 0
     assert all(line in said for line in lines), said

@@ -181,7 +181,7 @@ def compare_checkpoints(data: bytes) -> str:
     """The library and the naive reader on the bytes of a checkpoint file."""
     naive = naive_reader.read_checkpoint(data)
     version = fmt.checkpoint_version(data)
-    if version is not None and version > fmt.FORMAT_VERSION:
+    if version is not None and version > fmt.MOVES_VERSION:
         require(naive is None, "the naive reader takes a newer version")
         return "newer version"
     fast, _ = load_checkpoint(disk_with(data).directory("/"), "x")

@@ -278,7 +278,7 @@ def is_footer(data: bytes, offset: int, marker: int) -> bool:
 
 def read_checkpoint(data: bytes) -> Checkpoint | None:
     """The last whole state of a checkpoint file or mark; ``None`` if there is none."""
-    if len(data) < PREFIX or data[:10] != b"KSTRLCKP" + struct.pack("<H", 1):
+    if len(data) < PREFIX or data[:10] not in (b"KSTRLCKP" + struct.pack("<H", version) for version in (1, 2)):
         return None
     last = None
     at = PREFIX
@@ -294,6 +294,35 @@ def read_checkpoint(data: bytes) -> Checkpoint | None:
     return last
 
 
+def is_move(data: bytes) -> bool:
+    """Whether this is a whole move."""
+    if len(data) < 32:
+        return False
+    number, target_bytes, kind, notes = struct.unpack_from("<QHHI", data, 16)
+    at = 32 + target_bytes
+    target = data[32:at]
+    if not re.fullmatch(rb"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}", target) or kind not in (1, 2) or not notes:
+        return False
+    last_id = 0
+    for _ in range(notes):
+        if at + 22 > len(data):
+            return False
+        item_id, _, died_ms, reason_bytes = struct.unpack_from("<QIQH", data, at)
+        reason, at = data[at + 22 : at + 22 + reason_bytes], at + 22 + reason_bytes
+        if not last_id < item_id <= LARGEST or died_ms > LARGEST or reason_bytes > 1024 or not is_utf8(reason):
+            return False
+        last_id = item_id
+    return at == len(data) and 0 < int(number) <= LARGEST
+
+
+def is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def read_state(body: bytes) -> Checkpoint | None:
     """One state, or ``None`` if its parts do not fit together."""
     if len(body) < 92:
@@ -302,7 +331,10 @@ def read_state(body: bytes) -> Checkpoint | None:
         "<16s8QHHII", body
     )
     at = 92
-    if len(body) != at + name_bytes + 16 * spans + 12 * counts or max(head, watermark, items, size) > LARGEST:
+    end = at + name_bytes + 16 * spans + 12 * counts
+    if end > len(body) or max(head, watermark, items, size) > LARGEST:
+        return None
+    if not is_move(body[end:]) if flags & 4 else end != len(body):
         return None
     name = body[at : at + name_bytes]
     at += name_bytes
@@ -311,7 +343,8 @@ def read_state(body: bytes) -> Checkpoint | None:
     errors = tuple(struct.unpack_from("<QI", body, at + 12 * n) for n in range(counts))
     if any(byte > 127 for byte in name) or not spans_are_apart(head, done):
         return None
-    is_mark, series = flags % 16 == 1, flags // 16
+    is_mark, series = flags % 16 & ~4 == 1, flags // 16
+    errors = tuple(each for each in errors if each[0])  # id 0: what the reader was moved past
     return Checkpoint(queue_id, name.decode(), is_mark, head, watermark, items, size, tuple(done), errors, series)
 
 

@@ -29,18 +29,24 @@ from kestrelpy._disk.real import RealDirectory, RealFile
 from kestrelpy._journal import checkpoint, file_names, journal, recovery, view
 from kestrelpy._journal import format as format_module
 from kestrelpy._journal import segment as segment_module
+from kestrelpy._journal.growth import Growth
 from kestrelpy._journal.journal import Journal
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery
+from kestrelpy._journal.retention import Retention
+from kestrelpy._reading.burial import Burial
+from kestrelpy._reading.checkpointer import Checkpointer
 from kestrelpy._reading.local_source import LocalSource
+from kestrelpy._reading.progress import Progress
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing import syncer as syncer_module
 from kestrelpy._writing.group_commit import GroupCommit
-from kestrelpy.inbox import publishing
+from kestrelpy.inbox import moves, publishing
 from kestrelpy.inbox.ingest import Ingest
 from kestrelpy.inbox.ledger import IngestLedger
+from kestrelpy.item import Item
 from kestrelpy.queue import JournaledQueue
-from tests.support.paths import ROOT
+from tests.support.paths import PYTHONPATH, ROOT
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ def unnoticed_by(name: str) -> tuple[list[str], str]:
             "no:cacheprovider",
         ]
         + [f"{places()[test]}::{test}" for test in tests],
-        env={**os.environ, "KESTRELPY_BREAK": name, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "KESTRELPY_BREAK": name, "PYTHONPATH": PYTHONPATH},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -477,3 +483,74 @@ def nothing_is_forgotten() -> None:
 @rule("R39", "test_a_version_is_published_once")
 def published_without_a_look() -> None:
     publishing._last_version = lambda *_: None
+
+
+@rule(
+    "R40",
+    "test_r40_a_reader_is_moved_to_the_first_segment_from_which_it_is_within",
+    "test_r40_a_skip_that_cannot_be_saved_moves_nothing",
+)
+def a_skip_is_not_saved() -> None:
+    real = Checkpointer._store
+
+    def store(self: Checkpointer, state: Any, *, durable: bool) -> None:
+        if not state.skipped:
+            real(self, state, durable=durable)
+
+    Checkpointer._store = store  # type: ignore[method-assign]
+
+
+@rule(
+    "R41",
+    "test_r41_a_segment_stays_for_keep_for_after_its_last_item_and_not_longer",
+    "test_r41_the_oldest_go_and_the_youngest_stay",
+)
+def nothing_is_kept() -> None:
+    Retention.count_due = lambda self, consumed, *_, **__: len(consumed)  # type: ignore[method-assign]
+
+
+@rule("R42", "test_r42_a_put_that_would_make_the_journal_larger_is_refused")
+def a_journal_grows_as_it_likes() -> None:
+    Growth.allow = lambda self, journal, least, most: most  # type: ignore[method-assign]
+
+
+@rule("R43", "test_a_dead_item_is_not_delivered_while_its_move_fails")
+def dead_items_are_delivered() -> None:
+    real = Burial.add_locked
+
+    def add_locked(self: Burial, item: Item, *about: Any) -> None:
+        real(self, item, *about)
+        self._backlog.requeued.add(item.id, (item.data, item.added_ms, item.expires_ms))
+
+    Burial.add_locked = add_locked  # type: ignore[method-assign,assignment]
+
+
+@rule("R44", "test_the_intent_is_on_disk_before_anything_is_published")
+def moved_without_an_intent() -> None:
+    real = Burial._carry_out
+
+    def carry_out(self: Burial, move: Any) -> None:
+        self._noted = move
+        real(self, move)
+
+    Burial._carry_out = carry_out  # type: ignore[method-assign]
+
+
+@rule("R45", "test_each_opening_has_a_stream_of_its_own")
+def one_stream_for_all() -> None:
+    moves.new_stream = lambda: bytes(16)
+
+
+@rule("R46", "test_an_opening_carries_out_what_was_begun")
+def intent_forgotten() -> None:
+    real = Progress.load
+
+    def load(state: Any) -> Progress:
+        return real(state._replace(move=None))
+
+    Progress.load = load  # type: ignore[method-assign]
+
+
+@rule("R47", "test_a_seek_finishes_what_is_published")
+def seek_does_not_ask() -> None:
+    moves.was_published = lambda *_, **__: False

@@ -141,7 +141,7 @@ def test_a_sync_from_elsewhere_does_not_vouch_for_what_a_failed_one_has_lost() -
     failing.arm(errno.EIO, at=1, kinds={"sync"})
     with pytest.raises(DurabilityUnknown):
         queue.sync()
-    elsewhere = open_reader("/data", "jobs", "right", clock=clock, disk=failing)
+    elsewhere = open_reader("/data", "jobs", "right", clock=clock, disk=failing, create=True)
     assert elsewhere.head == 2
     elsewhere.checkpoint(durable=True)
     vanish(queue, disk, elsewhere)
@@ -185,7 +185,7 @@ def test_a_place_whose_sync_has_failed_elsewhere_retires_nothing() -> None:
     failing, clock = FailingDisk(disk), ManualClock(1_000)
     queue = open_queue(disk, segment_bytes=4096)
     mine = queue.reader("left")
-    elsewhere = open_reader("/data", "jobs", "right", start="earliest", clock=clock, disk=failing)
+    elsewhere = open_reader("/data", "jobs", "right", create=True, start="earliest", clock=clock, disk=failing)
     ids = {queue.put(bytes(1000)) for _ in range(9)}
     settle(mine, 9, durable=True)
     settle(elsewhere, 1, durable=True)
@@ -314,7 +314,7 @@ def test_a_reader_elsewhere_may_save_its_place_while_the_queue_is_opened() -> No
         queue.reader("inside")
         queue.put(b"an item")
     failing = FailingDisk(disk)
-    outside = open_reader("/data", "jobs", "outside", start="earliest", clock=ManualClock(), disk=failing)
+    outside = open_reader("/data", "jobs", "outside", create=True, start="earliest", clock=ManualClock(), disk=failing)
     outside.get_nowait().commit()
     failing.arm(errno.EIO, kinds={"write"})
     with pytest.raises(OSError, match="Input/output error"):
@@ -342,7 +342,7 @@ def test_a_sync_that_failed_elsewhere_is_no_good_here() -> None:
     queue.reader("inside")
     queue.put(b"an item")
     failing = FailingDisk(disk)
-    outside = open_reader("/data", "jobs", "outside", start="earliest", clock=ManualClock(), disk=failing)
+    outside = open_reader("/data", "jobs", "outside", create=True, start="earliest", clock=ManualClock(), disk=failing)
     outside.get_nowait().commit()
     failing.arm(errno.EIO, kinds={"sync"})
     with pytest.raises(OSError, match="Input/output error"):

@@ -35,7 +35,7 @@ def test_a_reader_elsewhere_leaves_a_queue_without_items_its_id(
     """
     with open_queue() as queue:
         queue.reader("one")
-        open_reader(folder, "jobs", "elsewhere").close()
+        open_reader(folder, "jobs", "elsewhere", create=True).close()
     assert len(queue_ids(folder)) == 1
     with open_queue() as queue:
         queue.reader("one")
@@ -48,7 +48,7 @@ def test_a_reader_elsewhere_may_be_there_before_the_queue(
     folder: Path, open_queue: Callable[..., JournaledQueue], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.mkdir()
-    open_reader(folder, "jobs", "elsewhere").close()
+    open_reader(folder, "jobs", "elsewhere", create=True).close()
     with open_queue() as queue:
         queue.put(b"x")
         queue.reader("elsewhere").get().commit()

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import kestrelpy
 from kestrelpy import CorruptJournal, JournaledQueue, QueueEmpty, QueueLocked, Reader, codecs
 from kestrelpy._disk.real import RealDirectory
 from kestrelpy._journal.view import JournalView
 from kestrelpy._reading.progress import Progress
 from kestrelpy.testing import MemoryDisk
 from tests.regressions.relatives import change, history, in_folder, on_disk, segments, take, vanish
+from tests.support.paths import PYTHONPATH
 
 PRELUDE = ""
 """What a child process does first: where a fault is planted in it."""
@@ -34,8 +34,7 @@ PATIENCE = 20.0
 def child(source: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a program of its own, the fault in it if there is one."""
     command = [sys.executable, "-c", PRELUDE + textwrap.dedent(source), *map(str, arguments)]
-    root = str(Path(kestrelpy.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": root, "PATIENCE": str(PATIENCE)}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "PATIENCE": str(PATIENCE)}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 

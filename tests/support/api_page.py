@@ -16,7 +16,11 @@ from types import ModuleType
 from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
-MODULES = ("", "work", "inbox", "server", "outbox", "outbox.testing", "codecs", "testing", "ship", "spark")
+MODULES = (
+    *("", "work", "inbox", "logging", "server", "outbox", "outbox.testing", "codecs", "testing", "ship", "arrow"),
+    *("spark", "metrics", "inspection"),
+)
+"""The public modules that have a chapter of their own, in its order."""
 WIDTH = 100
 INTERNAL = {
     "BeanstalkServer": {"admit", "forget", "watch_over"},
@@ -46,7 +50,7 @@ def markdown() -> str:
 
 def _module(module: ModuleType) -> Iterator[str]:
     yield f"## {module.__name__}\n"
-    yield _prose((inspect.getdoc(module) or "").removesuffix("\n\nPYTEST_DONT_REWRITE"))
+    yield prose((inspect.getdoc(module) or "").removesuffix("\n\nPYTEST_DONT_REWRITE"))
     errors = []
     for name in module.__all__:
         thing = getattr(module, name)
@@ -67,20 +71,20 @@ def _heading(name: str, error: type) -> str:
 def _name(name: str, thing: Any) -> Iterator[str]:
     yield f"### {name}\n"
     if isinstance(thing, type) and getattr(thing, "_is_protocol", False):
-        yield _prose(inspect.getdoc(thing) or "")
+        yield prose(inspect.getdoc(thing) or "")
         yield from _members(thing)
     elif isinstance(thing, type) and not issubclass(thing, enum.Enum):
-        yield f"```python norun\n{_wrapped_call(name, thing)}\n```\n"
-        yield _prose(inspect.getdoc(thing) or "")
+        yield f"```python norun\n{wrapped_call(name, thing)}\n```\n"
+        yield prose(inspect.getdoc(thing) or "")
         yield from _members(thing)
     elif isinstance(thing, type) and issubclass(thing, enum.Enum):
-        yield _prose(inspect.getdoc(thing) or "")
+        yield prose(inspect.getdoc(thing) or "")
         yield f"Members: {', '.join(f'`{each.name}`' for each in _members_of(thing))}.\n"
     elif callable(thing):
-        yield f"```python norun\n{_wrapped_call(name, thing)}\n```\n"
-        yield _prose(inspect.getdoc(thing) or "")
+        yield f"```python norun\n{wrapped_call(name, thing)}\n```\n"
+        yield prose(inspect.getdoc(thing) or "")
     else:
-        yield _prose(inspect.getdoc(thing) or "" if type(thing).__module__.startswith("kestrelpy") else "A constant.")
+        yield prose(inspect.getdoc(thing) or "" if type(thing).__module__.startswith("kestrelpy") else "A constant.")
 
 
 def _members_of(kind: type[enum.Enum]) -> list[enum.Enum]:
@@ -88,7 +92,13 @@ def _members_of(kind: type[enum.Enum]) -> list[enum.Enum]:
 
 
 def _members(owner: type) -> Iterator[str]:
-    """Methods and properties that users call, inherited ones of this library too."""
+    for name, plain in members(owner):
+        said = inspect.getdoc(getattr(owner, name)) or ""
+        yield _item(name if isinstance(plain, property) else _call(name, plain, bound=True), said)
+
+
+def members(owner: type) -> Iterator[tuple[str, Any]]:
+    """Methods and properties that users call, inherited ones of this library too: their names, and what they are."""
     seen: set[str] = set()
     for each in owner.__mro__:
         if not each.__module__.startswith("kestrelpy") or each.__name__.startswith("_"):
@@ -100,8 +110,7 @@ def _members(owner: type) -> Iterator[str]:
             if name.startswith("_") or name in seen or not (inspect.isfunction(plain) or isinstance(plain, property)):
                 continue
             seen.add(name)
-            said = inspect.getdoc(getattr(owner, name)) or ""
-            yield _item(name if isinstance(plain, property) else _call(name, plain, bound=True), said)
+            yield name, plain
 
 
 def _call(name: str, thing: Any, *, bound: bool = False) -> str:
@@ -113,7 +122,7 @@ def _call(name: str, thing: Any, *, bound: bool = False) -> str:
     returned = (
         ""
         if isinstance(thing, type) or signature.return_annotation in (signature.empty, "None")
-        else (f" -> {_annotation(signature.return_annotation)}")
+        else (f" -> {shown_annotation(signature.return_annotation)}")
     )
     begin = "async " if inspect.iscoroutinefunction(thing) else ""
     return f"{begin}{name}({', '.join(_parameters(parameters))}){returned}"
@@ -129,19 +138,19 @@ def _parameters(parameters: list[inspect.Parameter]) -> Iterator[str]:
             yield "*"
         starred = starred or each.kind is each.VAR_POSITIONAL
         mark = "*" if each.kind is each.VAR_POSITIONAL else "**" if each.kind is each.VAR_KEYWORD else ""
-        about = "" if each.annotation is each.empty else f": {_annotation(each.annotation)}"
+        about = "" if each.annotation is each.empty else f": {shown_annotation(each.annotation)}"
         if each.default is not each.empty:
-            about += f"{' = ' if about else '='}{_default(each.default)}"
+            about += f"{' = ' if about else '='}{shown_default(each.default)}"
         yield f"{mark}{each.name}{about}"
 
 
-def _annotation(annotation: Any) -> str:
+def shown_annotation(annotation: Any) -> str:
     shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     shown = re.sub(r"ForwardRef\('(.*?)'\)", r"\1", shown)
     return re.sub(r"\b(?:typing|collections\.abc|kestrelpy(?:\.\w+)+)\.", "", shown)
 
 
-def _default(value: Any) -> str:
+def shown_default(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, set | frozenset):
@@ -151,7 +160,7 @@ def _default(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-def _wrapped_call(name: str, thing: Any) -> str:
+def wrapped_call(name: str, thing: Any) -> str:
     """The call on as many lines as it needs."""
     call = _call(name, thing)
     if len(call) <= WIDTH:
@@ -162,7 +171,7 @@ def _wrapped_call(name: str, thing: Any) -> str:
 
 def _item(call: str, said: str) -> str:
     """One entry of a list: the call, and its docstring."""
-    first, _, rest = _prose(said).partition("\n\n")
+    first, _, rest = prose(said).partition("\n\n")
     lead = textwrap.fill(f"- `{call}`: {' '.join(first.split())}", WIDTH, subsequent_indent="  ", **_WRAPPING)
     more = f"\n\n{textwrap.indent(rest.rstrip(), '  ')}" if rest.strip() else ""
     return f"{lead}{more}\n"
@@ -171,7 +180,7 @@ def _item(call: str, said: str) -> str:
 _WRAPPING: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
-def _prose(said: str) -> str:
+def prose(said: str) -> str:
     """A docstring as Markdown: paragraphs wrapped, indented lines as code. Notes for maintainers are left out."""
     done = []
     for paragraph in re.split(r"\n\s*\n", said.strip()):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 from kestrelpy import JournaledQueue
+from kestrelpy.work.records import Origin, encode_put
 
 Sync = float | Literal["always", "never"]
 """When a queue brings to the disk what was put."""
@@ -44,3 +46,13 @@ def take_all(source: Any) -> list[Any]:
         if type(error).__name__ != "QueueEmpty":
             raise
         return []
+
+
+def forge_jobs(folder: Path, tubes: Iterable[str], body: bytes = b"x", queue: str = "work") -> None:
+    """A work queue with a job in each of these tubes, as one makes it who writes the files by hand: a tube may have any
+    name there.
+    """
+    with JournaledQueue(folder, queue) as journal:
+        for number, tube in enumerate(tubes, 1):
+            journal.put(encode_put(Origin(number, tube, None, 65536, 0.0, 60.0, START_MS, 0), body))
+    (folder / f"{queue}.work").touch()

@@ -61,8 +61,13 @@ class Seaweed:
             raise
 
     @property
+    def port(self) -> int:
+        """Where it listens, on the loopback."""
+        return self._ports[3]
+
+    @property
     def endpoint(self) -> str:
-        return f"http://{LOOPBACK}:{self._ports[3]}"
+        return f"http://{LOOPBACK}:{self.port}"
 
     def options(self, **others: Any) -> dict[str, Any]:
         """For ``open_store``."""

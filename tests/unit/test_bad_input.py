@@ -164,7 +164,8 @@ def test_commits_of_what_is_no_item(what: Any, open_queue: Open) -> None:
     [
         ({"max_items": -1}, ValueError), ({"max_bytes": -1}, ValueError), ({"max_age": -0.1}, ValueError),
         ({"max_idle": -1}, ValueError), ({"memory_bytes": -1}, ValueError), ({"max_expire_sweep": -1}, ValueError),
-        ({"full_policy": "refuse"}, TypeError), ({"unknown": 1}, TypeError), ({"max_items": "3"}, TypeError),
+        ({"full_policy": "full"}, ValueError), ({"full_policy": 1}, TypeError), ({"max_items": 0}, ValueError),
+        ({"unknown": 1}, TypeError), ({"max_items": "3"}, TypeError),
     ],
 )  # fmt: skip
 def test_reader_configs(options: dict[str, Any], error: type[Exception]) -> None:
@@ -303,7 +304,7 @@ def test_open_reader_of_a_wrong_type(open_queue: Open, folder: Path) -> None:
     before = sorted(folder.iterdir())
     for arguments in ((folder, None, "a"), (folder, "jobs", 5), (folder, b"jobs", "a")):
         with pytest.raises(InvalidName):
-            open_reader(*arguments)
+            open_reader(*arguments, create=True)
     assert sorted(folder.iterdir()) == before
 
 

@@ -39,6 +39,8 @@ CASES: dict[str, tuple[Exception, type[Exception], dict[str, Any]]] = {
         {"path": "/d/f", "version": 2, "supported": 1},
     ),
     "WrongKind": (errors.WrongKind("/d/q", "work queue"), ValueError, {"path": "/d/q", "kind": "work queue"}),
+    "RepairIncomplete": (errors.RepairIncomplete("/d/q"), Exception, {"path": "/d/q"}),
+    "RepairRefused": (errors.RepairRefused("/d/q", "why"), Exception, {"path": "/d/q", "reason": "why"}),
     "RestoreIncomplete": (errors.RestoreIncomplete("/d/q"), Exception, {"path": "/d/q"}),
     "QueueDiskFull": (errors.QueueDiskFull("/d"), OSError, {"errno": errno.ENOSPC, "filename": "/d", "path": "/d"}),
     "DurabilityUnknown": (

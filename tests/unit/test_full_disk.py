@@ -134,10 +134,10 @@ def test_every_save_finds_room_on_a_full_disk(make: Make) -> None:
 
 def test_a_reader_in_another_process_lets_a_full_disk_retire(make: Make) -> None:
     world = make()
-    reader = open_reader("/q", "jobs", "audit", disk=world.disk, clock=world.clock, start="earliest")
+    reader = open_reader("/q", "jobs", "audit", disk=world.disk, clock=world.clock, create=True, start="earliest")
     ids = world.fill()
     reader.close()
-    reader = open_reader("/q", "jobs", "audit", disk=world.disk, clock=world.clock)
+    reader = open_reader("/q", "jobs", "audit", disk=world.disk, clock=world.clock, create=True)
     reader.commit_many(reader.get_many(len(ids)))
     world.clock.advance(5)
     assert world.queue.put(ITEM) > ids[-1]
@@ -171,6 +171,28 @@ def test_a_place_that_can_not_be_saved_is_said_once(make: Make, caplog: pytest.L
     world.queue.close()
 
 
+def test_the_traceback_of_what_is_said_once_is_at_debug(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "kestrelpy")
+    world = make()
+    for _ in range(40):
+        world.queue.put(ITEM)
+    items = world.queue.get_many(40)
+    with contextlib.suppress(FileNotFoundError):
+        world.disk.directory("/q").unlink("jobs+.checkpoint.tmp")
+    world.queue._registry._files[world.queue.reader()]._size = 0
+    world.disk.fill()
+    for item in items[:30]:
+        item.commit()
+        world.clock.advance(1)
+    levels = [(record.levelname, bool(record.exc_info)) for record in caplog.records]
+    assert levels == [("WARNING", False), ("DEBUG", True)] * 2
+    assert "saving the position of jobs failed" in caplog.text
+    assert "in _store" in caplog.text, "it says where"
+    world.disk.room = 60
+    world.clock.advance(5)
+    world.queue.close()
+
+
 @pytest.mark.parametrize("drop", [JournaledQueue.erase, lambda queue: queue.drop_reader("")])
 def test_what_is_held_back_goes_with_the_queue_and_with_the_reader(
     make: Make, drop: Callable[[JournaledQueue], object]
@@ -192,7 +214,7 @@ def test_the_spare_file_is_not_made_beside_a_reader_that_is_being_made() -> None
         with QueueFiles(directory, "jobs").guard():
             files.hold_back([])
         assert "jobs+.checkpoint.tmp" not in directory.names()
-        with contextlib.closing(open_reader("/queues", "jobs", "a", disk=disk)):
+        with contextlib.closing(open_reader("/queues", "jobs", "a", disk=disk, create=True)):
             files.hold_back([])  # the list is from before the reader was made
             assert "jobs+.checkpoint.tmp" not in directory.names()
 

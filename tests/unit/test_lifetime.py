@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-import kestrelpy
 from kestrelpy import DurabilityUnknown, FullPolicy, JournaledQueue, QueueClosed, ReaderConfig, _process
 from kestrelpy._waiting import put_future as put_future_module
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
+from tests.support.paths import PYTHONPATH
+from tests.support.patience import PATIENCE
 from tests.support.queues import drain
 
 
@@ -33,7 +34,7 @@ def test_r26_a_forked_child_is_told_and_the_parent_is_not_disturbed(waiting: boo
         folder, waiting = sys.argv[1], sys.argv[2] == "True"
         queue = JournaledQueue(folder, "jobs", readers={"a": ReaderConfig(max_items=100)})
         reader = queue.reader("a")
-        other = open_reader(folder, "jobs", "b", start="earliest")
+        other = open_reader(folder, "jobs", "b", create=True, start="earliest")
         queue.put_many([b"1", b"2"])
         item = reader.get()
         reader.get().commit()
@@ -221,7 +222,7 @@ def test_r29_the_interpreter_ends_with_somebody_waiting(how: str, script: Any, f
         folder, how = sys.argv[1:]
         limited = ReaderConfig(max_items=1, full_policy=FullPolicy.BLOCK)
         queue = JournaledQueue(folder, "jobs", default_reader=limited)
-        reader = open_reader(folder, "jobs", "far") if how == "outside" else queue.reader()
+        reader = open_reader(folder, "jobs", "far", create=True) if how == "outside" else queue.reader()
         if how == "put":
             queue.put(b"full")
         def work():
@@ -401,9 +402,8 @@ def test_a_queue_of_a_child_of_multiprocessing_is_closed_at_its_end(method: str,
             sys.exit(child.exitcode)
         """)
     )
-    root = Path(kestrelpy.__file__).parent.parent
     run: list[str | Path] = [sys.executable, program, folder, method]
-    subprocess.run(run, timeout=60, check=True, env={**os.environ, "PYTHONPATH": str(root)})
+    subprocess.run(run, timeout=60, check=True, env={**os.environ, "PYTHONPATH": PYTHONPATH})
     with JournaledQueue(folder, "jobs") as queue:
         assert drain(queue) == [b"2"]
 
@@ -499,11 +499,21 @@ def test_a_queue_left_to_the_collector_warns(script: Any, folder: Path) -> None:
 
 
 UNCLOSED = {
-    "queue = JournaledQueue(d, 'jobs')": "<JournaledQueue jobs: tail=0 readers=[]> was never closed",
-    "JournaledQueue(d, 'jobs').close(); reader = open_reader(d, 'jobs', 'mail')": "<Reader jobs+mail> was never closed",
-    "queue = WorkQueue(d, 'jobs')": "<WorkQueue jobs: 0 jobs, 1 tubes> was never closed",
+    "queue = JournaledQueue(d, 'jobs')": "unclosed JournaledQueue 'jobs' in {}",
+    "JournaledQueue(d, 'jobs').close(); reader = open_reader(d, 'jobs', '')": (
+        "unclosed Reader '' of queue 'jobs' in {}"
+    ),
+    "JournaledQueue(d, 'jobs').close(); reader = open_reader(d, 'jobs', 'mail', create=True)": (
+        "unclosed Reader 'mail' of queue 'jobs' in {}"
+    ),
+    "queue = WorkQueue(d, 'jobs')": "unclosed WorkQueue 'jobs' in {}",
     "queue = WorkQueue(None)": "",
+    "queue = WorkQueue(None); session = queue.session()": "",
     "queue = WorkQueue(d, 'jobs'); session = queue.session(); queue.close()": "",
+    "queue = WorkQueue(d, 'jobs'); session = queue.session(); session = None; queue.close()": (
+        "unclosed Session of WorkQueue 'jobs' in {}"
+    ),
+    "queue = WorkQueue(d, 'jobs'); session = queue.session(); session.close(); session = None; queue.close()": "",
 }
 
 
@@ -526,7 +536,35 @@ def test_r31_a_warning_names_what_was_never_closed(made: str, collected: bool, s
         """,
         folder,
     )
-    assert said.strip() == UNCLOSED[made]
+    assert said.strip() == UNCLOSED[made].format(folder)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="tracemalloc of 3.11 knows no object with a __dict__")
+def test_r31_a_warning_shows_where_it_was_opened(folder: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import gc, sys\n"
+        "from kestrelpy import JournaledQueue, open_reader\n"
+        "from kestrelpy.work import WorkQueue\n"
+        "queue = JournaledQueue(sys.argv[1], 'jobs')  # here: the queue\n"
+        "queue = None\n"
+        "gc.collect()\n"
+        "with WorkQueue(sys.argv[1], 'work') as work:\n"
+        "    session = work.session()  # here: the session\n"
+        "    session = None\n"
+        "    gc.collect()\n"
+        "reader = open_reader(sys.argv[1], 'jobs', 'mail', create=True)  # here: the reader\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "tracemalloc=8", "-W", "default", program, folder],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+    )
+    for what in ("queue", "session", "reader"):
+        assert f"# here: the {what}" in done.stderr.partition("Object allocated at")[2], done.stderr
 
 
 def test_r31_a_warning_that_is_an_error_keeps_nothing_open(script: Any, folder: Path) -> None:
@@ -543,8 +581,8 @@ def test_r31_a_warning_that_is_an_error_keeps_nothing_open(script: Any, folder: 
         folder,
     )
     assert sorted(line.partition(":")[0] for line in said.splitlines()) == [
-        "<JournaledQueue one",
-        "<JournaledQueue two",
+        "unclosed JournaledQueue 'one' in " + str(folder),
+        "unclosed JournaledQueue 'two' in " + str(folder),
     ]
     for name in ("one", "two"):
         assert (folder / f"{name}.checkpoint").exists() or list(folder.glob(f"{name}*")), name

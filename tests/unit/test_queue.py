@@ -835,7 +835,7 @@ def test_looking_for_readers_elsewhere_goes_on_when_it_fails(folder: Path, clock
         clock.advance(1)
         assert "looking for readers" in caplog.text
         assert queue.stats().segments == 4
-        reader = open_reader(folder, "jobs", "elsewhere", disk=disk, clock=clock)
+        reader = open_reader(folder, "jobs", "elsewhere", disk=disk, clock=clock, create=True)
         reader.commit_many(reader.get_many(4))
         reader.checkpoint(durable=True)
         reader.close()
@@ -1256,7 +1256,7 @@ def test_a_queue_never_closed_gives_a_resource_warning(folder: Path, clock: Manu
         warnings.simplefilter("always")
         del queue
         gc.collect()
-    assert [each.category for each in caught if "never closed" in str(each.message)] == [ResourceWarning]
+    assert [each.category for each in caught if "unclosed" in str(each.message)] == [ResourceWarning]
     disk.kill()
     with JournaledQueue(folder, "jobs", clock=clock, disk=disk) as again:
         assert drain(again) == [b"x"]
@@ -1519,9 +1519,9 @@ def test_a_queue_is_not_opened_with_what_would_break_later(
     assert not list(folder.glob("jobs*"))
     for wrong, kind in ((NAN, ValueError), (True, TypeError)):
         with pytest.raises(kind, match="poll_interval"):
-            open_reader(folder, "jobs", "a", poll_interval=wrong)
+            open_reader(folder, "jobs", "a", poll_interval=wrong, create=True)
     with pytest.raises(TypeError, match="config"):
-        open_reader(folder, "jobs", "a", config=5)  # type: ignore[arg-type]
+        open_reader(folder, "jobs", "a", config=5, create=True)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("never", [INF, 1e306, 1 << 2000])

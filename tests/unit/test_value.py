@@ -15,6 +15,7 @@ from kestrelpy import (
     Damage,
     FullPolicy,
     JournaledQueue,
+    LagPolicy,
     QueueInspection,
     QueueStats,
     ReaderConfig,
@@ -136,6 +137,12 @@ def test_defaults() -> None:
         "on_delivery": None,
         "on_timeout": None,
         "counts_open": True,
+        "max_lag_bytes": None,
+        "max_lag_age": None,
+        "lag_policy": LagPolicy.WARN,
+        "retry_delay": 0.0,
+        "max_deliveries": None,
+        "dead_letter": None,
     }
     assert inspect.signature(ReaderConfig).parameters["memory_bytes"].default == 16 << 20
     assert vars(VerifyReport(queue="jobs"))["damage"] == ()
@@ -167,15 +174,29 @@ def test_wrong_arguments_are_named(make: Any, reason: str) -> None:
 @pytest.mark.parametrize("name", ["max_items", "max_bytes", "max_age", "max_expire_sweep", "max_idle", "memory_bytes"])
 def test_a_limit_below_zero_is_refused(name: str) -> None:
     limits: dict[str, Any] = {name: -1}
-    with pytest.raises(ValueError, match=f"{name} must not be negative, not -1"):
+    allowed = "be at least 1" if name == "max_items" else "not be negative"
+    with pytest.raises(ValueError, match=f"{name} must {allowed}, not -1"):
         ReaderConfig(**limits)
     with pytest.raises(ValueError, match=name):
         dataclasses.replace(ReaderConfig(), **limits)
 
 
+def test_a_limit_that_no_put_could_meet_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_items must be at least 1, not 0"):
+        ReaderConfig(max_items=0)
+
+
 def test_a_policy_that_is_none_is_refused() -> None:
-    with pytest.raises(TypeError, match="full_policy must be a FullPolicy, not 'block'"):
-        ReaderConfig(full_policy="block")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="full_policy must be a FullPolicy, not None"):
+        ReaderConfig(full_policy=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="full_policy must be one of 'block', 'refuse', 'drop-oldest', not 'blocks'"):
+        ReaderConfig(full_policy="blocks")
+
+
+@pytest.mark.parametrize("name", ["drop-oldest", "drop_oldest", "DROP_OLDEST"])
+def test_a_policy_has_a_name(name: str) -> None:
+    assert ReaderConfig(full_policy=name) == ReaderConfig(full_policy=FullPolicy.DROP_OLDEST)
+    assert FullPolicy(name) is FullPolicy.DROP_OLDEST
 
 
 def test_positions_match() -> None:

@@ -15,7 +15,7 @@ from kestrelpy.work import WorkQueue
 from tests.outbox.faults import journal_kills as kills
 from tests.processes.programs import counts_of
 from tests.support.budget import SEED, Tally, drawn, share
-from tests.support.paths import ROOT
+from tests.support.paths import PYTHONPATH
 
 KILLS = max(6, share(100))
 
@@ -58,7 +58,7 @@ def test_a_job_that_kills_its_process_wears_out(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-c", POISON],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH},
             capture_output=True,
             text=True,
             check=False,

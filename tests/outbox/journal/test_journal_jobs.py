@@ -15,7 +15,7 @@ from kestrelpy.outbox import Job, JobNotFound, Outbox, QueueCount, admin, claims
 from kestrelpy.outbox.claims import Finish
 from kestrelpy.outbox.sweeping import fail_lapsed
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
-from kestrelpy.work import WorkQueue
+from kestrelpy.work import JobStats, WorkQueue
 from tests.outbox.claimant import Claimant
 from tests.outbox.journal.looks import check, die, put, states, store_of
 from tests.support.queues import START_MS
@@ -103,6 +103,22 @@ def test_each_status_is_a_state_in_the_work_queue(life: Life) -> None:
         with pytest.raises(JobNotFound) as caught:
             outbox.get(gone)
         assert caught.value.job_id == gone
+
+
+def test_a_job_that_is_retried_while_all_are_listed_is_listed(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    for payload in ("error", "ready", "later"):
+        put(life.outbox, "mail", payload)
+    life.claimant.fail(*life.claimant.claim("mail", jobs=1))
+    jobs = store_of(life.outbox)._jobs
+    row = jobs.row
+
+    def retried_first(stats: JobStats) -> list[Any]:
+        monkeypatch.undo()
+        assert life.outbox.retry(1)
+        return row(stats)
+
+    monkeypatch.setattr(jobs, "row", retried_first)
+    assert sorted(job.id for job in life.outbox.jobs()) == [1, 2, 3]
 
 
 def test_a_running_job_shows_its_claim(life: Life) -> None:

@@ -34,7 +34,7 @@ from kestrelpy.outbox import (
 from kestrelpy.testing import ManualClock, MemoryDisk
 from kestrelpy.work import WorkQueue
 from tests.outbox.journal.looks import put, states, store_of
-from tests.support.paths import ROOT
+from tests.support.paths import PYTHONPATH
 from tests.support.queues import START_MS
 
 MakeOutbox = Callable[..., Outbox]
@@ -145,7 +145,7 @@ def test_it_needs_no_sqlalchemy(tmp_path: Path, blocked: list[str], ran: str) ->
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         check=False,

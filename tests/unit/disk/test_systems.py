@@ -87,7 +87,7 @@ def use_everything(folder: Path) -> None:
             queue.put(data)
         queue.put_many(ITEMS[10:])
         assert [record.data for record in scan(folder, "jobs")] == ITEMS
-        reader = open_reader(folder, "jobs", "other", start="earliest")
+        reader = open_reader(folder, "jobs", "other", create=True, start="earliest")
         assert [item.data for item in reader.get_many(1000)] == ITEMS
         reader.close()
         queue.drop_reader("other")

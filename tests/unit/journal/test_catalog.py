@@ -37,13 +37,13 @@ def scan_both(disk: CountingDisk) -> None:
 
 
 def read_elsewhere(disk: CountingDisk) -> None:
-    reader = open_reader("/q", "jobs", "main", disk=disk)
+    reader = open_reader("/q", "jobs", "main", disk=disk, create=True)
     reader.commit_many(reader.get_many(1000))
     reader.close()
 
 
 def read_anew(disk: CountingDisk) -> None:
-    open_reader("/q", "jobs", "new", start="earliest", disk=disk).close()
+    open_reader("/q", "jobs", "new", create=True, start="earliest", disk=disk).close()
 
 
 def check(disk: CountingDisk) -> None:

@@ -158,7 +158,7 @@ def test_a_newer_version_is_unsupported() -> None:
     directory.create(NAME).write(0, fmt.CHECKPOINT_MAGIC + b"\3\0" + bytes(6))
     with pytest.raises(UnsupportedFormat) as caught:
         load_checkpoint(directory, NAME)
-    assert (caught.value.path, caught.value.version, caught.value.supported) == (f"/q/{NAME}", 3, 1)
+    assert (caught.value.path, caught.value.version, caught.value.supported) == (f"/q/{NAME}", 3, 2)
 
 
 def test_a_torn_append_leaves_the_state_before() -> None:

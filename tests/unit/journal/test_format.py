@@ -292,7 +292,8 @@ def checkpoints(draw: Any) -> fmt.Checkpoint:
         hint_id=draw(VALUES),
         flags=draw(st.integers(0, 1)),
         done=tuple(spans),
-        error_counts=tuple(draw(st.lists(st.tuples(VALUES, U32), max_size=5))),
+        error_counts=tuple(draw(st.lists(st.tuples(st.integers(1, fmt.LARGEST), U32), max_size=5))),
+        skipped=draw(U32),
     )
 
 
@@ -386,7 +387,7 @@ def test_counts_that_forged_files_led_to_are_stored_as_far_as_they_go(released: 
 
 
 def test_an_error_count_stays_at_its_largest() -> None:
-    state = fmt.Checkpoint(b"q" * 16, "", 5, 5, 5, 5, error_counts=((7, fmt.MOST_ERRORS + 1),))
+    state = fmt.Checkpoint(b"q" * 16, "", 5, 5, 5, 5, error_counts=((7, fmt.MOST_ERRORS + 1),), skipped=1 << 40)
     found, _ = fmt.decode_checkpoints(fmt.checkpoint_prefix() + fmt.encode_checkpoint(state))
     assert found is not None
-    assert found.error_counts == ((7, fmt.MOST_ERRORS),)
+    assert (found.error_counts, found.skipped) == (((7, fmt.MOST_ERRORS),), fmt.MOST_ERRORS)

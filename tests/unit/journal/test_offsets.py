@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kestrelpy import CorruptJournal, JournaledQueue, open_reader, scan, verify
+from kestrelpy import CorruptJournal, JournaledQueue, arrow, open_reader, scan, verify
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.format import FOOTER_BYTES, FRAME_BYTES, HEADER_BYTES, HEADER_OFFSET
 from kestrelpy._journal.recovery import MOST_LOST
@@ -76,7 +76,7 @@ MIDDLE = SEGMENTS[1]
 
 def reading(name: str, disk: MemoryDisk) -> Callable[[], object]:
     def read_elsewhere() -> None:
-        reader = open_reader("/q", "jobs", "other", start="earliest", disk=disk)
+        reader = open_reader("/q", "jobs", "other", create=True, start="earliest", disk=disk)
         try:
             reader.get_many(100, timeout=0)
         finally:
@@ -84,6 +84,7 @@ def reading(name: str, disk: MemoryDisk) -> Callable[[], object]:
 
     return {
         "scan": lambda: list(scan("/q", "jobs", disk=disk)),
+        "arrow": lambda: arrow.read("/q", "jobs", disk=disk).read_all(),
         "inspect": lambda: inspect("/q", "jobs", disk=disk),
         "open_reader": read_elsewhere,
         "open": lambda: JournaledQueue("/q", "jobs", disk=disk, clock=ManualClock()).close(),
@@ -111,12 +112,12 @@ def with_header(files: Files, name: str, **fields: Any) -> Files:
     return {**files, name: fmt.encode_header(changed) + files[name][HEADER_BYTES:]}
 
 
-EVERYBODY = ("verify", "scan", "inspect", "open_reader", "open")
+EVERYBODY = ("verify", "scan", "arrow", "inspect", "open_reader", "open")
 WRONG: list[tuple[str, object, tuple[str, ...]]] = [
-    ("queue_id", b"another queue's!", ("verify", "scan", "open_reader", "open")),
+    ("queue_id", b"another queue's!", ("verify", "scan", "arrow", "open_reader", "open")),
     ("number", 7, EVERYBODY),
-    ("previous_number", 7, ("verify", "scan", "open")),
-    ("previous_last_id", 2, ("verify", "scan", "open")),
+    ("previous_number", 7, ("verify", "scan", "arrow", "open")),
+    ("previous_last_id", 2, ("verify", "scan", "arrow", "open")),
 ]
 
 
@@ -129,7 +130,7 @@ def test_a_field_of_a_header(field: str, value: object, who: tuple[str, ...]) ->
 
 def test_a_journal_that_begins_behind_its_reader() -> None:
     files = {name: data for name, data in FILES.items() if name != SEGMENTS[0]}
-    for name in ("verify", "scan", "open"):
+    for name in ("verify", "scan", "arrow", "open"):
         assert told(name, files) == (MIDDLE, HEADER_OFFSET["previous_last_id"]), name
 
 
@@ -196,7 +197,7 @@ def structure_at(data: bytes, place: int) -> range:
         at = end
 
 
-@pytest.mark.parametrize("who", ["verify", "scan", "open"])
+@pytest.mark.parametrize("who", ["verify", "scan", "arrow", "open"])
 def test_a_flipped_bit(who: str) -> None:
     """Of a closed segment in the middle. An opening does not read all of it, nor does it say what it has not read."""
     whole, seen = FILES[MIDDLE], 0
@@ -214,7 +215,7 @@ def test_a_flipped_bit(who: str) -> None:
     assert seen > 100
 
 
-@pytest.mark.parametrize("who", ["verify", "scan", "open"])
+@pytest.mark.parametrize("who", ["verify", "scan", "arrow", "open"])
 def test_an_end_that_is_cut_off(who: str) -> None:
     """Where the footer should be, of the middle one; where the frames end, of the last one."""
     cut = {**FILES, MIDDLE: FILES[MIDDLE][:-10]}

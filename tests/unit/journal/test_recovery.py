@@ -554,13 +554,13 @@ def test_a_checkpoint_of_another_queue_is_none() -> None:
 @pytest.mark.parametrize("name", ["jobs.9000000000000.segment", "jobs+b.checkpoint", "jobs.mark"])
 def test_a_newer_format_version_is_unsupported_and_nothing_is_changed(name: str) -> None:
     files = reference(killed=False)
-    magic = fmt.SEGMENT_MAGIC if name.endswith("segment") else fmt.CHECKPOINT_MAGIC
-    files[name] = magic + b"\2\0" + bytes(200)
+    magic, newest = (fmt.SEGMENT_MAGIC, 1) if name.endswith("segment") else (fmt.CHECKPOINT_MAGIC, fmt.MOVES_VERSION)
+    files[name] = magic + bytes([newest + 1, 0]) + bytes(200)
     disk = disk_of(files)
     for mode in ("raise", "quarantine"):
         with pytest.raises(UnsupportedFormat) as caught:
             opened(disk, on_corruption=mode)
-        assert (caught.value.path, caught.value.version, caught.value.supported) == (f"/q/{name}", 2, 1)
+        assert (caught.value.path, caught.value.version, caught.value.supported) == (f"/q/{name}", newest + 1, newest)
     assert files_of(disk) == files
 
 

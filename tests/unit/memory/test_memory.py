@@ -153,7 +153,13 @@ def test_timeouts_are_those_of_the_standard_library(make: Make) -> None:
 
 def test_the_policy_is_checked(make: Make) -> None:
     with pytest.raises(TypeError, match="FullPolicy"):
-        make(1, full_policy="block")
+        make(1, full_policy=1)
+    with pytest.raises(ValueError, match="full_policy must be one of 'block', 'refuse', 'drop-oldest', not 'drop'"):
+        make(1, full_policy="drop")
+    refusing = make(1, full_policy="refuse")
+    refusing.put(1)
+    with pytest.raises(QueueFull):
+        refusing.put(2)
     with pytest.raises(TypeError):
         make(1, FullPolicy.BLOCK)  # by keyword only
 

@@ -30,6 +30,7 @@ from kestrelpy import (
     Reader,
     ReaderConfig,
     UnknownItem,
+    UnknownReader,
     open_reader,
     scan,
     verify,
@@ -54,7 +55,7 @@ def outside(folder: Path, clock: ManualClock) -> Iterator[Callable[..., Reader]]
 
     def open_one(reader: str = "far", **options: Any) -> Reader:
         options.setdefault("clock", clock)
-        opened.append(open_reader(folder, "jobs", reader, **options))
+        opened.append(open_reader(folder, "jobs", reader, **options, create=True))
         return opened[-1]
 
     yield open_one
@@ -215,7 +216,7 @@ def test_a_poll_interval_below_the_first_wait_holds_from_the_start(
 
 def test_threads_and_tasks_wait_too(open_queue: Open, folder: Path, start: Any) -> None:
     queue = open_queue()
-    with_real_clock = open_reader(folder, "jobs", "far", poll_interval=0.002)
+    with_real_clock = open_reader(folder, "jobs", "far", poll_interval=0.002, create=True)
     found: list[bytes] = []
     thread = start(lambda: found.append(with_real_clock.get(timeout=20).data))
     until(lambda: with_real_clock.waiter_count == 1)
@@ -335,13 +336,13 @@ def test_two_processes_own_two_readers(open_queue: Open, folder: Path, script: A
         """
         import sys
         from kestrelpy import QueueLocked, open_reader
-        with_own = open_reader(sys.argv[1], "jobs", "far", start="earliest")
+        with_own = open_reader(sys.argv[1], "jobs", "far", create=True, start="earliest")
         for _ in range(3):
             with with_own.get(timeout=10) as item:
                 print(item.data.decode(), end=" ")
         with_own.close()
         try:
-            open_reader(sys.argv[1], "jobs", "near")
+            open_reader(sys.argv[1], "jobs", "near", create=True)
         except QueueLocked as error:
             print(error.pid == int(sys.argv[2]))
         """,
@@ -452,7 +453,7 @@ def test_the_default_reader_from_outside(open_queue: Open, outside: Any, folder:
 def test_items_that_were_counted_when_a_read_failed_are_there_at_the_next_look(at: int) -> None:
     disk = FailingDisk(MemoryDisk())
     with JournaledQueue("/queues", "jobs", disk=disk.inner) as queue:
-        reader = open_reader("/queues", "jobs", "far", disk=disk)
+        reader = open_reader("/queues", "jobs", "far", disk=disk, create=True)
         queue.put_many([b"1", b"2"])
         with contextlib.suppress(QueueEmpty, OSError):
             disk.arm(errno.EIO, at=at, kinds={"read"})
@@ -590,7 +591,7 @@ def test_a_reader_that_is_opened_while_its_queue_is_erased_is_of_what_is_there_t
 
     with monkeypatch.context() as patch:
         patch.setattr(ReaderRegistry, "reader", reader)
-        far = open_reader(folder, "jobs", "far", start="earliest", clock=clock)
+        far = open_reader(folder, "jobs", "far", create=True, start="earliest", clock=clock)
     assert drain(far) == [b"new"] * made_anew
     far.close()
     assert [each.data for each in scan(folder, "jobs")] == [b"new"] * made_anew
@@ -602,7 +603,7 @@ def test_a_checkpoint_that_is_under_way_while_the_queue_is_erased_replaces_nothi
     options: dict[str, Any] = {"clock": ManualClock(), "disk": disk}
     queue = JournaledQueue("/q", "jobs", **options)
     queue.put(b"old")
-    far = open_reader("/q", "jobs", "far", start="earliest", **options)
+    far = open_reader("/q", "jobs", "far", create=True, start="earliest", **options)
     far.get_nowait().commit()
     source: Any = far._source
     source._registry._files[far].forget()  # the next save makes the file anew
@@ -622,7 +623,7 @@ def test_a_checkpoint_that_is_under_way_while_the_queue_is_erased_replaces_nothi
     queue.erase()
     disk.gate.set()
     again = JournaledQueue("/q", "jobs", **options)
-    new = open_reader("/q", "jobs", "far", start="earliest", **options)
+    new = open_reader("/q", "jobs", "far", create=True, start="earliest", **options)
     saving.join(20)
     assert "erased" in str(raised)
     again.put(b"new")
@@ -710,7 +711,7 @@ def test_a_checkpoint_of_its_own_keeps_no_segment(
 def three_segments(disk: Any) -> tuple[JournaledQueue, Reader]:
     """A queue of three segments, and a reader elsewhere that is done with all of them."""
     queue = JournaledQueue("/q", "jobs", clock=ManualClock(), disk=disk, segment_bytes=4096, sync="never")
-    far = open_reader("/q", "jobs", "far", clock=ManualClock(), disk=disk)
+    far = open_reader("/q", "jobs", "far", clock=ManualClock(), disk=disk, create=True)
     for _ in range(20):
         queue.put(bytes(500))
     far.commit_many(take_all(far))
@@ -854,11 +855,11 @@ def test_what_is_wrong_is_said_and_nothing_stays_open(folder: Path, open_queue: 
     open_queue()
     before = len(os.listdir("/proc/self/fd"))
     calls: tuple[tuple[Callable[[], object], type[Exception]], ...] = (
-        (lambda: open_reader(tmp_path / "no", "jobs", "a"), FileNotFoundError),
-        (lambda: open_reader(folder, "a/b", "a"), InvalidName),
-        (lambda: open_reader(folder, "jobs", "a/b"), InvalidName),
-        (lambda: open_reader(folder, "jobs", "a", start="now"), ValueError),
-        (lambda: open_reader(folder, "jobs", "a", poll_interval=0), ValueError),
+        (lambda: open_reader(tmp_path / "no", "jobs", "a", create=True), FileNotFoundError),
+        (lambda: open_reader(folder, "a/b", "a", create=True), InvalidName),
+        (lambda: open_reader(folder, "jobs", "a/b", create=True), InvalidName),
+        (lambda: open_reader(folder, "jobs", "a", create=True, start="now"), ValueError),
+        (lambda: open_reader(folder, "jobs", "a", poll_interval=0, create=True), ValueError),
     )
     for call, error in calls:
         with pytest.raises(error):
@@ -922,7 +923,7 @@ def test_a_writer_killed_in_mid_flow_leaves_a_prefix(folder: Path) -> None:
         assert writer.stdout is not None
         try:
             assert writer.stdout.readline() == b"ready\n"
-            far = open_reader(folder, "jobs", "far", poll_interval=0.002, start="earliest")
+            far = open_reader(folder, "jobs", "far", poll_interval=0.002, create=True, start="earliest")
             seen = 0
             for _ in range(500):
                 seen += 1
@@ -1029,7 +1030,7 @@ def test_a_segment_that_could_not_be_made_is_not_waited_for() -> None:
     disk = MemoryDisk()
     failing = FailingDisk(disk)
     with JournaledQueue("/q", "jobs", clock=ManualClock(1000), disk=failing, segment_bytes=4096) as queue:
-        far = open_reader("/q", "jobs", "far", clock=ManualClock(1000), disk=disk, start="earliest")
+        far = open_reader("/q", "jobs", "far", clock=ManualClock(1000), disk=disk, create=True, start="earliest")
         queue.put(bytes(3000))
         failing.arm(errno.EIO, kinds={"grow", "unlink"}, sticky=True)
         with pytest.raises(OSError, match="Input/output error"):
@@ -1080,12 +1081,12 @@ def test_a_segment_that_is_not_there_is_told_and_not_passed_over(folder: Path, o
     queue.reader("keep")
     for number in range(10):
         queue.put(b"%d" % number + bytes(1000))
-    open_reader(folder, "jobs", "elsewhere", start="earliest").close()
+    open_reader(folder, "jobs", "elsewhere", create=True, start="earliest").close()
     queue.close()
     segments = sorted(folder.glob("*.segment"))
     lost = [record.id for record in scan(folder, "jobs") if record.segment == segments[which].name]
     segments[which].unlink()
-    with contextlib.closing(open_reader(folder, "jobs", "elsewhere")) as reader:
+    with contextlib.closing(open_reader(folder, "jobs", "elsewhere", create=True)) as reader:
         before = list(range(1, lost[0]))
         assert [reader.get(timeout=0).id for _ in before] == before
         needed = f"needs item {lost[0]}; the next item in the journal is {lost[-1] + 1}"
@@ -1094,3 +1095,29 @@ def test_a_segment_that_is_not_there_is_told_and_not_passed_over(folder: Path, o
                 reader.get(timeout=0)
         reader.seek(lost[-1] + 1)
         assert [reader.get(timeout=0).id for _ in range(lost[-1], 10)] == list(range(lost[-1] + 1, 11))
+
+
+def test_a_reader_is_not_made_by_mistake(folder: Path, open_queue: Open) -> None:
+    queue = open_queue()
+    queue.put(b"1")
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(UnknownReader, match=r"'jobs' has no reader 'mial' \(it has no named reader\)") as caught:
+        open_reader(folder, "jobs", "mial")
+    assert (caught.value.queue_name, caught.value.reader, caught.value.readers) == ("jobs", "mial", ())
+    with pytest.raises(UnknownReader):
+        open_reader(folder, "jbos", "mail", start="earliest")
+    assert sorted(path.name for path in folder.iterdir()) == before
+    open_reader(folder, "jobs", "mail", create=True).close()
+    with pytest.raises(UnknownReader, match=r"its readers: mail\)"):
+        open_reader(folder, "jobs", "mial")
+    with contextlib.closing(open_reader(folder, "jobs", "mail")) as reader:
+        assert reader.get_nowait().data == b"1"
+
+
+def test_a_reader_whose_checkpoint_is_lost_is_there(folder: Path, open_queue: Open) -> None:
+    open_queue().put(b"1")
+    open_reader(folder, "jobs", "mail", create=True).close()
+    for path in folder.glob("*mail*checkpoint*"):
+        path.unlink()
+    with contextlib.closing(open_reader(folder, "jobs", "mail")) as reader:
+        assert reader.get_nowait().data == b"1"

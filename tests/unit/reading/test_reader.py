@@ -1213,7 +1213,7 @@ def test_a_left_over_default_checkpoint_is_no_place_of_a_reader(open_queue: Open
             with pytest.raises(NoDefaultReader):
                 queue.reader()
             with pytest.raises(NoDefaultReader):
-                open_reader(folder, "jobs", "")
+                open_reader(folder, "jobs", "", create=True)
         del rounds
 
 
@@ -1269,7 +1269,7 @@ def test_a_seek_back_beside_a_retirement_comes_before_it_or_after_it(
 ) -> None:
     disk, clock, seeking = NoticingDisk(), ManualClock(), list[Any]()
     queue = JournaledQueue("/q", "jobs", clock=clock, disk=disk, segment_bytes=4096, sync="never")
-    reader = open_reader("/q", "jobs", "a", clock=clock, disk=disk) if elsewhere else queue.reader("a")
+    reader = open_reader("/q", "jobs", "a", clock=clock, disk=disk, create=True) if elsewhere else queue.reader("a")
     for _ in range(20):
         queue.put(bytes(500))
     reader.commit_many(take_all(reader))
@@ -1513,7 +1513,7 @@ def test_a_reader_whose_checkpoint_is_gone_still_holds_segments(
         queue.drop_reader("b")
         assert not list(folder.glob("jobs+b*"))
     else:
-        other = queue.reader("b") if then == "opened" else open_reader(folder, "jobs", "b", clock=clock)
+        other = queue.reader("b") if then == "opened" else open_reader(folder, "jobs", "b", clock=clock, create=True)
         assert len(drain(other)) == 20
         other.close()
     clock.advance(5)
@@ -1624,7 +1624,7 @@ def test_a_reader_that_is_made_while_a_sync_fails_is_told(clock: ManualClock) ->
     with pytest.raises(DurabilityUnknown):  # whoever had found the queue well a moment before
         queue._registry.reader("new", "earliest")
     assert "new" not in queue.readers
-    open_reader("/q", "jobs", "new", disk=disk, clock=clock).close()
+    open_reader("/q", "jobs", "new", disk=disk, clock=clock, create=True).close()
     queue.close()
 
 
@@ -1796,7 +1796,7 @@ def test_a_flush_of_a_reader_that_is_ahead_of_its_queue_drops_nothing() -> None:
     with JournaledQueue("/q", "jobs", sync="always", readers=few, **options) as queue:
         for _ in range(5):
             queue.put_future(b"12345")
-        far = open_reader("/q", "jobs", "far", start="earliest", **options)
+        far = open_reader("/q", "jobs", "far", create=True, start="earliest", **options)
         items = far.get_many(5)
         far.commit_many(items[:1] + items[2:])  # one by one, and behind what is open
         far.close()
@@ -1920,7 +1920,7 @@ def test_what_nobody_closes_keeps_no_descriptor(folder: Path) -> None:
     def leave_all() -> None:
         queue = JournaledQueue(folder, "jobs", inbox_interval=None)
         queue.put(b"1")
-        open_reader(folder, "jobs", "far")
+        open_reader(folder, "jobs", "far", create=True)
         PartWriter(folder, "jobs").add([b"2"])
         queue._ending._cancel_timers()
 

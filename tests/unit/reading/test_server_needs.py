@@ -212,7 +212,7 @@ def test_only_a_configuration_is_taken(open_queue: Open) -> None:
 def test_a_reader_in_another_process_is_configured_too(tmp_path: Path) -> None:
     with JournaledQueue(tmp_path, "q", sync="always") as queue:
         queue.reader("mine")
-        reader = open_reader(tmp_path, "q", "theirs", start="earliest")
+        reader = open_reader(tmp_path, "q", "theirs", create=True, start="earliest")
         try:
             queue.put_many([b"a", b"b"])
             reader.configure(ReaderConfig(max_age=0))

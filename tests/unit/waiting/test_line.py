@@ -506,7 +506,7 @@ def journaled() -> Iterator[Case]:
 
 def face() -> Iterator[Case]:
     with JournaledQueue("/q", "jobs", sync="never", clock=ManualClock(), disk=MemoryDisk()) as queue:
-        yield Case(queue.as_blocking_queue()._gets, queue.reader()._backlog.lock, lambda: queue.put(b"x"))  # type: ignore[attr-defined]
+        yield Case(queue.as_blocking_queue()._gets, queue.reader()._backlog.lock, lambda: queue.put(b"x"))
 
 
 def simple() -> Iterator[Case]:

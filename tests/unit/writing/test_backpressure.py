@@ -27,9 +27,10 @@ from kestrelpy import (
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._writing import backpressure
 from kestrelpy._writing import put_path as put_module
+from kestrelpy._writing.gate import Gate
 from kestrelpy.inbox import PartWriter, publish
 from kestrelpy.testing import ManualClock
-from tests.support.patience import until
+from tests.support.patience import PATIENCE, until
 from tests.support.queues import drain
 
 Open = Callable[..., JournaledQueue]
@@ -286,7 +287,7 @@ def test_one_who_does_not_wait_takes_what_room_there_is(open_queue: Open, start:
     queue.put_many([b"1", b"2"])
     thread = start(lambda: queue.put_many([b"x"] * 2, timeout=None))
     until(lambda: len(queue._room) == 1)
-    assert queue.put(b"3") == 3
+    assert queue.put(b"3", timeout=0) == 3
     queue.get_nowait().commit()
     queue.get_nowait().commit()
     thread.join(20)
@@ -336,7 +337,7 @@ def test_a_producer_is_woken_when_its_reader_is_handed_over(open_queue: Open, fo
     thread = start(lambda: queue.put(b"3", timeout=None))
     until(lambda: len(queue._room) == 1)
     reader.close()
-    elsewhere = open_reader(folder, "jobs", "w")
+    elsewhere = open_reader(folder, "jobs", "w", create=True)
     try:
         for _ in range(2):
             elsewhere.get(timeout=20).commit()
@@ -433,7 +434,7 @@ def test_a_default_reader_that_another_process_took_over_refuses_nothing(
 ) -> None:
     policy = BLOCK if way in ("wait", "aput") else REFUSE
     queue = open_queue(default_reader=limited(2, policy), sync="never", inbox_interval=None)
-    worker = open_reader(folder, "jobs", "worker")
+    worker = open_reader(folder, "jobs", "worker", create=True)
     try:
         for number in range(10):
             data = b"%d" % number
@@ -463,7 +464,7 @@ def test_the_limits_of_a_reader_made_elsewhere_count_before_long(
 ) -> None:
     queue = open_queue(readers={"audit": limited(10, REFUSE)}, inbox_interval=None)
     reader = queue.reader("own")
-    audit = open_reader(folder, "jobs", "audit")
+    audit = open_reader(folder, "jobs", "audit", create=True)
     try:
         clock.advance(1)
         for _ in range(10):
@@ -541,13 +542,89 @@ def test_a_batch_that_can_never_fit_is_refused_at_once(
     assert queue.put_many([b"x"] * 3, timeout=timeout) == range(1, 4)
 
 
-@pytest.mark.parametrize("limits", [{"max_items": 0}, {"max_bytes": 0}])
-def test_nobody_waits_for_room_where_there_never_is_any(limits: Any, open_queue: Open) -> None:
-    queue = open_queue(default_reader=ReaderConfig(full_policy=BLOCK, **limits))
+def test_nobody_waits_for_room_where_there_never_is_any(open_queue: Open) -> None:
+    queue = open_queue(default_reader=ReaderConfig(full_policy=BLOCK, max_bytes=0))
     face = queue.as_blocking_queue()
     for call in (lambda: queue.put(b"x", timeout=None), lambda: face.put(b"x"), lambda: asyncio.run(face.aput(b"x"))):
         with pytest.raises(QueueFull):
             call()
+
+
+def test_a_put_waits_unless_it_is_told_not_to(open_queue: Open, start: Start) -> None:
+    queue = open_queue(default_reader=limited(1))
+    queue.put(b"1")
+    start(queue.put, b"2")
+    until(lambda: len(queue._room) == 1)
+    start(queue.put_many, [b"3"])
+    until(lambda: len(queue._room) == 2)
+    start(lambda: asyncio.run(queue.aput(b"4")))
+    until(lambda: len(queue._room) == 3)
+    with pytest.raises(QueueFull, match="no room within the timeout"):
+        queue.put(b"5", timeout=0)
+    with pytest.raises(QueueFull):
+        queue.put_future(b"5")
+    assert [take(queue) for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+    queue.sync()  # the task waits for that
+
+
+@pytest.mark.parametrize(
+    ("options", "error"), [({"expires_in": -1.0}, ValueError), ({"expires_at_ms": 1.5}, TypeError)]
+)
+def test_a_put_that_would_be_refused_in_the_end_does_not_wait(open_queue: Open, options: Any, error: Any) -> None:
+    queue = open_queue(default_reader=limited(1))
+    queue.put(b"1")
+    with pytest.raises(error, match="expires"):
+        queue.put(b"2", **options)
+    with pytest.raises(error, match="expires"):
+        asyncio.run(queue.aput(b"2", **options))
+
+
+def test_a_task_waits_until_a_gate_is_lifted(open_queue: Open) -> None:
+    queue = open_queue(sync="never")
+
+    async def put() -> None:
+        queue._status.gate = Gate("jobs", lambda: QueueFull("behind"), waits=True)
+        with pytest.raises(QueueFull, match="behind"):
+            await queue.aput(b"0", timeout=0)
+        task = asyncio.create_task(queue.aput(b"1"))
+        await entered(queue)
+        queue._status.gate = None
+        queue._room.ring_all()
+        assert await task == 1
+
+    run(put())
+
+
+def take(queue: JournaledQueue) -> bytes:
+    item = queue.get(timeout=PATIENCE)
+    item.commit()
+    return item.data
+
+
+@pytest.mark.parametrize("way", ["on_expired", "on_abort"])
+def test_a_put_in_a_hook_does_not_wait_for_the_item_that_the_hook_has(way: str, open_queue: Open, clock: Any) -> None:
+    seen: list[type[BaseException]] = []
+
+    def again(item: Any) -> bool:
+        try:
+            queue.put(item.data)
+        except QueueFull as full:
+            seen.append(type(full))
+            with pytest.raises(QueueFull):
+                queue.put_many([item.data], timeout=0.01)  # who says how long waits so long
+        return True
+
+    hooks: dict[str, Any] = {way: again}
+    queue = open_queue(default_reader=ReaderConfig(max_items=1, full_policy="block", **hooks))
+    queue.put(b"1", expires_in=1.0)
+    if way == "on_abort":
+        queue.get().abort()
+    else:
+        clock.advance(2.0)
+        queue.reader().discard_expired()
+    assert seen == [QueueFull]
+    queue.put(b"2")  # the hook is over, and its item is gone
+    assert queue.get().data == b"2"
 
 
 def test_a_batch_overshoots_bytes_by_one_item_as_single_puts_do(open_queue: Open) -> None:
@@ -658,7 +735,7 @@ def test_a_place_elsewhere_is_looked_at_before_it_refuses_also_where_another_rea
     few = ReaderConfig(max_items=3, full_policy=FullPolicy.REFUSE)
     queue = open_queue(default_reader=few)
     here = queue.reader("a")
-    far = open_reader(folder, "jobs", "b", clock=clock)
+    far = open_reader(folder, "jobs", "b", clock=clock, create=True)
     clock.advance(10)  # the writer has seen it
     queue.put_many([b"1", b"2", b"3"], expires_in=0.0)
     assert far.flush() == 3

@@ -1,0 +1,63 @@
+"""An asyncio pipeline with back-pressure: a bounded queue between a fast producer and slow consumers.
+
+    python asyncio_pipeline.py
+
+The producer puts sixty numbers as fast as it may. The queue holds ten that are not committed: then ``aput`` waits until
+a consumer has committed one, and the event loop serves the others meanwhile. It prints:
+
+    squares of 60 numbers, sum 70210
+    the producer waited for room: True
+    the backlog was never above 10: True
+
+With ``sync="always"`` each ``aput`` returns as soon as its item is on disk. With the default (``sync=0.1``) it waits
+for the sync of each tenth of a second, so that one producer would put ten items a second.
+"""
+
+import asyncio
+
+from kestrelpy import FullPolicy, JournaledQueue, ReaderConfig
+
+FOLDER, NUMBERS, CONSUMERS = "pipeline-data", 60, 2
+CONFIG = ReaderConfig(max_items=10, full_policy=FullPolicy.BLOCK)
+
+
+async def produce(queue: JournaledQueue[bytes]) -> None:
+    for number in range(NUMBERS):
+        await queue.aput(b"%d" % number)  # timeout=5 would raise QueueFull after five seconds
+    for _ in range(CONSUMERS):
+        await queue.aput(b"end")
+
+
+async def consume(queue: JournaledQueue[bytes], squares: list[int]) -> None:
+    while True:
+        with await queue.aget() as item:  # committed at the end of the block; a task that is cancelled gives it back
+            if item.data == b"end":
+                return
+            await asyncio.sleep(0.03)  # the slow work
+            squares.append(int(item.data) ** 2)
+
+
+async def watch(queue: JournaledQueue[bytes], waiting: list[int], backlog: list[int]) -> None:
+    while True:
+        stats = queue.stats()
+        waiting.append(stats.waiting_producers)
+        backlog.append(stats.items)
+        await asyncio.sleep(0.005)
+
+
+async def main() -> None:
+    squares: list[int] = []
+    waiting: list[int] = []
+    backlog: list[int] = []
+    with JournaledQueue(FOLDER, "numbers", sync="always", default_reader=CONFIG) as queue:
+        queue.reader().flush()  # what a run that was interrupted has left
+        watcher = asyncio.create_task(watch(queue, waiting, backlog))
+        await asyncio.gather(produce(queue), *(consume(queue, squares) for _ in range(CONSUMERS)))
+        watcher.cancel()
+    print(f"squares of {len(squares)} numbers, sum {sum(squares)}")
+    print("the producer waited for room:", max(waiting) == 1)
+    print("the backlog was never above 10:", max(backlog) <= 10)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

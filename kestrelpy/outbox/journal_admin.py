@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import islice
 from operator import itemgetter
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["JournalAdmin"]
 
 ALL = ("ready", "delayed", "reserved", "buried")
-STATES_OF: dict[str | None, Sequence[str]] = {
+STATES_OF: dict[str | None, Collection[str]] = {
     None: ALL,
     "ready": ("ready", "delayed"),
     "running": ("reserved", "buried"),
@@ -66,18 +66,17 @@ class JournalAdmin:
         except (work.JobNotFound, JobNotFound, ValueError):  # ValueError: a key that no job can have
             return None
 
-    def _rows(self, queue: str | None, states: Iterable[str], after_id: int) -> Iterator[list[Any]]:
+    def _rows(self, queue: str | None, states: Collection[str], after_id: int) -> Iterator[list[Any]]:
         for name in self._jobs.queues() if queue is None else [queue]:
-            for state in states:
-                for stats in self._jobs.queue.jobs(name, state):
-                    if stats.id > after_id:
-                        yield self._jobs.row(stats)
+            for stats in self._jobs.queue.jobs(name, states):
+                if stats.id > after_id:
+                    yield self._jobs.row(stats)
 
     def jobs(self, queue: str | None, status: str | None, group: str | None, limit: int, after_id: int) -> Rows:
         """Jobs by id. O(jobs of these queues)."""
         rows = self._rows(queue, STATES_OF.get(status, ()), after_id)
         wanted = (row for row in rows if status in (None, row[5]) and group in (None, row[3]))
-        # One whose state changes meanwhile may be listed twice.
+        # Of one state, a job that changes meanwhile may be listed twice.
         return list({row[0]: row for row in nsmallest(limit, wanted, key=itemgetter(0))}.values())
 
     def errors(self, queue: str | None, limit: int) -> Rows:

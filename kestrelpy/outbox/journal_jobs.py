@@ -167,7 +167,7 @@ class JournalJobs:
             stats = self.queue.stats_job(job_id)
             body = self.decode(stats.body)
             if body.status == READY:
-                self.session.release(job_id)
+                self.session.release(job_id, delay=0)
             else:
                 self.session.bury(job_id)
                 self._note_buried_locked(job_id, stats.tube, body)

@@ -53,7 +53,7 @@ class JournalVirtual:
         jobs, job_id = self._jobs, row[ID]
         found = jobs.running.get(job_id)
         if found is not None:
-            found.job.release()
+            found.job.release(delay=0)
             jobs.forget(found.job)
         with jobs.lock:
             job = jobs.take_locked(job_id)

@@ -155,7 +155,7 @@ class SystemClock:
     """
 
     time_ns = staticmethod(time.time_ns)
-    monotonic = staticmethod(time.monotonic)
+    monotonic = staticmethod(time.monotonic)  # once, here: the threads must outlive a test that patches ``time``
     elapsed = staticmethod(_elapsed)
     """As ``monotonic``, and it goes on while the machine is suspended (on Linux)."""
 
@@ -207,7 +207,7 @@ class _Timers:
         self, seconds: float, callback: Callable[[], object], on_lost: Callable[[BaseException], object] | None
     ) -> Timer:
         """Raises ``RuntimeError`` if there is no thread and none can be started; then nothing was added."""
-        timer = Timer(time.monotonic() + seconds, callback, on_lost, self._heap)
+        timer = Timer(SystemClock.monotonic() + seconds, callback, on_lost, self._heap)
         try:
             with self._lock:
                 self._heap.push(timer.deadline, timer)
@@ -246,7 +246,7 @@ class _Timers:
         """
         due: list[Timer] = []
         with self._lock:
-            now = time.monotonic()
+            now = SystemClock.monotonic()
             due += self._pop_due_locked(now)
             self._next = now if due else self._heap.next_due()
             wait = self._next - now

@@ -634,6 +634,19 @@ def sleep_complaints(path: str, source: str) -> list[str]:
     ]
 
 
+PATCHED_TIME = re.compile(r"""(?:setattr|patch\.object)\((?:\w+\.)*time, ["']|patch\(["']time\.""")
+
+
+def patched_time_complaints(path: str, source: str) -> list[str]:
+    """Tests that change the time of the whole process: what runs in the background then sleeps by it, and for hours."""
+    lines = source.splitlines()
+    return [
+        f"{path}:{number}: patches time for all threads of the process; replace the module's own name `time`"
+        for number, line in enumerate(lines, 1)
+        if PATCHED_TIME.search(line) and path not in ("tests/unit/test_clock.py", "tests/test_tidy.py")
+    ]
+
+
 def wrap_complaints(path: Path) -> list[str]:
     """Lines of prose that are too long. Tables, code, pictures, and lists that a program writes are left alone."""
     complaints, is_code = [], False
@@ -790,6 +803,10 @@ def test_nothing_is_used_outside_its_module() -> None:
 
 def test_unit_tests_do_not_sleep() -> None:
     _fail_with([one for path, source in sources("tests") for one in sleep_complaints(path, source)])
+
+
+def test_no_test_changes_the_time_of_the_process() -> None:
+    _fail_with([one for path, source in sources("tests") for one in patched_time_complaints(path, source)])
 
 
 def test_every_module_says_what_it_is() -> None:
@@ -980,6 +997,13 @@ def test_a_sleeping_test_is_seen() -> None:
     assert sleep_complaints("tests/test_x.py", "import time as t\nt.sleep(1)\n")
     assert sleep_complaints("tests/test_x.py", "def test_x():\n    from time import sleep\n")
     assert not sleep_complaints("tests/stress/test_x.py", "import time\ntime.sleep(1)\n")
+
+
+def test_a_patched_time_is_seen() -> None:
+    assert patched_time_complaints("tests/test_x.py", 'monkeypatch.setattr(_top.time, "monotonic", now)\n')
+    assert patched_time_complaints("tests/test_x.py", 'with patch.object(time, "monotonic", now):\n')
+    assert patched_time_complaints("tests/test_x.py", 'with mock.patch("time.time", now):\n')
+    assert not patched_time_complaints("tests/test_x.py", 'monkeypatch.setattr(_top, "time", clock)\n')
 
 
 def test_a_module_without_a_docstring_is_seen() -> None:

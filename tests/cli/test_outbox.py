@@ -13,8 +13,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -607,7 +609,7 @@ def frame(looker: _top.Looker) -> str:
 
 def test_the_rate_is_that_of_done_jobs(outbox: Outbox, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(_top.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(_top, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     ids = [put(outbox) for _ in range(10)]
     looker = _top.Looker(outbox, "kestrel_jobs", sqlalchemy.make_url(url))
     looker.look()

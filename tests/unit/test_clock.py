@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -232,6 +233,14 @@ def _die(now: float) -> list[kestrelpy.clock.Timer]:
 
 class _Died(BaseException):
     """Ends a maintenance thread."""
+
+
+def test_who_patches_the_time_of_a_test_does_not_stop_the_threads() -> None:
+    """As users' tests do, and ``freezegun``: a thread that slept by such a time would wake hours later, for all."""
+    called = threading.Event()
+    with patch.object(time, "monotonic", lambda: 100.0):
+        SystemClock().call_later(0.01, called.set)
+        assert called.wait(PATIENCE)
 
 
 def test_the_system_clock_tells_the_time() -> None:

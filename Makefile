@@ -26,7 +26,7 @@
 #   make bench-outbox         the outbox beside procrastinate, huey and a hand-written loop; PostgreSQL must be installed
 #   make demo-outbox          orders and mails in one transaction, with SIGKILLs and a proof; BIND=url of your database
 #   make demo-ship            machines burn, queues go on from the store, and a proof; STORE=url of your bucket
-#   make pictures pipeline             a service, a Spark query on it, a lake and a report, with SIGKILLs and a proof; INPUT=path, STORE=url
+#   make pipeline             a service, a Spark query on it, a lake and a report, with SIGKILLs and a proof; INPUT=path, STORE=url
 #   make micro                single calls, measured with pyperf; ARGS="--fast" and so on
 #   make clean                remove what these made
 

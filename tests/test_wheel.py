@@ -91,7 +91,7 @@ def jobs() -> bytes:
     with WorkQueue(None, clock=ManualClock(), disk=MemoryDisk()) as queue, queue.session() as session:
         assert_type(queue.put(b"x", delay=1.5), int)
         job = session.reserve(timeout=0)
-        assert_type(job, Job)
+        assert_type(job, Job[bytes])
         return job.body
 
 
@@ -151,6 +151,16 @@ def any_queue(queue: JournaledQueue, reader: Reader, item: Item) -> None:
     queue.put(reader.get().value if item.value else 1)
 
 
+def jobs_of_orders(codec: Codec[Order]) -> None:
+    with WorkQueue("folder", codec=codec, max_jobs=10) as queue, queue.session("orders") as session:
+        assert_type(queue, WorkQueue[Order])
+        queue.put(Order(), tube="orders")
+        assert_type(session.reserve(timeout=1).value, Order)
+        assert_type(queue.peek_ready("orders"), Job[Order])
+        session.reserve().release(body=Order())
+    assert_type(WorkQueue(None).session().reserve().value, bytes)
+
+
 any_queue(texts, texts.reader("mail"), texts.get())
 chosen(Orders())
 
@@ -162,6 +172,7 @@ class OrderQueue(JournaledQueue[Order]):
 MISTAKES = """
 from kestrelpy import JournaledQueue, queue_names
 from kestrelpy.codecs import UTF8
+from kestrelpy.work import WorkQueue
 
 names: int = queue_names("folder")
 JournaledQueue("folder", "jobs", sync="sometimes")
@@ -170,6 +181,7 @@ JournaledQueue("folder", "jobs").put("text")
 JournaledQueue("folder", "texts", codec=UTF8).put(b"bytes")
 number: int = JournaledQueue("folder", "texts", codec=UTF8).get().value
 JournaledQueue("folder", "jobs", codec=7)
+WorkQueue("folder").put("text")
 """
 
 
@@ -253,6 +265,6 @@ def test_a_strict_checker_sees_the_types_of_the_wheel(project: Path, checker: Ch
 def test_a_strict_checker_sees_mistakes(project: Path, checker: Checker) -> None:
     """Else it would see nothing at all, and say so of a program that is right, too."""
     status, said = checker(project, "mistakes.py")
-    lines = [f"mistakes.py:{line}:" for line in range(5, 12)]
+    lines = [f"mistakes.py:{line}:" for line in range(6, 14)]
     assert status != 0
     assert all(line in said for line in lines), said

@@ -55,8 +55,8 @@ _bound: WeakSet[WorkQueue] = WeakSet()
 class JournalStore:
     """A ``JobStore`` of jobs in a work queue.
 
-    Raises ``ValueError`` for a queue with ``max_attempts``, ``OutboxError`` for one that has an outbox already,
-    ``UnsupportedFormat`` for jobs of a later version, and what the queue raises. Cost: O(jobs).
+    Raises ``ValueError`` for a queue with ``max_attempts`` or a codec, ``OutboxError`` for one that has an outbox
+    already, ``UnsupportedFormat`` for jobs of a later version, and what the queue raises. Cost: O(jobs).
     """
 
     needs_connection = False
@@ -68,6 +68,8 @@ class JournalStore:
                 f"a WorkQueue with max_attempts={queue.max_attempts} would bury jobs by itself: open it without, and "
                 "use max_retries of the queues"
             )
+        if queue.codec is not None:
+            raise ValueError("an outbox writes the bodies of its jobs itself: open its WorkQueue without a codec")
         if queue in _bound:
             raise OutboxError(f"{queue!r} has an outbox already: close that one first")
         self._queue = queue

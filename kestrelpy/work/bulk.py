@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 
 from kestrelpy.work.core import WorkCore
+from kestrelpy.work.errors import JobNotFound
 from kestrelpy.work.records import BURIED, DELAYED
 from kestrelpy.work.stored import StoredJob
 
@@ -34,6 +35,17 @@ def kick(core: WorkCore, n: int, tube: str) -> int:
     if done and core.always:
         core.sync()
     return done
+
+
+def kick_job(core: WorkCore, job_id: int) -> None:
+    """``WorkQueue.kick_job``."""
+    with core.deliveries, core.lock, core.turn as now:
+        stored = core.find_locked(job_id, now)
+        if stored.state not in (BURIED, DELAYED):
+            raise JobNotFound(job_id, "it is neither buried nor delayed")
+        kick_locked(core, [stored], now)
+    if core.always:
+        core.sync()
 
 
 def kick_locked(core: WorkCore, lives: list[StoredJob], now: float) -> int:

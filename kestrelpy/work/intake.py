@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kestrelpy import QueueFull
 from kestrelpy.work.core import WorkCore
@@ -17,6 +17,9 @@ from kestrelpy.work.new_job import NewJob
 from kestrelpy.work.options import MAX_PRIORITY, MAX_SECONDS, check_key, check_priority, check_seconds, check_span
 from kestrelpy.work.records import DELAYED, READY, encode_put
 from kestrelpy.work.stored import StoredJob, Tube
+
+if TYPE_CHECKING:
+    from kestrelpy import Codec
 
 
 class CheckedJob(NamedTuple):
@@ -35,17 +38,28 @@ class CheckedJob(NamedTuple):
 class JobIntake:
     """The limits of one work queue, and the making of its jobs."""
 
-    __slots__ = ("_core", "_max_bytes", "_max_jobs", "_retry_delay", "draining", "is_limited", "max_job_bytes")
+    __slots__ = (
+        "_codec",
+        "_core",
+        "_max_bytes",
+        "_max_jobs",
+        "_retry_delay",
+        "draining",
+        "is_limited",
+        "max_job_bytes",
+    )
 
     def __init__(
         self,
         core: WorkCore,
+        codec: Codec | None,
         max_job_bytes: int,
         max_jobs: int | None,
         max_bytes: int | None,
         retry_delay: float | Callable[[int], float],
     ) -> None:
         self._core = core
+        self._codec = codec
         self._retry_delay = retry_delay
         self.max_job_bytes = max_job_bytes
         self._max_jobs = max_jobs
@@ -180,21 +194,34 @@ class JobIntake:
         if tube is not None:
             core.scheduler.forget_unneeded(tube)
 
-    def checked(self, body: bytes | bytearray | memoryview, priority: int, delay: float, ttr: float) -> bytes:
-        if type(body) is not bytes:
-            try:
-                body = bytes(memoryview(body))
-            except TypeError:
-                what = f"a job's body must be bytes, bytearray or memoryview, not {type(body).__name__}"
-                raise TypeError(what) from None
-        if len(body) > self.max_job_bytes:
-            raise JobTooBig(len(body), self.max_job_bytes)
+    def checked(self, body: Any, priority: int, delay: float, ttr: float) -> bytes:
+        """The body as bytes. Raises what the codec raises, ``TypeError``, ``JobTooBig``, ``ValueError``."""
+        codec = self._codec
+        encoded: bytes = body if codec is None else codec.encode(body)
+        if type(encoded) is not bytes:
+            encoded = self._as_bytes(encoded)
+        if len(encoded) > self.max_job_bytes:
+            raise JobTooBig(len(encoded), self.max_job_bytes)
         if not (0 <= priority <= MAX_PRIORITY and 0 <= delay <= MAX_SECONDS and 0 < ttr <= MAX_SECONDS):
             check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
-        return body
+        return encoded
 
-    def checked_body(self, body: bytes | bytearray | memoryview) -> bytes:
+    def checked_body(self, body: Any) -> bytes:
         return self.checked(body, 0, 0, 1)
+
+    def _as_bytes(self, encoded: Any) -> bytes:
+        try:
+            return bytes(memoryview(encoded))
+        except TypeError:
+            codec, must_be = self._codec, f"must be bytes, bytearray or memoryview, not {type(encoded).__name__}"
+            if codec is not None:
+                raise TypeError(f"the value that {codec!r} encodes to {must_be}") from None
+            hint = "for other values open the queue with codec= (see kestrelpy.codecs)"
+            raise TypeError(f"a job's body {must_be}: {hint}") from None
+
+    def decode(self, body: bytes) -> Any:
+        """``Job.value``. Raises what the codec raises."""
+        return body if self._codec is None else self._codec.decode(body)
 
     def check_growth_locked(self, size: int) -> None:
         core = self._core

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Generic
 
 from kestrelpy import KestrelError, QueueClosed
+from kestrelpy.item import V
 from kestrelpy.work.core import WorkCore
 from kestrelpy.work.errors import JobNotFound, NotReserved
 from kestrelpy.work.in_task import acknowledged
@@ -15,9 +17,9 @@ from kestrelpy.work.stored import Reserved, SessionState, StoredJob, check_open,
 __all__ = ["Job"]
 
 
-class Job:
+class Job(Generic[V]):
     """A job as it was when it was reserved, or looked at: ``id``, ``body`` (bytes), ``tube``, ``key``, ``priority``,
-    ``delay``, ``ttr`` (seconds), ``reserves``.
+    ``delay``, ``ttr`` (seconds), ``reserves``. For type checkers, ``Job[V]`` has a ``value`` of type ``V``.
 
     As a context manager, also of asyncio, the job is deleted (acknowledged) at the end of the block, and released if
     the block raises.
@@ -57,6 +59,15 @@ class Job:
         self.delay = stored.delay
         self.ttr = stored.ttr
         self.reserves = stored.reserves
+
+    @property
+    def value(self) -> V:
+        """The body, decoded by the queue's codec; without a codec, the body itself. Decoded again at each access.
+
+        Raises what the codec raises (``DecodeError``, ``ValueError``).
+        """
+        value: V = self._core.limits.decode(self.body)
+        return value
 
     def delete(self) -> None:
         """Acknowledge the job: it is gone for good. A job that was only looked at: as ``WorkQueue.delete``."""
@@ -100,13 +111,14 @@ class Job:
         priority: int | None = None,
         delay: float | None = None,
         *,
-        body: bytes | bytearray | memoryview | None = None,
+        body: V | bytearray | memoryview | None = None,
     ) -> bool:
         """Give the job back, ready in ``delay`` seconds (0: at once; ``None``: as ``retry_delay`` of the queue says).
         False if it was buried instead: its attempts have reached ``max_attempts``.
 
-        ``priority``, ``body``: the job's new ones. All of it happens, or nothing, also across a crash. With a body, the
-        whole job is written again. Raises ``JobTooBig``; ``QueueFull`` if a larger body would exceed ``max_bytes``.
+        ``priority``, ``body``: the job's new ones (with a codec, a value; ``None``: the old one). All of it happens, or
+        nothing, also across a crash. With a body, the whole job is written again. Raises ``JobTooBig``; ``QueueFull``
+        if a larger body would exceed ``max_bytes``.
         """
         was_released = self._release(priority, delay, body)
         if self._core.always:
@@ -118,7 +130,7 @@ class Job:
         priority: int | None = None,
         delay: float | None = None,
         *,
-        body: bytes | bytearray | memoryview | None = None,
+        body: V | bytearray | memoryview | None = None,
     ) -> bool:
         """``release`` for asyncio: the event loop goes on while this waits for the disk, as ``release`` does.
 
@@ -129,7 +141,7 @@ class Job:
         await acknowledged(self._core)
         return was_released
 
-    def _release(self, priority: int | None, delay: float | None, body: bytes | bytearray | memoryview | None) -> bool:
+    def _release(self, priority: int | None, delay: float | None, body: V | bytearray | memoryview | None) -> bool:
         """``release``, without waiting for the disk."""
         self._ended = True
         core, attempts = self._core, self._stored.timeouts + self._stored.releases + 1
@@ -153,13 +165,13 @@ class Job:
             core.become_locked(stored, new, now, due=now + delay, body=new_body)
         return not attempts_used_up
 
-    def bury(self, priority: int | None = None, *, body: bytes | bytearray | memoryview | None = None) -> None:
+    def bury(self, priority: int | None = None, *, body: V | bytearray | memoryview | None = None) -> None:
         """Set the job aside until it is kicked, like a dead letter. ``priority``, ``body``: as in ``release``."""
         self._bury(priority, body)
         if self._core.always:
             self._core.sync()
 
-    async def abury(self, priority: int | None = None, *, body: bytes | bytearray | memoryview | None = None) -> None:
+    async def abury(self, priority: int | None = None, *, body: V | bytearray | memoryview | None = None) -> None:
         """``bury`` for asyncio: the event loop goes on while this waits for the disk, as ``bury`` does.
 
         ``priority``, ``body``: as there. A task that is cancelled while it waits has buried the job. Raises as
@@ -168,7 +180,7 @@ class Job:
         self._bury(priority, body)
         await acknowledged(self._core)
 
-    def _bury(self, priority: int | None, body: bytes | bytearray | memoryview | None) -> None:
+    def _bury(self, priority: int | None, body: V | bytearray | memoryview | None) -> None:
         """``bury``, without waiting for the disk."""
         self._ended = True
         if priority is not None:
@@ -213,7 +225,7 @@ class Job:
             return self._stored
         raise NotReserved(self.id) if self.id in self._core.scheduler.jobs else JobNotFound(self.id)
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> Job[V]:
         if self._session is not None:
             self._ended = False
             self._session.blocks[self.id, self.reserves] = self
@@ -232,7 +244,7 @@ class Job:
                 if self._is_raised(kind, failure):
                     raise
 
-    async def __aenter__(self) -> Job:
+    async def __aenter__(self) -> Job[V]:
         return self.__enter__()
 
     async def __aexit__(
@@ -278,13 +290,13 @@ def mark_ended(job: Job) -> None:
 
 
 def release_unsynced(
-    job: Job, priority: int | None, delay: float | None, body: bytes | bytearray | memoryview | None
+    job: Job[V], priority: int | None, delay: float | None, body: V | bytearray | memoryview | None
 ) -> bool:
     """``Job.release``, without waiting for the disk."""
     return job._release(priority, delay, body)
 
 
-def bury_unsynced(job: Job, priority: int | None, body: bytes | bytearray | memoryview | None) -> None:
+def bury_unsynced(job: Job[V], priority: int | None, body: V | bytearray | memoryview | None) -> None:
     """``Job.bury``, without waiting for the disk."""
     job._bury(priority, body)
 
@@ -305,9 +317,9 @@ def leave(job: Job) -> None:
     job._core.leave_note(Reserved(job._stored, job._session, job.reserves))
 
 
-def delete_many(core: WorkCore, session: SessionState, jobs: list[Job]) -> list[Job]:
+def delete_many(core: WorkCore, session: SessionState, jobs: list[Job[V]]) -> list[Job[V]]:
     """Delete those of the jobs that ``session`` still has reserved by these handles; returns the others."""
-    held: dict[int, Job] = {}
+    held: dict[int, Job[V]] = {}
     left = []
     with core.deliveries, core.lock, core.turn:
         check_open(session)

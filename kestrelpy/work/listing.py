@@ -28,6 +28,15 @@ def first_job(core: WorkCore, tube: str, state: int) -> Job:
         core.yield_lock()  # all jobs of this page had expired, and are dropped now: look again
 
 
+def job_with_key(core: WorkCore, tube: str, key: str) -> Job:
+    """``WorkQueue.peek_key``."""
+    with core.deliveries, core.lock, core.turn as now:
+        job_id = core.scheduler.keys.get((tube, key))
+        if job_id is None:
+            raise JobNotFound(None, f"no job of {tube!r} has the key {key!r}")
+        return Job(core, None, core.find_locked(job_id, now))
+
+
 def first_jobs(core: WorkCore, tube: str, limit: int) -> list[Job]:
     """Of each priority that ready jobs of the tube have, the first one, not reserved; up to ``limit``."""
     with core.deliveries, core.lock, core.turn as now:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kestrelpy._value import Value
 
 __all__ = ["NewJob"]
@@ -10,7 +12,7 @@ __all__ = ["NewJob"]
 class NewJob(Value):
     """A job for ``WorkQueue.put_all``. The fields are the arguments of ``WorkQueue.put``; ``put_all`` checks them."""
 
-    body: bytes | bytearray | memoryview
+    body: Any
     tube: str = "default"
     priority: int = 65536
     delay: float = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Compaction(Protocol):
@@ -30,8 +30,11 @@ class BodyLimits(Protocol):
     def retry_delay(self, attempts: int) -> float:
         """Seconds until a job is ready again that was released without a delay."""
 
-    def checked_body(self, body: bytes | bytearray | memoryview) -> bytes:
-        """The body as bytes. Raises ``JobTooBig``, ``TypeError``."""
+    def checked_body(self, body: Any) -> bytes:
+        """The body as bytes. Raises ``JobTooBig``, ``TypeError``, and what the codec raises."""
+
+    def decode(self, body: bytes) -> Any:
+        """``Job.value``. Raises what the codec raises."""
 
     def check_growth_locked(self, size: int) -> None:
         """Whether the bodies may take ``size`` bytes more. Raises ``QueueFull``."""

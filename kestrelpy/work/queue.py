@@ -10,21 +10,23 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Generic, Literal, overload
 
 from kestrelpy import ForkedQueue, KestrelError, QueueClosed, SystemClock
 from kestrelpy._process import forget, remember, warn_unclosed
 from kestrelpy._tasks import ClosesInTask
+from kestrelpy.config import check_codec
+from kestrelpy.item import V
 from kestrelpy.work import bulk, records
 from kestrelpy.work.compaction import Compactor
 from kestrelpy.work.core import TIMER_SLICE, WorkCore
-from kestrelpy.work.errors import JobNotFound, NotReserved, TubeNotFound
+from kestrelpy.work.errors import NotReserved, TubeNotFound
 from kestrelpy.work.figures import WorkFigures, work_figures
 from kestrelpy.work.in_task import acknowledged
 from kestrelpy.work.intake import JobIntake
 from kestrelpy.work.job import Job, delete_by
 from kestrelpy.work.journal import JobJournal, open_journal
-from kestrelpy.work.listing import first_job, first_jobs, jobs_of
+from kestrelpy.work.listing import first_job, first_jobs, job_with_key, jobs_of
 from kestrelpy.work.new_job import NewJob
 from kestrelpy.work.options import (
     PLAIN,
@@ -45,9 +47,12 @@ from kestrelpy.work.session import Session
 from kestrelpy.work.stats import JobStats, TubeStats, WorkStats, job_stats, tube_stats, work_stats
 
 if TYPE_CHECKING:
-    from kestrelpy import Clock
+    from typing_extensions import Unpack
+
+    from kestrelpy import Clock, Codec
     from kestrelpy._disk.interface import Disk
     from kestrelpy.ship import Ship, Shipping
+    from kestrelpy.work.opening import WorkOptions
 
 __all__ = ["WorkQueue"]
 
@@ -55,11 +60,12 @@ _NAMES_BYTES = 512
 """Room for the tube's name and the key in a record."""
 
 
-class WorkQueue(ClosesInTask):
+class WorkQueue(ClosesInTask, Generic[V]):
     """Jobs with priority, delay and time to run, in any process, without a server.
 
     ``directory`` and ``name``: the journaled queue that holds the jobs, made if there is none; ``directory=None``: in
-    memory only. ``max_job_bytes``: limit of one body. ``max_jobs``, ``max_bytes``: limits of all live jobs; a put that
+    memory only. ``codec``: bodies are values that it encodes (``kestrelpy.codecs``); ``Job.value`` decodes them.
+    ``max_job_bytes``: limit of one body, as bytes. ``max_jobs``, ``max_bytes``: limits of all live jobs; a put that
     would exceed one raises ``QueueFull``. ``max_tubes``: a put, ``use``, ``watch`` or ``move`` that would make one tube
     more raises ``QueueFull``. ``max_attempts``: a job that was released or timed out so often is buried instead of
     being ready again. ``retry_delay``: seconds, or a function of the attempts so far (1, 2, ...), until a job is ready
@@ -86,11 +92,27 @@ class WorkQueue(ClosesInTask):
     _is_ended = False
     """Whether ``close`` has done everything."""
 
+    @overload  # the type of the bodies is that of the codec
+    def __init__(
+        self: WorkQueue[bytes],
+        directory: str | os.PathLike[str] | None,
+        name: str = "work",
+        *,
+        codec: None = None,
+        **_: Unpack[WorkOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self, directory: str | os.PathLike[str] | None, name: str = "work", *, codec: Codec[V], **_: Unpack[WorkOptions]
+    ) -> None: ...
+
     def __init__(
         self,
         directory: str | os.PathLike[str] | None,
         name: str = "work",
         *,
+        codec: Codec | None = None,
         max_job_bytes: int = 65535,
         max_jobs: int | None = None,
         max_bytes: int | None = None,
@@ -108,15 +130,14 @@ class WorkQueue(ClosesInTask):
         disk: Disk | None = None,
     ) -> None:
         check_job_bytes(max_job_bytes, None)
-        self.name = name
+        self.name, self.codec = name, check_codec(codec)
         self.directory = None if directory is None else os.fspath(directory)
         max_jobs, max_bytes = check_limit("max_jobs", max_jobs), check_limit("max_bytes", max_bytes)
         max_tubes, max_attempts = check_limit("max_tubes", max_tubes), check_limit("max_attempts", max_attempts)
         retry_delay = check_retry_delay(retry_delay)
         clock = clock if clock is not None else SystemClock()
         disk_clock = disk_clock if disk_clock is not None else clock
-        checkpoint_interval = check_interval(checkpoint_interval)
-        quarantine = check_on_corruption(on_corruption)
+        quarantine, checkpoint_interval = check_on_corruption(on_corruption), check_interval(checkpoint_interval)
         always = check_sync(sync, ship, self.directory) and self.directory is not None
         self._opened_at = clock.monotonic()
         queue: JobJournal | None = None
@@ -141,7 +162,7 @@ class WorkQueue(ClosesInTask):
                 max_attempts=max_attempts,
             )
             self._compactor = core.compactor = Compactor(core, disk_clock, segment_bytes)
-            self._intake = core.limits = JobIntake(core, max_job_bytes, max_jobs, max_bytes, retry_delay)
+            self._intake = core.limits = JobIntake(core, codec, max_job_bytes, max_jobs, max_bytes, retry_delay)
             if queue is not None:
                 queue.on_failed(core.fail)
                 self._replay(queue, disk, is_known=is_known, quarantine=quarantine)
@@ -186,14 +207,14 @@ class WorkQueue(ClosesInTask):
         if log.carry_to:  # write again what lives near the damage, so that the damaged segment can go
             core.compactor.arm(0)
 
-    def session(self, *tubes: str, deadline_soon: bool = True) -> Session:
+    def session(self, *tubes: str, deadline_soon: bool = True) -> Session[V]:
         """A new session. It watches these ``tubes`` and no other; without any it watches ``default``.
 
         ``deadline_soon=False``: its reserves do not raise ``DeadlineSoon``. Raises ``InvalidName``, ``QueueFull``.
         """
         core = self._core
         with core.deliveries, core.lock, core.turn:
-            session = Session(core, core.scheduler.tubes["default"], deadline_soon=deadline_soon)
+            session: Session[V] = Session(core, core.scheduler.tubes["default"], deadline_soon=deadline_soon)
             core.sessions.add(session)
         if tubes:
             try:
@@ -227,7 +248,7 @@ class WorkQueue(ClosesInTask):
 
     def put(
         self,
-        body: bytes | bytearray | memoryview,
+        body: V | bytearray | memoryview,
         *,
         tube: str = "default",
         priority: int = 65536,
@@ -237,17 +258,18 @@ class WorkQueue(ClosesInTask):
         expires_in: float | None = None,
         job_id: int | None = None,
     ) -> int:
-        """Put a new job, and return its id. ``priority``: 0 (most urgent) to 2**32 - 1. ``delay``: seconds until the
-        job is ready. ``ttr``: seconds that a session may have it reserved before it is ready again (its visibility
-        timeout). ``key``: refused if another live job of the tube has the same key. ``expires_in``: seconds after which
-        the job is dropped, unless it is reserved then. ``job_id``: an id from ``new_id()``.
+        """Put a new job, and return its id. ``body``: ``bytes``, ``bytearray`` or ``memoryview``; with a codec, any
+        value that this encodes. ``priority``: 0 (most urgent) to 2**32 - 1. ``delay``: seconds until the job is ready.
+        ``ttr``: seconds that a session may have it reserved before it is ready again (its visibility timeout). ``key``:
+        refused if another live job of the tube has the same key. ``expires_in``: seconds after which the job is
+        dropped, unless it is reserved then. ``job_id``: an id from ``new_id()``.
 
         Raises ``JobTooBig``, ``QueueFull``, ``DuplicateJob``, ``Draining``, ``InvalidName``, ``QueueDiskFull``,
         ``QueueClosed``, ``ValueError``: then nothing is stored. After ``DurabilityUnknown`` it may be stored.
         """
         if type(priority) is not int or type(delay) not in PLAIN or type(ttr) not in PLAIN:
             priority, delay, ttr = check_priority(priority), check_seconds("delay", delay), check_span("ttr", ttr)
-        body = self._intake.checked(body, priority, delay, ttr)
+        data = self._intake.checked(body, priority, delay, ttr)
         if key is not None:
             check_key(key)
         if expires_in is not None:
@@ -261,17 +283,17 @@ class WorkQueue(ClosesInTask):
                     now = core.begin_locked()
                 where = scheduler.tubes.get(tube) or core.tube_locked(tube)
                 if intake.is_limited:
-                    intake.check_room_locked(1, len(body))
+                    intake.check_room_locked(1, len(data))
                 if len(scheduler.jobs) >= core.jobs_held:
                     core.hold_room_locked(1)
-                stored = intake.make_locked(where, body, priority, delay, ttr, now)
+                stored = intake.make_locked(where, data, priority, delay, ttr, now)
                 stored.id = scheduler.last_id + 1 if job_id is None else intake.check_drawn_locked(job_id)
                 core.jobs_being_written = (stored,)
                 if key is None and expires_in is None:
                     added_ms = core.clock.time_ns() // 1_000_000
                     # HOT COPY of records.encode_put
                     record = pack_put(PUT, len(where.encoded), 0, priority, stored.id, added_ms, delay, ttr, 0)
-                    at = core.append(record + body + where.encoded)
+                    at = core.append(record + data + where.encoded)
                 else:
                     intake.set_key_and_expiry_locked(stored, key, expires_in, now)
                     at = core.append(encode_put(core.origin_of(stored, now), stored.body))
@@ -290,7 +312,7 @@ class WorkQueue(ClosesInTask):
 
     async def aput(
         self,
-        body: bytes | bytearray | memoryview,
+        body: V | bytearray | memoryview,
         *,
         tube: str = "default",
         priority: int = 65536,
@@ -317,7 +339,7 @@ class WorkQueue(ClosesInTask):
 
     def put_many(
         self,
-        bodies: Iterable[bytes | bytearray | memoryview],
+        bodies: Iterable[V | bytearray | memoryview],
         *,
         tube: str = "default",
         priority: int = 65536,
@@ -385,14 +407,7 @@ class WorkQueue(ClosesInTask):
 
     def kick_job(self, job_id: int) -> None:
         """Make a buried or delayed job ready. Raises ``JobNotFound`` for any other."""
-        core = self._core
-        with core.deliveries, core.lock, core.turn as now:
-            stored = core.find_locked(job_id, now)
-            if stored.state not in (BURIED, DELAYED):
-                raise JobNotFound(job_id, "it is neither buried nor delayed")
-            bulk.kick_locked(core, [stored], now)
-        if core.always:
-            core.sync()
+        bulk.kick_job(self._core, job_id)
 
     def move(self, job_id: int, tube: str) -> None:
         """Move a job to another tube; it keeps its state, delay and order.
@@ -440,40 +455,34 @@ class WorkQueue(ClosesInTask):
 
     # -- single jobs -------------------------------------------------------------------------------------------------
 
-    def peek(self, job_id: int) -> Job:
+    def peek(self, job_id: int) -> Job[V]:
         """The job as it is, not reserved. Raises ``JobNotFound``."""
         core = self._core
         with core.deliveries, core.lock, core.turn as now:
             return Job(core, None, core.find_locked(job_id, now))
 
-    def peek_ready(self, tube: str = "default") -> Job:
+    def peek_ready(self, tube: str = "default") -> Job[V]:
         """The most urgent job that is ready in the tube. Raises ``JobNotFound``."""
         return first_job(self._core, tube, READY)
 
-    def peek_delayed(self, tube: str = "default") -> Job:
+    def peek_delayed(self, tube: str = "default") -> Job[V]:
         """The delayed job of the tube that is due first. Raises ``JobNotFound``."""
         return first_job(self._core, tube, DELAYED)
 
-    def peek_buried(self, tube: str = "default") -> Job:
+    def peek_buried(self, tube: str = "default") -> Job[V]:
         """The job of the tube that was buried first. Raises ``JobNotFound``."""
         return first_job(self._core, tube, BURIED)
 
-    def peek_priorities(self, tube: str = "default", limit: int = 1000) -> list[Job]:
+    def peek_priorities(self, tube: str = "default", limit: int = 1000) -> list[Job[V]]:
         """Of each priority that ready jobs of the tube have, the first job; at most ``limit``, the most urgent first.
 
         Among them is the ready job that waits longest, unless jobs were delayed or kicked. O(priorities).
         """
         return first_jobs(self._core, tube, index(limit))
 
-    def peek_key(self, key: str, tube: str = "default") -> Job:
+    def peek_key(self, key: str, tube: str = "default") -> Job[V]:
         """The job of the tube that has this key, in whatever state it is. Raises ``JobNotFound``."""
-        core = self._core
-        check_key(key)
-        with core.deliveries, core.lock, core.turn as now:
-            job_id = core.scheduler.keys.get((tube, key))
-            if job_id is None:
-                raise JobNotFound(None, f"no job of {tube!r} has the key {key!r}")
-            return Job(core, None, core.find_locked(job_id, now))
+        return job_with_key(self._core, tube, check_key(key))
 
     # -- lists -------------------------------------------------------------------------------------------------------
 
@@ -609,7 +618,7 @@ class WorkQueue(ClosesInTask):
         """The invariants; for tests, with nobody else at work."""
         self._core._check()
 
-    def __enter__(self) -> WorkQueue:
+    def __enter__(self) -> WorkQueue[V]:
         return self
 
     def __exit__(

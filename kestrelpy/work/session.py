@@ -8,13 +8,14 @@ from concurrent.futures import Future
 from itertools import islice
 from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 from sortedcontainers import SortedList
 
 from kestrelpy import KestrelError, QueueEmpty
 from kestrelpy._process import warn_unclosed, why_not_wait
 from kestrelpy._tasks import ClosesInTask
+from kestrelpy.item import V
 from kestrelpy.work.core import TIMER_SLICE, WorkCore
 from kestrelpy.work.errors import DeadlineSoon, JobNotFound, NotReserved
 from kestrelpy.work.in_task import acknowledged
@@ -47,7 +48,7 @@ _MANY = 64
 """A session with more reservations than this keeps their ends sorted, instead of searching for the first one."""
 
 
-class Session(ClosesInTask):
+class Session(ClosesInTask, Generic[V]):
     """Watches tubes and reserves jobs. Made by ``WorkQueue.session()``; a context manager, also of asyncio;
     thread-safe.
 
@@ -64,7 +65,7 @@ class Session(ClosesInTask):
         self.number = core.next_number()
         self.closed = False
         self.deadline_soon = deadline_soon
-        self.blocks: dict[tuple[int, int], Job] = {}
+        self.blocks: dict[tuple[int, int], Job[V]] = {}
         self.wakes: tuple[float, int, SessionState] | None = None
         self.held: dict[int, StoredJob] = {}
         self.waiters: OrderedDict[JobWaiter, None] = OrderedDict()
@@ -134,7 +135,7 @@ class Session(ClosesInTask):
 
     # -- reserving ---------------------------------------------------------------------------------------------------
 
-    def reserve(self, timeout: float | None = None) -> Job:
+    def reserve(self, timeout: float | None = None) -> Job[V]:
         """Reserve the most urgent ready job of the watched tubes: smallest priority, then smallest id.
 
         If no job is ready, it waits, first come first served: ``timeout`` seconds, ``None`` for ever, 0 not at all.
@@ -176,7 +177,7 @@ class Session(ClosesInTask):
         finally:
             del found  # otherwise the error and this frame would keep each other alive
 
-    def reserve_many(self, n: int, timeout: float | None = None) -> list[Job]:
+    def reserve_many(self, n: int, timeout: float | None = None) -> list[Job[V]]:
         """Reserve up to ``n`` jobs: waits for the first up to ``timeout`` seconds (``None``: for ever), then takes what
         is ready. Raises as ``reserve``, and ``ValueError`` for less than one job.
         """
@@ -193,7 +194,7 @@ class Session(ClosesInTask):
                 core.yield_lock()
         return jobs
 
-    def _take_locked(self, jobs: list[Job], count: int, now: float) -> int:
+    def _take_locked(self, jobs: list[Job[V]], count: int, now: float) -> int:
         """Reserve up to ``count`` ready jobs into ``jobs``; returns how many."""
         taken = 0
         while taken < count and (stored := self._core.scheduler.take(self, now)) is not None:
@@ -201,7 +202,7 @@ class Session(ClosesInTask):
             taken += 1
         return taken
 
-    def reserve_job(self, job_id: int) -> Job:
+    def reserve_job(self, job_id: int) -> Job[V]:
         """Reserve this job, of any tube, if it is ready, delayed or buried. If its session closes, the job is ready.
 
         Raises ``JobNotFound``, ``NotReserved`` if some session has reserved it, ``QueueDiskFull``.
@@ -222,7 +223,7 @@ class Session(ClosesInTask):
             core.sync()
         return job
 
-    def reserve_future(self, timeout: float | None = None) -> Future[Job]:
+    def reserve_future(self, timeout: float | None = None) -> Future[Job[V]]:
         """``reserve`` as a future: it never blocks, and the future is done at once if a job is ready.
 
         ``cancel()`` leaves the line and loses no job. The timeout follows the queue's clock. Raises ``ValueError`` for
@@ -241,7 +242,7 @@ class Session(ClosesInTask):
         waiter.notify(found)
         return waiter.future
 
-    async def areserve(self, timeout: float | None = None) -> Job:
+    async def areserve(self, timeout: float | None = None) -> Job[V]:
         """``reserve`` for asyncio, from any event loop: waits up to ``timeout`` seconds (``None``: for ever). A
         cancelled task leaves the line and loses no job, and neither does a loop that is closed while its tasks wait.
         """
@@ -274,10 +275,10 @@ class Session(ClosesInTask):
 
     def _try_again(
         self, timeout: float | None, kind: type[Blocked | Promised | Awaiting]
-    ) -> Job | JobWaiter | Exception:
+    ) -> Job[V] | JobWaiter | Exception:
         """Go on after ``_line_up_locked`` gave ``None``: drop the many expired jobs in front, a slice at a time."""
         core = self._core
-        found: Job | JobWaiter | Exception | None = None
+        found: Job[V] | JobWaiter | Exception | None = None
         while found is None:
             if kind is Blocked:
                 core.yield_lock()
@@ -307,7 +308,7 @@ class Session(ClosesInTask):
         scheduler.enter_line(waiter, NEVER if timeout is None or kind is Blocked else now + timeout)
         return waiter
 
-    def _wait(self, waiter: Blocked, timeout: float | None) -> Job | Exception:
+    def _wait(self, waiter: Blocked, timeout: float | None) -> Job[V] | Exception:
         try:
             waiter.wait(timeout)
         except BaseException:
@@ -317,12 +318,12 @@ class Session(ClosesInTask):
             raise
         return self._leave(waiter) or self.nothing_ready()
 
-    def _leave(self, waiter: Blocked) -> Job | Exception | None:
+    def _leave(self, waiter: Blocked) -> Job[V] | Exception | None:
         """Leave the line; returns the outcome that the waiter was given, or was about to be given."""
         scheduler = self._core.scheduler
         with self._core.lock:
             scheduler.leave_line(waiter)
-            found: Job | Exception | None = scheduler.completions.pop(waiter, None)
+            found: Job[V] | Exception | None = scheduler.completions.pop(waiter, None)
         return waiter.outcome or found
 
     def abandon(self, waiter: JobWaiter) -> None:
@@ -365,7 +366,7 @@ class Session(ClosesInTask):
             return self._deadlines[0]
         return min(((job.due, job.id) for job in self.held.values()), default=None)
 
-    def handle(self, job: StoredJob) -> Job:
+    def handle(self, job: StoredJob) -> Job[V]:
         return Job(self._core, self, job)
 
     def reset_held(self, jobs: Iterable[StoredJob]) -> None:
@@ -379,7 +380,7 @@ class Session(ClosesInTask):
     def finish(self) -> None:
         self._core.sessions.discard(self)
 
-    def delete_many(self, jobs: Iterable[Job]) -> list[Job]:
+    def delete_many(self, jobs: Iterable[Job[V]]) -> list[Job[V]]:
         """Acknowledge jobs that this session has reserved, in one step: all of them are gone for good, or none, also
         across a crash. Returns those that are not deleted, because their reservation is over, or is not this session's.
 
@@ -407,7 +408,7 @@ class Session(ClosesInTask):
         priority: int | None = None,
         delay: float | None = None,
         *,
-        body: bytes | bytearray | memoryview | None = None,
+        body: V | bytearray | memoryview | None = None,
     ) -> bool:
         """Give a reserved job back, ready in ``delay`` seconds (``None``: as ``retry_delay`` of the queue says), with a
         new ``priority`` and ``body`` if they are given. False if it was buried instead: its attempts have reached
@@ -418,9 +419,7 @@ class Session(ClosesInTask):
         self._notify_block(job.id, job.reserves)
         return was_released
 
-    def bury(
-        self, job_id: int, priority: int | None = None, *, body: bytes | bytearray | memoryview | None = None
-    ) -> None:
+    def bury(self, job_id: int, priority: int | None = None, *, body: V | bytearray | memoryview | None = None) -> None:
         """Set a reserved job aside until it is kicked, like a dead letter, with a new ``priority`` and ``body`` if they
         are given. Raises ``NotReserved``, ``JobNotFound``, ``JobTooBig``, ``QueueFull``, ``ValueError``.
         """
@@ -444,7 +443,7 @@ class Session(ClosesInTask):
         priority: int | None = None,
         delay: float | None = None,
         *,
-        body: bytes | bytearray | memoryview | None = None,
+        body: V | bytearray | memoryview | None = None,
     ) -> bool:
         """``Job.arelease`` with its ``priority``, ``delay`` and ``body``. Raises ``NotReserved``, ``JobNotFound``."""
         job = self._held(job_id)
@@ -454,7 +453,7 @@ class Session(ClosesInTask):
         return was_released
 
     async def abury(
-        self, job_id: int, priority: int | None = None, *, body: bytes | bytearray | memoryview | None = None
+        self, job_id: int, priority: int | None = None, *, body: V | bytearray | memoryview | None = None
     ) -> None:
         """``Job.abury`` with its ``priority`` and ``body``. Raises ``NotReserved``, ``JobNotFound``."""
         job = self._held(job_id)
@@ -472,7 +471,7 @@ class Session(ClosesInTask):
         if block is not None:
             mark_ended(block)
 
-    def _held(self, job_id: int) -> Job:
+    def _held(self, job_id: int) -> Job[V]:
         with self._core.deliveries, self._core.lock, self._core.turn:
             check_open(self)
             stored = self.held.get(job_id)
@@ -532,7 +531,7 @@ class Session(ClosesInTask):
             scheduler.release_later(self, now)
         scheduler.advance(now, TIMER_SLICE)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Session[V]:
         return self
 
     def __exit__(

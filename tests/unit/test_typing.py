@@ -13,6 +13,8 @@ from kestrelpy import Codec, Item, JournaledQueue, Reader, open_reader
 from kestrelpy._queue_options import OpeningOptions
 from kestrelpy.codecs import UTF8
 from kestrelpy.testing import MemoryDisk
+from kestrelpy.work import Job, Session, WorkQueue
+from kestrelpy.work.opening import WorkOptions
 
 WITHOUT_CODEC = {"self", "directory", "name", "codec"}
 
@@ -24,7 +26,13 @@ def test_the_options_for_type_checkers_are_those_of_the_queue() -> None:
     assert {name: str(kind.__forward_arg__) for name, kind in OpeningOptions.__annotations__.items()} == annotations
 
 
-@pytest.mark.parametrize("generic", [JournaledQueue, Reader, Item, Codec])
+def test_the_options_for_type_checkers_are_those_of_the_work_queue() -> None:
+    taken = inspect.signature(WorkQueue.__init__).parameters
+    annotations = {name: each.annotation for name, each in taken.items() if name not in WITHOUT_CODEC}
+    assert {name: str(kind.__forward_arg__) for name, kind in WorkOptions.__annotations__.items()} == annotations
+
+
+@pytest.mark.parametrize("generic", [JournaledQueue, Reader, Item, Codec, WorkQueue, Session, Job])
 def test_a_parameter_is_accepted_and_changes_nothing(generic: type) -> None:
     assert generic[bytes].__origin__ is generic  # type: ignore[index]
 

@@ -334,3 +334,26 @@ def tubes_are_not_bounded() -> Iterator[None]:
 def what_a_work_queue_does_by_itself_counts_as_told() -> Iterator[None]:
     with patch.object(JobJournal, "unreported", lambda self: contextlib.nullcontext()):
         yield
+
+
+@defect(
+    "jobs delay",
+    "a job that is released without a delay is ready at once, whatever the retry_delay of its queue says",
+    test="tests/work/test_retry_delay.py::test_it_is_for_a_release_without_a_delay_and_for_blocks_that_raise",
+)
+def jobs_are_tried_again_at_once() -> Iterator[None]:
+    with patch.object(intake.JobIntake, "retry_delay", lambda self, attempts: 0.0):
+        yield
+
+
+@defect(
+    "jobs codec",
+    "the new body of a job that is released or buried is stored as it was given, and never decodes again",
+    test="tests/work/test_work_codec.py::test_a_new_body_is_a_value_too",
+)
+def new_bodies_are_not_encoded() -> Iterator[None]:
+    def checked_body(self: intake.JobIntake, body: Any) -> bytes:
+        return self._as_bytes(body)
+
+    with patch.object(intake.JobIntake, "checked_body", checked_body):
+        yield

@@ -78,6 +78,7 @@ SOMETIMES = (
     "a delete on a full disk",
     "a future has got a job",
     "a job has another body",
+    "a job is given back, and waits as the queue says",
     "a job is refused",
     "a job is reserved",
     "a process asks for a job before its timers have run",

@@ -86,6 +86,8 @@ HUNTS: dict[str, Hunt] = {
     "U13": Hunt(("jobs", "job_session_end"), "sessions; somebody has"),
     "U14": Hunt(("jobs", "many jobs", "job_late", "job_put_many"), "is over"),
     "U16": Hunt(("jobs", "job_future"), "is not a timeout"),
+    "jobs delay": Hunt(("jobs", "job_settle", "job_reserve"), "early"),
+    "jobs codec": Hunt(("jobs", "job_settle", "job_reserve"), "nobody has put"),
     "E1": Hunt(
         ("open_reader", "erase", "open", "scan", "meanwhile", "storm"), "Corrupt|scan|begins at|verify|FileNotFound"
     ),

@@ -106,6 +106,16 @@ class JobModel:
         return {"delayed"} if self.due > now else {"ready"}
 
 
+class Backwards:
+    """A codec: what is on disk is not what was put, so a call that encodes or decodes too little, or twice, is seen."""
+
+    def encode(self, value: bytes, /) -> bytes:
+        return bytes(memoryview(value))[::-1]
+
+    def decode(self, data: bytes, /) -> bytes:
+        return data[::-1]
+
+
 class SessionModel:
     """One session. ``handle``: ``None`` if whoever had it has dropped it."""
 
@@ -125,6 +135,9 @@ class Work:
         self.process: Process | None = None
         self.queue: WorkQueue | None = None
         self.ship: Any = None
+        self.has_codec: bool | None = None
+        """Drawn before the first opening; the codec stays the same."""
+        self.retry_delay = 0.0
         self.made = self.is_closing = False
         self.failed = False
         self.jobs: dict[int, JobModel] = {}
@@ -142,6 +155,10 @@ class Work:
         self.trouble = 0
         self.age = 0
         """How often it was opened: what comes of an earlier life counts no more."""
+
+    @property
+    def codec(self) -> Backwards | None:
+        return Backwards() if self.has_codec else None
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -213,7 +230,7 @@ class Work:
 
     def give(self, session: SessionModel, handle: Job, watching: list[str]) -> JobModel:
         """A reservation: whether it may have been made."""
-        w, age, job, now = self.world, self.age, self.see(handle.id, handle.body), self.refresh()
+        w, age, job, now = self.world, self.age, self.see(handle.id, handle.value), self.refresh()
         now_known = not (job.vague or job.vague_time)
         if now_known:
             w.require(job.holder is None, f"{job} is given out, and a session has it for {job.until - now} s more")
@@ -302,7 +319,7 @@ class Work:
         found: dict[JobModel, str] = {}
         for tube in queue.tubes():
             for stats in queue.jobs(tube):
-                job = self.see(stats.id, queue.peek(stats.id).body)
+                job = self.see(stats.id, queue.peek(stats.id).value)
                 found[job] = stats.state
                 w.require(
                     stats.state in job.states(now) and stats.state != "reserved",

@@ -77,7 +77,7 @@ def account(w: World) -> None:
     process = w.processes[0]
     work.process = process
     process.others.append(work)
-    options: dict[str, Any] = {"segment_bytes": 4096, "max_job_bytes": 600, "ship": False}
+    options: dict[str, Any] = {"codec": work.codec, "segment_bytes": 4096, "max_job_bytes": 600, "ship": False}
     work.queue, work.ship = WorkQueue(FOLDER, NAME, clock=process.clock, disk=process.disk, **options), None
     work.max_attempts = work.max_jobs = None
     try:

@@ -87,7 +87,12 @@ def open_work(w: World, rng: random.Random, process: Process) -> None:
     work = work_of(w)
     if work.is_closing:
         return
-    options = {
+    if work.has_codec is None:
+        work.has_codec = rng.random() < 0.5
+    retry_delay = rng.choice((0.0, 0.0, 0.3))
+    options: dict[str, Any] = {
+        "codec": work.codec,
+        "retry_delay": rng.choice((retry_delay, lambda attempts: attempts and retry_delay)),
         "sync": rng.choice(("always", 0.1, "never")),
         "segment_bytes": 4096,
         "max_job_bytes": 600,
@@ -113,7 +118,7 @@ def open_work(w: World, rng: random.Random, process: Process) -> None:
     w.require(work.process is None, "the work queue is open twice")
     work.process, work.queue, work.made = process, result.value, True
     work.ship = options.get("ship")
-    work.max_attempts, work.max_jobs = options["max_attempts"], options["max_jobs"]  # type: ignore[assignment]
+    work.max_attempts, work.max_jobs, work.retry_delay = options["max_attempts"], options["max_jobs"], retry_delay
     process.others.append(work)
     known = bool(work.jobs)
     work.adopt()
@@ -535,7 +540,7 @@ def settle(w: World, rng: random.Random, process: Process) -> None:
     assert handle is not None
     now, age, nested = work.refresh(), work.age, w.nested
     was_held = job.handle is handle and job.until > now and not job.vague
-    delay, full = seconds(rng, 0, 0, 0.4), is_full(w)
+    delay, full = rng.choice((seconds(rng, 0, 0, 0.4), None)), is_full(w)
     priority = rng.choice((None, None, 3))
     body = another_body(job, rng) if what in ("release", "bury") and rng.random() < 0.4 else None
     going = Going([job])
@@ -562,7 +567,9 @@ def settle(w: World, rng: random.Random, process: Process) -> None:
         elif body is not None:
             job.bodies = {body}
             w.saw("a job has another body")
-        become(work, job, what, later, float(delay), priority, result.value)
+        if what == "release" and delay is None and work.retry_delay:
+            w.saw("a job is given back, and waits as the queue says")
+        become(work, job, what, later, work.retry_delay if delay is None else float(delay), priority, result.value)
         if what == "delete" and full:
             w.saw("a delete on a full disk")
         return
@@ -650,7 +657,9 @@ def with_job(w: World, rng: random.Random, process: Process) -> None:
     later = work.refresh()
     if result.ok and after["held"]:
         job.vague = was_vague or raises
-        become(work, job, "release" if raises else "delete", later, 0.0, None, alive=True)
+        become(
+            work, job, "release" if raises else "delete", later, work.retry_delay if raises else 0.0, None, alive=True
+        )
     elif not result.ok:
         settle_refused(w, work, job, "delete", result, was_held=after.get("held", False) and not was_vague)
     else:

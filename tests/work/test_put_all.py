@@ -87,7 +87,7 @@ def test_ids_that_were_drawn(queue: WorkQueue, clock: ManualClock, disk: MemoryD
     ("wrong", "error"),
     [
         (NewJob(bytes(4001)), JobTooBig),
-        (NewJob("text"), TypeError),  # type: ignore[arg-type]
+        (NewJob("text"), TypeError),
         (b"no NewJob", TypeError),
         (NewJob(b"", tube="-"), InvalidName),
         (NewJob(b"", priority=-1), ValueError),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,8 @@ from kestrelpy.testing import ManualClock, MemoryDisk
 from kestrelpy.work import WorkQueue
 
 
-def opened(clock: ManualClock, disk: MemoryDisk, **options: object) -> WorkQueue:
-    return WorkQueue("/work", "jobs", clock=clock, disk=disk, **options)  # type: ignore[arg-type]
+def opened(clock: ManualClock, disk: MemoryDisk, **options: Any) -> WorkQueue:
+    return WorkQueue("/work", "jobs", clock=clock, disk=disk, **options)
 
 
 def test_it_is_for_a_release_without_a_delay_and_for_blocks_that_raise() -> None:

@@ -126,4 +126,4 @@ def test_an_item_that_is_no_record_is_passed_over(disk: MemoryDisk, caplog: pyte
 def test_the_option_is_checked() -> None:
     for disk in (None, MemoryDisk()):
         with pytest.raises(ValueError, match="on_corruption"):
-            WorkQueue(None if disk is None else "/wq", disk=disk, on_corruption="skip")  # type: ignore[arg-type]
+            WorkQueue(None if disk is None else "/wq", disk=disk, on_corruption="skip")  # type: ignore[call-overload]

@@ -587,7 +587,7 @@ def test_what_is_no_work_queue_is_refused(world: World) -> None:
         WorkQueue("/work", "small", segment_bytes=8192, clock=world.clock, disk=world.disk)
     for limit in ("max_jobs", "max_bytes", "max_attempts"):
         with pytest.raises(ValueError, match=limit):
-            WorkQueue(None, **{limit: 0})  # type: ignore[arg-type]
+            WorkQueue(None, **{limit: 0})  # type: ignore[call-overload]
 
 
 def test_many_threads_share_the_work() -> None:

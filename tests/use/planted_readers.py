@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._reading import reader as reader_module
+from kestrelpy._reading.consuming import Consuming, wait_until
 from kestrelpy._reading.detached_source import DetachedSource
 from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy._reading.progress import Progress
@@ -143,4 +144,18 @@ def one_is_told_of_a_read_error_and_nobody_else_is_served() -> Iterator[None]:
         self._after_line_locked()
 
     with patch.object(Dispatcher, "_serve_locked", serve_locked):
+        yield
+
+
+@defect(
+    "E4",
+    "join() returns while items are got and not done: a program that stops then has done half of its work",
+    test="tests/unit/test_queue_methods.py::test_join_of_a_reader_waits_for_commits",
+)
+def join_forgets_open_reads() -> Iterator[None]:
+    def join(self: Consuming[object], timeout: float | None = None) -> bool:
+        reader = self._consumed()
+        return wait_until(lambda: reader.items == reader.open_items, reader.check_usable, timeout)
+
+    with patch.object(Consuming, "join", join):
         yield

@@ -96,6 +96,8 @@ SOMETIMES = (
     "zero free blocks after a restart",
     "a call of a queue that another owner has",
     "a flush",
+    "a join of all that is done",
+    "a join of what is not done",
     "a log is taken up again",
     "a put is refused as the store is behind",
     "a queue is handed over",

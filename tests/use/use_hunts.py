@@ -86,6 +86,7 @@ HUNTS: dict[str, Hunt] = {
     "U13": Hunt(("jobs", "job_session_end"), "sessions; somebody has"),
     "U14": Hunt(("jobs", "many jobs", "job_late", "job_put_many"), "is over"),
     "U16": Hunt(("jobs", "job_future"), "is not a timeout"),
+    "E4": Hunt(("join", "queue_get"), "says that all is done"),
     "jobs delay": Hunt(("jobs", "job_settle", "job_reserve"), "early"),
     "jobs codec": Hunt(("jobs", "job_settle", "job_reserve"), "nobody has put"),
     "E1": Hunt(

@@ -373,6 +373,31 @@ def flush(w: World, rng: random.Random, process: Process) -> None:
     reader.moves += 1
 
 
+@operation("join", 0.6)
+def join(w: World, rng: random.Random, process: Process) -> None:
+    """``join`` that has no time, and what ``queue.Queue`` is asked: both say whether anything is left."""
+    reader = choose_reader(w, rng, process)
+    if reader is None or reader.handle is None:
+        return
+    handle, nested = reader.handle, w.nested
+    held = [put for put in reader.open if put not in reader.settling and put not in reader.optional]
+    sure = [*reader.surely_left(w.now_ms, delayed=True), *held]
+    unread = len(reader.available()) + len(reader.returning) + len(reader.queue.flying) + len(reader.pending)
+    result = w.call(process, handle.join, 0)
+    w.note_fault(reader.queue, result)
+    if not result.ok:
+        check_error(w, reader.queue, result, process, reader)
+    elif is_exact(w, reader, nested):
+        left = unread + len(reader.open) + len(reader.settling) + (1000 if reader.queue.holes else 0)
+        w.require(not (result.value and sure), f"join() of {reader.full_name} says that all is done; left: {sure[:3]}")
+        w.require(result.value or left, f"join() of {reader.full_name} says that items are left, and there are none")
+        size = w.call(process, handle.qsize)
+        if size.ok and nested == w.nested and not reader.queue.holes:
+            w.require(size.value <= left, f"qsize() of {reader.full_name} is {size.value}, and there are {left}")
+            w.require(handle.empty() is not bool(len(handle)), f"empty() and len() of {reader.full_name} differ")
+        w.saw("a join of all that is done" if result.value else "a join of what is not done")
+
+
 @operation("discard", 0.5)
 def discard(w: World, rng: random.Random, process: Process) -> None:
     """Drop some by their ids: unread ones, open ones, done ones and ids of nobody."""

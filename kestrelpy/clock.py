@@ -155,7 +155,7 @@ class SystemClock:
     """
 
     time_ns = staticmethod(time.time_ns)
-    monotonic = staticmethod(time.monotonic)  # once, here: the threads must outlive a test that patches ``time``
+    monotonic = staticmethod(time.monotonic)
     elapsed = staticmethod(_elapsed)
     """As ``monotonic``, and it goes on while the machine is suspended (on Linux)."""
 
@@ -196,6 +196,7 @@ class _Timers:
     def __init__(self, name: str, notifier: _Timers | None = None) -> None:
         self._name = name
         self._notifier = notifier
+        self._monotonic = SystemClock.monotonic  # once, here: the thread must outlive a test that replaces the time
         self._lock = threading.Lock()
         self._heap = TimerHeap(self._ring)  # guarded by self._lock
         self._wake = threading.Lock()  # a lock as a bell, and no event: finalisers ring it too
@@ -207,7 +208,7 @@ class _Timers:
         self, seconds: float, callback: Callable[[], object], on_lost: Callable[[BaseException], object] | None
     ) -> Timer:
         """Raises ``RuntimeError`` if there is no thread and none can be started; then nothing was added."""
-        timer = Timer(SystemClock.monotonic() + seconds, callback, on_lost, self._heap)
+        timer = Timer(self._monotonic() + seconds, callback, on_lost, self._heap)
         try:
             with self._lock:
                 self._heap.push(timer.deadline, timer)
@@ -246,7 +247,7 @@ class _Timers:
         """
         due: list[Timer] = []
         with self._lock:
-            now = SystemClock.monotonic()
+            now = self._monotonic()
             due += self._pop_due_locked(now)
             self._next = now if due else self._heap.next_due()
             wait = self._next - now

@@ -15,6 +15,7 @@ from kestrelpy import SimpleBlockingQueue, clock
 from kestrelpy._waiting import deferred
 from tests.interleavings.scheduler import MAX_POINTS, BrokenSchedule, Priorities, RandomWalk, Scheduler
 from tests.interleavings.standins import Condition, Event, Mutex, installed
+from tests.support.patience import PATIENCE
 
 
 def schedule(seed: int, work: Callable[[Scheduler], object], *, priorities: bool = False) -> Scheduler:
@@ -251,6 +252,19 @@ def test_nothing_is_left_installed() -> None:
     with installed(Scheduler(RandomWalk(rng), rng)):
         assert clock.threading is not threading
     assert (clock.threading, clock._timers, clock.SystemClock.monotonic) == before
+
+
+def test_the_threads_of_the_process_keep_their_own_time() -> None:
+    """One that looked at the virtual time would sleep until hours later, and all that the process does after this
+    in the background would wait for it.
+    """
+    called, rng = threading.Event(), random.Random(1)
+    real = clock._timers
+    clock.SystemClock().call_later(0.3, called.set)
+    with installed(Scheduler(RandomWalk(rng), rng)):
+        real._ring()
+        threading.Event().wait(0.1)
+    assert called.wait(PATIENCE)
 
 
 def test_an_order_of_locks_that_is_not_the_documented_one_is_found() -> None:

@@ -268,6 +268,12 @@ class JournaledBlockingQueue(Generic[V]):
         """``shutdown(immediate=True)``: closes the journaled queue. Idempotent."""
         self.shutdown(immediate=True)
 
+    def __enter__(self) -> JournaledBlockingQueue[V]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __repr__(self) -> str:
         return f"<JournaledBlockingQueue {self._puts.source.name}: {self.qsize()} items, {self.waiter_count} waiters>"
 

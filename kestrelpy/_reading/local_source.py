@@ -12,8 +12,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
+from kestrelpy import _logging
 from kestrelpy._disk.interface import Directory
 from kestrelpy._journal.format import Checkpoint, Entry
 from kestrelpy._journal.journal import Journal
@@ -24,6 +26,7 @@ from kestrelpy._reading.backlog import BLOCK_BYTES, NO_LIMIT
 from kestrelpy._reading.reader import Reader
 from kestrelpy._reading.source import Cursor, Served, Take
 from kestrelpy._reading.window import Window, last_of
+from kestrelpy._waiting.deferred import leave
 from kestrelpy.clock import Clock
 from kestrelpy.config import Codec, ReaderConfig
 from kestrelpy.errors import CorruptJournal
@@ -89,6 +92,9 @@ class LocalSource:
         self._moved = moved
         self._configured = configured
         self._closed_reader = closed_reader
+        self._logged = 0  # of journal.quarantined
+        if journal.quarantined:
+            self._log_quarantined()
 
     @property
     def view(self) -> Journal:
@@ -123,7 +129,18 @@ class LocalSource:
         return self.journal.durable_id
 
     def read(self, item_id: int, last_id: int, max_bytes: int, hint: tuple[int, FramePosition] | None) -> Block:
-        return self.journal.read(item_id, last_id, max_bytes, hint)
+        block = self.journal.read(item_id, last_id, max_bytes, hint)
+        if self.journal.quarantined != self._logged:
+            self._log_quarantined()
+        return block
+
+    def _log_quarantined(self) -> None:
+        """Log how many items were skipped. Another thread does it: a handler may put into this queue, and the caller
+        has its lock.
+        """
+        count, self._logged = self.journal.quarantined - self._logged, self.journal.quarantined
+        words = "queue %s: damaged records are skipped, with %d items; their bytes are kept aside in %s"
+        leave(partial(_logging.warning, words, self.name, count, self.directory.path))
 
     def is_gap(self, item_id: int) -> bool:
         return self.journal.is_gap(item_id)

@@ -135,9 +135,9 @@ def iso(instant: int) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 item``, ``2,000 items``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str, nouns: str | None = None) -> str:
+    """``1 item``, ``2,000 items``; ``nouns``: where the plural has no plain s."""
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 def binary_size(size: int) -> str:

@@ -36,8 +36,8 @@ def add_commands(commands: Commands) -> None:
     export = commands.add_parser(
         "export",
         help="write a queue as Parquet, Arrow or lines of JSON",
-        description="Write the items of all segments that are still there, whether they were read or not. Read-only, "
-        "takes no lock. parquet and arrow need the extra [arrow].",
+        description="Write the items of all segments that are still there, whether they were read or not, as they are "
+        "in the journal. Read-only, takes no lock. parquet and arrow need the extra [arrow].",
     )
     export.add_argument("directory", metavar="DIR", help="the folder of the queue, or the URL of its store")
     export.add_argument("queue", metavar="QUEUE", help="the queue's name")

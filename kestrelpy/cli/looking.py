@@ -85,6 +85,8 @@ def run_ls(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(dataclasses.asdict(saved)))
         unread = ", ".join(f"{one.name}: {one.items:,}" if one.name else f"{one.items:,}" for one in saved.readers)
+        if saved.pending_batches:
+            unread += f" (+ {_common.counted(saved.pending_batches, 'batch', 'batches')} pending)"
         if saved.kind != "queue":  # its records are no unread items: several records may be about one job
             unread = f"({saved.kind})"
         size = _common.binary_size(saved.file_bytes)
@@ -114,6 +116,7 @@ def run_stat(args: argparse.Namespace) -> int:
         ("segments", f"{len(saved.segments)} ({closed} closed), {kept}"),
         ("on disk", f"{saved.file_bytes:,} bytes ({_common.binary_size(saved.file_bytes)})"),
         ("ever put", f"{_common.counted(saved.put_items, 'item')}, {_common.counted(saved.put_bytes, 'byte')}"),
+        *((("pending", _pending(saved.pending_batches)),) if saved.pending_batches else ()),
         *((("refused", _refused(saved.refused_batches)),) if saved.refused_batches else ()),
         ("readers", "as of their last checkpoints:"),
     )
@@ -125,6 +128,11 @@ def run_stat(args: argparse.Namespace) -> int:
         rows.append([one.name or "(default)", *(f"{count:,}" for count in counts)])
     sys.stdout.write(_common.table(rows, numbers=range(1, 6)))
     return 0
+
+
+def _pending(batches: int) -> str:
+    """The number of batches that the owner has not ingested."""
+    return f"{_common.counted(batches, 'published batch', 'published batches')} in the inbox, not in the queue yet"
 
 
 def _refused(batches: int) -> str:

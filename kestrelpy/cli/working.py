@@ -61,7 +61,7 @@ def add_commands(commands: Commands) -> None:
     )
     _common.add_queue(jobs)
     jobs.add_argument("action", metavar="ACTION", nargs="?", choices=tuple(_ACTIONS), default="ls", help="as above")
-    jobs.add_argument("ids", metavar="ID", nargs="*", type=_common.item_id, help="ids of jobs")
+    jobs.add_argument("ids", metavar="ID", nargs="*", default=(), type=_common.item_id, help="ids of jobs")
     jobs.add_argument("--tube", metavar="TUBE", help="only this tube; for pause and clear the tube that is meant")
     jobs.add_argument("--state", choices=_STATES, help="only jobs in this state")
     jobs.add_argument("--limit", metavar="N", type=_common.positive, help="at most so many (peek and kick: 1)")

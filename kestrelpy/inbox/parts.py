@@ -22,7 +22,15 @@ from kestrelpy._disk.interface import Directory, Disk, File
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.bodies import Body, body_lengths, cut_body, pack_body
-from kestrelpy._journal.file_names import INBOX, check_name, parse_inbox, part_begun_ms, part_name, refused_among
+from kestrelpy._journal.file_names import (
+    INBOX,
+    batches_among,
+    check_name,
+    parse_inbox,
+    part_begun_ms,
+    part_name,
+    refused_among,
+)
 from kestrelpy._journal.item_limit import limit_of
 from kestrelpy._journal.purpose import refuse_jobs_in
 from kestrelpy.clock import Clock, SystemClock
@@ -41,12 +49,18 @@ MAX_ITEM_BYTES = (1 << 31) - fmt.SEGMENT_OVERHEAD
 
 def refused_batches(directory: str, queue: str, disk: Disk) -> int:
     """The number of published batches of a queue that are kept aside in its inbox. Raises ``OSError``."""
+    return inbox_counts(directory, queue, disk)[1]
+
+
+def inbox_counts(directory: str, queue: str, disk: Disk) -> tuple[int, int]:
+    """How many published batches of a queue wait in its inbox, and how many it keeps aside. Raises ``OSError``."""
     try:
         folder = open_inbox(directory, disk, create=False)
     except (FileNotFoundError, NotADirectoryError):
-        return 0
+        return 0, 0
     try:
-        return len(refused_among(folder.names(), queue))
+        names = folder.names()
+        return len(batches_among(names, queue)), len(refused_among(names, queue))
     finally:
         folder.close()
 

@@ -24,7 +24,7 @@ from kestrelpy._journal.segment import (
 )
 from kestrelpy._value import Value
 from kestrelpy.errors import CorruptJournal
-from kestrelpy.inbox.parts import refused_batches
+from kestrelpy.inbox.parts import inbox_counts
 
 __all__ = ["QueueInspection", "SavedReader", "SegmentInfo", "inspect"]
 
@@ -61,7 +61,8 @@ class SavedReader(Value):
 class QueueInspection(Value):
     """A queue by its files. ``put_items``, ``put_bytes``: all that was ever put. ``file_bytes``: the files' apparent
     size. ``kind``: ``"queue"``, or ``"work queue"``, whose items are records of jobs. ``refused_batches``: published
-    batches that the owner could not ingest, and keeps aside in the inbox.
+    batches that the owner could not ingest, and keeps aside in the inbox; ``pending_batches``: those that it has not
+    ingested yet, with items that no other figure counts.
     """
 
     name: str
@@ -73,6 +74,7 @@ class QueueInspection(Value):
     file_bytes: int
     kind: str = ITEMS
     refused_batches: int = 0
+    pending_batches: int = 0
 
 
 def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None = None) -> QueueInspection:
@@ -86,22 +88,22 @@ def inspect(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None 
     disk = disk or RealDisk(allow_network=True)
     folder = disk.directory(os.fspath(directory))
     try:
-        return _look_again(folder, queue, refused_batches(os.fspath(directory), queue, disk))
+        return _look_again(folder, queue, inbox_counts(os.fspath(directory), queue, disk))
     finally:
         folder.close()
 
 
-def _look_again(folder: Directory, queue: str, refused: int) -> QueueInspection:
+def _look_again(folder: Directory, queue: str, inbox: tuple[int, int]) -> QueueInspection:
     for _ in range(_TRIES - 1):
-        found = _look(folder, queue, refused, is_last_try=False)
+        found = _look(folder, queue, inbox, is_last_try=False)
         if found is not None:
             return found
-    found = _look(folder, queue, refused, is_last_try=True)
+    found = _look(folder, queue, inbox, is_last_try=True)
     assert found is not None
     return found
 
 
-def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> QueueInspection | None:
+def _look(folder: Directory, queue: str, inbox: tuple[int, int], *, is_last_try: bool) -> QueueInspection | None:
     """Look once. ``None`` if the writer has retired the newest listed segment: then the list says nothing of it now."""
     catalog = SegmentCatalog([folder], queue)  # before the listing: the segments listed go at least as far
     mine = file_names.of_queue(folder.names(), queue)
@@ -133,7 +135,8 @@ def _look(folder: Directory, queue: str, refused: int, *, is_last_try: bool) -> 
         put_bytes=put_bytes,
         file_bytes=sum(_size(folder, name) for name in names),
         kind=kind_of(names, queue),
-        refused_batches=refused,
+        refused_batches=inbox[1],
+        pending_batches=inbox[0],
     )
 
 

@@ -43,7 +43,8 @@ class Damage(Value):
 
 
 class VerifyReport(Value, kw_only=True):
-    """What ``verify`` found. ``torn_bytes``: left by crashes above what was durable; they are no damage. ``kind``:
+    """What ``verify`` found. ``items``, ``bytes``: those that are intact; of a damaged segment, those before its first
+    damage. ``torn_bytes``: left by crashes above what was durable; they are no damage. ``kind``:
     ``"queue"`` or ``"work queue"``, or ``"archive"`` for a folder that has archived segments and nothing else.
     ``batches``, ``parts``: published in the inbox, and not ingested yet. ``refused_batches``: published batches that
     the owner could not ingest, and keeps aside in the inbox; they are no damage either. ``archived_segments``: those in
@@ -208,13 +209,13 @@ class Verification:
         items = size = 0
         end = fmt.HEADER_BYTES
         last_id = segment.first_id - 1
+        before = self._items, self._bytes
         for offset, frame in frames_of(file, segment, path):
             items += len(frame.entries)
             size += sum(len(entry[0]) for entry in frame.entries)
+            self._items, self._bytes = before[0] + items, before[1] + size  # so far: the next frame may be damaged
             self._watermark = max(self._watermark, frame.watermark)
             end, last_id = offset + frame.size, frame.last_id
-        self._items += items
-        self._bytes += size
         if not segment.closed:
             segment.last_id, segment.data_bytes, segment.records_end = last_id, size, end
         elif (items, size) != (segment.items, segment.data_bytes):

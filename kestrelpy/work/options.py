@@ -73,7 +73,8 @@ def check_priority(priority: int) -> int:
 def check_key(key: str) -> str:
     """Raises ``ValueError``."""
     if not isinstance(key, str) or not 0 < len(key.encode()) <= MAX_KEY_BYTES:
-        raise ValueError(f"key must be a str of 1 to {MAX_KEY_BYTES} bytes in UTF-8, not {key!r}")
+        shown = f"one of {len(key.encode())}: {key[:20]!r}..." if isinstance(key, str) and key else repr(key)
+        raise ValueError(f"key must be a str of 1 to {MAX_KEY_BYTES} bytes in UTF-8, not {shown}")
     return key
 
 

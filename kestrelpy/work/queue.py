@@ -213,6 +213,9 @@ class WorkQueue(ClosesInTask, Generic[V]):
         ``deadline_soon=False``: its reserves do not raise ``DeadlineSoon``. Raises ``InvalidName``, ``QueueFull``.
         """
         core = self._core
+        for tube in tubes:
+            if not isinstance(tube, str):
+                raise TypeError(f"tubes are strings, each an argument of its own, not {tube!r}")
         with core.deliveries, core.lock, core.turn:
             session: Session[V] = Session(core, core.scheduler.tubes["default"], deadline_soon=deadline_soon)
             core.sessions.add(session)
@@ -261,8 +264,8 @@ class WorkQueue(ClosesInTask, Generic[V]):
         """Put a new job, and return its id. ``body``: ``bytes``, ``bytearray`` or ``memoryview``; with a codec, any
         value that this encodes. ``priority``: 0 (most urgent) to 2**32 - 1. ``delay``: seconds until the job is ready.
         ``ttr``: seconds that a session may have it reserved before it is ready again (its visibility timeout). ``key``:
-        refused if another live job of the tube has the same key. ``expires_in``: seconds after which the job is
-        dropped, unless it is reserved then. ``job_id``: an id from ``new_id()``.
+        1 to 255 bytes in UTF-8; refused if another live job of the tube has it. ``expires_in``: seconds after which the
+        job is dropped, unless it is reserved then. ``job_id``: an id from ``new_id()``.
 
         Raises ``JobTooBig``, ``QueueFull``, ``DuplicateJob``, ``Draining``, ``InvalidName``, ``QueueDiskFull``,
         ``QueueClosed``, ``ValueError``: then nothing is stored. After ``DurabilityUnknown`` it may be stored.

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelpy import JournaledQueue, open_reader
+from kestrelpy import JournaledQueue, inbox, open_reader
 from kestrelpy.cli import _common, _framing, main
 from kestrelpy.cli._framing import Framing
 from kestrelpy.errors import ItemTooLarge
@@ -511,6 +511,15 @@ def test_batches_that_were_refused_are_counted(run: Run, jobs: Path) -> None:
     assert done.status == 0
     for command in ("stat", "verify"):
         assert json.loads(run(command, jobs, "jobs", "--json").out)["refused_batches"] == 2
+
+
+def test_batches_that_wait_are_counted(run: Run, jobs: Path) -> None:
+    assert b"pending" not in run("ls", jobs).out + run("stat", jobs, "jobs").out
+    for expected in (b"1 batch", b"2 batches"):
+        inbox.put_many(jobs, "jobs", [b"x", b"y"])
+        assert b"(+ %s pending)" % expected in run("ls", jobs).out
+    assert b"pending   2 published batches in the inbox" in run("stat", jobs, "jobs").out
+    assert json.loads(run("stat", jobs, "jobs", "--json").out)["pending_batches"] == 2
 
 
 def test_stat_beside_a_live_writer(run: Run, jobs: Path) -> None:

@@ -374,6 +374,18 @@ def others_row(folder: Path) -> None:
     theirs_ended(theirs)
 
 
+def last_word_row(folder: Path) -> None:
+    """A put of the owner overtakes what is published; after ``take_in`` it does not, and neither does the inbox."""
+    with JournaledQueue(folder, "jobs", inbox_interval=None) as ours:
+        in_a_child(put_ours, str(folder))
+        assert (ours.take_in(), ours.put(b"")) == (1, 2)
+        assert [item.data for item in ours.get_many(2)] == [b"from a child", b""]
+        in_a_child(put_ours, str(folder))
+        inbox.put_many(folder, "jobs", [b""])
+        assert (inbox.pending(folder, "jobs"), ours.take_in()) == (2, 2)
+        assert [item.data for item in ours.get_many(2)] == [b"from a child", b""]
+
+
 def reader_row(folder: Path) -> None:
     with JournaledQueue(folder, "jobs") as ours:
         ours.reader("child").close()
@@ -497,6 +509,7 @@ FROM_PROCESSES = {
     "`Queue()`, passed to a child": passing_row,
     "`put(obj)` in the process that owns it": owner_row,
     "`put(obj)` in other processes": others_row,
+    "`put(None)` when all producers have ended": last_word_row,
     "`get()` in one other process": reader_row,
     "`get()` in several processes that share the work": sharing_row,
     "`get(timeout=1)`, `get_nowait()`": empty_row,

@@ -105,6 +105,15 @@ def test_more_task_dones_than_gets_are_refused(tmp_path: Path) -> None:
         assert queue.join(0)
 
 
+def test_the_end_of_a_block_closes_the_queue(tmp_path: Path) -> None:
+    with JournaledQueue(tmp_path, "jobs").as_blocking_queue() as face:
+        face.put(b"x")
+    with pytest.raises(QueueClosed):
+        face.put(b"y")
+    with JournaledQueue(tmp_path, "jobs").as_blocking_queue() as face:
+        assert face.get() == b"x"
+
+
 def test_put_nowait_of_a_queue_does_not_wait(tmp_path: Path) -> None:
     config = ReaderConfig(max_items=1, full_policy="block")
     with JournaledQueue(tmp_path, "jobs", default_reader=config) as opened:

@@ -42,6 +42,8 @@ def test_a_session_of_some_tubes_watches_no_other(queue: WorkQueue) -> None:
         assert session.watching == ("default", "a")
     with pytest.raises(InvalidName):
         queue.session("fine", "a b")
+    with pytest.raises(TypeError, match="each an argument of its own"):
+        queue.session(["a", "b"])  # type: ignore[arg-type]
     assert queue.tubes() == ["default", "a", "b"]
     assert (queue.stats().sessions, queue.stats_tube("default").watching) == (0, 0)
 

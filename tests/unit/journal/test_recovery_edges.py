@@ -7,6 +7,7 @@ what is not is counted.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from kestrelpy import CorruptJournal, JournaledQueue
 from kestrelpy._journal import format as fmt
 from kestrelpy.testing import ManualClock, MemoryDisk
+from tests.support.patience import until
 from tests.support.queues import START_MS, drain, take_all
 
 Files = dict[str, bytes]
@@ -109,6 +111,27 @@ def test_a_segment_of_an_impossible_number_is_passed_over_and_left_alone() -> No
         assert drain(queue) == [b"1", b"2", b"3", b"4", b"5", b"6"]
         assert queue.put(b"new") == 7
     assert files_of(disk)[name] == files[name]
+
+
+def test_what_is_skipped_is_logged_by_another_thread(caplog: pytest.LogCaptureFixture) -> None:
+    """Once for each damage: what the opening has found, and what a get has come to."""
+    logging.disable(logging.NOTSET)
+    files, other = three_segments(), three_segments()
+    first, middle, _ = segments(files)
+    files[middle] = other[middle]
+    with quarantined(disk_of(files)) as queue:
+        until(lambda: "queue jobs: damaged records are skipped, with 2 items" in caplog.text)
+        drain(queue)
+    caplog.clear()
+    files = three_segments()
+    at = files[first].index(b"2", fmt.HEADER_BYTES + fmt.FRAME_BYTES)
+    files[first] = files[first][:at] + b"x" + files[first][at + 1 :]
+    with quarantined(disk_of(files)) as queue:
+        assert not caplog.records
+        assert drain(queue) == [b"1", b"3", b"4", b"5", b"6"]
+        until(lambda: "damaged records are skipped, with 1 items; their bytes are kept aside in /q" in caplog.text)
+        drain(queue)
+    assert len(caplog.records) == 1
 
 
 def test_a_segment_of_another_queue_among_ours_is_passed_over() -> None:

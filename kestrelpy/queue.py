@@ -234,8 +234,7 @@ class JournaledQueue(Consuming[V]):
         self._registry.tidy(files.reader_names(names))
         files.hold_back(names)
         remember(self)
-        if self._registry.may_limit:
-            self._maintenance.watch_limits()
+        self._maintenance.begin()
         self._disk_room.start()
         if self._inbox is not None and inbox_interval is not None:
             InboxWatcher.join(self._inbox, disk, self._clock)
@@ -646,5 +645,4 @@ class JournaledQueue(Consuming[V]):
             assert source.visible_id == journal.tail_id or status.sync_seconds == 0 or status.is_unfinished
             ids = [(segment.first_id, segment.last_id) for segment in journal.segments]
             assert ids == sorted(ids)
-        for reader in self._registry.open.values():
-            reader._check()
+        self._maintenance._check()

@@ -39,6 +39,14 @@ class Maintenance:
         self._interval = interval
         self._clock = source.clock
         self._is_armed = False
+        self._is_due = False  # the opening itself has asked for a round
+
+    def begin(self) -> None:
+        """The queue may be used from here on."""
+        if self._is_due:
+            self.arm()
+        if self._registry.may_limit:
+            self.watch_limits()
 
     def moved(self) -> None:
         """A reader has moved: schedule a checkpoint, and let the first producer in line look for room again."""
@@ -94,6 +102,7 @@ class Maintenance:
             self._registry.timer = timer
             if self._status.error is not None:  # look again: a close may have cancelled the timer before this one
                 timer.cancel()
+                self._is_armed, self._is_due = False, True  # or it is not open yet
         except RuntimeError:
             self._is_armed = False
             self._source.leave(self.arm)
@@ -141,3 +150,11 @@ class Maintenance:
             trouble.begin(what, error)
             return True
         return waits
+
+    def _check(self) -> None:
+        timer = self._registry.timer
+        assert not self._is_armed or (timer is not None and not timer.cancelled), "no round will come"
+        for reader in self._registry.open.values():
+            reader._check()
+            skips = checkpointer_of(reader).backlog.may_skip_notify
+            assert not skips or self._is_armed or self._source.waiting, "a commit would arm no round"

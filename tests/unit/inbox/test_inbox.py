@@ -39,7 +39,7 @@ from kestrelpy._journal import bodies
 from kestrelpy._process import forget
 from kestrelpy.clock import SystemClock
 from kestrelpy.config import FullPolicy
-from kestrelpy.inbox import Part, PartWriter, discard, last_version, pending, publish, take_in
+from kestrelpy.inbox import Part, PartWriter, discard, last_version, pending, publish, put_many, take_in
 from kestrelpy.inbox import format as inbox_format
 from kestrelpy.inbox.format import BatchPart, Intent, LedgerState, PublishedBatch
 from kestrelpy.inbox.host import InboxHost
@@ -1267,3 +1267,18 @@ def test_what_is_no_part_is_refused_by_name(folder: Path) -> None:
         with pytest.raises(TypeError, match=r"a part is what PartWriter\.seal\(\) returns, not "):
             inbox.publish(folder, "jobs", [what])  # type: ignore[list-item]
     assert inbox.pending(folder, "jobs") == 0
+
+
+def test_an_opening_that_ingests_saves_positions_later_on(folder: Path, clock: ManualClock) -> None:
+    """The first segment of a life was begun in the opening: the round that this asks for must not be lost."""
+    with JournaledQueue(folder, NAME, clock=clock) as queue:
+        queue.put(b"before")
+        queue.get().commit()
+    put_many(folder, NAME, [b"published"])
+    with JournaledQueue(folder, NAME, clock=clock) as queue:
+        queue._check()
+        clock.advance(5)
+        queue.get().commit()
+        clock.advance(1.5)
+        assert inspect(folder, NAME).readers[0].items == 0
+        queue._check()

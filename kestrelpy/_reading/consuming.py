@@ -99,7 +99,8 @@ class Consuming(ClosesInTask, Generic[V]):
         Waits up to ``timeout`` seconds of real time (``None``: for ever); returns whether everything was done in time.
         It looks fifty times a second, so that commits need not notify anybody. Other threads may put meanwhile, and it
         waits for these items, too. Raises ``QueueClosed`` if it is closed while items are left, ``DurabilityUnknown``
-        if a sync fails, and ``ValueError`` for a negative timeout. Thread-safe.
+        if a sync fails, ``OSError`` and ``CorruptJournal`` where a reader in another process can't look at the files,
+        and ``ValueError`` for a negative timeout. Thread-safe.
         """
         reader = self._consumed()
         return wait_until(lambda: reader.items == 0, reader.check_usable, timeout)

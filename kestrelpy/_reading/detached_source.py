@@ -352,8 +352,9 @@ class DetachedSource:
             except QueueLocked:
                 self.moved()
             except (OSError, QueueClosed) as error:
-                trouble.begin(what, error)
-                self.moved()
+                if not isinstance(backlog.broken, QueueClosed):  # else it was closed meanwhile, and that saves
+                    trouble.begin(what, error)
+                    self.moved()
 
     def watch_lag(self) -> None:
         """Every ``CHECKPOINT_INTERVAL`` seconds, look how far the reader is behind, if its configuration has limits of

@@ -125,8 +125,9 @@ class Maintenance:
                     reader.checkpoint(durable=self._status.sync_seconds is not None)
                     trouble.end(what)
                 except (OSError, QueueClosed) as error:
-                    again = True
-                    trouble.begin(what, error)
+                    if not isinstance(saver.backlog.broken, QueueClosed):  # else it was closed meanwhile
+                        again = True
+                        trouble.begin(what, error)
         what = f"retiring segments of {self._source.name}"
         try:
             with self._disk_room.looking:

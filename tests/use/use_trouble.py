@@ -281,7 +281,7 @@ def repeat(w: World, rng: random.Random, process: Process) -> None:
     if opened is not None:
         choices.append("a put that is refused")
     what = rng.choice(choices)
-    aborted: set[int] = set()
+    aborted: dict[int, bytes] = {}
 
     def once() -> None:
         try:
@@ -289,7 +289,7 @@ def repeat(w: World, rng: random.Random, process: Process) -> None:
                 handle.peek()
             elif what == "get and abort":
                 item = handle.get_nowait()
-                aborted.add(item.id)
+                aborted[item.id] = item.data
                 item.abort()
             elif what == "future":
                 handle.get_future(3600.0).cancel()
@@ -311,9 +311,9 @@ def repeat(w: World, rng: random.Random, process: Process) -> None:
     gc.collect()
     grown = sys.getallocatedblocks() - before
     gc.unfreeze()
-    for put in reader.queue.stored:
-        if put.id in aborted:
-            reader.most_errors[put] = 1 << 30
-            reader.doubt_errors(put)
+    for item_id, data in aborted.items():
+        put = reader.queue.see(item_id, data)  # its put may be under way
+        reader.most_errors[put] = 1 << 30
+        reader.doubt_errors(put)
     w.require(grown < 450, f"150 times {what!r}: {grown} blocks of memory more")
     w.saw("the same again and again")

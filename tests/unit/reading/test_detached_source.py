@@ -31,12 +31,14 @@ from kestrelpy import (
     ReaderConfig,
     UnknownItem,
     UnknownReader,
+    inspect,
     open_reader,
     scan,
     verify,
 )
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.queue_files import QueueFiles
+from kestrelpy._reading.checkpointer import Checkpointer
 from kestrelpy._reading.detached_source import DetachedSource
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
@@ -1121,3 +1123,33 @@ def test_a_reader_whose_checkpoint_is_lost_is_there(folder: Path, open_queue: Op
         path.unlink()
     with contextlib.closing(open_reader(folder, "jobs", "mail")) as reader:
         assert reader.get_nowait().data == b"1"
+
+
+@pytest.mark.parametrize("outside_too", [False, True], ids=["of the owner", "in another process"])
+def test_a_close_amid_a_round_is_no_trouble(
+    open_queue: Open,
+    outside: Any,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    outside_too: bool,
+) -> None:
+    """The close saves the position: there is nothing to tell, and nothing to try again."""
+    queue = open_queue()
+    reader = queue.reader("far")
+    if outside_too:
+        reader.close()
+        reader = outside()
+    queue.put(b"x")
+    reader.get(timeout=0).commit()
+
+    def save(self: Checkpointer, durable: bool, real: Any = Checkpointer.save) -> None:
+        monkeypatch.undo()
+        reader.close()
+        real(self, durable)
+
+    monkeypatch.setattr(Checkpointer, "save", save)
+    clock.advance(2)
+    assert inspect(queue.directory, "jobs").readers[0].items == 0
+    clock.advance(5)
+    assert caplog.messages == []

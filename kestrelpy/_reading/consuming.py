@@ -100,7 +100,8 @@ class Consuming(ClosesInTask, Generic[V]):
         It looks fifty times a second, so that commits need not notify anybody. Other threads may put meanwhile, and it
         waits for these items, too. Raises ``QueueClosed`` if it is closed while items are left, ``DurabilityUnknown``
         if a sync fails, ``OSError`` and ``CorruptJournal`` where a reader in another process can't look at the files,
-        and ``ValueError`` for a negative timeout. Thread-safe.
+        ``Fenced`` and ``ShipError`` if items are left in a queue that is shipped, and ``ValueError`` for a negative
+        timeout. Thread-safe.
         """
         reader = self._consumed()
         return wait_until(lambda: reader.items == 0, reader.check_usable, timeout)

@@ -12,7 +12,7 @@ from kestrelpy._journal import file_names
 from kestrelpy._journal.format import SEGMENT_OVERHEAD
 from kestrelpy._journal.journal import MAX_BATCH_BYTES
 from kestrelpy.config import Codec, ReaderConfig, check_config
-from kestrelpy.errors import BatchTooLarge, ItemTooLarge
+from kestrelpy.errors import BatchTooLarge, InvalidName, ItemTooLarge
 
 _MIN_SEGMENT_BYTES = 4096
 _LAST_MS = (1 << 63) - 1
@@ -72,6 +72,8 @@ def check_configs(readers: Mapping[str, ReaderConfig], default: ReaderConfig | N
     if not isinstance(readers, Mapping):
         raise TypeError(f"readers must be a mapping of names to ReaderConfig, not {readers!r}")
     for name, config in readers.items():
+        if name == "":
+            raise InvalidName(name, "the configuration of the default reader is default_reader=")
         file_names.check_name(name)
         check_config(f"readers[{name!r}]", config)
     return check_config("default_reader", default if default is not None else ReaderConfig())

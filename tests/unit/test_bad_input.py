@@ -19,7 +19,7 @@ from kestrelpy import (
     open_reader,
 )
 from kestrelpy._disk.real import RealDisk
-from kestrelpy.testing import ManualClock
+from kestrelpy.testing import ManualClock, MemoryDisk
 from tests.support.queues import drain
 
 Open = Callable[..., JournaledQueue]
@@ -334,3 +334,8 @@ def test_only_items_and_ids_are_committed_or_aborted(what: Any, tmp_path: Path) 
             with pytest.raises(TypeError, match="an item or its id"):
                 call(what)
         queue.commit(item)
+
+
+def test_the_default_reader_is_configured_by_its_own_option() -> None:
+    with pytest.raises(InvalidName, match="default_reader="):
+        JournaledQueue("/q", "jobs", readers={"": ReaderConfig()}, disk=MemoryDisk())

@@ -49,7 +49,7 @@ def jobs_of(core: WorkCore, tube: str, state: str | Collection[str] | None) -> I
     for each in states:
         if each not in STATES:
             raise ValueError(f"state must be one of {', '.join(STATES)}, not {each!r}")
-    chosen = [STATES.index(each) for each in states]
+    chosen = [STATES.index(each) for each in dict.fromkeys(states)]  # a state that is named twice is one
     return _jobs_in_state(core, tube, *chosen) if len(chosen) == 1 else _jobs_in_states(core, tube, chosen)
 
 

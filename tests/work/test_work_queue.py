@@ -401,6 +401,14 @@ def test_a_job_that_moves_while_it_is_listed_is_listed(world: World, state: tupl
     assert [job.id for job in found] == [2, 3, 4, 1]
 
 
+def test_a_state_that_is_named_twice_is_one(world: World) -> None:
+    queue = world.queue
+    queue.put(b"")
+    queue.put(b"", delay=10)
+    for state in (["ready", "ready"], ("ready", "delayed", "ready")):
+        assert [job.id for job in queue.jobs(state=state)] == [1, 2][: len(set(state))]
+
+
 def test_a_job_that_has_left_the_states_is_not_listed(world: World) -> None:
     queue = world.queue
     for number in range(700):

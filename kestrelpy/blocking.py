@@ -224,7 +224,7 @@ class JournaledBlockingQueue(Generic[V]):
 
     def qsize(self) -> int:
         """The number of unread items."""
-        return self._reader.items - self._reader.open_items
+        return max(0, self._reader.items - self._reader.open_items)  # a get in between is counted by the second alone
 
     def __len__(self) -> int:
         return self.qsize()

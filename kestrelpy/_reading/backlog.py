@@ -561,20 +561,28 @@ class Backlog:
 
     @property
     def items(self) -> int:
-        """Items not done: unread, aborted and open ones. 0 if the reader is past items that are not on disk yet."""
-        head, visible_id = self.progress.head, self._source.visible_id  # in this order, as the head may move
+        """Items not done: unread, aborted and open ones. 0 if the reader is past items that are not on disk yet.
+
+        Without the lock it may be too high, and is never too low: who puts an item and then commits another one is seen
+        with both of them, or with one. So it is 0 only if there was a moment without an item.
+        """
+        progress = self.progress
+        released_items, head = progress.released_items, progress.head  # first: what is done after this is not counted
+        visible_id = self._source.visible_id
         if head > visible_id:
             return 0
-        items = self.items_through(visible_id)
+        items = visible_id - self._source.missing - released_items
         return items if self.special_through <= visible_id else max(0, items)  # the reader may be ahead, with gaps
 
     @property
     def bytes(self) -> int:
-        """Bytes of the items not done."""
+        """Bytes of the items not done. Without the lock as ``items``."""
+        progress = self.progress
+        released_bytes, head = progress.released_bytes, progress.head
         seen_id = self._source.seen_id
-        if self.progress.head > seen_id:
+        if head > seen_id:
             return 0
-        size = self._source.visible_bytes - self.progress.released_bytes
+        size = self._source.visible_bytes - released_bytes
         return size if self.special_through <= seen_id else max(0, size)
 
 

@@ -14,6 +14,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from kestrelpy import Item, JournaledQueue, QueueClosed, Reader, ReaderConfig
+from kestrelpy._reading.local_source import LocalSource
 from kestrelpy.blocking import JournaledBlockingQueue
 from tests.support.patience import PATIENCE, until
 
@@ -178,6 +179,55 @@ def test_join_waits_for_what_a_get_is_about_to_return(tmp_path: Path, monkeypatc
         assert [*found, queue.join(0)] == [False] * 3
         queue.task_done()
         assert queue.join(0)
+
+
+def test_join_waits_for_what_a_worker_puts_before_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker puts the next item and commits its own while ``join`` looks: there is an item at each moment."""
+    with JournaledQueue(tmp_path, "jobs") as opened:
+        opened.put(b"a page")
+        reader, face, work = opened.reader(), opened.as_blocking_queue(), [opened.get()]
+
+        def and_work(figure: property) -> property:
+            def look(source: LocalSource) -> int:
+                seen: int = figure.__get__(source)
+                monkeypatch.undo()
+                opened.put(b"a page that it links to")
+                work.pop().commit()
+                work.append(opened.get())
+                return seen
+
+            return property(look)
+
+        looks: tuple[Callable[[], bool], ...] = (
+            lambda: not opened.join(0),
+            lambda: not face.join(0),
+            lambda: reader.items > 0,
+            lambda: reader.bytes > 0,
+        )
+        for look in looks:
+            for figure in ("missing", "visible_bytes"):
+                monkeypatch.setattr(LocalSource, figure, and_work(getattr(LocalSource, figure)))
+            assert look()
+            monkeypatch.undo()
+        work.pop().commit()
+        assert opened.join(0)
+
+
+def test_a_qsize_beside_a_get_is_not_negative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with JournaledQueue(tmp_path, "jobs") as opened:
+        reader, face = opened.reader(), opened.as_blocking_queue()
+
+        def look_and_get(reader: Reader) -> int:
+            monkeypatch.undo()
+            seen = reader.items
+            opened.put(b"1")
+            opened.get()
+            return seen
+
+        for size in (reader.__len__, face.__len__, face.qsize):
+            monkeypatch.setattr(Reader, "items", property(look_and_get))
+            assert size() == 0
+        assert (reader.open_items, face.empty()) == (3, True)
 
 
 def test_a_get_whose_commit_fails_was_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

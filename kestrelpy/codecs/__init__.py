@@ -107,8 +107,9 @@ def encrypted(keys: Mapping[str, bytes], inner: Codec | None = None) -> Codec[An
     are items of them. An item shows its key's id, and how long it is, to everybody. One key is good for four billion
     items, as nonces are random. To compress as well, compress first: ``encrypted(keys, zstd())``.
 
-    ``decode`` raises ``WrongKey`` for a key that is not known or does not fit, and ``DecodeError``. The codec is not
-    pickled. Raises ``ImportError`` without the package cryptography. The layout is in docs/format.md.
+    ``decode`` raises ``WrongKey`` for a key that is not known or does not fit, and ``DecodeError``. What ``inner``
+    raises is the cause of a ``DecodeError``, whose text has nothing of the item. The codec is not pickled. Raises
+    ``ImportError`` without the package cryptography. The layout is in docs/format.md.
     """
     from kestrelpy.codecs.encryption import EncryptedCodec
 

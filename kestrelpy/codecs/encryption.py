@@ -9,7 +9,8 @@ item of one key id or version look like one of another. The nonce is random, so 
 
 Rules:
 1. No key is kept but inside the cipher's object. It is in no ``repr``, error, log or pickle.
-2. An error names a key's id, and nothing else of the item.
+2. An error names a key's id, and nothing else of the item: its text may become the reason of a dead letter, which is
+   stored as it is. What the inner codec says is the error's cause.
 """
 
 from __future__ import annotations
@@ -68,9 +69,17 @@ class EncryptedCodec:
         return b"".join((self._head, nonce, self._cipher.encrypt(nonce, data, self._head)))
 
     def decode(self, data: bytes) -> Any:
-        """The value of ``data``. Raises ``WrongKey``, ``DecodeError``, and what the inner codec raises."""
+        """The value of ``data``. Raises ``WrongKey``, ``DecodeError``."""
         opened = self._opened(data)
-        return opened if self._inner is None else self._inner.decode(opened)
+        if self._inner is None:
+            return opened
+        try:
+            return self._inner.decode(opened)
+        except (WrongKey, MemoryError):  # WrongKey: of an inner codec that encrypts, too
+            raise
+        except Exception as error:
+            what = f"the inner codec {type(self._inner).__name__} can't decode it: {type(error).__name__}"
+            raise DecodeError(f"an item is decrypted, and {what}") from error
 
     def _opened(self, data: bytes) -> bytes:
         if len(data) < 3 or data[0] != MARK:

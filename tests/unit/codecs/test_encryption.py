@@ -127,6 +127,24 @@ def test_any_bytes_are_a_decode_error(data: bytes) -> None:
             codec.decode(each)
 
 
+@pytest.mark.parametrize("inner", [JSON, UTF8, codecs.encrypted({"other": NEW}), mock.Mock()])
+def test_an_error_of_the_inner_codec_shows_nothing_of_the_item(inner: Any) -> None:
+    if isinstance(inner, mock.Mock):
+        inner.decode.side_effect = lambda data: {}[data]
+    with pytest.raises(DecodeError) as caught:
+        codecs.encrypted({"k": OLD}, inner).decode(codecs.encrypted({"k": OLD}).encode(b"\xcesecret\xff"))
+    assert "secret" not in str(caught.value)
+    if inner is JSON:
+        assert isinstance(caught.value.__cause__, UnicodeDecodeError)
+        assert "UnicodeDecodeError" in str(caught.value)
+
+
+def test_a_wrong_key_of_an_inner_codec_is_one() -> None:
+    twice = codecs.encrypted({"k": OLD}, codecs.encrypted({"k": OLD})).encode(b"")
+    with pytest.raises(WrongKey, match="'k' is not known"):
+        codecs.encrypted({"k": OLD}, codecs.encrypted({"other": NEW})).decode(twice)
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"\x28\xb5\x2f\xfd" + bytes(30), b"\xce\1\1\xff" + bytes(28)])
 def test_bytes_of_another_codec(data: bytes) -> None:
     with pytest.raises(DecodeError):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kestrelpy import JournaledQueue, QueueEmpty, codecs, open_reader, scan
+from kestrelpy import JournaledQueue, QueueEmpty, ReaderConfig, codecs, dead_letters, open_reader, scan
 from kestrelpy.codecs import JSON, DecodeError, WrongKey
 from kestrelpy.config import Codec
 from kestrelpy.inbox import PartWriter, publish
@@ -88,6 +88,22 @@ def test_what_is_on_disk_is_encrypted(tmp_path: Path) -> None:
     stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"not to be read" not in stored
     assert b"new" in stored
+
+
+def test_a_dead_letter_does_not_quote_what_is_encrypted(tmp_path: Path) -> None:
+    with JournaledQueue(tmp_path, "texts", codec=codecs.encrypted(KEYS, JSON)) as queue:
+        queue.put({"article": "not to be read", "count": "not a number"})
+    config = ReaderConfig(max_deliveries=1, dead_letter="dead")
+    codec = codecs.encrypted(KEYS, codecs.pydantic(Order))
+    with JournaledQueue(tmp_path, "texts", codec=codec, default_reader=config) as queue:
+        with pytest.raises(DecodeError) as caught, queue.get() as item:
+            assert item.value
+        assert "not a number" in str(caught.value.__cause__)
+    with dead_letters(tmp_path, "dead") as letters:
+        assert ["ValidationError" in letter.reason or "DecodeError" in letter.reason for letter in letters] == [True]
+    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"not to be read" not in stored
+    assert b"not a number" not in stored
 
 
 def test_a_key_that_is_gone_loses_no_item(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from kestrelpy._checks import check_whole
 from kestrelpy.codecs.errors import DecodeError
 from kestrelpy.codecs.inner import check_inner, inner_bytes
 
@@ -24,15 +25,13 @@ class ZstdCodec:
 
     def __init__(self, inner: Codec | None, level: int, max_decoded_bytes: int) -> None:
         self._inner = check_inner(inner, "zstd")
-        if isinstance(max_decoded_bytes, bool) or not isinstance(max_decoded_bytes, int):
-            raise TypeError(f"max_decoded_bytes must be a whole number, not {max_decoded_bytes!r}")
-        if max_decoded_bytes < 1:
-            raise ValueError(f"max_decoded_bytes must be at least 1, not {max_decoded_bytes!r}")
+        max_decoded_bytes = check_whole("max_decoded_bytes", max_decoded_bytes, 1)
+        level = check_whole("level", level, None)
         self._zstd = zstd = _module()
         least, most = zstd.CompressionParameter.compression_level.bounds()
         if not least <= level <= most:
-            raise ValueError(f"level must be a whole number from {least} to {most}, not {level!r}")
-        self._most = max_decoded_bytes
+            raise ValueError(f"level must be from {least} to {most}, not {level!r}")
+        self._most = min(max_decoded_bytes, sys.maxsize - 1)  # nothing larger is in any memory
         self._packing = {
             zstd.CompressionParameter.compression_level: level,
             zstd.CompressionParameter.checksum_flag: 1,

@@ -60,7 +60,7 @@ class PydanticCodec:
             ) from missing
         self._what = f"JSON of {_name_of(model)}"
         self._adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(model)
-        self._bad_data = (pydantic.ValidationError, RecursionError)
+        self._bad_data = (pydantic.ValidationError, OverflowError, RecursionError)  # Overflow: of a "a{99999999999}"
 
     def encode(self, value: Any) -> bytes:
         """The bytes of ``value``. Raises ``ValueError`` for a value that does not fit the model."""

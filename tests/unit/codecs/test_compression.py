@@ -143,8 +143,17 @@ def test_options_out_of_range() -> None:
         codecs.zstd(max_decoded_bytes=0)
     with pytest.raises(TypeError, match="max_decoded_bytes"):
         codecs.zstd(max_decoded_bytes=1.5)  # type: ignore[call-overload]
+    for level in (1.5, "3", None, True):
+        with pytest.raises(TypeError, match="level must be a whole number"):
+            codecs.zstd(level=level)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="inner codec"):
         codecs.zstd(7)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("most", [sys.maxsize - 1, sys.maxsize, sys.maxsize + 1, 10**30])
+def test_no_bound_is_too_high_to_decode(most: int) -> None:
+    codec = codecs.zstd(max_decoded_bytes=most)
+    assert codec.decode(codec.encode(b"x")) == b"x"
 
 
 def test_an_inner_codec_that_makes_no_bytes() -> None:

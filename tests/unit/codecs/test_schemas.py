@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import pickle
+import re
 import sys
 from typing import Any, Literal
 from unittest import mock
@@ -102,6 +103,11 @@ def test_damaged_cut_and_other_bytes(which: int) -> None:
     for data in [*(whole[:end] for end in range(len(whole))), whole + b"x", *others, b"[" * 100_000, b"\x91" * 100_000]:
         with pytest.raises(codecs.DecodeError, match="Line"):
             codec.decode(data)
+
+
+def test_whatever_a_type_raises_for_bytes_is_one_error() -> None:
+    with pytest.raises(codecs.DecodeError, match="repetition number"):
+        codecs.pydantic(re.Pattern).decode(b'"a{99999999999999}"')
 
 
 def test_a_value_that_does_not_fit_the_type() -> None:

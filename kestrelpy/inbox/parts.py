@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from kestrelpy._checks import check_whole
 from kestrelpy._disk.interface import Directory, Disk, File
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import format as fmt
@@ -91,7 +92,7 @@ class PartEncoder:
 
     def add(self, items: Sequence[bytes], *, expires_ms: int | None = None) -> None:
         """``PartWriter.add``."""
-        _check_expiry(expires_ms)
+        expires_ms = _check_expiry(expires_ms)
         items = [each if type(each) is bytes else _as_bytes(each) for each in items]
         largest = max(map(len, items), default=0)
         if largest > self._limit:
@@ -112,7 +113,7 @@ class PartEncoder:
         self, lengths: bytes, data: bytes | memoryview, count: int, *, expires_ms: int | None = None
     ) -> None:
         """``PartWriter.add_packed``."""
-        _check_expiry(expires_ms)
+        expires_ms = _check_expiry(expires_ms)
         if len(lengths) != 4 * count:
             raise ValueError(f"{count} items need {4 * count} bytes of lengths, not {len(lengths)}")
         sizes = struct.unpack(f"<{count}I", lengths)
@@ -284,9 +285,14 @@ def _as_bytes(data: object) -> bytes:
     return bytes(data)
 
 
-def _check_expiry(expires_ms: int | None) -> None:
-    if expires_ms is not None and not 0 <= expires_ms < 1 << 63:
+def _check_expiry(expires_ms: int | None) -> int | None:
+    """``expires_ms`` as an ``int``. Raises ``TypeError``, ``ValueError``."""
+    if expires_ms is None:
+        return None
+    instant = check_whole("expires_ms", expires_ms)
+    if instant >= 1 << 63:
         raise ValueError(f"expires_ms must be milliseconds since 1970, not {expires_ms!r}")
+    return instant
 
 
 def _packed_body(lengths: bytes, data: bytes | memoryview, count: int, expires_ms: int | None) -> Body:

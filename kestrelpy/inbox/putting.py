@@ -8,7 +8,7 @@ from typing import Any
 
 from kestrelpy._disk.interface import Disk, StrPath
 from kestrelpy.clock import Clock
-from kestrelpy.config import Codec
+from kestrelpy.config import Codec, check_codec
 from kestrelpy.inbox.parts import PartWriter
 from kestrelpy.inbox.publishing import check_version, discard, publish
 
@@ -44,6 +44,7 @@ def put_many(
     ``OSError`` of a disk that failed at the end.
     """
     check_version(app_id, version)
+    check_codec(codec)
     with PartWriter(directory, queue, disk=disk, clock=clock) as writer:
         some: list[bytes] = []
         for each in items:

@@ -12,7 +12,7 @@ import pytest
 
 from kestrelpy import ItemTooLarge, JournaledQueue, WrongKind, scan
 from kestrelpy.codecs import JSON
-from kestrelpy.inbox import pending, put_many, take_in
+from kestrelpy.inbox import PartWriter, pending, publish, put_many, take_in
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 from kestrelpy.work import WorkQueue
 from tests.support.queues import START_MS
@@ -80,6 +80,26 @@ def test_what_fails_puts_nothing_and_leaves_nothing(
     assert pending(tmp_path, NAME) == 0
     inbox = tmp_path / "inbox"
     assert not inbox.exists() or not [path for path in inbox.iterdir() if path.suffix == ".part"]
+
+
+@pytest.mark.parametrize("expires_ms", [1.5, "1", True, 1 << 63, -1])
+def test_an_instant_that_is_none(tmp_path: Path, expires_ms: Any) -> None:
+    """It is refused where it is given: items that were added before are put."""
+    with PartWriter(tmp_path, NAME) as writer:
+        writer.add([b"before"])
+        with pytest.raises((TypeError, ValueError), match="expires_ms must"):
+            writer.add([b"x"], expires_ms=expires_ms)
+        with pytest.raises((TypeError, ValueError), match="expires_ms must"):
+            writer.add_packed(bytes([1, 0, 0, 0]), b"x", 1, expires_ms=expires_ms)
+        assert publish(tmp_path, NAME, [writer.seal()])
+    take_in(tmp_path, NAME)
+    assert data_of(tmp_path) == [b"before"]
+
+
+@pytest.mark.parametrize("items", [[], [b"x"]])
+def test_a_codec_that_is_none(tmp_path: Path, items: list[bytes]) -> None:
+    with pytest.raises(TypeError, match="codec must have encode"):
+        put_many(tmp_path, NAME, items, codec=5)  # type: ignore[arg-type]
 
 
 def test_a_work_queue_takes_none(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kestrelpy._disk.interface import Disk
+from kestrelpy._disk.interface import Disk, text_of
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
 from kestrelpy._reading.detached_source import open_reader
@@ -135,7 +135,7 @@ def dead_letters(
             if "timeout" in letter.reason:
                 letter.requeue()
     """
-    return DeadLetters(os.fspath(directory), name, reader, disk, clock)
+    return DeadLetters(text_of(directory), name, reader, disk, clock)
 
 
 def _is_there(directory: str, queue: str, disk: Disk | None) -> bool:

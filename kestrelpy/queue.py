@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, overload
 from zlib import crc32
 
-from kestrelpy._disk.interface import Disk
+from kestrelpy._disk.interface import Disk, text_of
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
 from kestrelpy._journal.format import FRAME_BYTES, pack_crc, pack_frame
@@ -133,7 +133,7 @@ class JournaledQueue(Consuming[V]):
         disk: Disk | None = None,
     ) -> None:
         self.name = file_names.check_name(name)
-        self.directory = os.fspath(directory)
+        self.directory = text_of(directory)
         sync_seconds = options.check_sync(sync, ship, journaled=journaled, of_jobs=self._holds_jobs)
         self.max_item_bytes = options.check_sizes(segment_bytes, max_item_bytes)
         interval = options.check_intervals(checkpoint_interval, inbox_interval)

@@ -13,6 +13,14 @@ from typing import NamedTuple, Protocol, TypeAlias
 StrPath: TypeAlias = str | os.PathLike[str]
 """A path, as callers may give it."""
 
+
+def text_of(path: StrPath) -> str:
+    """``path`` as text, which the names of files and folders below it are put together from. Bytes, too, are decoded:
+    ``os.fsencode`` gives them, and their ``repr`` would name another folder. Raises ``TypeError``.
+    """
+    return os.fsdecode(path)
+
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a system that has no room."""
 NO_REGULAR_FILE = (errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO)

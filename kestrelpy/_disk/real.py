@@ -21,7 +21,7 @@ import weakref
 from typing import Any, cast
 
 from kestrelpy._disk.file import RealFile, sync_names
-from kestrelpy._disk.interface import Directory, FileStatus, Lock
+from kestrelpy._disk.interface import Directory, FileStatus, Lock, text_of
 from kestrelpy._process import reset_after_fork
 from kestrelpy.errors import QueueLocked
 
@@ -318,7 +318,7 @@ class RealDisk:
         if _MISSING_CALLS:
             reason = f"this system has no {', '.join(_MISSING_CALLS)}: queues on disk need it (Linux and macOS have it)"
             raise OSError(errno.ENOSYS, reason, path)
-        path = os.path.abspath(path)
+        path = os.path.abspath(text_of(path))  # bytes, too: a name is put together from it as text
         makes = create and not _Descriptor.is_named(path)
         if makes:
             self._make(path)

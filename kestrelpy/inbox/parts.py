@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from kestrelpy._checks import check_whole
-from kestrelpy._disk.interface import Directory, Disk, File
+from kestrelpy._disk.interface import Directory, Disk, File, text_of
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.bodies import Body, body_lengths, cut_body, pack_body
@@ -68,7 +68,7 @@ def inbox_counts(directory: str, queue: str, disk: Disk) -> tuple[int, int]:
 
 def open_inbox(directory: str, disk: Disk | None, *, create: bool) -> Directory:
     """Open the inbox of a folder of queues. Raises ``OSError``, ``FileNotFoundError`` if there is no inbox."""
-    return (disk or RealDisk()).directory(f"{directory}/{INBOX}", create=create)
+    return (disk or RealDisk()).directory(f"{text_of(directory)}/{INBOX}", create=create)
 
 
 class PartEncoder:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy import ForkedQueue, JournaledQueue, KestrelError, QueueClosed, inbox, queue_names
+from kestrelpy._disk.interface import text_of
 from kestrelpy.logging.courier import Courier
 from kestrelpy.logging.records import decode_record, encode_record
 from kestrelpy.logging.spool import SpoolSweep
@@ -66,7 +67,7 @@ class DurableHandler(logging.Handler):
             raise TypeError(f"queue must be a JournaledQueue, or a name with a directory, not {queue!r}")
         self._codec = codec
         self._value_of = _form_for(codec)
-        self._directory = os.path.abspath(directory)  # a daemon may change its folder
+        self._directory = os.path.abspath(text_of(directory))  # a daemon may change its folder
         self._name = name
         with suppress(OSError):  # of a folder that is not there yet, or can't be used now
             inbox.pending(self._directory, name)  # refuses a name that is none

@@ -30,6 +30,7 @@ from kestrelpy import (
     inspect,
     queue_names,
 )
+from kestrelpy._disk.interface import text_of
 from kestrelpy._process import remember
 from kestrelpy.logging.threads import state
 
@@ -159,7 +160,7 @@ def collect(directory: str | os.PathLike[str], queue: str) -> int:
     none of them. Records of processes that live are left to those processes. May be called by any process at any time.
     Raises ``InvalidName``, ``WrongKind``, ``OSError``.
     """
-    directory, count = os.fspath(directory), 0
+    directory, count = text_of(directory), 0
     for name in spools_of(directory, queue):
         if _has_records(directory, queue, name):
             try:

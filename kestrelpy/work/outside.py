@@ -16,6 +16,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from kestrelpy import Clock, CorruptJournal, SystemClock, inspect, scan
+from kestrelpy._disk.interface import text_of
 from kestrelpy.work import records
 from kestrelpy.work.queue import WorkQueue
 from kestrelpy.work.records import BURIED, DELAYED, READY, STATES
@@ -94,7 +95,7 @@ class JobsOutside:
     def __init__(
         self, directory: str | os.PathLike[str], name: str, *, head_bytes: int | None = 0, clock: Clock | None = None
     ) -> None:
-        self.directory, self.name = os.fspath(directory), name
+        self.directory, self.name = text_of(directory), name
         self._head_bytes = head_bytes
         self._jobs: dict[int, _ReplayedJob] = {}
         self._paused: dict[str, int] = {}

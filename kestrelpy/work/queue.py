@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Literal, overload
 
 from kestrelpy import ForkedQueue, KestrelError, QueueClosed, SystemClock
+from kestrelpy._disk.interface import text_of
 from kestrelpy._process import forget, remember, warn_unclosed
 from kestrelpy._tasks import ClosesInTask
 from kestrelpy.config import check_codec
@@ -131,7 +132,7 @@ class WorkQueue(ClosesInTask, Generic[V]):
     ) -> None:
         check_job_bytes(max_job_bytes, None)
         self.name, self.codec = name, check_codec(codec)
-        self.directory = None if directory is None else os.fspath(directory)
+        self.directory = None if directory is None else text_of(directory)
         max_jobs, max_bytes = check_limit("max_jobs", max_jobs), check_limit("max_bytes", max_bytes)
         max_tubes, max_attempts = check_limit("max_tubes", max_tubes), check_limit("max_attempts", max_attempts)
         retry_delay = check_retry_delay(retry_delay)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from kestrelpy import ItemTooLarge, JournaledQueue, WrongKind, scan
+from kestrelpy import ItemTooLarge, JournaledQueue, WrongKind, open_reader, scan, verify
 from kestrelpy.codecs import JSON
-from kestrelpy.inbox import PartWriter, pending, publish, put_many, take_in
+from kestrelpy.inbox import PartWriter, last_version, pending, publish, put_many, take_in
+from kestrelpy.logging import DurableHandler, collect
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
-from kestrelpy.work import WorkQueue
+from kestrelpy.work import JobsOutside, WorkQueue
 from tests.support.queues import START_MS
 
 NAME = "jobs"
@@ -100,6 +102,36 @@ def test_an_instant_that_is_none(tmp_path: Path, expires_ms: Any) -> None:
 def test_a_codec_that_is_none(tmp_path: Path, items: list[bytes]) -> None:
     with pytest.raises(TypeError, match="codec must have encode"):
         put_many(tmp_path, NAME, items, codec=5)  # type: ignore[arg-type]
+
+
+def test_a_folder_of_bytes_is_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ``repr`` was the name of another folder, in the current one, and nobody got what was put there."""
+    monkeypatch.chdir(tmp_path)
+    folder: Any = os.fsencode(tmp_path / "queues")
+    handler = DurableHandler(NAME, folder)
+    try:
+        with JournaledQueue(folder, NAME) as queue:
+            assert queue.directory == str(tmp_path / "queues")
+            assert put_many(folder, NAME, [b"x"])
+            assert pending(folder, NAME) == 1
+            assert queue.take_in() == 1
+            handler.handle(logging.makeLogRecord({"msg": "m", "levelno": 20}))
+            handler.flush()
+            assert pending(folder, NAME) == 1
+            assert verify(folder, NAME).batches == 1
+        assert collect(folder, NAME) == 0
+        assert take_in(folder, NAME) == 1
+        assert last_version(folder, NAME, "nobody") is None
+        with open_reader(folder, NAME, "second", create=True, start="earliest") as reader:
+            assert [len(item.data) > 1 for item in reader.get_many(5)] == [False, True]
+    finally:
+        handler.close()
+    with WorkQueue(folder, "work") as work:
+        work.put(b"job")
+    outside = JobsOutside(folder, "work")
+    outside.look()
+    assert len(list(outside.jobs())) == 1
+    assert os.listdir(tmp_path) == ["queues"]
 
 
 def test_a_work_queue_takes_none(tmp_path: Path) -> None:

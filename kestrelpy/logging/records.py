@@ -72,15 +72,20 @@ _ASCII = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_shown
 def encode_record(record: logging.LogRecord, message: str | None = None) -> bytes:
     """``record`` as JSON. ``message``: in place of message and traceback, formatted by the caller.
 
-    Raises what ``record.getMessage()`` raises, and ``ValueError`` or ``TypeError`` for attributes that are not what
-    logging makes them.
+    Raises what ``record.getMessage()`` raises, and ``ValueError`` for attributes that are not what logging makes them:
+    nobody could decode the record.
     """
     held = record.__dict__
     fields: dict[str, Any] = {"v": VERSION}
-    for name in ATTRIBUTES:
+    for name, kinds in ATTRIBUTES.items():
         value = held.get(name)
         if value is not None:
+            if type(value) not in kinds and not _fits(value, kinds):
+                raise ValueError(f"{name} of a log record is {value!r:.80}, which is not of its type")
             fields[name] = value
+    created = fields.get("created")
+    if created is None or not _FIRST_SECOND <= created <= _LAST_SECOND:
+        raise ValueError(f"a log record of {created!r:.80} seconds since 1970")
     if message is None:
         message = record.getMessage()
         if record.exc_info and not record.exc_text:
@@ -88,6 +93,8 @@ def encode_record(record: logging.LogRecord, message: str | None = None) -> byte
     else:  # which has them in it
         fields.pop("exc_text", None)
         fields.pop("stack_info", None)
+    if not isinstance(message, str):
+        raise ValueError(f"the message of a log record is a str, not {type(message).__name__}")
     fields["message"] = message
     extra = {name: value for name, value in held.items() if name not in ATTRIBUTES and name not in _OTHERS}
     if extra:
@@ -130,7 +137,7 @@ def record_of(fields: Any) -> logging.LogRecord:
             if name == "created":
                 raise DecodeError("a log record without its time")
             continue
-        if not isinstance(value, kinds) or isinstance(value, bool) or not _is_finite(value):
+        if not _fits(value, kinds) or not _is_finite(value):
             raise DecodeError(f"a log record whose {name} is {value!r:.80}")
         values[name] = value
     if not _FIRST_SECOND <= values["created"] <= _LAST_SECOND:
@@ -142,6 +149,10 @@ def record_of(fields: Any) -> logging.LogRecord:
     return logging.makeLogRecord(
         {**known, **values, "msg": message, "message": message, "args": None, "exc_info": None}
     )
+
+
+def _fits(value: object, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def _is_finite(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import logging
 import pickle
@@ -142,11 +143,45 @@ def test_a_record_that_can_not_be_formatted_raises() -> None:
         encode_record(record("%d", "x"))
 
 
-def test_strange_attributes_raise() -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"created": float("nan")},
+        {"created": "now"},
+        {"created": None},
+        {"created": 1e300},
+        {"msecs": float("inf")},
+        {"name": 7},
+        {"levelno": "30"},
+        {"levelno": True},
+        {"process": "7"},
+        {"threadName": ["x"]},
+    ],
+)
+def test_strange_attributes_raise(changes: dict[str, Any]) -> None:
+    """What can't be decoded is not stored: it would keep the records after it from their handlers."""
     strange = record()
-    strange.created = float("nan")
-    with pytest.raises(ValueError, match="JSON"):
+    strange.__dict__.update(changes)
+    with pytest.raises(ValueError, match=r"record|JSON"):
         encode_record(strange)
+
+
+def test_a_message_that_is_no_text_raises() -> None:
+    with pytest.raises(ValueError, match="is a str, not int"):
+        encode_record(record(), 7)  # type: ignore[arg-type]
+
+
+def test_subclasses_of_what_logging_makes_are_fine() -> None:
+    class Level(enum.IntEnum):
+        NOTICE = 25
+
+    class Name(str):
+        __slots__ = ()
+
+    before = record()
+    before.levelno, before.name = Level.NOTICE, Name("shop")
+    after = decode_record(encode_record(before))
+    assert (after.levelno, after.name) == (25, "shop")
 
 
 @given(st.text(), st.dictionaries(st.text(min_size=1), st.none() | st.integers() | st.text() | st.lists(st.booleans())))

@@ -7,6 +7,7 @@ this module is not loaded. It only reads, and what cannot be read completes to n
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,7 +37,10 @@ def _completions(prefix: str, action: argparse.Action, parsed_args: argparse.Nam
             return found
         return ()
     try:
-        return [name for name in look(directory, getattr(parsed_args, "queue", None)) if name.startswith(prefix)]
+        names = look(
+            os.path.expanduser(directory), getattr(parsed_args, "queue", None)
+        )  # the shell has not done so yet
+        return [name for name in names if name.startswith(prefix)]
     except Exception:  # a shell that completes says nothing: the command itself will say what is wrong
         return ()
 

@@ -63,7 +63,7 @@ def completed(shell: str, folder: Path, line: str) -> list[str]:
     done = subprocess.run(
         [program, *options, "-c", SCRIPTS[shell], shell, sys.executable, REGISTER.format(shell=shell), line],
         cwd=folder,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(folder)},
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -89,6 +89,8 @@ def test_a_shell_completes_what_is_there(shell: str, folder: Path) -> None:
     [
         ("kestrelpy serve bean", ["beanstalk"]),
         ("kestrelpy ls q", ["queues/"]),
+        ("kestrelpy get ~/queues jo", ["jobs", "journal"]),
+        ("kestrelpy get ~/queues jobs --reader ", ["audit", "mail"]),
         ("kestrelpy get missing ", []),
         ("kestrelpy get s3://bucket/prefix ", []),
         ("kestrelpy jobs queues jobs ls --tube ", []),

@@ -29,6 +29,7 @@ GROUP_ROWS = 128 << 10
 GROUP_BYTES = 64 << 20
 """About the most bytes of a row group, before compression."""
 _PIECE_BYTES = 1 << 20
+_NAME_BYTES = 200
 
 
 def add_commands(commands: Commands) -> None:
@@ -174,7 +175,8 @@ def whole_file(path: str, *, force: bool) -> Iterator[BinaryIO]:
         if not force:
             raise _common.CommandError(f"{path} is there already; --force replaces it", status=WRONG_USE)
     folder, name = os.path.split(target)
-    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")
+    begins = os.fsdecode(os.fsencode(name)[:_NAME_BYTES])  # a name may be as long as the file system takes
+    temporary = os.path.join(folder, f".{begins}.{secrets.token_hex(4)}.part")
     try:
         with open(temporary, "xb") as file:
             yield file

@@ -134,6 +134,15 @@ def test_a_store_is_exported(run: Run, tmp_path: Path) -> None:
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["a" * 255, "\u00e9" * 127], ids=["ASCII", "two bytes each"])
+def test_a_name_as_long_as_names_may_be(run: Run, jobs: Path, tmp_path: Path, name: str) -> None:
+    target = tmp_path / "made" / name
+    target.parent.mkdir()
+    done = run("export", jobs, "jobs", "--format", "jsonl", "--output", target)
+    assert (done.status, done.err) == (0, "")
+    assert os.listdir(target.parent) == [name]
+
+
 def test_a_file_that_is_there_is_left_alone(run: Run, jobs: Path, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text("mine")

@@ -67,6 +67,17 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(WRONG_USE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
+    def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
+        """As always; what is left over is reported with the command, and with what is mostly wrong about it."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            words = [each for each in rest if not each.startswith("-")]
+            comes_late = words and any(each.startswith("-") for each in args[: args.index(words[0])])
+            why = ": arguments without -- go before the options" if comes_late else ""
+            self.prog = f"{self.prog} {found.command}"
+            self.error(f"unrecognized arguments: {' '.join(rest)}{why}")
+        return found
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; ``args.run`` is the command's function."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import sys
 from collections.abc import Sequence
 from typing import Literal
 
@@ -31,11 +32,11 @@ class CommandError(Exception):
 
 
 def positive(text: str) -> int:
-    """A whole number above zero."""
+    """A whole number above zero. One that is larger than any number of items is the largest of these."""
     number = _number(text, int)
     if number <= 0:
         raise argparse.ArgumentTypeError(f"must be above zero, not {text}")
-    return int(number)
+    return min(int(number), sys.maxsize)
 
 
 def item_id(text: str) -> int:

@@ -241,6 +241,8 @@ def _run_pause(args: argparse.Namespace) -> int:
             queue.pause_tube(tube, args.seconds)
         except TubeNotFound as error:
             raise CommandError(str(error)) from None
+        except ValueError as error:  # too long
+            raise CommandError(str(error), status=2) from None
     until = iso(int((time.time() + args.seconds) * 1000)) if args.seconds else ""
     print(f"paused {escaped(tube)} until {until}" if until else f"{escaped(tube)} is not paused any more")
     return 0

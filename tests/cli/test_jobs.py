@@ -74,6 +74,23 @@ def test_ls_chooses(jobs: Path, run: Run) -> None:
     assert line["key"] == "k2"
 
 
+def test_a_limit_may_be_any_number(jobs: Path, run: Run) -> None:
+    for action in ("ls", "peek"):
+        done = run("jobs", jobs, "work", action, "--json", "--limit", 10**30)
+        assert (done.status, len(done.out.splitlines())) == (0, 6)
+
+
+@pytest.mark.parametrize("arguments", [("--tube", "a", "kick", "--limit", 1), ("delete", "--tube", "kick", 3, 4)])
+def test_what_comes_after_the_options_is_said(jobs: Path, run: Run, arguments: tuple[object, ...]) -> None:
+    done = run("jobs", jobs, "work", *arguments)
+    rest = "kick" if "delete" not in arguments else "3 4"
+    text = f"kestrelpy jobs: unrecognized arguments: {rest}: arguments without -- go before the options"
+    assert done.err == f"{text} (see kestrelpy jobs --help)\n"
+    assert done.status == 2
+    assert states(jobs) == BEFORE
+    assert "go before" not in run("ls", jobs, "work").err
+
+
 def test_peek_shows_whole_jobs(jobs: Path, run: Run) -> None:
     done = run("jobs", jobs, "work", "peek", 3)
     assert done.out.decode().splitlines()[-1] == "    job 3"
@@ -108,6 +125,7 @@ def test_a_pause_lasts_and_ends(jobs: Path, run: Run) -> None:
     with WorkQueue(jobs, "work") as queue:
         assert queue.stats_tube("a").pause_left == 0
     refused(run("jobs", jobs, "work", "pause", "--tube", "z", "--seconds", "1"), 1, "no tube 'z'")
+    refused(run("jobs", jobs, "work", "pause", "--tube", "a", "--seconds", "1e14"), 2, "from 0 to 4294967296 seconds")
 
 
 def test_one_job_that_is_not_there_does_not_keep_the_others(jobs: Path, run: Run) -> None:

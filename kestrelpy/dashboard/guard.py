@@ -122,7 +122,7 @@ def _refusal_of_post(method: str, headers: dict[str, list[str]]) -> Refusal | No
     length = headers.get("content-length", [""])
     if len(length) != 1 or not (length[0].isascii() and length[0].isdigit()) or "transfer-encoding" in headers:
         return Refusal(411, "the length of the body is not known")
-    if int(length[0][:10]) > MAX_BODY_BYTES:
+    if int(length[0].lstrip("0")[:10] or "0") > MAX_BODY_BYTES:
         return Refusal(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
     return None
 

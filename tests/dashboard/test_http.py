@@ -247,6 +247,9 @@ def test_a_post_that_a_form_could_send_is_refused(
 
 def test_a_large_body_is_not_read(served: Served) -> None:
     assert ask(served, "/api/verify", b" " * 5000, **JSON).status == 413
+    for length in ("00000000000005000", "99999999999999999999", "0" * 15 + "4097"):
+        assert ask(served, "/api/verify", b" " * 5000, **JSON, Content_Length=length).status == 413
+    assert ask(served, "/api/verify", b" ", **JSON, Content_Length="0" * 15 + "1").status == 404
     with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE) as raw:
         head = "POST /api/verify HTTP/1.1\r\nHost: localhost\r\nX-Kestrelpy: 1\r\nContent-Type: application/json\r\n"
         raw.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())

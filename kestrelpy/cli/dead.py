@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from kestrelpy import DeadLetter, Record, dead_letters, inbox
+from kestrelpy import DeadLetter, ItemTooLarge, Record, WrongKind, dead_letters, inbox
 from kestrelpy.cli import _common, _records, _unread
 
 if TYPE_CHECKING:
@@ -149,10 +149,11 @@ def run_drop(args: argparse.Namespace) -> int:
 
 
 def _do_each(args: argparse.Namespace, what: str, do: Callable[[DeadLetter], None]) -> int:
-    """``do`` each chosen letter. Those that are no dead letters are named, and stay if they can't be put back."""
+    """``do`` each chosen letter. Those that can't be put back are named, and stay. They do not keep the others."""
     if not inbox.pending(args.directory, args.queue):
         _common.require_queue(args.directory, args.queue)
     wanted, done, foreign = set(args.ids), 0, []
+    refused: list[str] = []
     with dead_letters(args.directory, args.queue, reader=args.reader) as letters:
         for letter in letters:
             if args.all or letter.letter_id in wanted:
@@ -160,13 +161,18 @@ def _do_each(args: argparse.Namespace, what: str, do: Callable[[DeadLetter], Non
                 if do is DeadLetter.requeue and not letter.queue:
                     foreign.append(letter.letter_id)
                     continue
-                do(letter)
-                done += 1
+                try:
+                    do(letter)
+                    done += 1
+                except (ItemTooLarge, WrongKind, ValueError) as error:
+                    refused.append(f"{letter.letter_id} stays: {error}")
             if not args.all and not wanted:
                 break
     print(f"{_common.counted(done, 'dead letter')} {what}")
     if foreign:
-        raise _common.CommandError(f"no dead letters, and left there: {', '.join(map(str, foreign))}")
+        refused.append(f"no dead letters, and left there: {', '.join(map(str, foreign))}")
     if wanted:
-        raise _common.CommandError(f"not in queue {args.queue!r}: {', '.join(map(str, sorted(wanted)))}")
+        refused.append(f"not in queue {args.queue!r}: {', '.join(map(str, sorted(wanted)))}")
+    if refused:
+        raise _common.CommandError("; ".join(refused))
     return 0 if done else 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kestrelpy import JournaledQueue, ReaderConfig, inbox, scan
+from kestrelpy.work import WorkQueue
 from tests.cli.programs import Run, refused
 
 DEAD = ReaderConfig(max_deliveries=1, dead_letter="dead")
@@ -68,6 +69,27 @@ def test_requeue_and_drop(run: Run, letters: Path) -> None:
     assert run("dead", "drop", letters, "dead", "--all").status == 0
     assert run("dead", "ls", letters, "dead") == (1, b"", "")
     assert len(list(scan(letters, "jobs"))) >= 2
+
+
+def test_a_letter_that_can_not_be_put_back_does_not_keep_the_others(run: Run, tmp_path: Path) -> None:
+    for name, data in (("gone", b"a"), ("small", b"x" * 101), ("jobs", b"b"), ("jobs", b"c")):
+        with JournaledQueue(tmp_path, name, default_reader=DEAD) as queue:
+            queue.put(data)
+            queue.get().abort()
+    for path in tmp_path.iterdir():
+        if path.name.startswith(("gone", "small")):
+            path.unlink()
+    WorkQueue(tmp_path, "gone").close()
+    JournaledQueue(tmp_path, "small", max_item_bytes=100).close()
+    for put_back in (b"2 dead letters", b"0 dead letters"):
+        done = run("dead", "requeue", tmp_path, "dead", "--all")
+        assert (done.status, done.out) == (1, put_back + b" put back\n")
+        assert "1 stays: " in done.err
+        assert "is a work queue" in done.err
+        assert "2 stays: an item of 101 bytes" in done.err
+    with JournaledQueue(tmp_path, "jobs") as queue:
+        assert [item.data for item in queue.get_many(10, timeout=0)] == [b"b", b"c"]
+    assert run("dead", "drop", tmp_path, "dead", "--all").out == b"2 dead letters dropped\n"
 
 
 def test_what_is_not_there(run: Run, letters: Path) -> None:

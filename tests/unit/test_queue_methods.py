@@ -13,7 +13,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 
-from kestrelpy import Item, JournaledQueue, QueueClosed, Reader, ReaderConfig
+from kestrelpy import Item, JournaledQueue, QueueClosed, Reader, ReaderConfig, open_reader
 from kestrelpy._reading.local_source import LocalSource
 from kestrelpy.blocking import JournaledBlockingQueue
 from tests.support.patience import PATIENCE, until
@@ -211,6 +211,22 @@ def test_join_waits_for_what_a_worker_puts_before_its_commit(tmp_path: Path, mon
             monkeypatch.undo()
         work.pop().commit()
         assert opened.join(0)
+
+
+@pytest.mark.parametrize(
+    ("call", "opens"),
+    [
+        *((name, True) for name in ("__len__", "qsize", "empty", "full", "join", "as_blocking_queue", "peek", "get")),
+        *((name, False) for name in ("__bool__", "__repr__", "stats", "sync", "evict_waiters")),
+    ],
+)
+def test_what_opens_the_default_reader(tmp_path: Path, call: str, opens: bool) -> None:
+    """As the guide says: from then on, the first named reader of another process inherits nothing."""
+    with JournaledQueue(tmp_path, "jobs") as opened:
+        opened.put(b"1")
+        getattr(opened, call)(*((0,) if call == "join" else ()))
+        with open_reader(tmp_path, "jobs", "mail", create=True) as mail:
+            assert len(mail) == (0 if opens else 1)
 
 
 def test_a_qsize_beside_a_get_is_not_negative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

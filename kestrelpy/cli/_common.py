@@ -127,6 +127,11 @@ def require_queue(directory: str, queue: str) -> None:
 # -- words and tables ------------------------------------------------------------------------------------------------
 
 
+def has_screen() -> bool:
+    """Whether standard output is a terminal that can be drawn on. One with ``TERM=dumb``, as in Emacs, is none."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
 def iso(instant: int) -> str:
     """A time in milliseconds since the epoch, as text for people: ISO 8601, UTC, with milliseconds."""
     try:

@@ -230,10 +230,10 @@ def _cut(text: str) -> str:
 
 def show(looker: FolderLooker, *, once: bool, as_json: bool, interval: float) -> int:
     """Show frames until the process is interrupted, or ``q`` is pressed; a single one if ``once``, ``as_json``, or if
-    standard output is no terminal. Returns the exit status of a single one: 1 if a queue is in trouble.
+    standard output is no terminal to draw on. Returns the exit status of a single one: 1 if a queue is in trouble.
     """
     looker.look()
-    if once or as_json or not sys.stdout.isatty():
+    if once or as_json or not _common.has_screen():
         time.sleep(min(interval, FIRST_INTERVAL))  # rates need two looks
         looker.look()
         sys.stdout.write("".join(f"{line}\n" for line in looker.as_json()) if as_json else looker.plain())

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kestrelpy.cli._common import escaped, iso
+from kestrelpy.cli._common import escaped, has_screen, iso
 from kestrelpy.cli._database import paused_queues, reason_of, shown, without_password
 from kestrelpy.cli._jobs import last_line
 
@@ -121,7 +121,7 @@ class Looker:
 def show(looker: Looker, *, once: bool, interval: float) -> int:
     """Show frames until the process is interrupted; one, if ``once`` or if standard output is no terminal."""
     looker.look()
-    is_terminal = sys.stdout.isatty()
+    is_terminal = has_screen()
     console = Console(file=sys.stdout, width=None if is_terminal else WIDE)
     if once or not is_terminal:
         with console.capture() as captured:

@@ -152,10 +152,10 @@ def test_names_of_tubes_give_no_orders(tmp_path: Path, run: Run) -> None:
 
 
 @contextlib.contextmanager
-def on_a_terminal(*arguments: object) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def on_a_terminal(*arguments: object, term: str = "xterm-256color") -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "kestrelpy", *map(str, arguments)]
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "150", "LINES": "40"}
+    environment = {**os.environ, "TERM": term, "COLUMNS": "150", "LINES": "40"}
     process = subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     try:
@@ -186,6 +186,13 @@ def test_a_terminal_has_a_live_table_that_obeys_keys(queues: Path) -> None:
             queue.put_many([b"x"] * 7776)
         read_until(terminal, "7,777")
         os.write(terminal, b"q")
+        assert process.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_draws_nothing_gets_a_plain_table(queues: Path, term: str) -> None:
+    with on_a_terminal("top", queues, term=term) as (process, terminal):
+        assert "\x1b" not in read_until(terminal, "alerts")
         assert process.wait(PATIENCE) == 0
 
 

@@ -235,7 +235,7 @@ class InboxHost:
         except (KestrelError, OSError) as error:
             if isinstance(error, DurabilityUnknown):
                 raise
-            self._log_failure()
+            self._log_failure(error)
         self._note()
 
     def _look(self, *, create: bool = False) -> Ingest | None:
@@ -335,14 +335,16 @@ class InboxHost:
             self.take_in(reported=False)
         except (QueueClosed, ForkedQueue, DurabilityUnknown):
             return  # the next call raises it
-        except (KestrelError, OSError):
+        except (KestrelError, OSError) as error:
             if self.is_open:  # else, too, the next call raises it
-                self._log_failure()
+                self._log_failure(error)
 
-    def _log_failure(self) -> None:
+    def _log_failure(self, error: Exception) -> None:
         if not self._was_logged:
             self._was_logged = True
-            _logging.warning("the inbox of queue %s can't be ingested now; it is tried again", self.name, error=True)
+            what = "the inbox of queue %s can't be ingested now"
+            _logging.warning(f"{what}; it is tried again: %s: %s", self.name, type(error).__name__, error)
+            _logging.debug(error, what, self.name)
 
     # -- from a store ------------------------------------------------------------------------------------------------
 

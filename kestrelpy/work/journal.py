@@ -114,13 +114,14 @@ class JobJournal(JournaledQueue):
         return self._status.sync_seconds is None
 
     def sync_or_ship(self) -> None:
-        """``sync``; if a store acknowledges what is put, return when it has everything put before."""
-        self._status.check_usable()
+        """``sync``; if a store acknowledges what is put, return when it has everything put before.
+
+        It is for a call that has written its record: a close meanwhile, which syncs, is no reason to raise.
+        """
         self._syncer.wait_acknowledged(self._journal.tail_id, self._journal.tail_id)
 
     def acknowledged(self) -> Future[int]:
-        """``sync_or_ship`` as a future. Raises as that, if the journal has failed already."""
-        self._status.check_usable()
+        """``sync_or_ship`` as a future."""
         return self._puts.future_of_all()
 
     def sync_under_lock(self) -> None:

@@ -562,7 +562,10 @@ class WorkQueue(ClosesInTask, Generic[V]):
         """All earlier changes are on disk when this returns, and in the store that acknowledges them, if there is one.
         Raises ``DurabilityUnknown``, ``NotShipped``, ``Fenced``.
         """
-        self._core.sync()
+        core = self._core
+        with core.deliveries, core.lock, core.turn:  # raises if the queue is closed, or has failed
+            pass
+        core.sync()
 
     @property
     def closed(self) -> bool:

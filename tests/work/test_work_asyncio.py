@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from kestrelpy import DurabilityUnknown, QueueClosed, QueueFull
-from kestrelpy.work import DuplicateJob, Job, JobNotFound, JobTooBig, NotReserved, Session, WorkQueue
+from kestrelpy.work import DuplicateJob, Job, JobNotFound, JobTooBig, NewJob, NotReserved, Session, WorkQueue
 from kestrelpy.work import job as job_module
 from kestrelpy.work import queue as queue_module
 from kestrelpy.work import session as session_module
@@ -348,3 +348,28 @@ def test_slots_of_a_full_disk_are_synced_apart(tmp_path: Path) -> None:
     with patch.object(HeldRoom, "sync", sync):
         asyncio.run(scene())
     assert threads[0] == "kestrelpy-close"
+
+
+NOTIFYING: dict[str, Callable[[WorkQueue], object]] = {
+    "put": lambda work: work.put(b"x"),
+    "aput": lambda work: asyncio.run(work.aput(b"x")),
+    "put_many": lambda work: work.put_many([b"x"])[0],
+    "put_all": lambda work: work.put_all([NewJob(b"x")])[0],
+    "kick": lambda work: work.kick(1),
+}
+
+
+@pytest.mark.parametrize("change", NOTIFYING)
+def test_a_change_that_a_close_has_synced_is_acknowledged(tmp_path: Path, change: str) -> None:
+    """The callback of a worker's future closes the queue before the call that notified it has returned."""
+    work = WorkQueue(tmp_path, "jobs", sync="always")
+    if change == "kick":
+        work.put(b"later", delay=100)
+    reserved = work.session().reserve_future()
+    reserved.add_done_callback(lambda _: work.close())
+    assert NOTIFYING[change](work) == 1, "QueueClosed says that nothing was stored"
+    assert work.closed
+    with pytest.raises(QueueClosed):
+        work.sync()
+    with WorkQueue(tmp_path, "jobs") as again:
+        assert [(job.id, job.state) for job in again.jobs()] == [(1, "ready")]

@@ -263,7 +263,8 @@ class QueueDiskFull(KestrelError, OSError):
 
 
 class DurabilityUnknown(KestrelError, OSError):
-    """A sync failed: whether items ``first_id`` to ``last_id`` are on disk is unknown until the queue is reopened.
+    """A sync failed: whether items ``first_id`` to ``last_id`` are on disk is unknown until the queue is reopened. No
+    item is in doubt if ``last_id`` is below ``first_id``.
 
     The queue has failed: only ``close()`` still works. Source: rule R9 of docs/guarantees.md (the pages of a failed
     sync are marked clean, so a second sync that succeeds proves nothing).
@@ -271,9 +272,9 @@ class DurabilityUnknown(KestrelError, OSError):
 
     def __init__(self, path: str, first_id: int, last_id: int, cause: OSError | None = None) -> None:
         number = cause.errno if cause is not None and cause.errno is not None else errno.EIO
-        super().__init__(
-            number, f"a sync failed; items {first_id} to {last_id} are in doubt until the queue is reopened", path
-        )
+        doubt = f"items {first_id} to {last_id} are in doubt" if first_id <= last_id else "no item is in doubt"
+        text = f"a sync failed; {doubt}, and only close() works until the queue is reopened"
+        super().__init__(number, text, path)
         self.path = path
         self.first_id = first_id
         self.last_id = last_id

@@ -91,6 +91,14 @@ def test_durability_unknown_without_a_cause_is_eio() -> None:
     assert errors.DurabilityUnknown("/d", 1, 2, OSError("no number")).errno == errno.EIO
 
 
+def test_durability_unknown_when_all_items_are_durable_names_none() -> None:
+    """A sync fails although nothing was put since the last one, as that of a new segment's name."""
+    error = errors.DurabilityUnknown("/d", 32, 31)
+    assert "no item is in doubt" in str(error)
+    assert "32" not in str(error)
+    assert list(range(error.first_id, error.last_id + 1)) == []
+
+
 def test_a_lock_without_a_known_holder() -> None:
     error = errors.QueueLocked("/d/q.lock")
     assert error.pid is None

@@ -83,6 +83,7 @@ class Burial:
         self.moving = threading.Lock()
         self.waiting: dict[int, Dead] = {}  # guarded by the backlog's lock
         self._noted: Move | None = None  # guarded by moving: the intent that is known to be on disk
+        self._passed: dict[int, Move] = {}  # guarded by the backlog's lock: items that this move does not move any more
         self._pauses: set[object] = set()  # seeks under way: no intent is made
         self._stream = b""
         self._number = 0
@@ -94,17 +95,19 @@ class Burial:
 
     def _hold_back(self, move: Move) -> None:
         """At an opening with an intent: take its items out of what is unread. An item that can't be read stays there:
-        a get says why.
+        a get says why. One that is done was skipped.
         """
         backlog, source = self._backlog, self._source
         with backlog.lock:
             for note in move.notes:
                 item_id = note.item_id
+                self._passed[item_id] = move
                 if not backlog.progress.is_done(item_id):
                     with suppress(KestrelError, OSError):
                         entry = source.read(item_id, item_id, BLOCK_BYTES, None).entries.get(item_id)
                         if entry is not None:
                             backlog.with_hook[item_id] = backlog.make_item(item_id, entry)
+                            del self._passed[item_id]
             backlog.disturbed = True
             backlog.repair()
 
@@ -114,6 +117,13 @@ class Burial:
         """An item is dead, and in ``with_hook``: it goes to the queue ``target`` with the next move."""
         note = MoveNote(item.id, item.error_count, died_ms, reason)
         self.waiting[item.id] = Dead(item, note, target, False)
+
+    def skip_locked(self, item_id: int) -> None:
+        """The reader was moved forward to ``item_id``, past its dead items before that: they count as skipped."""
+        move = self._backlog.progress.move
+        if move is not None:
+            passed = {key: of for key, of in self._passed.items() if of is move}
+            self._passed = passed | {note.item_id: move for note in move.notes if note.item_id < item_id}
 
     def take_over(self, item: Item, target: str) -> None:
         """Move the data of a dead letter, an open read, to the queue ``target``. On disk when this returns. Raises
@@ -256,7 +266,8 @@ class Burial:
                         if not backlog.progress.is_done(item.id):
                             backlog.release(item.id, item.data)
                         del backlog.with_hook[item.id]
-                dead = self.dead + (0 if move.is_requeue else len(move.notes))
+                moved = [note for note in move.notes if self._passed.get(note.item_id) is not move]
+                dead = self.dead + (0 if move.is_requeue else len(moved))
                 # No call from here on.
                 self.dead = dead
                 backlog.progress.move = None

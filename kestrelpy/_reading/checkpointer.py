@@ -256,6 +256,7 @@ class Checkpointer:
                 moved = moved_past(self._source, progress, item_id, backlog.held())
                 skipped = moved.skipped - progress.skipped
                 backlog.skip(moved, item_id)
+                self.burial.skip_locked(item_id)
                 backlog.update_fast_path()
             self._saved, self._is_durable = version, True
             self.skipped += skipped

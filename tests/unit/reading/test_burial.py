@@ -16,6 +16,7 @@ from kestrelpy import (
     InvalidName,
     ItemTooLarge,
     JournaledQueue,
+    LagPolicy,
     QueueEmpty,
     QueueLocked,
     Reader,
@@ -399,6 +400,43 @@ def test_a_seek_that_fails_drops_no_dead_item(open_queue: Open, folder: Path) ->
     try_again(queue)
     assert [letter.data for letter in letters_of(folder)] == [b"a"]
     queue._check()
+
+
+SKIPS = ReaderConfig(max_deliveries=1, dead_letter="dead", max_lag_bytes=2000, lag_policy=LagPolicy.SKIP)
+
+
+def skip_past(queue: JournaledQueue, item_id: int) -> int:
+    """As the look at readers that are too far behind does."""
+    return checkpointer_of(queue.reader()).skip_to(item_id)
+
+
+def test_a_dead_item_that_is_skipped_is_not_counted_as_moved(open_queue: Open, folder: Path) -> None:
+    """While its move fails: one is in an intent, one waits for the next move, and one is after the new position."""
+    queue = open_queue(default_reader=SKIPS)
+    queue.put_many([b"a", b"b", b"c", b"d"])
+    with patch.object(moves, "publish_move", side_effect=OSError(errno.ENOSPC, "full")):
+        kill(queue, 1)
+        kill(queue, 2)
+        assert skip_past(queue, 2) == 1
+        assert skip_past(queue, 3) == 1
+    try_again(queue)
+    stats = queue.reader().stats()
+    assert (stats.dead, stats.skipped, stats.items) == (1, 2, 1)
+    assert [letter.data for letter in letters_of(folder)] == [b"c"]
+    queue._check()
+
+
+def test_a_dead_item_that_was_skipped_before_an_opening_is_not_counted_as_moved(clock: ManualClock) -> None:
+    disk = MemoryDisk()
+    left_in_the_middle(disk, clock, published=False)
+    with patch.object(moves, "publish_move", side_effect=OSError(errno.ENOSPC, "full")):
+        queue = JournaledQueue("/q", "jobs", default_reader=SKIPS, disk=disk, clock=clock)
+        assert skip_past(queue, 3) == 2
+        queue.close()
+    with JournaledQueue("/q", "jobs", disk=disk, clock=clock) as queue:
+        stats = queue.reader().stats()
+        assert (stats.dead, stats.skipped, stats.items) == (1, 2, 1)
+    assert [letter.data for letter in dead_letters("/q", "dead", disk=disk, clock=clock)] == [b"d"]
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------

@@ -168,6 +168,7 @@ class ReaderStats(Value, kw_only=True):
     behind than its configuration allows, when that was looked at last. ``skipped``: items that it was moved past by
     ``LagPolicy.SKIP``, since it was opened the time before this one. ``dead``: items that died, moved to
     ``dead_letter`` or dropped; ``dead_letter_failures``: how often a move could not be done, and was left for later.
+    ``dead_too_large``: dead items that stay here, undelivered, as the queue ``dead_letter`` takes none as large.
     """
 
     name: str
@@ -194,6 +195,7 @@ class ReaderStats(Value, kw_only=True):
     skipped: int = 0
     dead: int = 0
     dead_letter_failures: int = 0
+    dead_too_large: int = 0
 
 
 class QueueStats(Value, kw_only=True):

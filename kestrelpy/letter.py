@@ -15,8 +15,10 @@ from kestrelpy._value import Value, set_field
 __all__ = ["DeadLetter"]
 
 _BEGIN = b'{"dead_letter": 1, '
-_MOST_HEAD_BYTES = 16 << 10
+MOST_HEAD_BYTES = 16 << 10
 """The first line is not longer: two names, a reason of 1 KiB with an escape for each of its bytes, and numbers."""
+_MOST_NESTED = 8
+"""A dead letter may die, too. So many first lines are looked through."""
 _LARGEST = (1 << 62) - 1
 _NUMBERS = ("id", "added_ms", "died_ms", "error_count")
 _TEXTS = ("queue", "reader", "reason")
@@ -135,7 +137,7 @@ def decode_letter(data: bytes, letter_id: int = 0) -> DeadLetter | None:
     """The dead letter; ``None`` if these bytes are none, or are damaged."""
     if not data.startswith(_BEGIN):
         return None
-    end = data.find(b"\n", 0, _MOST_HEAD_BYTES)
+    end = data.find(b"\n", 0, MOST_HEAD_BYTES)
     about = _parsed(data[:end]) if end > 0 else None
     if about is None:
         return None
@@ -150,6 +152,16 @@ def decode_letter(data: bytes, letter_id: int = 0) -> DeadLetter | None:
     item_id, added_ms, died_ms, error_count = numbers
     queue, reader, reason = texts
     return DeadLetter(content, queue, reader, item_id, added_ms, died_ms, error_count, reason, letter_id)  # type: ignore[arg-type]
+
+
+def content_bytes(data: bytes) -> int:
+    """The size of an item without what makes it a dead letter: its first line, and those of the letters in it."""
+    for _ in range(_MOST_NESTED):
+        letter = decode_letter(data)
+        if letter is None:
+            break
+        data = letter.data
+    return len(data)
 
 
 def _parsed(line: bytes) -> dict[str, object] | None:

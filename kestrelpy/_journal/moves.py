@@ -7,6 +7,7 @@ done (docs/dead-letters.md). Encoding and decoding know no files, locks or clock
 from __future__ import annotations
 
 import struct
+from itertools import accumulate
 from typing import NamedTuple
 
 from kestrelpy._journal.file_names import is_name
@@ -18,7 +19,11 @@ _NOTE = struct.Struct("<QIQH")
 _DEAD, _REQUEUED = 1, 2
 _LARGEST = (1 << 62) - 1
 MAX_REASON_BYTES = 1024
-"""The reason of a death has at most so many bytes, in UTF-8."""
+"""The reason of a death has at most so many bytes as JSON in ASCII, and so in UTF-8. In what an earlier version has
+saved, in UTF-8 alone.
+"""
+_MOVES = "kestrelpy-move-"
+"""How the application ids of moves begin."""
 
 
 class MoveNote(NamedTuple):
@@ -47,7 +52,7 @@ class Move(NamedTuple):
     @property
     def app_id(self) -> str:
         """The application id under which the batch is published; its version is ``number``."""
-        return f"kestrelpy-move-{self.stream.hex()}"
+        return _MOVES + self.stream.hex()
 
 
 def encode_move(move: Move) -> bytes:
@@ -84,9 +89,20 @@ def decode_move(data: bytes) -> Move | None:
     return Move(stream, number, target, kind == _REQUEUED, tuple(notes))
 
 
+def is_move(app_id: str) -> bool:
+    """Whether a batch with this application id is a move. Who makes a move checks the sizes of its items."""
+    return app_id.startswith(_MOVES)
+
+
 def cut_reason(text: str) -> str:
-    """The text, or as much of its beginning as ``MAX_REASON_BYTES`` hold."""
-    return text.encode("utf-8", "backslashreplace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+    """The text, or as much of its beginning as ``MAX_REASON_BYTES`` hold: a character that is not ASCII takes 6 bytes
+    of them, or 12.
+    """
+    from json import dumps  # here and not above: programs without dead letters must not pay for it
+
+    text = text[:MAX_REASON_BYTES].encode("utf-8", "backslashreplace").decode()
+    sizes = accumulate(len(dumps(character)) - 2 for character in text)
+    return text[: sum(size <= MAX_REASON_BYTES for size in sizes)]
 
 
 def _text(data: bytes) -> str | None:

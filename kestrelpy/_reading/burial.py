@@ -9,6 +9,8 @@ Rules (docs/dead-letters.md):
 3. Until they are done, the items are in the backlog's ``with_hook``: nobody gets them, and no segment that has them is
    retired. The next owner of the reader holds them back in the same way, and carries out the intent first.
 4. A move that fails is tried again, by the timer of ``RETRY_SECONDS`` and by the next opening.
+5. What is too large for the other queue keeps nothing back. A dead item is set aside, in ``with_hook``, until the limit
+   there is raised; a move without it takes the others. A letter that was to go back is unread again.
 
 NOTE ON LOCKING: ``moving`` (B in docs/locking.md) is held during a move. It comes before the locks of a checkpoint (C,
 G) and the backlog's (R). A thread that aborts does not wait for it: who has it moves what others have added. The
@@ -20,11 +22,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
+from kestrelpy import _logging
 from kestrelpy._journal.moves import Move, MoveNote
 from kestrelpy._logging import Trouble
 from kestrelpy._reading.backlog import BLOCK_BYTES
@@ -66,6 +69,12 @@ def check_dead_letter(config: ReaderConfig, queue: str, *, journaled: bool = Tru
         raise ValueError(f"dead_letter={config.dead_letter!r} needs a folder: a queue in memory has none")
 
 
+def _content(move: Move, item: Item) -> bytes:
+    """What counts of a moved item, in the queue that it goes to."""
+    letter = decode_letter(item.data) if move.is_requeue else None
+    return item.data if letter is None else letter.data
+
+
 def _publisher() -> ModuleType:
     from kestrelpy.inbox import moves  # when a first item dies: most programs have no dead letters
 
@@ -88,6 +97,9 @@ class Burial:
         self._stream = b""
         self._number = 0
         self._is_resting = False  # a move failed: the timer tries it again
+        self._aside: dict[int, Dead] = {}  # guarded by the backlog's lock, never changed: too large for their target
+        self._is_due = False  # these are to be looked at again
+        self._is_armed = False  # the timer is under way
         self._trouble = Trouble()
         self.dead = self.failures = 0
         if self._backlog.progress.move is not None:
@@ -160,10 +172,10 @@ class Burial:
         self._dispatcher.notify()
 
     def _finish_before(self) -> None:
-        """Carry out an intent that is there. Raises as ``_carry_out``."""
+        """Carry out an intent that is there. Raises as ``_finish``."""
         move = self._backlog.progress.move
         if move is not None:
-            self._carry_out(move)
+            self._finish(move)
 
     def note_locked(self) -> Move | None:
         """The intent. If there is none, and items wait, it is made of them. From the next checkpoint on it counts."""
@@ -195,30 +207,31 @@ class Burial:
         fails: it is counted, logged once and tried again.
         """
         while True:
-            if self._is_resting or not (self.waiting or self._backlog.progress.move is not None):
+            if self._is_resting or not (self.waiting or self._is_due or self._backlog.progress.move is not None):
                 return
             held = went = False
             try:
-                for held in taken_now(self.moving.acquire):  # noqa: B007 - one step
-                    break
-                if held:
-                    went = self._move_once()
+                for held in taken_now(self.moving.acquire):  # one step
+                    went = held and self._move_once()
             finally:
                 if held:
                     self.moving.release()
             if not went:
                 return
             self._dispatcher.notify()
+            self._dispatcher.hand_off()
 
     def _move_once(self) -> bool:
         """Carry out the intent, or the next one. Returns whether there was one and it went well."""
         backlog = self._backlog
-        with backlog.lock:
-            move = None if backlog.broken is not None else self.note_locked()
-        if move is None:
-            return False
         try:
-            self._carry_out(move)
+            if self._is_due:
+                self._look_at_large()
+            with backlog.lock:
+                move = None if backlog.broken is not None else self.note_locked()
+            if move is None:
+                return False
+            self._finish(move)
         except (KestrelError, OSError) as error:
             self._rest(error)
             return False
@@ -228,32 +241,43 @@ class Burial:
         self._trouble.end(self._what(move))
         return True
 
+    def _finish(self, move: Move) -> None:
+        """Carry out an intent, after which there is none. Raises as ``_carry_out``, but ``ItemTooLarge``."""
+        try:
+            self._carry_out(move)
+        except ItemTooLarge as error:
+            self._give_back(move, error)
+
     def _carry_out(self, move: Move) -> None:
-        """The three steps of rule 1, each of which may have been done before."""
+        """The three steps of rule 1, each of which may have been done before. Raises ``ItemTooLarge`` for a letter that
+        can't go back: then nothing is published.
+        """
         if self._noted is not move:
             self._save(True)
             self._noted = move
-        backlog = self._backlog
+        backlog, source, publisher = self._backlog, self._source, _publisher()
         with backlog.lock:
             backlog.check_usable()  # closed: the checkpoint has the intent, and the next owner carries it out
-            items = [backlog.with_hook.get(note.item_id) for note in move.notes]
-        data = list(self._contents(move, items))
-        source = self._source
-        _publisher().publish_move(source.directory.path, move, data, disk=source.disk, clock=source.clock)
+            found = [(note, backlog.with_hook.get(note.item_id)) for note in move.notes]
+        items = [(note, item) for note, item in found if item is not None]  # one that can't be read stays unread here
+        folder, disk = source.directory.path, source.disk
+        most = publisher.largest_of(folder, move.target, disk=disk)
+        sizes = {item.id: publisher.too_large(_content(move, item), most) for _, item in items}
+        large = {item_id: size for item_id, size in sizes.items() if size}
+        if large and not publisher.was_published(folder, move, disk=disk):
+            self._set_aside(move, large, most)
+            return
+        data = [self._published(move, note, item) for note, item in items]
+        publisher.publish_move(folder, move, data, disk=disk, clock=source.clock)
         self._settle(move)
 
-    def _contents(self, move: Move, items: Iterable[Item | None]) -> Iterable[bytes]:
-        """The items as they are published. One that can't be read is left out, and stays unread here."""
+    def _published(self, move: Move, note: MoveNote, item: Item) -> bytes:
+        """An item as it is published."""
+        if move.is_requeue:
+            return _content(move, item)
         queue, reader = self._source.name, self._backlog.name
-        for note, item in zip(move.notes, items, strict=True):
-            if item is None:
-                continue
-            if move.is_requeue:
-                letter = decode_letter(item.data)
-                yield item.data if letter is None else letter.data
-            else:
-                about = (queue, reader, item.id, item.added_ms, note.died_ms, note.error_count, note.reason)
-                yield encode_letter(DeadLetter(item.data, *about))
+        about = (queue, reader, item.id, item.added_ms, note.died_ms, note.error_count, note.reason)
+        return encode_letter(DeadLetter(item.data, *about))
 
     def _settle(self, move: Move) -> None:
         """The move is published: its items are done."""
@@ -289,7 +313,7 @@ class Burial:
             backlog = self._backlog
             with backlog.lock:  # the seek has dropped them
                 left = {item_id: dead for item_id, dead in self.waiting.items() if item_id in backlog.with_hook}
-                self.waiting = left
+                self.waiting, self._aside = left, self._large_there()
         finally:
             self._pauses.discard(token)
 
@@ -305,14 +329,79 @@ class Burial:
             self._settle(move)
             return
         with backlog.lock:
-            items = [(note, backlog.with_hook.get(note.item_id)) for note in move.notes]
-            back = {
-                note.item_id: Dead(item, note, move.target, move.is_requeue) for note, item in items if item is not None
-            }
-            back.update(self.waiting)
+            back = self._dead_of(move) | self.waiting
             # No call from here on.
             self.waiting = back
             backlog.progress.move = None
+
+    def _dead_of(self, move: Move) -> dict[int, Dead]:
+        """What there is of an intent that is taken back."""
+        found = [(note, self._backlog.with_hook.get(note.item_id)) for note in move.notes]
+        target, back = move.target, move.is_requeue
+        return {note.item_id: Dead(item, note, target, back) for note, item in found if item is not None}
+
+    # -- too large ---------------------------------------------------------------------------------------------------
+
+    def _set_aside(self, move: Move, large: dict[int, int], most: int) -> None:
+        """Items of a move that is not published are too large for the other queue: the others go with the next move.
+
+        ``large``: their sizes. Raises ``ItemTooLarge`` if it is a letter, which can't go back.
+        """
+        if move.is_requeue:
+            raise ItemTooLarge(max(large.values()), most)
+        backlog = self._backlog
+        with backlog.lock:
+            dead = self._dead_of(move)
+            aside = self._aside | {item_id: each for item_id, each in dead.items() if item_id in large}
+            rest = {item_id: each for item_id, each in dead.items() if item_id not in large} | self.waiting
+            failures = self.failures + len(large)
+            # No call from here on.
+            self.waiting, self._aside, self.failures = rest, aside, failures
+            backlog.progress.move = None
+        shown = ", ".join(f"{item_id} ({size:,} bytes)" for item_id, size in large.items())
+        text = "reader %s: dead items are too large for queue %s (max_item_bytes=%d), and stay here, undelivered: %s"
+        _logging.warning(text, backlog.full_name, move.target, most, shown)
+        self._arm()
+
+    def _look_at_large(self) -> None:
+        """Those that are not too large any more go with the next move. Raises ``OSError``."""
+        publisher, source, backlog = _publisher(), self._source, self._backlog
+        targets = {dead.target for dead in self._aside.values()}
+        most = {each: publisher.largest_of(source.directory.path, each, disk=source.disk) for each in targets}
+        with backlog.lock:
+            there = self._large_there()
+            aside = {key: dead for key, dead in there.items() if publisher.too_large(dead.item.data, most[dead.target])}
+            waiting = {key: dead for key, dead in there.items() if key not in aside} | self.waiting
+            # No call from here on.
+            self.waiting, self._aside = waiting, aside
+            self._is_due = False
+        if aside:
+            self._arm()
+
+    def _large_there(self) -> dict[int, Dead]:
+        with_hook = self._backlog.with_hook
+        return {item_id: dead for item_id, dead in self._aside.items() if with_hook.get(item_id) is dead.item}
+
+    @property
+    def too_large(self) -> int:
+        """How many dead items stay here, as they are too large for the queue of the dead letters."""
+        return len(self._large_there())
+
+    def _give_back(self, move: Move, error: ItemTooLarge) -> None:
+        """A letter can't go back, as its queue takes less than before: it is unread again."""
+        backlog = self._backlog
+        try:
+            with backlog.lock:
+                for item_id in (note.item_id for note in move.notes):
+                    item = backlog.with_hook.pop(item_id, None)
+                    if item is not None:
+                        backlog.requeue(item_id, (item.data, item.added_ms, item.expires_ms))
+                backlog.progress.move = None
+        except BaseException as struck:
+            self._dispatcher.recover(struck)
+            raise
+        text = "dead letter %d of %s can't go back to queue %s, and stays: %s"
+        _logging.warning(text, move.notes[0].item_id, backlog.full_name, move.target, error)
 
     # -- trying again ----------------------------------------------------------------------------------------------
 
@@ -327,6 +416,12 @@ class Burial:
                 self.failures += 1
             self._trouble.begin(self._what(move), error)
         self._is_resting = True
+        self._arm()
+
+    def _arm(self) -> None:
+        """Have the timer try it again, once."""
+        if self._is_armed:
+            return
         mine = weakref.ref(self)
 
         def again(_lost: object = None) -> None:
@@ -335,18 +430,23 @@ class Burial:
                 burial._start()
 
         try:
+            self._is_armed = True
             self._source.clock.call_later(RETRY_SECONDS, again, on_lost=again)
         except BaseException as struck:
-            self._is_resting = False  # the next abort tries it again
+            self._is_armed = self._is_resting = False  # the next abort tries it again
             if not isinstance(struck, RuntimeError):
                 raise
 
     def _start(self) -> None:
         """Try again, on a thread of its own: a move waits for syncs, and for a process that publishes."""
-        self._is_resting = False
+        self._wake()
         if self._backlog.broken is None:
             with suppress(RuntimeError):  # no thread can be started: the next abort tries it again
                 threading.Thread(target=self.run, name="kestrelpy-dead-letters", daemon=True).start()
+
+    def _wake(self) -> None:
+        self._is_armed = self._is_resting = False
+        self._is_due = bool(self._aside)
 
     def abandon(self) -> None:
         """In a forked child: a thread of the parent may have held the lock."""

@@ -286,8 +286,9 @@ class Reader(Consuming[V]):
 
         ``delay``: it is not delivered again before so many seconds (0: at once); ``None``: as ``retry_delay`` says.
         If the ``error_count`` has reached ``max_deliveries``, the item is dead, and goes to the queue ``dead_letter``
-        with ``reason``, up to 1 KiB of text. That is done when this returns, or, while another thread does so for other
-        items or the move fails, soon after. If an ``on_abort`` hook returns true, the item is committed instead.
+        with ``reason``, of which up to 1 KiB of JSON is kept. That is done when this returns, or, while another thread
+        does so for other items or the move fails, soon after. If an ``on_abort`` hook returns true, the item is
+        committed instead.
 
         With ``counts=False`` the item goes back as if it had not been got: the count stays, no hook is called, and
         there is no delay. That is for an item that no consumer has seen. Raises ``UnknownItem`` if it is not open, and
@@ -576,6 +577,7 @@ class Reader(Consuming[V]):
             skipped=self._checkpointer.skipped,
             dead=self._retries.dropped + self._checkpointer.burial.dead,
             dead_letter_failures=self._checkpointer.burial.failures,
+            dead_too_large=self._checkpointer.burial.too_large,
         )
 
     def __repr__(self) -> str:

@@ -32,6 +32,7 @@ from kestrelpy._disk.interface import NO_REGULAR_FILE, NO_ROOM, Directory
 from kestrelpy._journal import file_names
 from kestrelpy._journal.checkpoint import replace_file
 from kestrelpy._journal.journal import Journal
+from kestrelpy._journal.moves import is_move
 from kestrelpy.errors import CorruptJournal, KestrelError, QueueDiskFull, QueueFull, QueueLocked, UnsupportedFormat
 from kestrelpy.inbox.format import Intent, LedgerState, PublishedBatch, StoreMark, encode_batch_file
 from kestrelpy.inbox.ledger import IngestLedger, read_batch
@@ -254,7 +255,8 @@ class Ingest:
         """Why the batch can never be ingested; ``None`` if it can. Raises ``OSError`` for errors that may pass."""
         if batch is None:
             return "the published batch is missing"
-        most = self._host.max_item_bytes
+        is_checked = is_move(batch.app_id) and not batch.stored
+        most = None if is_checked else self._host.max_item_bytes
         for part in batch.parts:
             try:
                 file = PartFile(self._folder, self._queue, part)

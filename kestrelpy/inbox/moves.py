@@ -5,7 +5,10 @@ Rules (docs/dead-letters.md):
    by this process, by the next owner of the reader, after any kill.
 2. Nobody else's application id is used, and one is used for all moves of one opening of a reader: the queue remembers
    the 10,000 that were used last.
-3. What is published is not in the queue before its owner takes it in. If the queue is not there yet, it is made.
+3. ``max_item_bytes`` of the queue counts the data of a dead letter, and not its first line: what fits into the queue
+   that it comes from fits there too, if the limits are alike. The sizes are checked before a move is published, and
+   never again: the queue takes in what was published, whatever its limit is by then.
+4. What is published is not in the queue before its owner takes it in. If the queue is not there yet, it is made.
 """
 
 from __future__ import annotations
@@ -15,16 +18,20 @@ import os
 
 from kestrelpy._disk.interface import Disk
 from kestrelpy._journal import file_names
+from kestrelpy._journal.item_limit import limit_of
 from kestrelpy._journal.moves import Move
 from kestrelpy.clock import Clock
 from kestrelpy.errors import KestrelError, QueueFull, QueueLocked
-from kestrelpy.inbox.parts import PartWriter, open_inbox
+from kestrelpy.inbox.parts import MAX_ITEM_BYTES, MovePartWriter, open_inbox
 from kestrelpy.inbox.publishing import discard, last_version, publish, take_in
+from kestrelpy.letter import MOST_HEAD_BYTES, content_bytes
 
 MOST_WAITING = 256
 """So many published batches may wait for the next owner of a queue that nobody has open; then they are taken in."""
 PATIENCE_MS = 2_000
 """The owner of a queue takes in what is published within so many milliseconds, or the queue has no room."""
+
+LARGEST_BYTES = MAX_ITEM_BYTES - MOST_HEAD_BYTES
 
 
 def new_stream() -> bytes:
@@ -32,16 +39,33 @@ def new_stream() -> bytes:
     return os.urandom(16)
 
 
-def publish_move(directory: str, move: Move, items: list[bytes], *, disk: Disk, clock: Clock) -> None:
-    """Publish these items, unless this move is published already. On disk when this returns.
+def largest_of(directory: str, queue: str, *, disk: Disk) -> int:
+    """How large the data of an item may be that is moved to the queue, as far as that is known. Raises ``OSError``."""
+    limit = limit_of(directory, queue, disk)
+    return LARGEST_BYTES if limit is None else min(limit, LARGEST_BYTES)
 
-    Raises ``QueueFull`` if the other queue has no room for dead letters; ``ItemTooLarge``, ``WrongKind``,
-    ``UnsupportedFormat`` and other ``KestrelError``: then nothing is published; and ``OSError``.
+
+def too_large(data: bytes, most: int) -> int:
+    """The size of this data, if it may not be moved to a queue that takes ``most``; else 0. A dead letter that has died
+    counts without its first line, too.
+    """
+    if len(data) <= most:
+        return 0
+    size = len(data) if len(data) > LARGEST_BYTES else content_bytes(data)
+    return size if size > most else 0
+
+
+def publish_move(directory: str, move: Move, items: list[bytes], *, disk: Disk, clock: Clock) -> None:
+    """Publish these items, unless this move is published already. On disk when this returns. The caller has checked
+    that none of them is too large.
+
+    Raises ``QueueFull`` if the other queue has no room for dead letters; ``WrongKind``, ``UnsupportedFormat`` and other
+    ``KestrelError``: then nothing is published; and ``OSError``.
     """
     target = move.target
     if not move.is_requeue:
         _check_room(directory, target, disk, clock)
-    with PartWriter(directory, target, disk=disk, clock=clock) as writer:
+    with MovePartWriter(directory, target, disk=disk, clock=clock) as writer:
         writer.add(items)
         part = writer.seal()
     try:

@@ -177,6 +177,8 @@ class PartWriter:
     Raises ``InvalidName``, ``WrongKind`` for a work queue, ``OSError``.
     """
 
+    _is_limited = True  # to ``max_item_bytes`` of the queue
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -189,7 +191,8 @@ class PartWriter:
         clock = clock if clock is not None else SystemClock()
         now_ms = clock.time_ns() // 1_000_000
         refuse_jobs_in(directory, queue, disk)
-        limit = min(limit_of(directory, queue, disk) or MAX_ITEM_BYTES, MAX_ITEM_BYTES)
+        limit = limit_of(directory, queue, disk) if self._is_limited else None
+        limit = min(limit or MAX_ITEM_BYTES, MAX_ITEM_BYTES)
         part_id = new_part_id(now_ms)
         self.name = part_name(queue, part_id)
         disk = disk or RealDisk(allow_network=True)  # a part needs no lock, and the publisher syncs its name
@@ -272,6 +275,12 @@ class PartWriter:
         if self._file is None:
             self._file = self._folder.create(self.name)
         self._file.write(offset, *pieces)
+
+
+class MovePartWriter(PartWriter):
+    """Writes the part of a move. Who makes the move has checked the sizes of its items, without their first lines."""
+
+    _is_limited = False
 
 
 def new_part_id(now_ms: int) -> bytes:

@@ -14,6 +14,7 @@ from kestrelpy._journal.checkpoint import replace_file
 from kestrelpy._journal.format import LARGEST
 from kestrelpy._journal.item_limit import limit_of
 from kestrelpy._journal.journal import Journal
+from kestrelpy._journal.moves import is_move
 from kestrelpy._journal.purpose import refuse_jobs, refuse_jobs_in
 from kestrelpy._journal.queue_files import QueueFiles
 from kestrelpy._journal.recovery import Recovered, Recovery, write_mark
@@ -86,7 +87,7 @@ def publish(
             _remove(folder, queue, named, there)
             return False
         _check_free(queue, named, there)
-        limit = limit_of(directory, queue, disk)
+        limit = None if is_move(app_id or "") else limit_of(directory, queue, disk)
         for part, largest in zip(named, sizes, strict=True):
             _check_part(folder, queue, part, largest, limit)
         folder.sync()  # the names of the parts are durable before a batch names them

@@ -172,6 +172,7 @@ def _report_reader(page: Page, queue: tuple[str, str], stats: ReaderStats, name:
     page.add("kestrel_skipped_total", key, stats.skipped)
     page.add("kestrel_dead_total", key, stats.dead)
     page.add("kestrel_dead_letter_failures_total", key, stats.dead_letter_failures)
+    page.add("kestrel_dead_too_large", key, stats.dead_too_large)
     page.add("kestrel_timeouts_total", key, stats.get_misses)
     page.add("kestrel_checkpoint_failures_total", key, stats.checkpoint_failures)
     page.add("kestrel_hook_errors_total", key, stats.hook_errors)

@@ -62,6 +62,9 @@ METRICS = {
         Metric(
             "kestrel_dead_letter_failures_total", COUNTER, _READER, "{move}", "Moves of dead items that have failed."
         ),
+        Metric(
+            "kestrel_dead_too_large", GAUGE, _READER, "{item}", "Dead items that are too large for their other queue."
+        ),
         Metric("kestrel_refused_total", COUNTER, _QUEUE, "{put}", "Puts that were refused for want of room."),
         Metric("kestrel_timeouts_total", COUNTER, _READER, "{get}", "Gets that found no item in time."),
         Metric("kestrel_journal_bytes", GAUGE, _QUEUE, "By", "Size of the segments that are kept."),

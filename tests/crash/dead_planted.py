@@ -42,8 +42,8 @@ def fault(invariants: str, **options: Any) -> Callable[[Callable[[], Iterator[No
 def _done_first(self: Burial, move: Move) -> None:
     """As ``Burial._carry_out``, with the items done before they are published."""
     with self._backlog.lock:
-        items = [self._backlog.with_hook.get(note.item_id) for note in move.notes]
-    data = list(self._contents(move, items))
+        found = [(note, self._backlog.with_hook.get(note.item_id)) for note in move.notes]
+    data = [self._published(move, note, item) for note, item in found if item is not None]
     self._settle(move)
     self._save(True)
     source = self._source
@@ -187,13 +187,10 @@ def done_although_publishing_failed() -> Iterator[None]:
 @fault("(e)", habits=BACK)
 def letter_goes_back_with_its_head() -> Iterator[None]:
     """The data of a dead letter is that of the item, byte for byte."""
-    real = Burial._contents
+    real = Burial._published
 
-    def contents(self: Burial, move: Move, items: Any) -> Iterator[bytes]:
-        if not move.is_requeue:
-            yield from real(self, move, items)
-        else:
-            yield from (item.data for item in items if item is not None)
+    def published(self: Burial, move: Move, note: Any, item: Any) -> bytes:
+        return item.data if move.is_requeue else real(self, move, note, item)
 
-    with patch.object(Burial, "_contents", contents):
+    with patch.object(Burial, "_published", published):
         yield

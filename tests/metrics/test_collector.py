@@ -81,6 +81,7 @@ def check_queue(queue: JournaledQueue, figures: Any) -> None:
             "kestrel_skipped_total": reader.skipped,
             "kestrel_dead_total": reader.dead,
             "kestrel_dead_letter_failures_total": reader.dead_letter_failures,
+            "kestrel_dead_too_large": reader.dead_too_large,
             "kestrel_timeouts_total": reader.get_misses,
             "kestrel_checkpoint_failures_total": reader.checkpoint_failures,
             "kestrel_hook_errors_total": reader.hook_errors,

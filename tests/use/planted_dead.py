@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
+from kestrelpy import QueueFull
 from kestrelpy._reading import burial, retries
 from kestrelpy._reading.backlog import Backlog
 from kestrelpy._reading.burial import Burial
@@ -213,6 +214,19 @@ def a_letter_is_done_before_it_is_put_back() -> Iterator[None]:
 )
 def a_letter_goes_back_with_its_head() -> Iterator[None]:
     with dead_planted.FAULTS["letter_goes_back_with_its_head"].plant():
+        yield
+
+
+@defect(
+    "dead large",
+    "one item that is too large for the queue of the dead letters keeps back all others",
+    test=BURIAL + "test_a_letter_that_is_too_large_there_stays_here",
+)
+def a_large_item_keeps_back_the_others() -> Iterator[None]:
+    def set_aside(self: Burial, move: Any, large: dict[int, int], most: int) -> None:
+        raise QueueFull(f"{max(large.values())} bytes are too large, of {most}, for queue {move.target} of {self}")
+
+    with patch.object(Burial, "_set_aside", set_aside):
         yield
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from kestrelpy import Item, KestrelError, Reader, ReaderConfig, scan
+from kestrelpy._journal.format import SEGMENT_OVERHEAD
 from tests.use.use_model import DOUBTFUL, LETTER, REFUSED, Put, QueueModel, ReaderModel
 
 if TYPE_CHECKING:
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
 PENDING, SURE, OPEN, NEVER = "in one of the two", "there", "perhaps there", "not there"
 MOVED_WITHIN = 3.0
 """Seconds: what could not be moved is tried again each second."""
-LARGE = 2500
-"""Bytes that may be too many for the queue of the dead letters."""
+LARGE = 4096 - SEGMENT_OVERHEAD
+"""An item with more bytes may be too large for the queue of the dead letters: this is the least that one takes."""
 REASONS = (None, "", "it fails", "\n", "é" * 700, "half \udc80 of it")
 
 
 def cut(reason: str | None) -> str:
-    """As it is kept: 1,024 bytes of it."""
+    """As it is kept: 1,024 bytes of it, as JSON."""
     text = (reason or "").replace("\udc80", "\\udc80")
-    while len(text.encode()) > 1024:
+    while len(json.dumps(text)) - 2 > 1024:
         text = text[:-1]
     return text
 
@@ -138,6 +139,8 @@ class Graves:
         self.world = world
         self.name = DEAD
         self.moving: list[Moving] = []
+        self.failed_at: dict[ReaderModel, float] = {}
+        """When an item of a reader was not moved at once: its reader rests, also if a seek takes the item back."""
 
     # -- options -----------------------------------------------------------------------------------------------------
 
@@ -261,11 +264,10 @@ class Graves:
         owned = (
             model.writer is not None or w.depth > 0 or w.locks_unsure
         )  # then it takes in when it looks, and has room
-        return owned or self._has_large(reader)
-
-    def _has_large(self, reader: ReaderModel) -> bool:
-        """Whether a letter of the reader may be too large for the queue it goes to: that one keeps back the others."""
-        return any(each.reader is reader and len(each.copies[0].data) > LARGE for each in self.moving)
+        if len(moving.put.data) > LARGE:  # it stays where it is, and keeps back no other
+            w.saw("a dead item that may be too large for its dead letter")
+            return True
+        return owned
 
     def look(self) -> None:
         """After a step: which of them are where?"""
@@ -331,10 +333,11 @@ class Graves:
                 continue
             unseen = model.tail_id - len(model.stored)  # taken in, read and gone within one step
             moving = [each for each in self.moving if each.model is model and not each.is_seen]
-            moving = [each for each in moving if not (each.reader.half_dropped or self._has_large(each.reader))]
+            moving = [each for each in moving if not each.reader.half_dropped]
             lost = [each.put for each in moving if each.state == SURE]
             w.require(len(lost) <= unseen, f"{lost[:3]} are lost on their way to queue {model.name}")
-            left = [each.put for each in moving if each.state == PENDING and not each.reader.queue.erased]
+            moving = [each for each in moving if each.state == PENDING and not each.reader.queue.erased]
+            left = [each.put for each in moving if not each.reader.is_expired(each.put, w.now_ms)]  # without an intent
             w.require(len(left) <= unseen, f"{left[:3]}: in neither of the queues, on their way to queue {model.name}")
 
 
@@ -392,7 +395,9 @@ class Abort:
         elif put.id in handle._backlog.with_hook:
             reader.dying.add(put)
             reader.settling.add(put)
-            rests = len(reader.dying) > 1  # a move has failed, and the timer has not tried it again
+            failed_at = w.graves.failed_at.get(reader, -MOVED_WITHIN)
+            rests = len(reader.dying) > 1 or w.elapsed < failed_at + MOVED_WITHIN  # the timer has not tried it again
+            w.graves.failed_at[reader] = w.elapsed
             calm = self.nested == w.nested and not w.depth and not rests and not w.graves.excuse(self.letter)
             w.require(not calm, f"{put} of {reader.full_name} is dead, and was not moved")
             w.saw("an item is dead, and is not moved yet")

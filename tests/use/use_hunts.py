@@ -166,11 +166,25 @@ HUNTS: dict[str, Hunt] = {
 }
 
 
-LATER = ("C12", "C13", "C8", "C28c", "C29 verify", "H12 in a scan", "P3, the count", "U15", "U17", "U8", "U8 (goes)")
+LATER = (
+    "C12",
+    "C13",
+    "C8",
+    "C28c",
+    "C29 verify",
+    "H12 in a scan",
+    "P3, the count",
+    "U15",
+    "U17",
+    "U8",
+    "U8 (goes)",
+    "dead large",
+)
 """For which the explorer has no operations yet: damage in a work queue, the limit of its tubes, forks that are counted
 on, and the counts of refused batches. Others it meets too seldom: the collector at the right place ("C8"), what has to
 happen within one operation of the disk, such as a writer that retires or erases all that was listed ("C29 verify", "H12
-in a scan"), and a put that comes late, with the key of the only job of a tube that nobody watches ("U17"). A producer
+in a scan"), a put that comes late, with the key of the only job of a tube that nobody watches ("U17"), and an item
+that is too large for the queue of the dead letters while others die beside it ("dead large"). A producer
 that nobody has woken looks by itself every ``LOOK_SECONDS``, which the schedules take for no harm ("C13"). Of "C28c" it
 sees nothing, as it counts blocks of memory. For each of these the test that is named with it finds it.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from kestrelpy import DeadLetter, UnsupportedFormat
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.checkpoint import CheckpointFile, load_checkpoint
 from kestrelpy._journal.moves import MAX_REASON_BYTES, Move, MoveNote, cut_reason, decode_move, encode_move
-from kestrelpy.letter import decode_letter, encode_letter
+from kestrelpy.letter import content_bytes, decode_letter, encode_letter
 from kestrelpy.ship import manifest as manifests
 from kestrelpy.ship import slots
 from kestrelpy.testing import MemoryDisk
@@ -113,12 +115,30 @@ def test_a_newer_version_of_a_checkpoint_is_refused() -> None:
 
 def test_a_reason_is_cut_between_characters() -> None:
     assert cut_reason("a" * 2000) == "a" * MAX_REASON_BYTES
-    assert cut_reason("a" + "ä" * 600) == "a" + "ä" * 511
+    assert cut_reason("a" + "ä" * 600) == "a" + "ä" * ((MAX_REASON_BYTES - 1) // len(r"\u00e4"))
+    assert cut_reason("🐦" * 600) == "🐦" * (MAX_REASON_BYTES // len(r"\ud83d\udc26"))
+    assert cut_reason("\n" * 600) == "\n" * (MAX_REASON_BYTES // 2)
+
+
+@pytest.mark.parametrize("each", ["é", "🐦", "\0", '"', "x", "\udc80"])
+def test_a_reason_is_bounded_in_the_first_line_of_a_letter(each: str) -> None:
+    reason = cut_reason(each * 5000)
+    line = encode_letter(DeadLetter(b"", "q" * 100, "r" * 100, 1 << 61, 1 << 61, 1 << 61, 1 << 31, reason))
+    assert MAX_REASON_BYTES - 12 < len(json.dumps(reason)) - 2 <= MAX_REASON_BYTES
+    assert len(line) < MAX_REASON_BYTES + 512
 
 
 # -- a dead letter -----------------------------------------------------------------------------------------------------
 
 LETTER = DeadLetter(b"data\nmore", "jobs", "", 7, 255, 300, 3, "ValueError: no such address")
+
+
+def test_what_counts_of_a_letter_is_without_its_first_lines() -> None:
+    """For a few letters in letters, as far as they may go: an item may be made to look like any number of them."""
+    data = b"data\nmore"
+    for depth in range(12):
+        assert (content_bytes(data) == 9) is (depth <= 8)
+        data = encode_letter(DeadLetter(data, "jobs", "", 7, 255, 300, 3, ""))
 
 
 def test_the_bytes_of_a_letter() -> None:

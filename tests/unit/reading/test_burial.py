@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from kestrelpy import (
+    CorruptJournal,
     DeadLetter,
     InvalidName,
     ItemTooLarge,
@@ -29,7 +30,9 @@ from kestrelpy import (
     queue_names,
     scan,
 )
+from kestrelpy._reading.backlog import Backlog
 from kestrelpy._reading.burial import MOST_NOTES, Burial
+from kestrelpy._reading.dispatch import Dispatcher
 from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy.inbox import moves
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk, PowerModel
@@ -57,8 +60,16 @@ def burial_of(queue: JournaledQueue | Reader) -> Burial:
 def try_again(queue: JournaledQueue | Reader) -> None:
     """As the timer does, on this thread."""
     burial = burial_of(queue)
-    burial._is_resting = False
+    burial._wake()
     burial.run()
+
+
+def later(clock: ManualClock) -> None:
+    """The timer has called, and what it started has ended."""
+    clock.advance(1)
+    for thread in threading.enumerate():
+        if thread.name == "kestrelpy-dead-letters":
+            thread.join(30)
 
 
 def rest_of(reader: JournaledQueue | Reader) -> list[bytes]:
@@ -180,7 +191,17 @@ def test_a_reason_has_at_most_a_kibibyte(open_queue: Open, folder: Path) -> None
     queue.put_many([b"", b""])
     kill(queue, 1, reason="ä" * 1000)
     kill(queue, 1, reason="\ud800")
-    assert [letter.reason for letter in letters_of(folder)] == ["ä" * 512, "\\ud800"]
+    assert [letter.reason for letter in letters_of(folder)] == ["ä" * 170, "\\ud800"]
+
+
+def test_two_who_move_at_once_do_not_wait_for_each_other(open_queue: Open, folder: Path) -> None:
+    queue = open_queue(default_reader=DEAD)
+    queue.put(b"a")
+    with burial_of(queue).moving:
+        kill(queue)
+    assert letters_of(folder) == []
+    try_again(queue)
+    assert len(letters_of(folder)) == 1
 
 
 def test_many_that_die_are_few_moves(open_queue: Open, folder: Path) -> None:
@@ -451,10 +472,7 @@ def test_a_dead_item_is_not_delivered_while_its_move_fails(open_queue: Open, fol
         assert [rest_of(queue), rest_of(queue)] == [[b"b"], []]
         stats = queue.stats().readers[""]
         assert (stats.dead, stats.dead_letter_failures, stats.items) == (0, 1, 2)
-    clock.advance(1)
-    for thread in threading.enumerate():
-        if thread.name == "kestrelpy-dead-letters":
-            thread.join(30)
+    later(clock)
     assert queue.stats().readers[""].dead == 1
     assert [letter.data for letter in letters_of(folder)] == [b"a"]
 
@@ -510,16 +528,192 @@ def test_many_batches_are_taken_in_if_nobody_else_does(open_queue: Open, folder:
     assert len(letters_of(folder)) == 12
 
 
-def test_a_letter_that_is_too_large_there_stays_here(open_queue: Open, folder: Path) -> None:
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_fits_into_its_queue_fits_as_a_letter_too(open_queue: Open, folder: Path, is_open: bool) -> None:
+    """The first line does not count, nor those of a letter that dies; and what goes back fits, too."""
+    alike: dict[str, Any] = {"max_item_bytes": 300}
+    open_queue("grave", **alike).close()
+    dead = open_queue("dead", default_reader=ReaderConfig(max_deliveries=1, dead_letter="grave"), **alike)
+    if not is_open:
+        dead.close()
+    queue = open_queue(default_reader=DEAD, **alike)
+    queue.put(bytes(300))
+    kill(queue, reason="é" * 1024)
+    assert queue.reader().stats().dead == 1
+    if not is_open:
+        dead = open_queue("dead", default_reader=ReaderConfig(max_deliveries=1, dead_letter="grave"), **alike)
+    dead.take_in()
+    kill(dead)
+    assert dead.reader().stats().dead == 1
+    dead.close()
+    for name in ("grave", "dead"):
+        [letter] = letters_of(folder, name)
+        letter.requeue()
+    queue.take_in()
+    assert rest_of(queue) == [bytes(300)]
+    assert queue.stats().refused_batches == 0
+
+
+def test_a_letter_that_is_too_large_there_stays_here(
+    open_queue: Open, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It keeps no other back, is named once, counts, and goes when there is room for it."""
     open_queue("dead", max_item_bytes=300).close()
     queue = open_queue(default_reader=DEAD)
-    queue.put(bytes(250))
-    kill(queue)
-    stats = queue.stats().readers[""]
-    assert (stats.dead, stats.dead_letter_failures, stats.items) == (0, 1, 1)
+    reader = queue.reader()
+    queue.put_many([b"a", bytes(301), b"b", bytes(302), b"c"])
+    burial_of(queue)._is_resting = True
+    kill(queue, 3)
+    burial_of(queue)._wake()
+    kill(queue, 2)
+    stats = reader.stats()
+    assert (stats.dead, stats.dead_letter_failures, stats.dead_too_large, stats.items) == (3, 2, 2, 2)
+    assert rest_of(queue) == []
+    queue._check()
+    for _ in range(3):
+        try_again(queue)
+    assert (reader.stats().dead, reader.stats().dead_letter_failures, reader.stats().dead_too_large) == (3, 2, 2)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "reader jobs: dead items are too large for queue dead (max_item_bytes=300), and stay here, undelivered: "
+        "2 (301 bytes), 4 (302 bytes)"
+    )
+    assert [letter.data for letter in letters_of(folder)] == [b"a", b"b", b"c"]
+    open_queue("dead", max_item_bytes=301).close()
+    try_again(queue)
+    assert (reader.stats().dead, reader.stats().dead_too_large, reader.items) == (4, 1, 1)
     open_queue("dead").close()
     try_again(queue)
-    assert [len(letter.data) for letter in letters_of(folder)] == [250]
+    assert (reader.stats().dead, reader.stats().dead_too_large, reader.items) == (5, 0, 0)
+    assert [len(letter.data) for letter in letters_of(folder)] == [1, 1, 1, 301, 302]
+    queue._check()
+
+
+def test_the_timer_looks_at_what_was_too_large(open_queue: Open, clock: ManualClock) -> None:
+    open_queue("dead", max_item_bytes=300).close()
+    queue = open_queue(default_reader=DEAD)
+    queue.put_many([bytes(301), bytes(302)])
+    kill(queue)
+    kill(queue)
+    open_queue("dead").close()
+    assert queue.reader().stats().dead_too_large == 2
+    later(clock)
+    assert (queue.reader().stats().dead, queue.reader().stats().dead_too_large) == (2, 0)
+
+
+def test_a_second_look_that_fails_is_repeated(open_queue: Open, clock: ManualClock) -> None:
+    open_queue("dead", max_item_bytes=300).close()
+    queue = open_queue(default_reader=DEAD)
+    queue.put_many([bytes(301), b"a"])
+    kill(queue)
+    with patch.object(moves, "largest_of", side_effect=OSError(errno.EIO, "no")):
+        later(clock)
+        kill(queue)
+    open_queue("dead").close()
+    later(clock)
+    assert (queue.reader().stats().dead, queue.reader().stats().dead_too_large) == (2, 0)
+
+
+def test_what_was_too_large_comes_again_after_an_opening(open_queue: Open, folder: Path) -> None:
+    """Whether the checkpoint has no intent, as after a close, or has one with it, as after a kill."""
+    open_queue("dead", max_item_bytes=300).close()
+    queue = open_queue(default_reader=DEAD)
+    queue.put_many([bytes(301), b"a"])
+    kill(queue, 1)
+    queue.close()
+    queue = open_queue(default_reader=DEAD)
+    [item, _] = queue.get_many(2, timeout=0)
+    assert (len(item.data), item.error_count) == (301, 1)
+    burial_of(queue)._is_resting = True
+    item.abort()
+    queue.close()
+    queue = open_queue()
+    stats = queue.reader().stats()
+    assert (stats.dead, stats.dead_too_large, stats.items) == (0, 1, 2)
+    assert rest_of(queue) == [b"a"]
+    queue._check()
+
+
+def test_a_seek_moves_what_is_too_large_too(open_queue: Open, folder: Path) -> None:
+    open_queue("dead", max_item_bytes=300).close()
+    queue = open_queue(default_reader=DEAD)
+    queue.put_many([bytes(301), bytes(302)])
+    kill(queue)
+    kill(queue)
+    queue.seek(2)
+    assert (queue.reader().stats().dead_too_large, burial_of(queue)._aside) == (0, {})
+    assert rest_of(queue) == [bytes(302)]
+    open_queue("dead").close()
+    try_again(queue)
+    assert letters_of(folder) == []
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_limit_that_was_lowered_in_the_middle(clock: ManualClock, published: bool) -> None:
+    """What is published already is there, however large it is; what is not, is looked at again."""
+    disk = MemoryDisk()
+    left_in_the_middle(disk, clock, published=published)
+    JournaledQueue("/q", "dead", disk=disk, clock=clock, max_item_bytes=1).close()
+    with (
+        patch.object(moves, "too_large", lambda data, most: 2 if data == b"b" and most == 1 else 0),
+        JournaledQueue("/q", "jobs", disk=disk, clock=clock) as queue,
+    ):
+        stats = queue.reader().stats()
+        assert (stats.dead, stats.dead_too_large) == ((2, 0) if published else (1, 1))
+    letters = [letter.data for letter in dead_letters("/q", "dead", disk=disk, clock=clock)]
+    assert letters == ([b"b", b"d"] if published else [b"d"])
+
+
+def test_an_owner_takes_in_what_was_published_before_it_set_a_limit(open_queue: Open, folder: Path) -> None:
+    queue = open_queue(default_reader=DEAD)
+    dead = open_queue("dead", inbox_interval=None)
+    queue.put(bytes(301))
+    kill(queue)
+    dead.close()
+    dead = open_queue("dead", max_item_bytes=300, inbox_interval=None)
+    assert (dead.stats().refused_batches, dead.reader().items) == (0, 1)
+
+
+def test_a_requeue_left_behind_that_is_too_large_stays_a_letter(
+    open_queue: Open, folder: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It keeps back neither what dies in its queue nor what is put back after it."""
+    queue = open_queue(default_reader=DEAD)
+    queue.put_many([bytes(301), b"a", b"b"])
+    kill(queue, 3)
+    queue.close()
+    dead = open_queue("dead", default_reader=ReaderConfig(max_deliveries=1, dead_letter="grave"))
+    first, second, third = dead.get_many(3, timeout=0)
+    burial = burial_of(dead)
+    failing = patch.object(moves, "publish_move", side_effect=OSError(errno.EIO, "it breaks"))
+    with failing, pytest.raises(OSError, match="it breaks"):
+        burial.take_over(first, "jobs")
+    open_queue(max_item_bytes=300).close()
+    burial.take_over(second, "jobs")
+    third.abort()
+    assert [letter.data for letter in letters_of(folder, "grave")] == []
+    try_again(dead)
+    assert len(letters_of(folder, "grave")) == 1
+    assert "dead letter 1 of dead can't go back to queue jobs, and stays: an item of 301 bytes" in caplog.text
+    waiting = dead.reader().get_future(timeout=None)
+    assert waiting.result(0).id == 1
+    dead._check()
+
+
+def test_a_consumer_who_waits_gets_the_letter_that_can_not_go_back(open_queue: Open, folder: Path) -> None:
+    queue = open_queue(default_reader=DEAD)
+    queue.put(bytes(301))
+    kill(queue)
+    queue.close()
+    dead = open_queue("dead")
+    failing = patch.object(moves, "publish_move", side_effect=OSError(errno.EIO, "it breaks"))
+    with failing, pytest.raises(OSError, match="it breaks"):
+        burial_of(dead).take_over(dead.get(False), "jobs")
+    open_queue(max_item_bytes=300).close()
+    waiting = dead.get_future(timeout=None)
+    try_again(dead)
+    assert waiting.result(0).id == 1
+    dead._check()
 
 
 def test_a_requeue_that_can_not_be_leaves_the_letter(open_queue: Open, folder: Path) -> None:
@@ -648,3 +842,168 @@ def test_nothing_is_imported_without_dead_letters() -> None:
         queue.get().abort()
         queue.close()
     assert calls == []
+
+
+# -- what seldom happens -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_corruption", ["raise", "quarantine"])
+def test_an_item_of_an_intent_that_is_damaged_is_not_moved(clock: ManualClock, on_corruption: Any) -> None:
+    """A get says why it can't be read, or it is quarantined. The others are moved."""
+    disk = MemoryDisk()
+    with JournaledQueue("/q", "jobs", default_reader=DEAD, disk=disk, clock=clock) as queue:
+        for data in (b"a", b"good", b"evil"):
+            queue.put(data)
+        burial_of(queue)._is_resting = True
+        kill(queue, 3)
+    folder = disk.directory("/q")
+    [name] = [name for name in folder.names() if name.startswith("jobs.") and name.endswith(".segment")]
+    file = folder.open(name, write=True)
+    file.write(file.read(0, file.size()).index(b"evil"), b"good")
+    with JournaledQueue("/q", "jobs", disk=disk, clock=clock, on_corruption=on_corruption) as queue:
+        assert queue.reader().stats().dead == 2
+        if on_corruption == "raise":
+            with pytest.raises(CorruptJournal):
+                queue.get(False)
+        else:
+            assert rest_of(queue) == []
+    assert [letter.data for letter in dead_letters("/q", "dead", disk=disk, clock=clock)] == [b"a", b"good"]
+
+
+def test_a_skip_without_an_intent_has_nothing_to_count(open_queue: Open, folder: Path) -> None:
+    """Nor is there one to make of what was skipped before its move."""
+    queue = open_queue(default_reader=SKIPS)
+    queue.put_many([b"a", b"b"])
+    burial_of(queue)._is_resting = True
+    kill(queue, 1)
+    assert skip_past(queue, 2) == 1
+    assert burial_of(queue).waiting
+    try_again(queue)
+    assert (burial_of(queue).waiting, queue.reader().stats().dead, letters_of(folder)) == ({}, 0, [])
+
+
+def test_a_letter_that_is_not_open_any_more_does_not_go_back(open_queue: Open, folder: Path) -> None:
+    queue = open_queue(default_reader=DEAD)
+    queue.put(b"a")
+    kill(queue)
+    with dead_letters(folder, "dead") as letters:
+        letter = next(letters)
+        assert letters._reader is not None
+        letters._reader.seek(1)
+        with pytest.raises(UnknownItem):
+            letter.requeue()
+    assert len(letters_of(folder)) == 1
+
+
+def test_an_interrupted_requeue_is_done_by_the_timer(open_queue: Open, folder: Path, clock: ManualClock) -> None:
+    queue = open_queue(default_reader=DEAD)
+    queue.put(b"a")
+    kill(queue)
+    dead = open_queue("dead")
+    item = dead.get(False)
+    with patch.object(moves, "publish_move", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        burial_of(dead).take_over(item, "jobs")
+    assert rest_of(dead) == []
+    later(clock)
+    dead._check()
+    assert (dead.reader().items, queue.take_in(), rest_of(queue)) == (0, 1, [b"a"])
+
+
+@pytest.mark.parametrize("repairs", [True, False])
+def test_a_settlement_that_is_interrupted_counts_each_item_once(
+    open_queue: Open, folder: Path, clock: ManualClock, repairs: bool
+) -> None:
+    """Whether the repair takes out what is done, or is interrupted, too."""
+    queue = open_queue(default_reader=DEAD)
+    queue.put_many([b"a", b"b"])
+    burial_of(queue)._is_resting = True
+    kill(queue, 2)
+    real = Backlog.release
+    struck: list[int] = []
+
+    def release(self: Backlog, item_id: int, data: bytes) -> None:
+        real(self, item_id, data)
+        if not struck:
+            struck.append(item_id)
+            raise KeyboardInterrupt
+
+    recover = patch.object(Dispatcher, "recover", Dispatcher.recover if repairs else lambda *_: None)
+    with recover, patch.object(Backlog, "release", release), pytest.raises(KeyboardInterrupt):
+        try_again(queue)
+    later(clock)
+    assert struck == [1]
+    assert (queue.reader().stats().dead, queue.reader().items) == (2, 0)
+    assert [letter.data for letter in letters_of(folder)] == [b"a", b"b"]
+    queue._check()
+
+
+def left_too_large(open_queue: Open) -> JournaledQueue:
+    """The queue of a dead letter that has begun to go back, and whose queue does not take it any more."""
+    queue = open_queue(default_reader=DEAD)
+    queue.put(bytes(301))
+    kill(queue)
+    queue.close()
+    dead = open_queue("dead")
+    failing = patch.object(moves, "publish_move", side_effect=OSError(errno.EIO, "it breaks"))
+    with failing, pytest.raises(OSError, match="it breaks"):
+        burial_of(dead).take_over(dead.get(False), "jobs")
+    open_queue(max_item_bytes=300).close()
+    return dead
+
+
+def test_a_letter_that_is_skipped_while_it_can_not_go_back(open_queue: Open) -> None:
+    dead = left_too_large(open_queue)
+
+    def was_published(*_about: Any, **_how: Any) -> bool:
+        assert skip_past(dead, 2) == 1
+        return False
+
+    with patch.object(moves, "was_published", was_published):
+        try_again(dead)
+    assert (dead.reader().items, burial_of(dead)._backlog.progress.move) == (0, None)
+    dead._check()
+
+
+def test_giving_a_letter_back_is_interrupted(open_queue: Open, clock: ManualClock) -> None:
+    dead = left_too_large(open_queue)
+    with patch.object(Backlog, "requeue", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        try_again(dead)
+    later(clock)
+    assert [item.id for item in dead.get_many(9, timeout=0)] == [1]
+    dead._check()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_without_a_timer_the_next_abort_tries_it_again(
+    open_queue: Open, folder: Path, clock: ManualClock, error: type[BaseException]
+) -> None:
+    queue = open_queue(default_reader=DEAD)
+    queue.put_many([b"a", b"b"])
+    failing = patch.object(moves, "publish_move", side_effect=OSError(errno.ENOSPC, "full"))
+    first, second = queue.get_many(2, timeout=0)
+    with failing, patch.object(clock, "call_later", side_effect=error):
+        try:
+            first.abort()
+        except KeyboardInterrupt:
+            assert error is KeyboardInterrupt
+    second.abort()
+    assert [letter.data for letter in letters_of(folder)] == [b"a", b"b"]
+
+
+def test_the_timer_of_a_reader_that_is_closed_does_nothing(open_queue: Open, clock: ManualClock) -> None:
+    queue = open_queue(default_reader=DEAD)
+    queue.put(b"a")
+    burial = burial_of(queue)
+    with patch.object(moves, "publish_move", side_effect=OSError(errno.ENOSPC, "full")):
+        kill(queue, 1)
+        queue.close()
+    with patch.object(burial, "run", side_effect=AssertionError):
+        later(clock)
+    assert not burial._is_armed
+
+
+def test_a_forked_child_has_a_lock_of_its_own(open_queue: Open) -> None:
+    burial = burial_of(open_queue())
+    with burial.moving:
+        burial.abandon()
+        assert not burial.moving.locked()

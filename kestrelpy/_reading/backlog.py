@@ -386,7 +386,7 @@ class Backlog:
         with_hook = {key: item for key, item in self.with_hook.items() if key >= item_id}
         for key, entry in self.requeued.entries.items():
             if key >= item_id:
-                requeued.add(key, entry)
+                requeued.add(key, entry, self.requeued.due_at.get(key))
         if progress.next_id != self.progress.next_id:
             ahead, batch, hint = {}, None, None
             take = ahead.pop

@@ -14,6 +14,7 @@ import pytest
 
 from kestrelpy import Item, JournaledQueue, QueueEmpty, Reader, ReaderConfig, open_reader
 from kestrelpy._reading.delays import Delays
+from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy._reading.window import Requeued
 from kestrelpy.testing import ManualClock, MemoryDisk
 
@@ -255,6 +256,18 @@ def test_discard_finds_it_and_leaves_the_delay_of_others(open_queue: Open, clock
     assert ids_of(queue) == [3]
     clock.advance(1)
     assert ids_of(queue) == [2]
+
+
+def test_a_skip_leaves_the_delay_of_what_is_after_it(open_queue: Open, clock: ManualClock) -> None:
+    queue = filled(open_queue, 3)
+    for item in queue.get_many(3):
+        item.abort(10)
+    assert checkpointer_of(queue.reader()).skip_to(2) == 1
+    assert ids_of(queue) == []
+    waiting = queue.get_future(timeout=None)
+    clock.advance(10)
+    assert waiting.result(30).id == 2
+    assert ids_of(queue) == [3]
 
 
 def test_it_expires_when_it_is_due(open_queue: Open, clock: ManualClock) -> None:

@@ -253,12 +253,12 @@ def test_verify_reports_a_flipped_bit_anywhere(which: int, offset: int, folder: 
 def test_verify_counts_what_is_intact_before_the_damage(folder: Path, open_queue: Open) -> None:
     queue = open_queue()
     for number in range(10):
-        queue.put(b"%d" % number)
+        queue.put(b"item %d" % number)
     queue.close()
     path = segments(folder)[0]
-    flip(path, path.read_bytes().index(b"6", 64))
+    flip(path, path.read_bytes().index(b"item 6"))
     report = verify(folder, "jobs")
-    assert (report.items, report.bytes, len(report.damage)) == (6, 6, 1)
+    assert (report.items, report.bytes, len(report.damage)) == (6, 36, 1)
 
 
 def test_verify_reports_what_is_missing(folder: Path, open_queue: Open) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import random
 from typing import TYPE_CHECKING, Any
 
-from kestrelpy import JournaledQueue, KestrelError, QueueClosed, RestoreIncomplete, open_reader, scan
+from kestrelpy import CorruptJournal, JournaledQueue, KestrelError, QueueClosed, RestoreIncomplete, open_reader, scan
 from kestrelpy._disk.memory import MemoryDisk
 from kestrelpy.ship import NotShipped, OwnerAlive, Ship, ShipError, StoreUnavailable, rejoin, restore
 from kestrelpy.ship.history import ID_JUMP
@@ -218,6 +218,11 @@ def move(w: World, rng: random.Random, process: Process, log: Log, *, lazy: bool
         return
     except ShipError as error:  # the owner has gone on since the copy was made
         w.require(log.state.slot > before, f"{error!r}, and nobody has gone on")
+        return
+    except CorruptJournal as error:  # the log ends amid a batch of the inbox of the other folder
+        w.require("the published batch is missing" in error.reason, f"{error!r} of a queue that was restored")
+        log.take(by_lease=bool(lease_ms and mine))
+        w.saw("a log that ends amid a batch is restored")
         return
     finally:
         ships.courier.meanwhile = bool

@@ -120,6 +120,8 @@ def _end(args: argparse.Namespace, letters: list[tuple[Record, DeadLetter | None
     waiting = inbox.pending(args.directory, args.queue)
     if waiting:
         print(f"{_common.counted(waiting, 'move')} more: published, and not taken in yet by an owner", file=sys.stderr)
+    elif not letters and not args.ids:
+        print(f"kestrelpy dead: nothing is unread in {args.queue}", file=sys.stderr)
     return 0 if letters else 1
 
 
@@ -154,6 +156,7 @@ def _do_each(args: argparse.Namespace, what: str, do: Callable[[DeadLetter], Non
         _common.require_queue(args.directory, args.queue)
     wanted, done, foreign = set(args.ids), 0, []
     refused: list[str] = []
+    origins: set[str] = set()
     with dead_letters(args.directory, args.queue, reader=args.reader) as letters:
         for letter in letters:
             if args.all or letter.letter_id in wanted:
@@ -164,15 +167,20 @@ def _do_each(args: argparse.Namespace, what: str, do: Callable[[DeadLetter], Non
                 try:
                     do(letter)
                     done += 1
+                    origins.add(letter.queue)
                 except (ItemTooLarge, WrongKind, ValueError) as error:
                     refused.append(f"{letter.letter_id} stays: {error}")
             if not args.all and not wanted:
                 break
     print(f"{_common.counted(done, 'dead letter')} {what}")
+    waiting = sorted(name for name in origins if name and inbox.pending(args.directory, name))
+    if do is DeadLetter.requeue and waiting:
+        print(f"published, until the owner takes them in: {', '.join(waiting)}", file=sys.stderr)
     if foreign:
         refused.append(f"no dead letters, and left there: {', '.join(map(str, foreign))}")
     if wanted:
-        refused.append(f"not in queue {args.queue!r}: {', '.join(map(str, sorted(wanted)))}")
+        ids = ", ".join(map(str, sorted(wanted)))
+        refused.append(f"not in queue {args.queue!r}: {ids} (the ids are those that 'kestrelpy dead ls' shows first)")
     if refused:
         raise _common.CommandError("; ".join(refused))
     return 0 if done else 1

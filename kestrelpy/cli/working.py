@@ -115,6 +115,8 @@ def _run_ls(args: argparse.Namespace) -> int:
             facts = (str(job.id), escaped(job.tube), job.state, str(job.priority), iso(job.added_ms), due)
             rows.append((*facts, f"{job.timeouts + job.releases:,}", escaped(job.key or ""), _cut(job.body)))
         sys.stdout.write(_common.table(rows, numbers=(0, 3, 6)))
+    else:
+        sys.stderr.write(f"kestrelpy jobs: no such jobs in {args.queue}\n")
     return 0 if chosen else 1
 
 

@@ -61,13 +61,14 @@ def test_as_json(run: Run, letters: Path) -> None:
 
 
 def test_requeue_and_drop(run: Run, letters: Path) -> None:
-    assert run("dead", "requeue", letters, "dead", "--id", 3, 1) == (0, b"2 dead letters put back\n", "")
+    waits = "published, until the owner takes them in: jobs\n"
+    assert run("dead", "requeue", letters, "dead", "--id", 3, 1) == (0, b"2 dead letters put back\n", waits)
     assert unread(letters) == [b"a", b"c"]
     assert run("dead", "drop", letters, "dead", "--id", 2) == (0, b"1 dead letter dropped\n", "")
     done = run("dead", "requeue", letters, "dead", "--all")
     assert (done.status, done.err) == (1, "kestrelpy dead: no dead letters, and left there: 4\n")
     assert run("dead", "drop", letters, "dead", "--all").status == 0
-    assert run("dead", "ls", letters, "dead") == (1, b"", "")
+    assert run("dead", "ls", letters, "dead") == (1, b"", "kestrelpy dead: nothing is unread in dead\n")
     assert len(list(scan(letters, "jobs"))) >= 2
 
 

@@ -68,7 +68,8 @@ def test_ls_chooses(jobs: Path, run: Run) -> None:
     assert ids("--tube", "a") == [2, 4, 6]
     assert ids("--state", "ready", "--limit", "3") == [2, 4, 1]
     assert ids("--tube", "none") == []
-    assert run("jobs", jobs, "work", "ls", "--tube", "none").status == 1
+    nothing = run("jobs", jobs, "work", "ls", "--tube", "none")
+    assert (nothing.status, nothing.err) == (1, "kestrelpy jobs: no such jobs in work\n")
     line = json.loads(run("jobs", jobs, "work", "ls", "--json").out.decode().splitlines()[0])
     assert base64.b64decode(line["body"]) == b"job 2"
     assert line["key"] == "k2"

@@ -645,4 +645,5 @@ class JournaledQueue(Consuming[V]):
             assert source.visible_id == journal.tail_id or status.sync_seconds == 0 or status.is_unfinished
             ids = [(segment.first_id, segment.last_id) for segment in journal.segments]
             assert ids == sorted(ids)
-        self._maintenance._check()
+        for reader in self._registry.open.values():
+            reader._check()

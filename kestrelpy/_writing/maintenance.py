@@ -151,11 +151,3 @@ class Maintenance:
             trouble.begin(what, error)
             return True
         return waits
-
-    def _check(self) -> None:
-        timer = self._registry.timer
-        assert not self._is_armed or (timer is not None and not timer.cancelled), "no round will come"
-        for reader in self._registry.open.values():
-            reader._check()
-            skips = checkpointer_of(reader).backlog.may_skip_notify
-            assert not skips or self._is_armed or self._source.waiting, "a commit would arm no round"

@@ -87,6 +87,7 @@ HUNTS: dict[str, Hunt] = {
     "U14": Hunt(("jobs", "many jobs", "job_late", "job_put_many"), "is over"),
     "U16": Hunt(("jobs", "job_future"), "is not a timeout"),
     "E4": Hunt(("join", "queue_get"), "says that all is done"),
+    "E5": Hunt(("publish", "open", "close"), "no round of maintenance"),
     "jobs delay": Hunt(("jobs", "job_settle", "job_reserve"), "early"),
     "jobs codec": Hunt(("jobs", "job_settle", "job_reserve"), "nobody has put"),
     "E1": Hunt(

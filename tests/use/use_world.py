@@ -30,6 +30,7 @@ from kestrelpy import (
 )
 from kestrelpy._process import forget
 from kestrelpy._reading.detached_source import DetachedSource
+from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy.inspection import FolderWatch
 from kestrelpy.testing import ManualClock
 from tests.use.use_coverage import Coverage
@@ -441,6 +442,12 @@ class World:
     def check_invariants(self, opened: Opened) -> None:
         try:
             opened.queue._check()
+            maintenance = opened.queue._maintenance
+            timer, is_armed = maintenance._registry.timer, maintenance._is_armed
+            assert not is_armed or (timer is not None and not timer.cancelled), "no round of maintenance will come"
+            for reader in opened.queue._registry.open.values():
+                skips = checkpointer_of(reader).backlog.may_skip_notify
+                assert not skips or is_armed or maintenance._source.waiting, "a commit would arm no round"
         except AssertionError as error:
             raise self.fail(f"an invariant of {opened.queue!r} is broken: {_where(error)}") from error
 

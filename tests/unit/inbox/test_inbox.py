@@ -1278,9 +1278,7 @@ def test_an_opening_that_ingests_saves_positions_later_on(folder: Path, clock: M
         queue.get().commit()
     put_many(folder, NAME, [b"published"])
     with JournaledQueue(folder, NAME, clock=clock) as queue:
-        queue._check()
         clock.advance(5)
         queue.get().commit()
         clock.advance(1.5)
         assert inspect(folder, NAME).readers[0].items == 0
-        queue._check()

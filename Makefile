@@ -39,7 +39,7 @@ RESULTS ?= $(lastword $(sort $(wildcard bench/results/*.json)))
 ARGS ?=
 REV ?= HEAD~1
 HOURS ?= 1
-WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 2)))
 FILES = */_journal/packing.py,*/_journal/small_files.py,*/_journal/format.py,*/bodies.py,*/segment.py,*/checkpoint.py,*/_journal/journal.py,*/archive.py,*/retention.py,*/_journal/recovery.py,*/inbox/format.py,*/inbox/parts.py,*/inbox/ledger.py,*/inbox/ingest.py,*/inbox/publishing.py,*/_journal/moves.py,*/inbox/moves.py,*/_reading/burial.py,*/kestrelpy/letter.py,$(REPAIR_FILES),$(SHIP_FILES)
 THEIR_TESTS = tests/unit/journal tests/unit/reading/test_burial.py tests/unit/inbox tests/unit/test_codecs.py tests/unit/test_full_disk.py \
 	tests/unit/writing/test_durability.py tests/unit/writing/test_group_commit.py tests/crash/test_faults_injected.py \

@@ -18,7 +18,7 @@ from kestrelpy.arrow import bounds, columns, decode, pieces, plan, reading
 from kestrelpy.arrow.wanted import Wanted
 from kestrelpy.errors import KestrelError
 from tests.arrow.programs import Program
-from tests.support.budget import SEED, share
+from tests.support.budget import SEED, share, takes_long
 
 STEPS = 12
 Planted = Callable[[], AbstractContextManager[Any]]
@@ -30,6 +30,7 @@ def test_any_program(seed: int) -> None:
     Program(random.Random(seed)).play(STEPS)
 
 
+@takes_long
 def test_the_programs_meet_what_they_are_for() -> None:
     saw: set[str] = set()
     for seed in range(200):

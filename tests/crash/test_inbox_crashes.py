@@ -39,6 +39,7 @@ def test_every_crash_of_one_case(tally: Tally) -> None:
     assert counts.total() > 500
 
 
+@takes_long
 @pytest.mark.parametrize("name", drawn(FAULTS, 5))
 def test_caught(name: str, tally: Tally) -> None:
     fault = FAULTS[name]

@@ -150,6 +150,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@takes_long
 def test_a_thousand_queues_stay_usable(driver: Chrome, many: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with dashboard(many) as served:
         began = time.monotonic()
@@ -519,6 +520,7 @@ def test_dead_letters_go_back_after_a_question(driver: Chrome, queues: Path) -> 
     assert back[0] == b"lost 4"
 
 
+@takes_long
 def test_ten_thousand_dead_letters_stay_usable(driver: Chrome, queues: Path) -> None:
     mourn(queues, 10_000)
     with dashboard(queues, "--allow-changes") as served:

@@ -48,6 +48,7 @@ def changed(before: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
+@takes_long
 @pytest.mark.parametrize("name", drawn(RACES, 8))
 def test_found(name: str) -> None:
     """And it is gone after that: what one race leaves behind is found in the place of the next."""

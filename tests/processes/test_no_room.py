@@ -12,12 +12,13 @@ import pytest
 
 from tests.processes import no_room
 from tests.processes.programs import counts_of, run
-from tests.support.budget import SEED, Tally, share
+from tests.support.budget import SEED, Tally, share, takes_long
 
 BYTES = share(150)
 PAGES = max(40, share(40))
 
 
+@takes_long
 def test_files_end_at_every_byte(tmp_path: Path, tally: Tally) -> None:
     counts = counts_of(no_room, tmp_path, "bytes", SEED, limit=BYTES)
     tally.add("full disks", counts["rooms"])

@@ -23,7 +23,7 @@ from kestrelpy.ship.shipper import Shipper
 from kestrelpy.ship.store import Store
 from tests.ship import owner_explorer
 from tests.ship.owner_explorer import EagerReaders, LeasedOwners, World, explore
-from tests.support.budget import SEED, Tally, share
+from tests.support.budget import SEED, Tally, share, takes_long
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -33,6 +33,7 @@ def test_worlds_of_eager_readers(tally: Tally) -> None:
     tally.add("crashes of owners that ship", counts["kills"] + counts["power cuts"])
 
 
+@takes_long
 def test_worlds_of_leased_owners(tally: Tally) -> None:
     worlds = share(1_000)
     counts = explore(SEED * 1_000_000, worlds, make=LeasedOwners)

@@ -54,6 +54,7 @@ from kestrelpy.testing import ManualClock
 from kestrelpy.testing.stores import Fault, MemoryStore, Request, SimulatedStore
 from tests.ship.in_store import items_of, log_of, no_pause
 from tests.ship.logs import resealed_slot
+from tests.support.budget import takes_long
 from tests.support.patience import PATIENCE, until
 
 Acks = Literal["disk", "shipped"]
@@ -638,6 +639,7 @@ def test_a_reader_that_took_over_the_default_one_is_shipped_by_its_own_name(tmp_
 # -- what stays in the store ------------------------------------------------------------------------------------------
 
 
+@takes_long
 def test_what_is_needed_no_more_is_deleted(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
     store = MemoryStore(clock=clock)

@@ -26,6 +26,7 @@ from kestrelpy.spark.report.page import page
 from kestrelpy.testing import ManualClock
 from tests.spark.archives import Row, make_archive
 from tests.spark.sessions import slow_spark, spark  # noqa: F401
+from tests.support.budget import takes_long
 
 PNG = b"\x89PNG\r\n\x1a\n"
 HOSTILE = '<script>alert("$x$")</script> & "quoted"'
@@ -171,6 +172,7 @@ class Reading(HTMLParser):
         self.text += data
 
 
+@takes_long
 def test_the_page_stands_alone_and_escapes_what_it_is_told(load: Load) -> None:
     light, dark = draw(load, LIGHT), draw(load, DARK)
     assert list(light) == list(dark) == CHARTS

@@ -22,6 +22,7 @@ import pytest
 from kestrelpy.config import FullPolicy
 from kestrelpy.errors import QueueClosed, QueueEmpty, QueueFull
 from kestrelpy.memory import ConcurrentBlockingQueue, SimpleBlockingQueue
+from tests.support.budget import takes_long
 
 PATIENCE = 60.0
 Kind = type[SimpleBlockingQueue[Any]]
@@ -219,6 +220,7 @@ def test_deadlines_race_with_puts(kind: Kind, rounds: int) -> None:
     q._check()
 
 
+@takes_long
 @rounds_of(10_000)
 def test_eviction_races_with_puts(kind: Kind, rounds: int) -> None:
     q = kind()

@@ -12,7 +12,7 @@ import pytest
 from kestrelpy import CorruptJournal, ItemTooLarge, JournaledQueue, QueueEmpty, QueueFull, Reader, UnknownItem
 from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy.inspection.repair import QueueRepair
-from tests.support.budget import ALL, SEED, Tally, share
+from tests.support.budget import ALL, SEED, Tally, share, takes_long
 from tests.use import use_explorer, use_scenes_threads
 from tests.use.use_coverage import SOMETIMES
 from tests.use.use_explorer import Failure, draw, play
@@ -74,6 +74,7 @@ def test_a_failure_is_made_short_and_says_how_to_see_it_again() -> None:
     assert f"python -m tests.use.use_explorer {found.value.seed} --lean commit" in str(found.value)
 
 
+@takes_long
 @pytest.mark.usefixtures("patience")
 def test_a_hang_is_a_failure_that_says_where() -> None:
     def hangs(self: JournaledQueue) -> None:

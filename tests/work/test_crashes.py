@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from tests.support.budget import SEED, Tally, drawn, share
+from tests.support.budget import SEED, Tally, drawn, share, takes_long
 from tests.work.crash import BrokenPromise, WorkExplorer
 from tests.work.faults import WorkFaults
 from tests.work.work_planted import FAULTS
@@ -38,6 +38,7 @@ def test_a_failing_disk_loses_no_job(part: int, tally: Tally) -> None:
     assert faults.counts.total() >= share(ERRORS)
 
 
+@takes_long
 def test_a_seed_leads_to_the_same_states() -> None:
     def counts() -> dict[str, int]:
         explorer = WorkExplorer(SEED, 100)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.outbox.faults import kills
 from tests.processes.programs import counts_of
-from tests.support.budget import ALL, SEED, Tally, share
+from tests.support.budget import ALL, SEED, Tally, share, takes_long
 
 PARTS = {
     "postgresql": ("postgresql", "postgresql", "postgresql+asyncpg", "postgresql"),
@@ -20,6 +20,7 @@ KILLS = share(75)
 CASES = [(kind, part) for kind, parts in PARTS.items() for part in range(len(parts)) if ALL or part == SEED % 4]
 
 
+@takes_long
 @pytest.mark.parametrize(("kind", "part"), CASES)
 def test_a_consumer_is_killed(
     kind: str, part: int, tmp_path: Path, tally: Tally, request: pytest.FixtureRequest

@@ -8,13 +8,14 @@ import pytest
 
 from tests.outbox.faults import restarts
 from tests.processes.programs import counts_of
-from tests.support.budget import ALL, SEED, Tally, share
+from tests.support.budget import ALL, SEED, Tally, share, takes_long
 
 PARTS = ("psycopg", "asyncpg", "psycopg", "psycopg_async")
 STARTS = max(2, share(13))
 """In each part: 52."""
 
 
+@takes_long
 @pytest.mark.usefixtures("postgres_installed")
 @pytest.mark.parametrize("part", [part for part in range(len(PARTS)) if ALL or part == SEED % len(PARTS)])
 def test_the_server_is_stopped_at_once(part: int, tmp_path: Path, tally: Tally) -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from tests.processes.loop_mount import Kind, LoopFileSystem, reason_not_available
 from tests.server.kestrel.test_kestrel_command import Process
-from tests.support.budget import SEED, Tally, share
+from tests.support.budget import SEED, Tally, share, takes_long
 
 KILLS = 75
 """For each of the parts below."""
@@ -192,6 +192,7 @@ def campaign(folder: str, sync: str, count: int, rng: random.Random, end: Callab
     return book
 
 
+@takes_long
 @pytest.mark.parametrize("part", range(4))
 def test_kills_under_load(part: int, tmp_path: Path, tally: Tally) -> None:
     """KP-2.13: crash: SIGKILL under load loses nothing acknowledged; what was answered does not come again."""

@@ -148,7 +148,9 @@ class ReaderConfig(Value, kw_only=True):
                 check_seconds(name, value)
         set_field(self, "full_policy", full_policy_of(self.full_policy))
         set_field(self, "lag_policy", _policy_of("lag_policy", LagPolicy, self.lag_policy))
-        if not callable(self.retry_delay):
+        if callable(self.retry_delay):
+            check_takes_count("retry_delay", self.retry_delay)
+        else:
             check_delay("retry_delay", self.retry_delay)
         if self.max_deliveries is not None:
             check_whole("max_deliveries", self.max_deliveries, 1)
@@ -258,6 +260,20 @@ def check_delay(name: str, value: object) -> float:
     if seconds == math.inf:
         raise ValueError(f"{name} must be finite, not {value!r}")
     return seconds
+
+
+def check_takes_count(name: str, function: Callable[[int], object]) -> None:
+    """Raise ``TypeError`` for a function that can't be called with one number, or is a coroutine function."""
+    from inspect import iscoroutinefunction, signature  # imported here: few programs give a function
+
+    if iscoroutinefunction(function):
+        raise TypeError(f"{name} must be a plain function, not the coroutine function {function!r}")
+    try:
+        signature(function).bind(1)
+    except ValueError:  # one of C that does not say what it takes
+        return
+    except TypeError as error:
+        raise TypeError(f"{name} is called with how often it has failed, and {function!r}: {error}") from None
 
 
 def check_config(what: str, config: ReaderConfig) -> ReaderConfig:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from operator import index
 from typing import Literal, SupportsFloat
 
+from kestrelpy.config import check_takes_count
+
 PLAIN = frozenset((int, float))
 """The types of numbers that need no conversion. ``bool`` is not among them."""
 MAX_PRIORITY = (1 << 32) - 1
@@ -37,8 +39,11 @@ def check_seconds(what: str, value: SupportsFloat) -> float:
 
 
 def check_retry_delay(delay: float | Callable[[int], float]) -> float | Callable[[int], float]:
-    """Seconds, or a function, whose results are checked when there are any. Raises ``ValueError``."""
-    return delay if callable(delay) else check_seconds("retry_delay", delay)
+    """Seconds, or a function, whose results are checked when there are any. Raises ``ValueError``, ``TypeError``."""
+    if not callable(delay):
+        return check_seconds("retry_delay", delay)
+    check_takes_count("retry_delay", delay)
+    return delay
 
 
 def check_span(what: str, value: SupportsFloat) -> float:

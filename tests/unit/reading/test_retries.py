@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from kestrelpy._reading.delays import Delays
 from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy._reading.window import Requeued
 from kestrelpy.testing import ManualClock, MemoryDisk
+from kestrelpy.work import WorkQueue
 
 Open = Callable[..., JournaledQueue]
 SECOND = ReaderConfig(retry_delay=1.0)
@@ -382,3 +384,21 @@ def test_a_crash_is_no_failure(open_queue: Open) -> None:
 def test_options_that_make_no_sense(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         ReaderConfig(**options)
+
+
+async def later(_: int) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize("wrong", [lambda: 3, lambda one, two: 3, later])
+def test_a_function_that_can_not_be_asked_is_refused_where_it_is_given(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="retry_delay"):
+        ReaderConfig(retry_delay=wrong)
+    with pytest.raises(TypeError, match="retry_delay"):
+        WorkQueue(None, retry_delay=wrong)
+
+
+def test_a_function_of_c_is_taken() -> None:
+    """One that says what it takes, and one that does not."""
+    for function in (math.sqrt, int):
+        assert ReaderConfig(retry_delay=function).retry_delay is function

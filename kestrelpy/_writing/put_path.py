@@ -318,19 +318,24 @@ class PutPath:
         answer = self._append_if_room(request, in_turn)
         if not isinstance(answer, range) and answer is not None:
             self._discard_expired(request)
-            answer = self._append_if_room(request, in_turn)
-        if isinstance(answer, Gate) and answer is not self.status.gate:
-            self._disk_room.find_room()
-            answer = self._append_if_room(request, in_turn)
+            answer = self._append_or_find_room(request, in_turn)
         if not (isinstance(answer, range) or answer is None or is_open_here(answer)):
             self.registry.refresh_limits()  # read that reader's state on disk again before it refuses a put
-            answer = self._append_if_room(request, in_turn)
+            answer = self._append_or_find_room(request, in_turn)
         if isinstance(answer, range):
             if producer is not None:
                 self._room.leave(producer)  # before any callback: a callback may put, and would wait in line after it
             self.registry.keep_limits()
             if self.source.waiting:
                 self.source.wake()
+        return answer
+
+    def _append_or_find_room(self, request: PutRequest, in_turn: bool) -> range | Limited | None:
+        """``_append_if_room``, and once more after a look for room on the disk, if that is what refuses."""
+        answer = self._append_if_room(request, in_turn)
+        if isinstance(answer, Gate) and answer is not self.status.gate:
+            self._disk_room.find_room()
+            answer = self._append_if_room(request, in_turn)
         return answer
 
     def _append_if_room(self, request: PutRequest, in_turn: bool) -> range | Limited | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from kestrelpy import (
     QueueFull,
     ReaderConfig,
     UnknownItem,
+    open_reader,
     scan,
 )
 from kestrelpy._journal.checkpoint import load_checkpoint
-from kestrelpy.testing import FailingDisk
+from kestrelpy.testing import FailingDisk, ManualClock
 from tests.room.rooms import ITEM, SEGMENT, Rooms, drain, feed, lines
 
 MOST = 8_000
@@ -472,3 +474,22 @@ def test_without_options_nobody_looks(rooms: Rooms) -> None:
     assert queue._status.fast
     queue.close()
     assert SEGMENT < MOST
+
+
+def test_a_put_is_looked_at_for_room_after_its_readers_were_read_again(folder: Path, clock: ManualClock) -> None:
+    """The reader elsewhere is not full any more, which its file says; and another one was opened, whose lag is to be
+    looked at before the journal grows.
+    """
+    full = ReaderConfig(max_bytes=1000)
+    watched = ReaderConfig(max_lag_bytes=100_000)
+    with JournaledQueue(folder, "jobs", clock=clock, segment_bytes=4096, readers={"far": full, "t": watched}) as queue:
+        queue.reader("far").close()
+        far = open_reader(folder, "jobs", "far", clock=clock)
+        queue.put(bytes(1000))
+        with pytest.raises(QueueFull):
+            queue.put(b"x", timeout=0)
+        queue.reader("t")
+        far.get(timeout=0).commit()
+        far.checkpoint()
+        assert queue.put(bytes(3000), timeout=0) == 2
+        far.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, cast
 
-from kestrelpy import Item, KestrelError, QueueLocked
+from kestrelpy import Item, KestrelError, LagPolicy, QueueLocked, ReaderConfig
 from kestrelpy._disk.memory import MemoryNode
 from kestrelpy._reading.retries import is_plain
 from tests.use.use_disk import UseDisk
@@ -222,6 +222,12 @@ def collector(w: World, rng: random.Random, process: Process) -> None:
         gc.set_threshold(*before)
 
 
+def may_refuse(config: ReaderConfig) -> bool:
+    """Whether a put may be refused for a reader that commits nothing."""
+    lags = config.max_lag_bytes is not None or config.max_lag_age is not None
+    return bool(config.max_items or config.max_bytes) or (lags and config.lag_policy is LagPolicy.REFUSE)
+
+
 @operation("chain", 0.1, nestable=False)
 def chain(w: World, rng: random.Random, process: Process) -> None:
     """Three hundred futures wait, and the callback of each puts the next item."""
@@ -229,7 +235,8 @@ def chain(w: World, rng: random.Random, process: Process) -> None:
     if reader is None or opened is None or reader.queue is not opened.model or not is_here(process, reader):
         return
     configs = [opened.options.get("default_reader"), *opened.options["readers"].values()]
-    limited = any(config is not None and (config.max_items or config.max_bytes) for config in configs)
+    limited = any(config is not None and may_refuse(config) for config in configs)
+    limited = limited or opened.options.get("max_journal_bytes") is not None
     busy = reader.available() or reader.waiting or reader.queue.flying or w.trouble.times or "full" in w.tags
     limited = limited or getattr(opened.options.get("ship"), "acks", "disk") == "shipped"  # then each put waits
     if limited or busy or opened.options.get("codec") is not None or opened.queue._status.error is not None:

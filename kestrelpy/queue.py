@@ -635,7 +635,8 @@ class JournaledQueue(Consuming[V]):
     def __repr__(self) -> str:
         state = "" if self._status.error is None else " closed" if self.closed else " failed"
         readers = ", ".join(repr(reader) for reader in self._registry.open.values())
-        return f"<JournaledQueue {self.name}: tail={self._journal.tail_id} readers=[{readers}]{state}>"
+        tail = self._journal.tail_id if hasattr(self, "_journal") else "?"  # it is being opened
+        return f"<JournaledQueue {self.name}: tail={tail} readers=[{readers}]{state}>"
 
     def _check(self) -> None:
         """Assert the invariants. For tests, while no other thread uses the queue."""

@@ -18,7 +18,7 @@ from kestrelpy._disk.interface import Disk, Lock
 from kestrelpy._disk.real import RealDisk
 from kestrelpy.testing import MemoryDisk
 from tests.interrupts.strikes import interrupter_at, watchdog
-from tests.support.budget import ALL, LONG, SEED, SHARE
+from tests.support.budget import ALL, LONG, SEED
 
 FOLDER = Path("/proc/self/fd")
 
@@ -59,7 +59,7 @@ def test_everything_is_given_back(
 ) -> None:
     print(f"seed {SEED}")
     choose, struck = random.Random(SEED), 0
-    at, step = 1, 1 if LONG else choose.choice(steps) * (1 if ALL else 4 if SHARE >= 0.25 else 12)
+    at, step = 1, 1 if LONG else choose.choice(steps) * (1 if ALL else 4)
     while True:
         with JournaledQueue(folder, "jobs", segment_bytes=4096) as queue:
             queue.flush()

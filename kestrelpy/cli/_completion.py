@@ -37,9 +37,8 @@ def _completions(prefix: str, action: argparse.Action, parsed_args: argparse.Nam
             return found
         return ()
     try:
-        names = look(
-            os.path.expanduser(directory), getattr(parsed_args, "queue", None)
-        )  # the shell has not done so yet
+        folder = os.path.expanduser(directory)  # the shell has not done so yet
+        names = look(folder, getattr(parsed_args, "queue", None))
         return [name for name in names if name.startswith(prefix)]
     except Exception:  # a shell that completes says nothing: the command itself will say what is wrong
         return ()

@@ -167,14 +167,15 @@ def _do_each(args: argparse.Namespace, what: str, do: Callable[[DeadLetter], Non
                 try:
                     do(letter)
                     done += 1
-                    origins.add(letter.queue)
+                    if do is DeadLetter.requeue:
+                        origins.add(letter.queue)
                 except (ItemTooLarge, WrongKind, ValueError) as error:
                     refused.append(f"{letter.letter_id} stays: {error}")
             if not args.all and not wanted:
                 break
     print(f"{_common.counted(done, 'dead letter')} {what}")
-    waiting = sorted(name for name in origins if name and inbox.pending(args.directory, name))
-    if do is DeadLetter.requeue and waiting:
+    waiting = sorted(name for name in origins if inbox.pending(args.directory, name))
+    if waiting:
         print(f"published, until the owner takes them in: {', '.join(waiting)}", file=sys.stderr)
     if foreign:
         refused.append(f"no dead letters, and left there: {', '.join(map(str, foreign))}")

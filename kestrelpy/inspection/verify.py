@@ -209,13 +209,15 @@ class Verification:
         items = size = 0
         end = fmt.HEADER_BYTES
         last_id = segment.first_id - 1
-        before = self._items, self._bytes
-        for offset, frame in frames_of(file, segment, path):
-            items += len(frame.entries)
-            size += sum(len(entry[0]) for entry in frame.entries)
-            self._items, self._bytes = before[0] + items, before[1] + size  # so far: the next frame may be damaged
-            self._watermark = max(self._watermark, frame.watermark)
-            end, last_id = offset + frame.size, frame.last_id
+        try:
+            for offset, frame in frames_of(file, segment, path):
+                items += len(frame.entries)
+                size += sum(len(entry[0]) for entry in frame.entries)
+                self._watermark = max(self._watermark, frame.watermark)
+                end, last_id = offset + frame.size, frame.last_id
+        finally:  # what is intact counts, also if the next frame is damaged
+            self._items += items
+            self._bytes += size
         if not segment.closed:
             segment.last_id, segment.data_bytes, segment.records_end = last_id, size, end
         elif (items, size) != (segment.items, segment.data_bytes):

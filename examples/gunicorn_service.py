@@ -9,7 +9,7 @@ disk; the owner may be away meanwhile. Instead of gunicorn, ``uvicorn --workers 
 prints:
 
     answers: 30 times 202
-    more than one worker has answered: True
+    workers that have answered: ...
     orders that arrived: 30, each once: True
 """
 
@@ -66,7 +66,7 @@ def main() -> None:
                 orders.append(json.loads(item.data))
     mine = sorted(order["order"] for order in orders if order["run"] == run)
     print(f"answers: {answers[202]} times 202")
-    print("more than one worker has answered:", len(workers) > 1)
+    print("workers that have answered:", len(workers))  # one to three: whichever was free
     print(f"orders that arrived: {len(mine)}, each once: {mine == list(range(REQUESTS))}")
 
 

@@ -89,11 +89,18 @@ class DeadLetters:
             self._open.pop(letter.letter_id, None)
             return
         with DeadLetters(*self._where) as again:
-            for other in again:
-                if other.letter_id == letter.letter_id and other.data == letter.data and again._reader is not None:
-                    yield again._reader, again._open[other.letter_id]
-                    return
+            found = again._find(letter)
+            if found is not None:
+                yield found
+                return
         raise UnknownItem(letter.letter_id, self._where[1])
+
+    def _find(self, letter: DeadLetter) -> tuple[Reader, Item] | None:
+        """The reader, and the open read of the letter that another reader has read before."""
+        for other in self:
+            if other.letter_id == letter.letter_id and other.data == letter.data and self._reader is not None:
+                return self._reader, self._open[other.letter_id]
+        return None
 
     def close(self) -> None:
         """Close the reader: letters that are neither put back nor dropped come again. Idempotent. Raises ``OSError`` if

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -69,6 +69,20 @@ def check_dead_letter(config: ReaderConfig, queue: str, *, journaled: bool = Tru
         raise ValueError(f"dead_letter={config.dead_letter!r} needs a folder: a queue in memory has none")
 
 
+def _among(dead: dict[int, Dead], ids: Container[int]) -> dict[int, Dead]:
+    return {item_id: each for item_id, each in dead.items() if item_id in ids}
+
+
+def _not_among(dead: dict[int, Dead], ids: Container[int]) -> dict[int, Dead]:
+    return {item_id: each for item_id, each in dead.items() if item_id not in ids}
+
+
+def _too_large(dead: dict[int, Dead], most: dict[str, int]) -> dict[int, Dead]:
+    """Those that are larger than the queues that they are to go to take."""
+    is_too_large = _publisher().too_large
+    return {item_id: each for item_id, each in dead.items() if is_too_large(each.item.data, most[each.target])}
+
+
 def _content(move: Move, item: Item) -> bytes:
     """What counts of a moved item, in the queue that it goes to."""
     letter = decode_letter(item.data) if move.is_requeue else None
@@ -109,19 +123,22 @@ class Burial:
         """At an opening with an intent: take its items out of what is unread. An item that can't be read stays there:
         a get says why. One that is done was skipped.
         """
-        backlog, source = self._backlog, self._source
+        backlog = self._backlog
         with backlog.lock:
             for note in move.notes:
-                item_id = note.item_id
-                self._passed[item_id] = move
-                if not backlog.progress.is_done(item_id):
-                    with suppress(KestrelError, OSError):
-                        entry = source.read(item_id, item_id, BLOCK_BYTES, None).entries.get(item_id)
-                        if entry is not None:
-                            backlog.with_hook[item_id] = backlog.make_item(item_id, entry)
-                            del self._passed[item_id]
+                self._take_out_locked(note.item_id, move)
             backlog.disturbed = True
             backlog.repair()
+
+    def _take_out_locked(self, item_id: int, move: Move) -> None:
+        backlog = self._backlog
+        self._passed[item_id] = move
+        if not backlog.progress.is_done(item_id):
+            with suppress(KestrelError, OSError):
+                entry = self._source.read(item_id, item_id, BLOCK_BYTES, None).entries.get(item_id)
+                if entry is not None:
+                    backlog.with_hook[item_id] = backlog.make_item(item_id, entry)
+                    del self._passed[item_id]
 
     # -- what is to be moved ---------------------------------------------------------------------------------------
 
@@ -285,19 +302,26 @@ class Burial:
         try:
             with backlog.lock:
                 for note in move.notes:
-                    item = backlog.with_hook.get(note.item_id)
-                    if item is not None:
-                        if not backlog.progress.is_done(item.id):
-                            backlog.release(item.id, item.data)
-                        del backlog.with_hook[item.id]
-                moved = [note for note in move.notes if self._passed.get(note.item_id) is not move]
-                dead = self.dead + (0 if move.is_requeue else len(moved))
+                    self._let_go_locked(note.item_id)
+                dead = self.dead + (0 if move.is_requeue else self._count_not_passed(move))
                 # No call from here on.
                 self.dead = dead
                 backlog.progress.move = None
         except BaseException as error:
             self._dispatcher.recover(error)
             raise
+
+    def _let_go_locked(self, item_id: int) -> None:
+        backlog = self._backlog
+        item = backlog.with_hook.get(item_id)
+        if item is not None:
+            if not backlog.progress.is_done(item_id):
+                backlog.release(item_id, item.data)
+            del backlog.with_hook[item_id]
+
+    def _count_not_passed(self, move: Move) -> int:
+        """How many items of the move died here: the others were passed by a skip."""
+        return len([note for note in move.notes if self._passed.get(note.item_id) is not move])
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -312,8 +336,7 @@ class Burial:
             yield
             backlog = self._backlog
             with backlog.lock:  # the seek has dropped them
-                left = {item_id: dead for item_id, dead in self.waiting.items() if item_id in backlog.with_hook}
-                self.waiting, self._aside = left, self._large_there()
+                self.waiting, self._aside = _among(self.waiting, backlog.with_hook), self._large_there()
         finally:
             self._pauses.discard(token)
 
@@ -352,8 +375,7 @@ class Burial:
         backlog = self._backlog
         with backlog.lock:
             dead = self._dead_of(move)
-            aside = self._aside | {item_id: each for item_id, each in dead.items() if item_id in large}
-            rest = {item_id: each for item_id, each in dead.items() if item_id not in large} | self.waiting
+            aside, rest = self._aside | _among(dead, large), _not_among(dead, large) | self.waiting
             failures = self.failures + len(large)
             # No call from here on.
             self.waiting, self._aside, self.failures = rest, aside, failures
@@ -370,8 +392,8 @@ class Burial:
         most = {each: publisher.largest_of(source.directory.path, each, disk=source.disk) for each in targets}
         with backlog.lock:
             there = self._large_there()
-            aside = {key: dead for key, dead in there.items() if publisher.too_large(dead.item.data, most[dead.target])}
-            waiting = {key: dead for key, dead in there.items() if key not in aside} | self.waiting
+            aside = _too_large(there, most)
+            waiting = _not_among(there, aside) | self.waiting
             # No call from here on.
             self.waiting, self._aside = waiting, aside
             self._is_due = False
@@ -393,15 +415,18 @@ class Burial:
         try:
             with backlog.lock:
                 for item_id in (note.item_id for note in move.notes):
-                    item = backlog.with_hook.pop(item_id, None)
-                    if item is not None:
-                        backlog.requeue(item_id, (item.data, item.added_ms, item.expires_ms))
+                    self._make_unread_locked(item_id)
                 backlog.progress.move = None
         except BaseException as struck:
             self._dispatcher.recover(struck)
             raise
         text = "dead letter %d of %s can't go back to queue %s, and stays: %s"
         _logging.warning(text, move.notes[0].item_id, backlog.full_name, move.target, error)
+
+    def _make_unread_locked(self, item_id: int) -> None:
+        item = self._backlog.with_hook.pop(item_id, None)
+        if item is not None:
+            self._backlog.requeue(item_id, (item.data, item.added_ms, item.expires_ms))
 
     # -- trying again ----------------------------------------------------------------------------------------------
 

@@ -9,11 +9,13 @@ raises ``ChangeRefused`` for what cannot be, and what the library raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kestrelpy import (
     Clock,
+    DeadLetter,
+    DeadLetters,
     InvalidName,
     ItemTooLarge,
     JournaledQueue,
@@ -86,9 +88,7 @@ def requeue(directory: str, fields: Mapping[str, Any], clock: Clock | None = Non
     clock = clock or SystemClock()
     until = clock.monotonic() + REQUEUE_SECONDS
     with dead_letters(directory, queue, reader=keeper) as letters:
-        for letter in letters:
-            if (letter.queue, letter.reader) != origin or wanted not in (None, letter.letter_id):
-                continue
+        for letter in _wanted(letters, origin, wanted):
             if clock.monotonic() >= until and done:
                 more = True
                 break
@@ -97,14 +97,21 @@ def requeue(directory: str, fields: Mapping[str, Any], clock: Clock | None = Non
                 done += 1
             except (ItemTooLarge, WrongKind, ValueError) as error:
                 kept, why = kept + 1, str(error)
-            if wanted is not None:
-                break
     if not done and not kept:
         raise ChangeRefused("there is no such dead letter: somebody may have put it back, or dropped it")
     if not done:
         raise ChangeRefused(why)
     said = f"{done:,} dead letter{'s are' if done > 1 else ' is'} back in {origin[0]}"
     return Changed(said + (f"; {kept:,} stay: {why}" if kept else ""), more)
+
+
+def _wanted(letters: DeadLetters, origin: tuple[str, str], wanted: int | None) -> Iterator[DeadLetter]:
+    """The dead letters of ``origin``; only that with the id ``wanted``, if it is given."""
+    for letter in letters:
+        if (letter.queue, letter.reader) == origin and wanted in (None, letter.letter_id):
+            yield letter
+            if wanted is not None:
+                return
 
 
 CHANGES: dict[str, Callable[[str, Mapping[str, Any]], Changed]] = {

@@ -155,12 +155,7 @@ class Views:
             return {"boxes": [], "origins": [], "origin_count": 0, "letters": []}
         with self._finding:
             boxes = self._letters.boxes_of(name, queues)
-            origins = [
-                {"box": box.name, "keeper": box.reader, "queue": origin.queue, "reader": origin.reader, "count": count}
-                for box in boxes
-                for origin, count in box.counts().most_common()
-                if name in (box.name, origin.queue)
-            ]
+            origins = [each for box in boxes for each in _origins(box, name)]
             newest = [
                 self._letter(box, letter)
                 for box in boxes
@@ -247,6 +242,15 @@ def _totals(seen: Snapshot) -> dict[str, Any]:
         "oldest_ms": min((one.oldest_ms for one in queues if one.oldest_ms and one.kind == "queue"), default=0),
         "troubles": sum(bool(one.problem) for one in queues),
     }
+
+
+def _origins(box: LetterBox, name: str) -> list[dict[str, Any]]:
+    """Where the letters in ``box`` come from: all of it if ``name`` is its queue, else what comes from ``name``."""
+    return [
+        {"box": box.name, "keeper": box.reader, "queue": origin.queue, "reader": origin.reader, "count": count}
+        for origin, count in box.counts().most_common()
+        if name in (box.name, origin.queue)
+    ]
 
 
 def _head(item_id: int, added_ms: int, size: int, data: bytes, about: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kestrelpy._disk.interface import Disk, StrPath
@@ -46,13 +46,8 @@ def put_many(
     check_version(app_id, version)
     check_codec(codec)
     with PartWriter(directory, queue, disk=disk, clock=clock) as writer:
-        some: list[bytes] = []
-        for each in items:
-            some.append(each if codec is None else codec.encode(each))
-            if len(some) == _AT_ONCE:
-                writer.add(some, expires_ms=expires_ms)
-                some = []
-        writer.add(some, expires_ms=expires_ms)
+        for some in _encoded(items, codec):
+            writer.add(some, expires_ms=expires_ms)
         part = writer.seal()
     try:
         return publish(directory, queue, [part], app_id=app_id, version=version, disk=disk, clock=clock)
@@ -60,3 +55,14 @@ def put_many(
         with contextlib.suppress(Exception):  # its owner removes it a day later
             discard(directory, queue, [part], disk=disk)
         raise
+
+
+def _encoded(items: Iterable[Any], codec: Codec[Any] | None) -> Iterator[list[bytes]]:
+    """The items as bytes, some at a time; the last list may be empty."""
+    some: list[bytes] = []
+    for each in items:
+        some.append(each if codec is None else codec.encode(each))
+        if len(some) == _AT_ONCE:
+            yield some
+            some = []
+    yield some

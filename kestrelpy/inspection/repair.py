@@ -433,9 +433,8 @@ def _items_of(folder: Directory, segment: SalvagedSegment) -> Iterator[tuple[int
     try:
         for run in segment.runs:
             for _, frame in iterate_frames(file, segment.header.marker, run.offset, run.end):
-                for item_id, entry in enumerate(frame.entries, frame.first_id):
-                    if item_id <= run.last_id:
-                        yield item_id, entry[0]
+                items = enumerate(frame.entries, frame.first_id)
+                yield from ((item_id, entry[0]) for item_id, entry in items if item_id <= run.last_id)
     finally:
         file.close()
 

@@ -97,7 +97,7 @@ class Spool:
                 last, self._last = self._last, None
                 if last is None:
                     last = inbox.last_version(self._directory, self._queue, self._app_id) or 0
-                self._publish([item for item in items if item.id > last], items[-1].id)
+                self._publish(_after(last, items), items[-1].id)
                 self._last = max(last, items[-1].id)
             except BaseException:
                 with suppress(KestrelError):  # of a spool that is closed: its items come again
@@ -124,6 +124,10 @@ class Spool:
             with suppress(KestrelError, OSError):
                 inbox.discard(self._directory, self._queue, [part])
             raise
+
+
+def _after(last_id: int, items: list[Item]) -> list[Item]:
+    return [item for item in items if item.id > last_id]
 
 
 def _add_if_it_fits(writer: inbox.PartWriter, item: Item, queue: str) -> None:

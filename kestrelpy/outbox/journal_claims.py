@@ -118,22 +118,23 @@ class JournalClaims:
         """Reserve jobs in error that are due, the earliest first."""
         jobs = self._jobs
         now = jobs.now()
-        found: list[work.Job] = []
+        found: list[work.Job | None] = []
         with jobs.lock:
-            due: list[tuple[int, int]] = []
-            for queue, most in queues:
-                if most > 0 and not self.is_paused(queue):
-                    due += jobs.failed.due(queue, now, min(most, wanted.jobs))
-            for _, job_id in sorted(due)[: wanted.jobs]:
+            for job_id in self._due_locked(queues, now, wanted.jobs):
                 try:
-                    job = jobs.take_locked(job_id)
+                    found.append(jobs.take_locked(job_id))
                 except QueueDiskFull:
-                    if not found:
+                    if not any(found):
                         raise
                     break
-                if job is not None:
-                    found.append(job)
-        return found
+        return [job for job in found if job is not None]
+
+    def _due_locked(self, queues: Sequence[tuple[str, int]], now: int, count: int) -> list[int]:
+        due: list[tuple[int, int]] = []
+        for queue, most in queues:
+            if most > 0 and not self.is_paused(queue):
+                due += self._jobs.failed.due(queue, now, min(most, count))
+        return [job_id for _, job_id in sorted(due)[:count]]
 
     def is_paused(self, queue: str) -> bool:
         """Whether no job of the queue is to be claimed."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kestrelpy import InvalidName, QueueDiskFull, QueueFull, work
@@ -114,9 +114,8 @@ class JournalJobs:
         with self.lock:
             self.failed._check()
             counts = self.failed.counts()
-            for name in self.queues():
-                buried = sum(count for (queue, _), count in counts.items() if queue == name)
-                assert buried == self.queue.stats_tube(name).buried, name
+            buried = {name: self.queue.stats_tube(name).buried for name in self.queues()}
+            assert buried == {name: _of_queue(name, counts) for name in buried}
             assert sorted(self.running) == sorted(self.session.reserved)
 
     # -- opening -----------------------------------------------------------------------------------------------------
@@ -243,3 +242,7 @@ class JournalJobs:
         row[DUE] = self.core.now_ms() + found.until - self.now()
         row[STARTED], row[WORKER] = found.started_ms, found.worker
         return row
+
+
+def _of_queue(name: str, counts: Mapping[tuple[str, str], int]) -> int:
+    return sum(count for (queue, _), count in counts.items() if queue == name)

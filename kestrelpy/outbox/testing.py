@@ -50,7 +50,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextvars import Context, copy_context
 from os import PathLike
 from types import TracebackType
@@ -550,7 +550,7 @@ class VirtualOutbox:
         aside: list[Outcome] = []  # they are due again, and stay claimed, so that others are found
         try:
             while True:
-                attempt = self._claim("ready", names) or self._claim("error", [n for n in names if n not in stopped])
+                attempt = self._claim("ready", names) or self._claim("error", _without(names, stopped))
                 if attempt is None:
                     break
                 if attempt.id in ran:
@@ -609,6 +609,10 @@ def _line_of(job: Job, now_ms: int) -> str:
     if job.error:
         told.append(job.error.strip().rpartition("\n")[2][:LONGEST])
     return ", ".join(told)
+
+
+def _without(names: Sequence[str], others: Container[str]) -> list[str]:
+    return [name for name in names if name not in others]
 
 
 def _is_on_loop() -> bool:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import compress
 from typing import Any
 
 from kestrelpy._value import Value
@@ -144,16 +145,15 @@ class _Trial:
     def has_one_winner(self) -> str:
         bids = [b"%d" % writer for writer in range(self._writers)]
         with ThreadPoolExecutor(self._writers) as pool:
-            for number in range(self._races):
-                key = self._key(f"race/{number}")
-                won = [
-                    bid
-                    for bid, is_made in zip(bids, pool.map(partial(self._store.create, key), bids), strict=True)
-                    if is_made
-                ]
-                data = self._store.read(key)
-                if len(won) > 1 or data not in (won or bids):  # none: its answer was lost, and the client asked again
-                    return f"race {number}: {len(won)} were told that they had created it; {data!r} is there"
+            outcomes = (self._race(number, bids, pool) for number in range(self._races))
+            return next(filter(None, outcomes), "")
+
+    def _race(self, number: int, bids: list[bytes], pool: ThreadPoolExecutor) -> str:
+        key = self._key(f"race/{number}")
+        won = list(compress(bids, pool.map(partial(self._store.create, key), bids)))
+        data = self._store.read(key)
+        if len(won) > 1 or data not in (won or bids):  # none: its answer was lost, and the client asked again
+            return f"race {number}: {len(won)} were told that they had created it; {data!r} is there"
         return ""
 
     def lists(self) -> str:

@@ -116,7 +116,7 @@ def orphans(directory: str | os.PathLike[str], queue: str, *, disk: Disk | None 
     try:
         entries = _read_list(folder, queue)
         found = (_describe(folder, queue, each, disk) for each in entries if each.whole)
-        return [each for each in found if each is not None]
+        return list(filter(None, found))
     finally:
         folder.close()
 
@@ -304,16 +304,22 @@ def _describe(folder: Directory, queue: str, entry: _Entry, disk: Disk | None) -
         return None
     last_id = items = size = 0
     try:
-        for _, name in file_names.segments_among(target.names(), queue):
-            for frame in _frames(target, name):
-                for at, (data, _, _) in enumerate(frame.entries):
-                    if frame.first_id + at >= entry.first_id:
-                        last_id, items, size = frame.first_id + at, items + 1, size + len(data)
+        for item_id, length in _sizes_from(target, queue, entry.first_id):
+            last_id, items, size = item_id, items + 1, size + length
     finally:
         target.close()
     if not items:
         return None
     return Orphan(path=path, epoch=entry.epoch, first_id=entry.first_id, last_id=last_id, items=items, bytes=size)
+
+
+def _sizes_from(folder: Directory, queue: str, first_id: int) -> Iterator[tuple[int, int]]:
+    """The ids from ``first_id`` on, and the sizes of their items in bytes."""
+    for _, name in file_names.segments_among(folder.names(), queue):
+        for frame in _frames(folder, name):
+            for item_id, (data, _, _) in enumerate(frame.entries, frame.first_id):
+                if item_id >= first_id:
+                    yield item_id, len(data)
 
 
 def _read_list(folder: Directory, queue: str) -> list[_Entry]:
@@ -327,13 +333,15 @@ def _read_list(folder: Directory, queue: str) -> list[_Entry]:
         said = json.loads(data)
         if said["format"] > ORPHANS_FORMAT:
             raise UnsupportedFormat(path, said["format"], ORPHANS_FORMAT)
-        entries = [_Entry(**each) for each in said["orphans"]]
-        for each in entries:
-            if not each.folder.startswith(f"{queue}.{int(each.epoch)}") or "/" in each.folder or each.first_id < 1:
-                raise ValueError(each)
+        return [_checked(_Entry(**each), queue) for each in said["orphans"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CorruptJournal(path, 0, "it does not say what was set aside here") from None
-    return entries
+
+
+def _checked(entry: _Entry, queue: str) -> _Entry:
+    if not entry.folder.startswith(f"{queue}.{int(entry.epoch)}") or "/" in entry.folder or entry.first_id < 1:
+        raise ValueError(entry)
+    return entry
 
 
 def _write_list(folder: Directory, queue: str, entries: list[_Entry]) -> None:

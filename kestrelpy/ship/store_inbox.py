@@ -219,12 +219,12 @@ class StoreInbox:
 
     def _fetch(self, target: Target, batch: PublishedBatch) -> Steps[tuple[BatchPart, ...]]:
         """Fetch the parts that are not here yet, of this and earlier looks."""
+        missing = [part for part in batch.parts if part.part_id not in self._fetched]
         folder = target.open_folder()
         try:
-            for part in batch.parts:
-                if part.part_id not in self._fetched:
-                    steps = fetching.fetch_part(self._log.prefix, part, folder, self._queue, target.now_ms())
-                    self._fetched[part.part_id] = yield from steps
+            for part in missing:
+                steps = fetching.fetch_part(self._log.prefix, part, folder, self._queue, target.now_ms())
+                self._fetched[part.part_id] = yield from steps
         finally:
             folder.close()
         return tuple(self._fetched[part.part_id] for part in batch.parts)

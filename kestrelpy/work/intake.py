@@ -142,10 +142,9 @@ class JobIntake:
         core = self._core
         tubes: dict[str, Tube] = {}
         try:
-            for name in names:
-                if name not in tubes:
-                    tube = tubes[name] = core.scheduler.tubes.get(name) or core.tube_locked(name)
-                    tube.using += 1
+            for name in dict.fromkeys(names):
+                tube = tubes[name] = core.scheduler.tubes.get(name) or core.tube_locked(name)
+                tube.using += 1
             yield tubes
         finally:
             for tube in tubes.values():

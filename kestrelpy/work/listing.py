@@ -75,10 +75,13 @@ def _jobs_in_states(core: WorkCore, tube: str, states: Collection[int]) -> Itera
         ids = core.scheduler.ids(tube, states)
     for first in range(0, len(ids), _PAGE):
         with core.deliveries, core.lock, core.turn as now:
-            known = (core.scheduler.jobs.get(each) for each in ids[first : first + _PAGE])
-            here = [stored for stored in known if stored is not None and stored.state in states]
-            found = _stats_locked(core, tube, here, now)
+            found = _stats_locked(core, tube, _still_in_locked(core, ids[first : first + _PAGE], states), now)
         yield from found
+
+
+def _still_in_locked(core: WorkCore, ids: list[int], states: Collection[int]) -> list[StoredJob]:
+    known = (core.scheduler.jobs.get(each) for each in ids)
+    return [stored for stored in known if stored is not None and stored.state in states]
 
 
 def _stats_locked(core: WorkCore, tube: str, page: list[StoredJob], now: float) -> list[JobStats]:

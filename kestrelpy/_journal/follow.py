@@ -1,7 +1,8 @@
 """The journal of a writer in another process, read as one sequence.
 
 The view ends at the first frame that is not whole: the writer may be in the middle of it, or may have died there. Which
-of the two, a footer shows later.
+of the two, a footer shows later. A segment that the next one names as its predecessor is closed; if its footer is not
+there, it is damaged: it counts as closed with the items that it had, and whoever reads those that are gone is told.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from kestrelpy._journal.segment import (
 )
 from kestrelpy._journal.view import JournalView
 from kestrelpy.errors import CorruptJournal, copy_of
+
+LOOK_EVERY = 32
+"""So many looks that find nothing new are followed by one for a later segment: the last one may have been cut short."""
 
 
 class FrameCounter(Protocol):
@@ -59,6 +63,7 @@ class FollowingView(JournalView):
         self._counter = counter
         self._file: File | None = None
         self._at = (0, 0)
+        self._idle_looks = 0
         self.queue_id = bytes(16)
         self.durable_id = 0  # as the writer states it: what a sync from here shows of it may be wrong
         self._synced_id = 0
@@ -87,7 +92,7 @@ class FollowingView(JournalView):
         later: ListedSegments | None = None
         while True:
             last = self.segments[-1] if self.segments else None
-            if last is not None and not last.closed and not self._follow_active(last):
+            if last is not None and not last.closed and not self._follow_active(last) and not self._is_cut_short(last):
                 if last.items or last.number in self._numbers():
                     return
                 last = self._forget_last()
@@ -96,6 +101,20 @@ class FollowingView(JournalView):
                 later = self._list_behind(number)
                 if not self._take_following(later, number):
                     return
+
+    def _is_cut_short(self, segment: Segment) -> bool:
+        """Whether there is a segment after the last one, which so is closed, or damaged. Looks now and then."""
+        self._idle_looks += 1
+        if self._idle_looks % LOOK_EVERY:
+            return False
+        after = self._list_behind(segment.number).header_from(0)
+        if after is None or after.previous_number != segment.number:
+            return False
+        if not self._follow_active(segment):  # the writer has not closed it meanwhile
+            _end_without_footer(segment, after)
+            self.close()
+            self._at = (segment.last_id, segment.header.base_bytes + segment.data_bytes)
+        return True
 
     def _list_behind(self, number: int) -> ListedSegments:
         """The segments that are there after the one of that number."""
@@ -123,17 +142,23 @@ class FollowingView(JournalView):
         try:
             if footer is not None:
                 segment.apply(footer)
-            elif self._counter is not None:
-                self._counter.count(file, segment)
             else:
-                _count(file, segment)
+                self._count(file, segment)
         finally:  # frames that were counted are not read again, even if others can't be read now
+            if segment.last_id > self._at[0]:
+                self._idle_looks = 0
             self._at = (segment.last_id, segment.header.base_bytes + segment.data_bytes)
         if footer is not None:
             file.close()
             self._file = None
             self.durable_id = segment.last_id
         return footer is not None
+
+    def _count(self, file: File, segment: Segment) -> None:
+        if self._counter is not None:
+            self._counter.count(file, segment)
+        else:
+            _count_frames(file, segment)
 
     def _bytes_to(self, segment: Segment, last_id: int) -> int:
         counter = self._counter
@@ -201,7 +226,14 @@ class FollowingView(JournalView):
             return None
         segment = load_segment(file, name, header)
         after = later.header_from(at + 1) if not segment.closed else None
-        return None if after is not None and is_abandoned(file, name, number, header, after) else segment
+        if after is None:
+            return segment
+        if is_abandoned(file, name, number, header, after):
+            return None
+        if after.previous_number == number:  # it was listed, so this one was closed before it was loaded
+            self._count(file, segment)
+            _end_without_footer(segment, after)
+        return segment
 
     def _add(self, added: list[Segment]) -> None:
         segment = added[-1]
@@ -281,7 +313,14 @@ class FollowingView(JournalView):
             self._file = None
 
 
-def _count(file: File, segment: Segment) -> None:
+def _end_without_footer(segment: Segment, after: fmt.SegmentHeader) -> None:
+    """Close a segment, for reading, as the next one says that it ended. Items that are not there are damage."""
+    segment.last_id = max(segment.last_id, after.previous_last_id)
+    segment.data_bytes = after.base_bytes - segment.header.base_bytes
+    segment.closed = True
+
+
+def _count_frames(file: File, segment: Segment) -> None:
     for offset, frame in iterate_frames(file, segment.header.marker, segment.records_end, file.size()):
         if frame.footer is not None or frame.first_id != segment.last_id + 1:
             return

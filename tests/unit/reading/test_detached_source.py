@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -36,8 +37,11 @@ from kestrelpy import (
     scan,
     verify,
 )
+from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import format as fmt
+from kestrelpy._journal.follow import LOOK_EVERY, FollowingView
 from kestrelpy._journal.queue_files import QueueFiles
+from kestrelpy._journal.segment import iterate_frames
 from kestrelpy._reading.checkpointer import Checkpointer
 from kestrelpy._reading.detached_source import DetachedSource
 from kestrelpy._reading.registry import ReaderRegistry
@@ -1097,6 +1101,90 @@ def test_a_segment_that_is_not_there_is_told_and_not_passed_over(folder: Path, o
                 reader.get(timeout=0)
         reader.seek(lost[-1] + 1)
         assert [reader.get(timeout=0).id for _ in range(lost[-1], 10)] == list(range(lost[-1] + 1, 11))
+
+
+def cut_short(path: Path, items: int) -> None:
+    """Cut a segment off in the middle of an item after the first ones; its footer is gone, too."""
+    header = fmt.decode_header(path.read_bytes()[: fmt.HEADER_BYTES])
+    assert header is not None
+    with contextlib.closing(RealDisk().directory(str(path.parent))) as directory:
+        file = directory.open(path.name)
+        ends = [
+            offset + frame.size for offset, frame in iterate_frames(file, header.marker, fmt.HEADER_BYTES, file.size())
+        ]
+        file.close()
+    os.truncate(path, ends[items - 1] + 5)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_segment_that_was_cut_short_is_told_and_not_waited_for(folder: Path, open_queue: Any, which: int) -> None:
+    """The segments after it show that no writer goes on with it. Before, the reader waited for ever."""
+    with open_queue(segment_bytes=4096, sync="never") as queue:
+        queue.reader("keep")
+        for number in range(10):
+            queue.put(b"%d" % number + bytes(1000))
+    open_reader(folder, "jobs", "elsewhere", create=True, start="earliest").close()
+    cut = sorted(folder.glob("*.segment"))[which]
+    first, lost, *_, last = [record.id for record in scan(folder, "jobs") if record.segment == cut.name]
+    cut_short(cut, items=1)
+    with contextlib.closing(open_reader(folder, "jobs", "elsewhere")) as reader:
+        assert reader.items == 10
+        assert [reader.get(timeout=0).id for _ in range(first)] == list(range(1, first + 1))
+        for _ in range(2):
+            with pytest.raises(CorruptJournal) as caught:
+                reader.get(timeout=0)
+            assert (caught.value.path, caught.value.item_id) == (str(cut), lost)
+        reader.seek(last + 1)
+        assert [reader.get(timeout=0).id for _ in range(last, 10)] == list(range(last + 1, 11))
+
+
+def test_a_segment_that_is_cut_short_while_it_is_followed_is_told(folder: Path, open_queue: Any) -> None:
+    queue = open_queue(segment_bytes=4096, sync="never")
+    queue.reader("elsewhere", start="earliest").close()
+    queue.put(b"0" + bytes(1000))
+    with contextlib.closing(open_reader(folder, "jobs", "elsewhere")) as reader:
+        reader.get(timeout=0).commit()
+        (cut,) = folder.glob("*.segment")
+        for number in range(1, 10):
+            queue.put(b"%d" % number + bytes(1000))
+        queue.close()
+        cut = min(folder.glob("*.segment"))
+        cut_short(cut, items=1)
+        told: list[CorruptJournal] = []
+        for _ in range(2 * LOOK_EVERY):
+            try:
+                reader.get(timeout=0)
+            except QueueEmpty:
+                continue
+            except CorruptJournal as error:
+                told.append(error)
+        assert len(told) >= LOOK_EVERY
+        assert {error.item_id for error in told} == {2}
+        assert reader.items == 9
+
+
+def test_a_segment_that_is_closed_while_the_reader_looks_is_no_damage(folder: Path, open_queue: Any) -> None:
+    """The writer closes it, and makes the next one, after the look at the segment and before that at the folder."""
+    queue = open_queue(segment_bytes=4096, sync="never")
+    queue.reader("elsewhere", start="earliest").close()
+    queue.put(b"0" + bytes(1000))
+    real = FollowingView._list_behind
+
+    def meanwhile(view: FollowingView, number: int) -> Any:
+        if number >= 0 and queue.stats().tail_id == 1:
+            queue.put_many([b"%d" % number + bytes(1000) for number in range(1, 10)])
+        return real(view, number)
+
+    with (
+        contextlib.closing(open_reader(folder, "jobs", "elsewhere")) as reader,
+        patch.object(FollowingView, "_list_behind", meanwhile),
+    ):
+        reader.get(timeout=0).commit()
+        for _ in range(LOOK_EVERY):
+            with contextlib.suppress(QueueEmpty):
+                reader.get(timeout=0).commit()
+        assert queue.stats().tail_id == 10
+        assert [item.id for item in take_all(reader)] == list(range(reader.head + 1, 11))
 
 
 def test_a_reader_is_not_made_by_mistake(folder: Path, open_queue: Open) -> None:

@@ -195,7 +195,7 @@ class JournaledQueue(Consuming[V]):
         )
         self._lock = source.lock
         self._append = journal.append
-        self._syncer = syncer = Syncer(self.directory, status, source, registry, room, held.syncing)
+        self._syncer = syncer = Syncer(self.directory, status, source, registry, room, held)
         self._disk_room = disk_room = DiskRoom(options, status, source, registry, room, held.archive, interval)
         self._puts = PutPath(status, syncer, source, registry, room, codec, self.max_item_bytes, disk_room)
         self._maintenance = Maintenance(status, syncer, source, registry, room, interval, disk_room)

@@ -178,6 +178,7 @@ class Ending:
 
     def _close_cleanly(self, closed: QueueClosed, notify: Notify) -> None:
         """Close the journal, and save all checkpoints. May be repeated after an interrupt."""
+        self._syncer.check_files()
         with self._source.lock:
             with contextlib.suppress(QueueDiskFull):  # the items are on disk; the next opening finds the end
                 self._journal.rotate()

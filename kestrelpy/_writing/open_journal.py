@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -108,6 +109,22 @@ class OpenJournal:
         except FileNotFoundError:
             return
         raise ValueError(f"archive_dir must not be where a queue named {queue!r} lives: {archive.path}")
+
+    def check_there(self) -> None:
+        """Raise ``FileNotFoundError`` if somebody has deleted the lock file or the active segment: then another process
+        may have opened the queue, or what is put goes into a file that nobody will find. Call under ``syncing``.
+        """
+        directory, queue = self.files.directory, self.files.queue
+        if self._lock is not None and not self._lock.is_current():
+            path = f"{directory.path}/{file_names.lock_name(queue)}"
+            reason = "the lock file was deleted while the queue was open: another process may have opened the queue"
+            raise FileNotFoundError(errno.ENOENT, reason, path)
+        segment = self.journal.tip()[0]
+        if segment is not None:
+            try:
+                directory.status(segment.name)
+            except FileNotFoundError:  # a sync that was interrupted has renamed it, and has not noted that
+                directory.status(file_names.lasting_name(segment.name))
 
     def save_mark(self, tail_id: int) -> None:
         """Save the tail in the mark, by which the next opening sees that items are missing.

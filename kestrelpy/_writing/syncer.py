@@ -8,7 +8,6 @@ users, as if the lead were a lock.
 from __future__ import annotations
 
 import contextlib
-import threading
 
 from kestrelpy import _logging
 from kestrelpy._reading.local_source import LocalSource
@@ -16,14 +15,18 @@ from kestrelpy._reading.reader import checkpointer_of
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.backpressure import Room
 from kestrelpy._writing.group_commit import Absent, GroupCommit
+from kestrelpy._writing.open_journal import OpenJournal
 from kestrelpy._writing.status import QueueStatus
 from kestrelpy._writing.sync_times import SyncTimes
 from kestrelpy.clock import Timer, sync_later
 from kestrelpy.errors import DurabilityUnknown, ForkedQueue, KestrelError, QueueClosed, copy_of
 
+LOOK_SECONDS = 1.0
+"""How often a sync is followed by a look whether the lock file and the segment are still there."""
+
 
 class Syncer:
-    """The syncs of one queue. ``syncing``: the lock S, which the journal uses, too."""
+    """The syncs of one queue."""
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class Syncer:
         source: LocalSource,
         registry: ReaderRegistry,
         room: Room,
-        syncing: threading.Lock,
+        held: OpenJournal,
     ) -> None:
         self._directory = directory
         self._status = status
@@ -41,7 +44,9 @@ class Syncer:
         self._registry = registry
         self._room = room
         self._clock = source.clock
-        self._syncing = syncing
+        self._held = held
+        self._syncing = held.syncing
+        self._look_at = 0.0
         self.commit = commit = GroupCommit(
             self._sync_once, lambda: self._sync_in(0), self._serve, lambda: self._notify_later(self.commit)
         )
@@ -96,6 +101,9 @@ class Syncer:
                     begun = self._clock.monotonic()
                     try:
                         self._journal.sync(file)
+                        if begun >= self._look_at and self._status.error is None:  # not while it is being erased
+                            self._look_at = begun + LOOK_SECONDS
+                            self._held.check_there()
                     except OSError as cause:
                         failure = self._journal.fail(cause)
                     self.times.note(self._clock.monotonic() - begun)
@@ -107,6 +115,14 @@ class Syncer:
             self._journal.durable_id = max(self._journal.durable_id, tail_id)
             self._source.show_durable_locked(tail_id, total_bytes)
         return tail_id
+
+    def check_files(self) -> None:
+        """Before the queue is closed: raise ``DurabilityUnknown`` if its files are gone."""
+        try:
+            with self._syncing:
+                self._held.check_there()
+        except OSError as cause:
+            raise self._journal.fail(cause) from cause
 
     def _serve(self) -> None:
         """Serve the waiting consumers: items that became durable may be visible now. With no lock held."""

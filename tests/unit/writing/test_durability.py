@@ -16,6 +16,7 @@ import pytest
 from kestrelpy import DurabilityUnknown, FullPolicy, JournaledQueue, QueueClosed, ReaderConfig, clock
 from kestrelpy import errors as errors_module
 from kestrelpy._disk.real import RealDisk
+from kestrelpy._writing.syncer import LOOK_SECONDS
 from kestrelpy.inbox import PartWriter, publish
 from kestrelpy.testing import FailingDisk, ManualClock, MemoryDisk
 from tests.support.disks import GatedDisk
@@ -425,3 +426,53 @@ def test_followers_are_woken_with_callbacks_pending(
     assert leader.is_alive()
     hold.set()
     leader.join(20)
+
+
+# -- files that somebody deletes while the queue is open -------------------------------------------------------------
+
+
+def test_an_owner_whose_lock_file_was_deleted_is_told(open_queue: Open, folder: Path, clock: ManualClock) -> None:
+    """A second owner can open the queue then. Before, both put, both closed without an error, and items were gone."""
+    queue = open_queue(sync="always")
+    queue.put(b"first")
+    (folder / "jobs.lock").unlink()
+    with JournaledQueue(folder, "jobs") as other:
+        assert other.get_nowait().data == b"first"
+        clock.advance(LOOK_SECONDS)
+        with pytest.raises(DurabilityUnknown) as caught:
+            queue.put(b"second")
+        assert "lock file was deleted" in str(caught.value.__cause__)
+        with pytest.raises(DurabilityUnknown):
+            queue.put(b"third")
+        queue.close()
+        other.put(b"other")
+
+
+@pytest.mark.parametrize("name", ["jobs.lock", "*.segment"])
+@pytest.mark.parametrize("sync", ["never", 60, "always"])
+def test_a_close_without_the_lock_file_or_the_segment_is_an_error(
+    open_queue: Open, folder: Path, name: str, sync: Any
+) -> None:
+    queue = open_queue(sync=sync)
+    queue.put(b"gone")
+    (path,) = folder.glob(name)
+    path.unlink()
+    with pytest.raises(DurabilityUnknown):
+        queue.close()
+    queue.close()
+    with JournaledQueue(folder, "jobs") as again:  # the lock is free
+        again.put(b"new")
+
+
+def test_a_background_sync_without_the_segment_fails_the_queue(
+    open_queue: Open, folder: Path, clock: ManualClock
+) -> None:
+    queue = open_queue(sync=0.1)
+    queue.put(b"there")
+    clock.advance(LOOK_SECONDS)
+    queue.put(b"gone")
+    (path,) = folder.glob("*.segment")
+    path.unlink()
+    clock.advance(LOOK_SECONDS)
+    with pytest.raises(DurabilityUnknown):
+        queue.put(b"refused")

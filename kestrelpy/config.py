@@ -205,15 +205,16 @@ class QueueStats(Value, kw_only=True):
 
     ``journal_bytes``: size of the segments that are there, with what the newest one has taken in advance.
     ``segments``, ``archived_segments``: their numbers.
-    ``put_count``, ``put_bytes``: items put, and their data. ``sync_count``: syncs of the journal. ``quarantined``: bad
-    ranges that were skipped. ``rotations``: how many segments were closed. ``tail_id`` is the last id given out,
-    ``durable_id`` the last one known to be on disk. ``oldest_segment`` and ``newest_segment`` are the numbers of the
-    first and the last segment that is kept. Counters count since the queue was opened, except ``refused_batches``:
-    published batches that were kept aside as ``.refused``, then or before. ``waiting_producers``: puts in line for
-    room. ``refused``: puts that raised ``QueueFull`` or ``QueueDiskFull``. ``usable``: false once the queue is closed,
-    has failed, or belongs to the parent of this forked process. ``sync_buckets``: how many syncs took at most each of
-    ``SYNC_BOUNDS`` seconds and more than the bound before, and last how many took longer; ``sync_seconds``: how long
-    all of them took together. Syncs that close a segment are done by the put, and are not among them.
+    ``put_count``, ``put_bytes``: items put, and their data. ``sync_count``: syncs of the journal. ``quarantined``:
+    items that were damaged or missing, and were skipped. ``rotations``: how many segments were closed. ``tail_id`` is
+    the last id given out, ``durable_id`` the last one known to be on disk. ``oldest_segment`` and ``newest_segment``
+    are the numbers of the first and the last segment that is kept. Counters count since the queue was opened, except
+    ``refused_batches``: published batches that were kept aside as ``.refused``, then or before. ``waiting_producers``:
+    puts in line for room. ``refused``: puts that raised ``QueueFull`` or ``QueueDiskFull``. ``usable``: false once the
+    queue is closed, has failed, or belongs to the parent of this forked process. ``sync_buckets``: how many syncs took
+    at most each of ``SYNC_BOUNDS`` seconds and more than the bound before, and last how many took longer;
+    ``sync_seconds``: how long all of them took together. Syncs that close a segment are done by the put, and are not
+    among them.
     """
 
     items: int

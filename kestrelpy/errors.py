@@ -35,6 +35,9 @@ __all__ = [
 
 E = TypeVar("E", bound=BaseException)
 
+_SHOWN = 10
+"""So many names are in a message."""
+
 if sys.version_info >= (3, 13):
     from queue import ShutDown as _ShutDown
 else:
@@ -123,14 +126,26 @@ class NoDefaultReader(KestrelError, LookupError):
         self.readers = readers
 
 
+def _first(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
 class UnknownReader(KestrelError, LookupError):
     """``open_reader`` was asked for a reader that the queue does not have, without ``create=True``. ``readers``: the
-    named readers that it has.
+    named readers that it has. ``queues``: if the queue itself is not there, those that are; else ``None``.
     """
 
-    def __init__(self, queue_name: str, reader: str, readers: tuple[str, ...]) -> None:
-        has = f"its readers: {', '.join(readers)}" if readers else "it has no named reader"
-        super().__init__(f"queue {queue_name!r} has no reader {reader!r} ({has}): create=True makes one")
+    def __init__(
+        self, queue_name: str, reader: str, readers: tuple[str, ...], queues: tuple[str, ...] | None = None
+    ) -> None:
+        if queues is not None:
+            has = f"the folder has {_first(queues)}" if queues else "the folder has no queue"
+            text = f"there is no queue {queue_name!r} ({has}): create=True makes reader {reader!r} ahead of it"
+        else:
+            has = f"its readers: {_first(readers)}" if readers else "it has no named reader"
+            text = f"queue {queue_name!r} has no reader {reader!r} ({has}): create=True makes one"
+        super().__init__(text)
+        self.queues = queues
         self.queue_name = queue_name
         self.reader = reader
         self.readers = readers

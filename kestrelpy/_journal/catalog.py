@@ -21,6 +21,7 @@ from kestrelpy._journal.segment import (
     identify,
     is_abandoned,
     link_offset,
+    link_reason,
     stored_header,
 )
 from kestrelpy.errors import CorruptJournal
@@ -170,7 +171,7 @@ class SegmentCatalog:
             return Objection(link_offset(header, None), f"a reader needs item {head + 1}; the journal begins after it")
         if before is None or (head is not None and head >= previous_id):
             return None
-        return Objection(link_offset(header, before), "it does not follow the segment before it")
+        return Objection(link_offset(header, before), link_reason(header, before))
 
     def _lowest_head(self, wanted: int) -> int | None:
         """The lowest head of all readers; ``None`` if there are none.

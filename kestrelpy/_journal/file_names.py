@@ -273,6 +273,12 @@ def is_plan(file_name: str, queue: str) -> bool:
     return base.endswith(".batch") and parse_checkpoint(f"{base[:-6]}.checkpoint", queue) is not None
 
 
+def queues_among(names: Iterable[str]) -> list[str]:
+    """The queues that have files among these, sorted."""
+    owners = (parse_owner(name) for name in names)
+    return sorted({owner[0] for owner in owners if owner is not None and not owner[1]})
+
+
 def parse_owner(file_name: str) -> tuple[str, bool] | None:
     """The queue that a file belongs to, and whether the file is a temporary one; ``None`` for a foreign file."""
     match = _compiled(_OF_QUEUE).fullmatch(file_name)

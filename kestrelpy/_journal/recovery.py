@@ -36,6 +36,7 @@ from kestrelpy._journal.segment import (
     is_abandoned,
     iterate_frames,
     link_offset,
+    link_reason,
     load_segment,
     read_searchable,
     read_used,
@@ -290,11 +291,7 @@ class Recovery:
             if self._heads and min(self._heads) >= after.previous_last_id:
                 found.stale, found.segments = segments[:at], segments[at:]
                 return
-            self._damage(
-                segments[at].name,
-                link_offset(after, before),
-                f"the segment before it, up to item {after.previous_last_id}, is not the one found",
-            )
+            self._damage(segments[at].name, link_offset(after, before), link_reason(after, before))
             found.quarantined += max(0, after.previous_last_id - before.last_id)
             if before.first_id >= after.first_id:  # it cannot be read beside the segment after it
                 found.quarantined += before.items

@@ -28,6 +28,7 @@ from kestrelpy._journal.segment import (
     is_abandoned,
     iterate_frames,
     link_offset,
+    link_reason,
     read_footer,
     read_searchable,
     read_used,
@@ -450,8 +451,9 @@ class Salvage:
             elif before.last_id >= after.first_id:  # say, an older copy
                 before.cut_after(after.first_id - 1, "the segment after it has the same items", is_loss=False)
             else:
-                reason = f"the segment before it, up to item {after.previous_last_id}, is not the one found"
-                self._miss(segments[at].name, link_offset(after, before.as_segment()), reason, before.last_id, after)
+                found = before.as_segment()
+                offset, reason = link_offset(after, found), link_reason(after, found)
+                self._miss(segments[at].name, offset, reason, before.last_id, after)
 
     def _miss(self, name: str, offset: int, reason: str, last_id: int, after: fmt.SegmentHeader) -> None:
         """Items between ``last_id`` and the segment ``after`` are missing."""

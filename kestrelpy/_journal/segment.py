@@ -267,6 +267,13 @@ def link_offset(header: fmt.SegmentHeader, before: Segment | None) -> int:
     return fmt.HEADER_OFFSET["previous_number" if is_other else "previous_last_id"]
 
 
+def link_reason(header: fmt.SegmentHeader, before: Segment) -> str:
+    """What is wrong with a segment that names another one than the one before it."""
+    first_id, last_id = before.last_id + 1, header.previous_last_id
+    missing = f": items {first_id} to {last_id} are missing" if first_id <= last_id else ""
+    return f"it does not follow the segment before it{missing}"
+
+
 def stored_header(directory: Directory, number: int, name: str) -> fmt.SegmentHeader | None:
     """The header of the segment of that number; ``None`` if the file has no valid header of that number, or is gone.
     Raises as ``read_header``.

@@ -552,7 +552,9 @@ def _require_reader(files: QueueFiles, reader: str) -> None:
     names = files.directory.names()
     readers = files.reader_names(names)
     if reader not in readers and file_names.reader_lock_name(files.queue, reader) not in names:
-        raise UnknownReader(files.queue, reader, tuple(sorted(readers - {""})))
+        queues = file_names.queues_among(names)
+        named = tuple(sorted(readers - {""}))
+        raise UnknownReader(files.queue, reader, named, None if files.queue in queues else tuple(queues))
 
 
 def _nothing() -> None:

@@ -139,7 +139,7 @@ class LocalSource:
         has its lock.
         """
         count, self._logged = self.journal.quarantined - self._logged, self.journal.quarantined
-        words = "queue %s: damaged records are skipped, with %d items; their bytes are kept aside in %s"
+        words = "queue %s: damaged records are skipped, with %d items; what is left of them is kept aside in %s"
         leave(partial(_logging.warning, words, self.name, count, self.directory.path))
 
     def is_gap(self, item_id: int) -> bool:

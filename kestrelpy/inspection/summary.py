@@ -232,5 +232,4 @@ def queue_names(directory: StrPath, *, disk: Disk | None = None) -> list[str]:
         names = folder.names()
     finally:
         folder.close()
-    owners = (file_names.parse_owner(name) for name in names)
-    return sorted({owner[0] for owner in owners if owner is not None and not owner[1]})
+    return file_names.queues_among(names)

@@ -269,8 +269,16 @@ def test_verify_reports_what_is_missing(folder: Path, open_queue: Open) -> None:
     all_of_them = segments(folder)
     for path in (all_of_them[0], all_of_them[1], all_of_them[-1]):
         data = path.read_bytes()
+        lost = [record.id for record in scan(folder, "jobs") if record.segment == path.name]
         path.unlink()
-        assert not verify(folder, "jobs").ok, path.name
+        report = verify(folder, "jobs")
+        assert not report.ok, path.name
+        if path == all_of_them[1]:
+            (damage,) = report.damage
+            follows = f"it does not follow the segment before it: items {lost[0]} to {lost[-1]} are missing"
+            assert damage.reason == follows
+            with pytest.raises(CorruptJournal, match=follows):
+                open_queue()
         path.write_bytes(data)
     assert verify(folder, "jobs").ok
     (folder / "jobs+a.checkpoint").write_bytes(b"garbage")

@@ -129,7 +129,9 @@ def test_what_is_skipped_is_logged_by_another_thread(caplog: pytest.LogCaptureFi
     with quarantined(disk_of(files)) as queue:
         assert not caplog.records
         assert drain(queue) == [b"1", b"3", b"4", b"5", b"6"]
-        until(lambda: "damaged records are skipped, with 1 items; their bytes are kept aside in /q" in caplog.text)
+        until(
+            lambda: "damaged records are skipped, with 1 items; what is left of them is kept aside in /q" in caplog.text
+        )
         drain(queue)
     assert len(caplog.records) == 1
 

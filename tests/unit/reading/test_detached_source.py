@@ -1194,8 +1194,12 @@ def test_a_reader_is_not_made_by_mistake(folder: Path, open_queue: Open) -> None
     with pytest.raises(UnknownReader, match=r"'jobs' has no reader 'mial' \(it has no named reader\)") as caught:
         open_reader(folder, "jobs", "mial")
     assert (caught.value.queue_name, caught.value.reader, caught.value.readers) == ("jobs", "mial", ())
-    with pytest.raises(UnknownReader):
+    there_is = r"there is no queue 'jbos' \(the folder has jobs\): create=True makes reader 'mail' ahead of it"
+    with pytest.raises(UnknownReader, match=there_is) as caught:
         open_reader(folder, "jbos", "mail", start="earliest")
+    assert (caught.value.readers, caught.value.queues) == ((), ("jobs",))
+    with pytest.raises(UnknownReader, match=r"there is no queue 'jobs' \(the folder has no queue\)"):
+        open_reader(folder.parent, "jobs", "mail")
     assert sorted(path.name for path in folder.iterdir()) == before
     open_reader(folder, "jobs", "mail", create=True).close()
     with pytest.raises(UnknownReader, match=r"its readers: mail\)"):

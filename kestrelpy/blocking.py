@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from kestrelpy._checks import check_timeout
 from kestrelpy._reading.consuming import wait_until
 from kestrelpy._reading.reader import checkpointer_of
+from kestrelpy._tasks import StaysInProcess
 from kestrelpy._waiting.line import Line, Waiting
 from kestrelpy._waiting.waiters import Waiter
 from kestrelpy.errors import QueueClosed, QueueEmpty, UnknownItem
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from kestrelpy._writing.put_path import PutPath
 
 
-class JournaledBlockingQueue(Generic[V]):
+class JournaledBlockingQueue(StaysInProcess, Generic[V]):
     """A ``BlockingQueue`` over the default reader of a journaled queue; made by ``JournaledQueue.as_blocking_queue``.
 
     A get commits at once. So an item that was got is not delivered again, even if nobody has worked on it; only after a

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import socket
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from kestrelpy import (
 )
 from kestrelpy._disk.real import RealDisk
 from kestrelpy.testing import ManualClock, MemoryDisk
+from kestrelpy.work import WorkQueue
 from tests.support.queues import drain
 
 Open = Callable[..., JournaledQueue]
@@ -339,3 +343,14 @@ def test_only_items_and_ids_are_committed_or_aborted(what: Any, tmp_path: Path) 
 def test_the_default_reader_is_configured_by_its_own_option() -> None:
     with pytest.raises(InvalidName, match="default_reader="):
         JournaledQueue("/q", "jobs", readers={"": ReaderConfig()}, disk=MemoryDisk())
+
+
+@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy, ForkingPickler.dumps])
+def test_what_is_open_does_not_go_to_another_process(way: Callable[[object], object], folder: Path) -> None:
+    """``multiprocessing`` pickles the arguments of a process that it spawns."""
+    with JournaledQueue(folder, "jobs") as queue, WorkQueue(folder, "work") as work, work.session() as session:
+        for each in (queue, queue.reader(), queue.as_blocking_queue(), work, session):
+            name = type(each).__name__
+            with pytest.raises(TypeError, match=f"a {name} can't be pickled or copied.*open_reader.*inbox"):
+                way(each)
+        queue.put(b"goes on")

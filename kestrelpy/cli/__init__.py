@@ -42,7 +42,7 @@ from kestrelpy.cli import (
     watching,
     working,
 )
-from kestrelpy.cli._common import CommandError
+from kestrelpy.cli._common import CommandError, os_error_text
 from kestrelpy.cli._signals import Interrupted, unwinding
 from kestrelpy.errors import InvalidName, KestrelError, NoDefaultReader
 
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(args.command, str(error), WRONG_USE)
     except OSError as error:
         _abandon_output()
-        return _report(args.command, _os_error_text(error), FAILED)
+        return _report(args.command, os_error_text(error), FAILED)
     except KestrelError as error:
         return _report(args.command, str(error), FAILED)
     except Exception as error:
@@ -153,13 +153,6 @@ def _report(command: str, text: str, status: int) -> int:
         sys.stderr.write(f"kestrelpy {command}: {line}\n")
         sys.stderr.flush()
     return status
-
-
-def _os_error_text(error: OSError) -> str:
-    if error.filename is None or error.strerror is None:
-        return str(error)
-    name = error.filename.decode(errors="replace") if isinstance(error.filename, bytes) else error.filename
-    return f"{name}: {error.strerror}"
 
 
 def _open_streams() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -122,6 +123,16 @@ def require_queue(directory: str, queue: str) -> None:
         raise InvalidName(queue, "the name of a queue must not be empty")
     there = f"; it has {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}" if names else ""
     raise CommandError(f"no queue {queue!r} in {directory}{there}")
+
+
+def os_error_text(error: OSError) -> str:
+    """An error of the system as text for people: the file, and what is wrong with it."""
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    name = error.filename.decode(errors="replace") if isinstance(error.filename, bytes) else error.filename
+    if error.errno == errno.ELOOP:  # the system says "too many levels", and there is one
+        return f"{name}: this is a symbolic link, and is never read"
+    return f"{name}: {error.strerror}"
 
 
 # -- words and tables ------------------------------------------------------------------------------------------------

@@ -76,11 +76,12 @@ def run_ls(args: argparse.Namespace) -> int:
     for name in names:
         try:
             saved = kestrelpy.inspect(args.directory, name)
-        except KestrelError as error:
+        except (KestrelError, OSError) as error:  # the other queues have to be listed
             status = 1
-            rows.append((name, f"damaged: {error}", "", "", ""))
+            what, why = _trouble(error)
+            rows.append((name, f"{what}: {why}", "", "", ""))
             if args.json:
-                print(json.dumps({"name": name, "damaged": str(error)}))
+                print(json.dumps({"name": name, what: why}))
             continue
         if args.json:
             print(json.dumps(dataclasses.asdict(saved)))
@@ -94,6 +95,13 @@ def run_ls(args: argparse.Namespace) -> int:
     if names and not args.json:
         sys.stdout.write(_common.table(rows, numbers=(2, 3, 4)))
     return status
+
+
+def _trouble(error: KestrelError | OSError) -> tuple[str, str]:
+    """What is wrong with a queue that cannot be looked at: in a word, and why."""
+    if isinstance(error, KestrelError):
+        return "damaged", str(error)
+    return "unreadable", _common.os_error_text(error)
 
 
 # -- stat ------------------------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ import os
 from collections import deque
 from typing import NamedTuple
 
-from kestrelpy._disk.interface import Directory, Disk, StrPath
+from kestrelpy._disk.interface import NO_REGULAR_FILE, Directory, Disk, StrPath
 from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.errors import KestrelError
 from kestrelpy.inspection.followed import FollowedQueue
+from kestrelpy.inspection.strange_files import WHY_NOT_READ
 
 RATE_SECONDS = 5.0
 """Rates are those of about so many seconds: checkpoints, and so what is done, come once a second."""
@@ -199,7 +200,7 @@ class FolderWatch:
         try:
             _follow(watched.followed, folder, names, now_ms)
         except (KestrelError, OSError) as error:
-            problem = str(error)
+            problem = _words_of(error)
         except Exception as error:  # whatever is in the files: the other queues have to be looked at
             watched = self._queues[name] = _Watched(name)
             problem = f"{type(error).__name__}: {error}"
@@ -220,6 +221,13 @@ def _follow(queue: FollowedQueue, folder: Directory, names: list[str], now_ms: i
         names = [name for name in file_names.of_queue(folder.names(), queue.name) if _owner(name) == queue.name]
         if names in ([], before):
             return
+
+
+def _words_of(error: KestrelError | OSError) -> str:
+    """What is wrong, as ``verify`` says it: of a link the system says "too many levels", and there is one."""
+    if isinstance(error, OSError) and error.errno in NO_REGULAR_FILE and error.filename:
+        return f"{error.filename}: {WHY_NOT_READ}"
+    return str(error)
 
 
 def _owner(name: str) -> str:

@@ -474,6 +474,23 @@ def test_ls(run: Run, jobs: Path) -> None:
     assert everything_in(jobs) == before
 
 
+def test_a_file_that_cannot_be_opened_is_trouble_of_its_queue_alone(run: Run, jobs: Path, tmp_path: Path) -> None:
+    for name in ("linked", "zebra"):
+        with JournaledQueue(jobs, name) as queue:
+            queue.put(b"x")
+    segment = next(jobs.glob("linked.*.segment"))
+    segment.rename(tmp_path / "elsewhere")
+    segment.symlink_to(tmp_path / "elsewhere")
+    done = run("ls", jobs)
+    lines = done.out.decode().splitlines()
+    assert (done.status, done.err) == (1, "")
+    assert [line.split()[0] for line in lines[1:]] == ["jobs", "linked", "zebra"]
+    assert lines[2].endswith(f"unreadable: {segment.name}: this is a symbolic link, and is never read")
+    facts = [json.loads(line) for line in run("ls", jobs, "--json").out.splitlines()]
+    assert ["unreadable" in one for one in facts] == [False, True, False]
+    refused(run("stat", jobs, "linked"), 1, "symbolic link")
+
+
 def test_ls_of_nothing(run: Run, tmp_path: Path) -> None:
     assert run("ls", tmp_path) == (1, b"", "")
     refused(run("ls", tmp_path / "nowhere"), 1, "no such folder")

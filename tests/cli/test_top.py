@@ -131,6 +131,17 @@ def test_trouble_is_shown_and_counts(queues: Path, run: Run) -> None:
     assert "IN TROUBLE" in done.out.decode()
 
 
+def test_a_link_in_place_of_a_segment_is_trouble_of_its_queue_alone(queues: Path, run: Run, tmp_path: Path) -> None:
+    segment = next(queues.glob("alerts.*.segment"))
+    segment.rename(tmp_path / "elsewhere")
+    segment.symlink_to(tmp_path / "elsewhere")
+    done = run("top", queues, "--json")
+    problems = {one["name"]: one["problem"] for one in map(json.loads, done.out.decode().splitlines())}
+    assert done.status == 1
+    assert "regular file" in problems.pop("alerts")
+    assert problems == {"orders": "", "work": ""}
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path, run: Run) -> None:
     refused(run("top", tmp_path / "none"), 1, "no such folder")
     assert "at least 0.1" in run("top", tmp_path, "--interval", "0").err

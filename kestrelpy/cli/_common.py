@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Literal
 
-from kestrelpy import queue_names
+from kestrelpy import inbox, queue_names
 from kestrelpy.errors import InvalidName, WrongKind
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -103,6 +103,25 @@ def queues_in(directory: str) -> list[str]:
     return sorted(queue_names(directory))
 
 
+def pending_in(directory: str) -> dict[str, int]:
+    """How many published batches wait in the inbox of a folder, by queue. An inbox that cannot be read has none: what
+    is wrong with it is reported with the queues that have it.
+    """
+    try:
+        return inbox.pending_queues(directory)
+    except OSError:
+        return {}
+
+
+def pending_text(batches: int) -> str:
+    """``1 batch pending``: published, and not ingested yet."""
+    return f"{counted(batches, 'batch', 'batches')} pending"
+
+
+NO_OWNER = "no owner yet"
+"""What is said of a name that has batches in the inbox, and no queue: the first owner makes it, and ingests them."""
+
+
 def is_work_queue(directory: str, queue: str) -> bool:
     """True if the queue holds jobs (docs/format.md). Damage to the queue does not matter."""
     return os.path.lexists(os.path.join(directory, f"{queue}.work"))
@@ -121,8 +140,16 @@ def require_queue(directory: str, queue: str) -> None:
         return
     if not queue:
         raise InvalidName(queue, "the name of a queue must not be empty")
-    there = f"; it has {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}" if names else ""
-    raise CommandError(f"no queue {queue!r} in {directory}{there}")
+    pending = pending_in(directory)
+    why = f": {pending_text(pending[queue])} in the inbox, {NO_OWNER}" if queue in pending else ""
+    unowned = [] if why else sorted(pending.keys() - set(names))
+    there = f"; it has {_first(names)}" if names else ""
+    others = f"; the inbox has batches for {_first(unowned)}, {NO_OWNER}" if unowned else ""
+    raise CommandError(f"no queue {queue!r} in {directory}{why}{there}{others}")
+
+
+def _first(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
 
 
 def os_error_text(error: OSError) -> str:

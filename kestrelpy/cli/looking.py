@@ -70,7 +70,8 @@ def add_content_commands(commands: Commands) -> None:
 
 def run_ls(args: argparse.Namespace) -> int:
     """``kestrelpy ls``."""
-    names = _common.queues_in(args.directory)
+    queues, pending = _common.queues_in(args.directory), _common.pending_in(args.directory)
+    names = sorted({*queues, *pending})
     rows: list[tuple[str, ...]] = [("queue", "unread", "last id", "segments", "size")]
     status = 0 if names else 1
     for name in names:
@@ -87,9 +88,12 @@ def run_ls(args: argparse.Namespace) -> int:
             print(json.dumps(dataclasses.asdict(saved)))
         unread = ", ".join(f"{one.name}: {one.items:,}" if one.name else f"{one.items:,}" for one in saved.readers)
         if saved.pending_batches:
-            unread += f" (+ {_common.counted(saved.pending_batches, 'batch', 'batches')} pending)"
+            unread += f" (+ {_common.pending_text(saved.pending_batches)})"
         if saved.kind != "queue":  # its records are no unread items: several records may be about one job
             unread = f"({saved.kind})"
+        if name not in queues:
+            rows.append((name, f"{_common.pending_text(pending[name])}, {_common.NO_OWNER}", "", "", ""))
+            continue
         size = _common.binary_size(saved.file_bytes)
         rows.append((name, unread, str(saved.tail_id), str(len(saved.segments)), size))
     if names and not args.json:

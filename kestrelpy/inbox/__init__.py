@@ -18,7 +18,17 @@ from __future__ import annotations
 
 from kestrelpy.inbox.format import Part
 from kestrelpy.inbox.parts import PartWriter
-from kestrelpy.inbox.publishing import discard, last_version, pending, publish, take_in
+from kestrelpy.inbox.publishing import discard, last_version, pending, pending_queues, publish, take_in
 from kestrelpy.inbox.putting import put_many
 
-__all__ = ["Part", "PartWriter", "discard", "last_version", "pending", "publish", "put_many", "take_in"]
+__all__ = [
+    "Part",
+    "PartWriter",
+    "discard",
+    "last_version",
+    "pending",
+    "pending_queues",
+    "publish",
+    "put_many",
+    "take_in",
+]

@@ -539,6 +539,25 @@ def test_batches_that_wait_are_counted(run: Run, jobs: Path) -> None:
     assert json.loads(run("stat", jobs, "jobs", "--json").out)["pending_batches"] == 2
 
 
+def test_a_name_that_has_batches_and_no_queue_is_shown(run: Run, tmp_path: Path) -> None:
+    for count in (1, 2):
+        inbox.put_many(tmp_path, "orders", [b"x"] * count)
+    before = sorted(tmp_path.rglob("*"))
+    done = run("ls", tmp_path)
+    assert (done.status, done.err) == (0, "")
+    assert done.out.splitlines()[1].decode() == "orders  2 batches pending, no owner yet"
+    (facts,) = map(json.loads, run("ls", tmp_path, "--json").out.splitlines())
+    assert (facts["name"], facts["pending_batches"], facts["segments"]) == ("orders", 2, [])
+    text = f"no queue 'orders' in {tmp_path}: 2 batches pending in the inbox, no owner yet\n"
+    for command in ("stat", "verify", "peek", "get", "scan"):
+        assert run(command, tmp_path, "orders") == (1, b"", f"kestrelpy {command}: {text}")
+    refused(run("stat", tmp_path, "order"), 1, "no queue 'order'", "batches for orders, no owner yet")
+    assert sorted(tmp_path.rglob("*")) == before, "a look makes nothing"
+    with JournaledQueue(tmp_path, "orders"):
+        pass
+    assert b"pending" not in run("ls", tmp_path).out
+
+
 def test_stat_beside_a_live_writer(run: Run, jobs: Path) -> None:
     with JournaledQueue(jobs, "jobs") as queue:
         queue.put_many([b"x"] * 5)

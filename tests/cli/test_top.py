@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelpy import JournaledQueue
+from kestrelpy import JournaledQueue, inbox
 from kestrelpy.cli import _folder_top
 from kestrelpy.cli._folder_top import FolderLooker
 from kestrelpy.work import WorkQueue
@@ -85,6 +85,20 @@ def test_json_has_readers_and_tubes(queues: Path, run: Run) -> None:
         "prints": (0, 0, 1),
     }
     assert "tubes" not in found["orders"]
+
+
+def test_batches_that_wait_are_shown(queues: Path, run: Run) -> None:
+    for name in ("alerts", "order", "order"):
+        inbox.put_many(queues, name, [b"x"])
+    done = run("top", queues)
+    lines = [re.split(r" {2,}", line.strip()) for line in done.out.decode().splitlines()]
+    assert done.status == 0
+    assert (lines[1][0], lines[1][-1]) == ("alerts", "1 batch pending")
+    assert lines[2] == ["order", "2 batches pending, no owner yet"]
+    found = {one["name"]: one for one in map(json.loads, run("top", queues, "--json").out.decode().splitlines())}
+    waiting = {name: one["pending_batches"] for name, one in found.items()}
+    assert waiting == {"alerts": 1, "order": 2, "orders": 0, "work": 0}
+    assert not list(queues.glob("order.*"))
 
 
 def test_rates_are_those_of_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

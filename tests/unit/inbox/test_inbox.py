@@ -39,7 +39,7 @@ from kestrelpy._journal import bodies
 from kestrelpy._process import forget
 from kestrelpy.clock import SystemClock
 from kestrelpy.config import FullPolicy
-from kestrelpy.inbox import Part, PartWriter, discard, last_version, pending, publish, put_many, take_in
+from kestrelpy.inbox import Part, PartWriter, discard, last_version, pending, pending_queues, publish, put_many, take_in
 from kestrelpy.inbox import format as inbox_format
 from kestrelpy.inbox.format import BatchPart, Intent, LedgerState, PublishedBatch
 from kestrelpy.inbox.host import InboxHost
@@ -182,6 +182,18 @@ def test_many_items_are_several_frames(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 # -- publishing ------------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_is_counted_for_all_names(folder: Path, open_queue: Open) -> None:
+    assert pending_queues(folder) == {}
+    for name in (NAME, "jobs2", "jobs2"):
+        put_many(folder, name, [b"x"])
+    part_of(folder, [b"not published"], name="jobs3")
+    (folder / "inbox" / "jobs4.0000000000001.batch.refused").touch()
+    (folder / "inbox" / "foreign.batch").touch()
+    assert pending_queues(folder) == {NAME: 1, "jobs2": 2}
+    open_queue()
+    assert pending_queues(folder) == {"jobs2": 2}
 
 
 def test_a_version_is_published_once(folder: Path, open_queue: Open) -> None:

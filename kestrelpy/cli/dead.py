@@ -116,10 +116,13 @@ def _shown(args: argparse.Namespace) -> Iterator[tuple[Record, DeadLetter | None
 
 
 def _end(args: argparse.Namespace, letters: list[tuple[Record, DeadLetter | None]]) -> int:
-    """What waits to be taken in is said, and is not shown: only an owner may take it in."""
+    """What waits to be taken in is said, and is not shown: only an owner may take it in. It may be a move of dead
+    letters, or items that somebody has put.
+    """
     waiting = inbox.pending(args.directory, args.queue)
     if waiting:
-        print(f"{_common.counted(waiting, 'move')} more: published, and not taken in yet by an owner", file=sys.stderr)
+        batches = _common.counted(waiting, "published batch", "published batches")
+        print(f"not shown: {batches} in the inbox, not taken in yet by an owner", file=sys.stderr)
     elif not letters and not args.ids:
         print(f"kestrelpy dead: nothing is unread in {args.queue}", file=sys.stderr)
     return 0 if letters else 1

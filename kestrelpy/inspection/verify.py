@@ -44,11 +44,12 @@ class Damage(Value):
 
 class VerifyReport(Value, kw_only=True):
     """What ``verify`` found. ``items``, ``bytes``: those that are intact; of a damaged segment, those before its first
-    damage. ``torn_bytes``: left by crashes above what was durable; they are no damage. ``kind``:
-    ``"queue"`` or ``"work queue"``, or ``"archive"`` for a folder that has archived segments and nothing else.
-    ``batches``, ``parts``: published in the inbox, and not ingested yet. ``refused_batches``: published batches that
-    the owner could not ingest, and keeps aside in the inbox; they are no damage either. ``archived_segments``: those in
-    ``archive_dir``, of which ``archived_items`` are the items.
+    damage. ``torn_bytes``: left by crashes above what was durable; they are no damage. Of a damaged segment none are
+    counted: there, bytes after the frames may be what is left of missing items. ``kind``: ``"queue"`` or
+    ``"work queue"``, or ``"archive"`` for a folder that has archived segments and nothing else. ``batches``, ``parts``:
+    published in the inbox, and not ingested yet. ``refused_batches``: published batches that the owner could not
+    ingest, and keeps aside in the inbox; they are no damage either. ``archived_segments``: those in ``archive_dir``, of
+    which ``archived_items`` are the items.
     """
 
     queue: str
@@ -81,7 +82,8 @@ class Verification:
         self._folder = folder
         self._queue = queue
         self._damage: list[Damage] = []
-        self._items = self._bytes = self._torn = 0
+        self._items = self._bytes = 0
+        self._torn: dict[str, int] = {}  # bytes after the frames, by segment
         self._catalog = SegmentCatalog([folder], queue, reads_all=True)
         self._watermark = self._catalog.watermark
         self.queue_id = self._catalog.queue_id
@@ -110,7 +112,7 @@ class Verification:
             bytes=self._bytes,
             first_id=segments[0].first_id if segments else 0,
             last_id=segments[-1].last_id if segments else 0,
-            torn_bytes=self._torn,
+            torn_bytes=self._torn_bytes(),
             readers=readers,
             damage=tuple(self._damage),
             refused_batches=refused,
@@ -223,7 +225,11 @@ class Verification:
         elif (items, size) != (segment.items, segment.data_bytes):
             self._report(segment.name, fmt.footer_offset(segment.size), "the footer does not match the frames")
         after = segment.size - (fmt.FOOTER_BYTES if segment.closed else 0)
-        self._torn += len(read_used(file, segment.records_end, after))
+        self._torn[segment.name] = len(read_used(file, segment.records_end, after))
+
+    def _torn_bytes(self) -> int:
+        damaged = {damage.path for damage in self._damage}
+        return sum(size for name, size in self._torn.items() if f"{self._folder.path}/{name}" not in damaged)
 
 
 def verify(

@@ -588,6 +588,13 @@ def test_verify_finds_damage(run: Run, jobs: Path) -> None:
     refused(run("scan", jobs, "jobs"), 1, "offset")
 
 
+def test_verify_of_a_truncated_segment_speaks_of_no_torn_tail(run: Run, jobs: Path) -> None:
+    segment = next(jobs.glob("jobs.*.segment"))
+    segment.write_bytes(segment.read_bytes()[:150])
+    done = run("verify", jobs, "jobs")
+    assert (done.status, b"are missing" in done.out, b"torn" in done.out) == (1, True, False)
+
+
 def test_drop_reader(run: Run, jobs: Path) -> None:
     run("get", jobs, "jobs", "--reader", "a", "--create", "--max", "2")
     refused(run("drop-reader", jobs, "jobs", "b"), 1, "no reader 'b'", "a")

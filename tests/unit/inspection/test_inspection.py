@@ -298,6 +298,18 @@ def test_verify_counts_a_torn_tail_and_does_not_call_it_damage(folder: Path, kil
     assert verify(folder, "jobs").torn_bytes == 132 - 10, "kept, not read"
 
 
+def test_what_is_left_of_a_missing_item_is_no_torn_tail(folder: Path, open_queue: Open) -> None:
+    with open_queue(sync="always") as queue:
+        queue.put(b"1" * 100)
+        queue.put(b"2" * 100)
+    (path,) = segments(folder)
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(b"2" * 100) + 2])
+    report = verify(folder, "jobs")
+    assert [damage.reason for damage in report.damage] == ["items 2 to 2 are missing"]
+    assert (report.items, report.torn_bytes) == (1, 0)
+
+
 def test_verify_beside_a_writer_that_retires(monkeypatch: pytest.MonkeyPatch) -> None:
     """A segment that was there when the folder was listed and is gone when it is to be opened is no damage."""
     disk, about_to_go = CrashingDisk(), []

@@ -133,8 +133,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signalled.number
     except CommandError as error:
         return _report(args.command, str(error), error.status)
-    except (InvalidName, NoDefaultReader) as error:
+    except InvalidName as error:
         return _report(args.command, str(error), WRONG_USE)
+    except NoDefaultReader as error:  # its own text names a call: here, there is an option
+        names = ", ".join(error.readers)
+        text = f"queue {error.queue_name!r} has named readers ({names}) and so no default reader: use --reader NAME"
+        return _report(args.command, text, WRONG_USE)
     except OSError as error:
         _abandon_output()
         return _report(args.command, os_error_text(error), FAILED)

@@ -281,7 +281,10 @@ def test_named_readers(run: Run, jobs: Path) -> None:
     assert run("get", jobs, "jobs", "--reader", "b", "--create").status == 1, "a later one begins at the tail"
     assert run("get", jobs, "jobs", "--reader", "c", "--create", "--start", "9").out == b"8\n9\n"
     assert run("get", jobs, "jobs", "--reader", "d", "--create", "--start", "earliest", "--max", "1").out == b"0\n"
-    refused(run("get", jobs, "jobs"), 2, "named readers", "a")
+    for command in (("get",), ("peek",), ("dead", "ls"), ("dead", "drop", "--all")):
+        done = run(*command, jobs, "jobs")
+        refused(done, 2, "named readers", "(a, b, c, d)", "use --reader NAME")
+        assert "reader(name)" not in done.err
     assert run("get", jobs, "jobs", "--reader", "a", "--create", "--max", "1").out == b"2\n"
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
 import os
 import signal
@@ -68,15 +69,33 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_USE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
     def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
-        """As always; what is left over is reported with the command, and with what is mostly wrong about it."""
+        """As always; what is left over is reported by the command, with what is mostly wrong about it."""
         found, rest = self.parse_known_args(args, namespace)
         if rest:
-            words = [each for each in rest if not each.startswith("-")]
-            comes_late = words and any(each.startswith("-") for each in args[: args.index(words[0])])
-            why = ": arguments without -- go before the options" if comes_late else ""
-            self.prog = f"{self.prog} {found.command}"
-            self.error(f"unrecognized arguments: {' '.join(rest)}{why}")
+            refusing: _Parser = found.refusing
+            refusing._refuse(rest, args)
         return found
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As always; ``refusing`` is the parser that something was left over for: the innermost one, of a command."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest and not hasattr(found, "refusing"):
+            found.refusing = self
+        return found, rest
+
+    def _refuse(self, rest: Sequence[str], args: Sequence[str]) -> NoReturn:
+        """Report the ``rest`` of the arguments ``args``. An option with a slip comes first: its value is left, too."""
+        options = [each.partition("=")[0] for each in rest if each.startswith("-") and each.strip("-")]
+        if options:
+            known = {name.strip("-"): name for name in self._option_string_actions}
+            close = difflib.get_close_matches(options[0].strip("-"), known, n=1)
+            hint = f": did you mean {known[close[0]]}?" if close else ""
+            self.error(f"unrecognized option {options[0]}{hint}")
+        comes_late = any(each.startswith("-") for each in args[: args.index(rest[0])])
+        why = ": arguments without -- go before the options" if comes_late else ""
+        self.error(f"unrecognized arguments: {' '.join(rest)}{why}")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -156,6 +156,35 @@ def test_wrong_use_is_one_line_and_status_2(run: Run, arguments: tuple[str, ...]
     refused(run(*arguments), 2, "--help")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ("serve", "beanstalk", "--dri", "jobs"),
+            "kestrelpy serve beanstalk: unrecognized option --dri: did you mean --dir?",
+        ),
+        (
+            ("serve", "beanstalk", "--dri=jobs"),
+            "kestrelpy serve beanstalk: unrecognized option --dri: did you mean --dir?",
+        ),
+        (
+            ("get", "d", "q", "--readr", "a", "--max", "1"),
+            "kestrelpy get: unrecognized option --readr: did you mean --reader?",
+        ),
+        (("ls", "d", "--json", "-x", "e"), "kestrelpy ls: unrecognized option -x"),
+        (("ls", "d", "e"), "kestrelpy ls: unrecognized arguments: e"),
+        (
+            ("ls", "d", "--json", "e"),
+            "kestrelpy ls: unrecognized arguments: e: arguments without -- go before the options",
+        ),
+        (("--jsn", "ls", "d"), "kestrelpy: unrecognized option --jsn"),
+    ],
+)
+def test_an_option_with_a_slip_is_named(run: Run, arguments: tuple[str, ...], text: str) -> None:
+    name, _, reason = text.rpartition(": unrecognized")
+    assert run(*arguments) == (2, b"", f"{name}: unrecognized{reason} (see {name} --help)\n")
+
+
 def test_names_outside_the_rule_are_wrong_use(run: Run, jobs: Path) -> None:
     before = everything_in(jobs)
     refused(run("put", jobs / "new", "../x"), 2, "invalid name")

@@ -32,8 +32,10 @@ class DurableHandler(logging.Handler):
     ``queue`` is a ``JournaledQueue`` that this process has open, or the name of one in the folder ``directory``. By
     name, and in a forked child, the record goes into a file of this process. From there it is published in the queue's
     inbox (``kestrelpy.inbox``), ``flush_interval`` seconds later, and the queue's owner takes it in. Nobody need own
-    the queue at that time. ``codec`` is that of the queue, if it has one. A codec must take bytes (``zstd()``,
-    ``encrypted(keys)``), JSON values, or log records (``RECORDS``).
+    the queue at that time. A ``directory`` that is not there is made with its parents (mode 0700) when the first record
+    is stored, as a queue makes its own: of a slip in the path nothing is said, and the records are there. ``codec`` is
+    that of the queue, if it has one. A codec must take bytes (``zstd()``, ``encrypted(keys)``), JSON values, or log
+    records (``RECORDS``).
 
     Without a formatter, message, traceback and stack are stored apart. With a formatter, what it makes is the message.
     A record that can't be formatted or stored (a full queue, a full disk, a closed queue) goes to ``handleError`` and

@@ -394,6 +394,16 @@ def test_a_folder_that_can_not_be_used(tmp_path: Path, made: Made) -> None:
     assert stored(tmp_path) == ["stored"]
 
 
+def test_a_folder_that_is_not_there_is_made_by_the_first_record(tmp_path: Path, made: Made) -> None:
+    logger, handler = made("logs", tmp_path / "no" / "where")
+    assert not list(tmp_path.iterdir())
+    logger.warning("one")
+    handler.flush()
+    assert inbox.pending_queues(tmp_path / "no" / "where") == {"logs": 1}
+    assert (tmp_path / "no").stat().st_mode & 0o777 == 0o700
+    assert handler.complaints == []
+
+
 def test_a_daemon_that_changes_its_folder(tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     logger, handler = made("logs", "q")

@@ -1,8 +1,8 @@
 """The journal of a writer in another process, read as one sequence.
 
 The view ends at the first frame that is not whole: the writer may be in the middle of it, or may have died there. Which
-of the two, a footer shows later. A segment that the next one names as its predecessor is closed; if its footer is not
-there, it is damaged: it counts as closed with the items that it had, and whoever reads those that are gone is told.
+of the two, a footer shows later. A segment is made when the one before it is closed. If that has no footer, it is
+damaged: it counts as closed with the items that it had, and whoever reads those that are gone is told.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class FollowingView(JournalView):
         if self._idle_looks % LOOK_EVERY:
             return False
         after = self._list_behind(segment.number).header_from(0)
-        if after is None or after.previous_number != segment.number:
+        if after is None:
             return False
         if not self._follow_active(segment):  # the writer has not closed it meanwhile
             _end_without_footer(segment, after)
@@ -230,9 +230,8 @@ class FollowingView(JournalView):
             return segment
         if is_abandoned(file, name, number, header, after):
             return None
-        if after.previous_number == number:  # it was listed, so this one was closed before it was loaded
-            self._count(file, segment)
-            _end_without_footer(segment, after)
+        self._count(file, segment)
+        _end_without_footer(segment, after)
         return segment
 
     def _add(self, added: list[Segment]) -> None:
@@ -314,9 +313,12 @@ class FollowingView(JournalView):
 
 
 def _end_without_footer(segment: Segment, after: fmt.SegmentHeader) -> None:
-    """Close a segment, for reading, as the next one says that it ended. Items that are not there are damage."""
-    segment.last_id = max(segment.last_id, after.previous_last_id)
-    segment.data_bytes = after.base_bytes - segment.header.base_bytes
+    """Close a segment, for reading: ``after``, the next one with a whole header, is made when all before it are closed.
+    Items that are not there are damage, or a hole before ``after``.
+    """
+    if after.previous_number == segment.number:
+        segment.last_id = max(segment.last_id, after.previous_last_id)
+        segment.data_bytes = after.base_bytes - segment.header.base_bytes
     segment.closed = True
 
 

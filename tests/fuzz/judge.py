@@ -10,6 +10,8 @@ What is asked of files that an accident has damaged:
 5. Nothing is destroyed: what a segment held, it holds still, or a file that was kept aside does.
 6. The time is bounded.
 7. If the queue opens, what is put then is delivered, also after the next opening.
+8. A reader in another process, with nobody at work on the queue, is told as well: what it has not done is delivered, or
+   an error is raised. It cannot know where the newest segment ends.
 
 Of files that were made to deceive, with checksums made right, 1 and 4 to 7 are asked, and no more items than the files
 have room for.
@@ -23,10 +25,10 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 
-from kestrelpy import KestrelError, QueueEmpty, scan, verify
+from kestrelpy import KestrelError, QueueEmpty, open_reader, scan, verify
 from kestrelpy._journal.file_names import lasting_name
 from kestrelpy.inspection.summary import inspect
-from kestrelpy.testing import MemoryDisk
+from kestrelpy.testing import ManualClock, MemoryDisk
 from tests.fuzz.naive_reader import HEADER, Reading, read_queue
 from tests.fuzz.reference import FOLDER, NAME, Case, disk_of, files_of, let_die, open_queue
 
@@ -106,6 +108,24 @@ def drain(disk: MemoryDisk, mode: str, readers: tuple[str, ...]) -> tuple[Delive
         else:
             disk.kill()
     return delivered, quarantined, error
+
+
+def drain_elsewhere(disk: MemoryDisk, name: str) -> tuple[dict[int, bytes], str]:
+    """What a reader in another process gets, without committing, and the error."""
+    got: dict[int, bytes] = {}
+    try:
+        with open_reader(FOLDER, NAME, name, create=True, start="earliest", disk=disk, clock=ManualClock()) as reader:
+            for _ in range(MOST_READS):
+                items = reader.get_many(1000, timeout=0)
+                require(all(item.id > max(got, default=0) for item in items), f"2: {name!r} elsewhere: ids that fall")
+                got |= {item.id: item.data for item in items}
+            raise BrokenInvariant(f"6: {MOST_READS} reads elsewhere and no end")
+    except QueueEmpty:
+        return got, ""
+    except (KestrelError, OSError) as raised:
+        return got, f"{type(raised).__name__}: {raised}"
+    finally:
+        disk.kill()
 
 
 def look(disk: MemoryDisk) -> tuple[str, dict[int, bytes], bool]:
@@ -200,6 +220,7 @@ def judge(
         return "taken for another queue"
     against_the_truth(reading, case, delivered, error, mode, quarantined)
     if looking:
+        told_elsewhere(files, case, readers[0], reading)
         require(is_true(case, seen), "2: scan found what was never put")
         require(not reading.damage or seen_error, f"3: scan has not seen {reading.damage}")
         require(not reading.damage or not fine, f"3: verify has not seen {reading.damage}")
@@ -242,6 +263,20 @@ def against_the_truth(
         lost = durable - set(got) - retired_ids(reading)
         require(not lost or mode == "quarantine", f"3: no error, but {name!r} was not given {lost}")
         require(not lost or quarantined, f"3: {name!r} was not given {lost} and nothing is counted")
+
+
+def told_elsewhere(files: Mapping[str, bytes], case: Case, name: str, reading: Reading) -> None:
+    """8. Of the segments before the newest one, that is."""
+    got, error = drain_elsewhere(disk_of(files), name)
+    require(is_true(case, got), f"2: {name!r} elsewhere got what was never put, among {set(got)}")
+    if error:
+        known = error.startswith(("CorruptJournal", "UnsupportedFormat", "NoDefaultReader", "UnknownReader"))
+        require(known, f"1: elsewhere: {error}")
+        return
+    headers = [segment.header for segment in reading.segments if segment.header is not None]
+    newest = headers[-1].previous_last_id if headers else 0
+    lost = {key for key in case.put if key <= newest and not reading.is_done(name, key)} - set(got)
+    require(not lost - retired_ids(reading), f"8: no error, but {name!r} elsewhere was not given {lost}")
 
 
 def retired_ids(reading: Reading) -> set[int]:

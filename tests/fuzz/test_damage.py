@@ -13,8 +13,8 @@ from unittest import mock
 import pytest
 
 from kestrelpy import KestrelError, QueueEmpty
+from kestrelpy._journal import follow, view
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal import view
 from kestrelpy._journal.recovery import Recovery
 from kestrelpy.testing import MemoryDisk
 from tests.fuzz.campaign import run
@@ -66,6 +66,9 @@ PLANTED: dict[str, tuple[str, Callable[[], Any]]] = {
     "no watermark behind damage": ("damaged", lambda: mock.patch.object(fmt, "look_beyond", no_look_beyond)),
     "the chain is not checked": ("damaged", lambda: mock.patch.object(Recovery, "_check_chain", return_value=None)),
     "the ends are not checked": ("damaged", lambda: mock.patch.object(Recovery, "_check_ends", return_value=None)),
+    "a wait at a segment without a footer": (
+        "damaged", lambda: mock.patch.object(follow, "_end_without_footer", return_value=None),
+    ),
     "no bound to what is claimed": ("forged", lambda: mock.patch.object(Recovery, "_check_tail", return_value=None)),
     "no bound to lost ids": ("forged", lambda: mock.patch("kestrelpy._journal.recovery.MOST_LOST", 1 << 62)),
     "a batch of nothing": ("segments", lambda: mock.patch.object(fmt, "split_batch", return_value=[b""])),

@@ -24,15 +24,11 @@ CONFIG = ReaderConfig(max_items=10, full_policy=FullPolicy.BLOCK)
 async def produce(queue: JournaledQueue[bytes]) -> None:
     for number in range(NUMBERS):
         await queue.aput(b"%d" % number)  # timeout=5 would raise QueueFull after five seconds
-    for _ in range(CONSUMERS):
-        await queue.aput(b"end")
 
 
 async def consume(queue: JournaledQueue[bytes], squares: list[int]) -> None:
-    while True:
-        with await queue.aget() as item:  # committed at the end of the block; a task that is cancelled gives it back
-            if item.data == b"end":
-                return
+    async for item in queue:  # ends when the queue is closed. A sentinel would survive a kill, and end the next run
+        async with item:  # committed at the end of the block; a task that is cancelled gives it back
             await asyncio.sleep(0.03)  # the slow work
             squares.append(int(item.data) ** 2)
 
@@ -49,10 +45,16 @@ async def main() -> None:
     squares: list[int] = []
     waiting: list[int] = []
     backlog: list[int] = []
-    with JournaledQueue(FOLDER, "numbers", sync="always", default_reader=CONFIG) as queue:
-        queue.reader().flush()  # what a run that was interrupted has left
-        watcher = asyncio.create_task(watch(queue, waiting, backlog))
-        await asyncio.gather(produce(queue), *(consume(queue, squares) for _ in range(CONSUMERS)))
+    async with (
+        asyncio.TaskGroup() as tasks,
+        JournaledQueue(FOLDER, "numbers", sync="always", default_reader=CONFIG) as queue,
+    ):
+        queue.flush()  # so that the sum is always the same. Your program leaves this out: it drops what is not done yet
+        for _ in range(CONSUMERS):
+            tasks.create_task(consume(queue, squares))
+        watcher = tasks.create_task(watch(queue, waiting, backlog))
+        await produce(queue)
+        await asyncio.to_thread(queue.join)  # until each item is committed
         watcher.cancel()
     print(f"squares of {len(squares)} numbers, sum {sum(squares)}")
     print("the producer waited for room:", max(waiting) == 1)

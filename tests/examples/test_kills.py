@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.runs import Ended, run
+from tests.examples.runs import Ended, is_kept, promised, run
 from tests.support.budget import drawn
 from tests.support.paths import ROOT
 
@@ -46,6 +46,11 @@ def crawler(folder: Path, runs: list[Ended]) -> None:
     pages = lines_of(folder / "pages.txt")
     assert len(pages) == 12, "a page is missing"
     assert pages.total() <= 12 + 3 * (len(runs) - 1), "more is doubled than three workers had in hand"
+
+
+def replacement(folder: Path, runs: list[Ended]) -> None:
+    promise = promised((ROOT / "examples" / "queue_replacement.py").read_text("utf-8"))
+    assert is_kept(promise, runs[-1].output), f"a sentinel of the run before has ended a worker: {runs[-1].output}"
 
 
 def log_shipper(folder: Path, runs: list[Ended]) -> None:
@@ -98,6 +103,7 @@ def fastapi(folder: Path, runs: list[Ended]) -> None:
 SURVIVORS: dict[str, tuple[Check, list[float]]] = {
     "webhooks": (webhooks, [1, 3, 4, 6, 9, 12, 0.4]),
     "crawler": (crawler, [1, 2, 3, 5, 9, 12, 0.5]),
+    "queue_replacement": (replacement, [2, 0.15, 0.2, 0.25, 0.3]),
     "log_shipper": (log_shipper, [0.3, 0.6, 0.8, 1.0, 1.3, 1, 2]),
     "multiprocessing_producers": (producers, [1, 7, 25, 50, 79, 1.5, 2.5]),
     "exactly_once_stages": (stages, [0.4, 0.8, 1.1, 1.4, 1, 1.8, 2]),
@@ -118,6 +124,30 @@ def test_killed_and_started_again(name: str, moment: float, tmp_path: Path) -> N
     if isinstance(moment, int) and moment < len(runs[1].output.splitlines()) - 1:
         assert runs[0].status == -signal.SIGKILL, "it was not killed in the middle"
     SURVIVORS[name][0](tmp_path, runs)
+
+
+REPLACEMENT = (ROOT / "examples" / "queue_replacement.py").read_text("utf-8")
+STATEMENTS = [
+    (node.lineno, node.col_offset)
+    for function in ast.parse(REPLACEMENT).body
+    if isinstance(function, ast.FunctionDef)
+    for node in ast.walk(function)
+    if isinstance(node, ast.stmt) and node is not function
+]
+KILL = "__import__('os').kill(__import__('os').getpid(), 9)"
+
+
+@pytest.mark.parametrize("statement", drawn(sorted(STATEMENTS), 3), ids=lambda statement: f"line {statement[0]}")
+def test_the_replacement_is_killed_before_any_statement(statement: tuple[int, int], tmp_path: Path) -> None:
+    lines = REPLACEMENT.splitlines(keepends=True)
+    lines.insert(statement[0] - 1, f"{' ' * statement[1]}{KILL}\n")
+    killed = tmp_path / "killed.py"
+    killed.write_text("".join(lines), "utf-8")
+    runs = [run(killed, tmp_path)]
+    assert runs[0].status == -signal.SIGKILL or "    return" in lines[statement[0]], runs[0].errors
+    runs.append(run(ROOT / "examples" / "queue_replacement.py", tmp_path))
+    assert runs[1].status == 0, runs[1].errors
+    replacement(tmp_path, runs)
 
 
 def test_who_claims_to_survive_is_killed() -> None:
@@ -142,6 +172,13 @@ PLANTED: dict[str, tuple[list[tuple[str, str]], list[float]]] = {
             ("            job.delete()\n            print", "            print"),
         ],
         [5, 9, 3],
+    ),
+    "queue_replacement": (  # a sentinel is the same in each run
+        [
+            ('END = {"end": RUN}', 'END = {"end": ""}'),
+            ('    for name in "abcde":\n', '    threading.Event().wait(0.5)\n    for name in "abcde":\n'),
+        ],
+        [1, 1, 1],
     ),
     "log_shipper": (  # lines wait in memory
         [

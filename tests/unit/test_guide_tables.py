@@ -5,8 +5,10 @@ both, and compares what came out. A row without a program, or a program without 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 import re
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,6 +27,7 @@ from kestrelpy import (
     inspect,
     open_reader,
 )
+from kestrelpy.codecs import JSON
 from kestrelpy.work import WorkQueue
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE
@@ -287,11 +290,80 @@ def priority_row(folder: Path) -> None:
     assert ours == [theirs.get()[1] for _ in range(4)] == [b"b", b"d", b"a", b"c"]
 
 
+def ends_of_a_killed_run(folder: str) -> None:
+    """Two workers take their sentinels, and the process is killed before a position is saved."""
+    for name, end in (("plain", JSON.encode(None)), ("named", JSON.encode({"end": "first"}))):
+        face = JournaledQueue(folder, name, checkpoint_interval=3600).as_blocking_queue()
+        for _ in range(2):
+            face.put(end)
+        assert [face.get(timeout=PATIENCE) for _ in range(2)] == [end, end]
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def done_until(end: Any, face: Any) -> list[Any]:
+    """What a worker does until it finds its sentinel. It passes over those that name another run."""
+    done = []
+    while (job := face.get(timeout=PATIENCE)) != end:
+        if "end" not in job:
+            done.append(job["name"])
+    return done
+
+
+def sentinel_row(folder: Path) -> None:
+    theirs: queue.Queue[Any] = queue.Queue()
+    memory: ConcurrentBlockingQueue[Any] = ConcurrentBlockingQueue()
+    for made in (theirs, memory):
+        made.put({"name": "job"})
+        made.put(None)
+        assert done_until(None, made) == ["job"]
+    child = SPAWN.Process(target=ends_of_a_killed_run, args=(str(folder),))
+    child.start()
+    child.join(PATIENCE)
+    assert child.exitcode == -signal.SIGKILL
+    for name, end, done in (("plain", None, []), ("named", {"end": "second"}, ["job"])):
+        with JournaledQueue(folder, name, codec=JSON).as_blocking_queue() as face:
+            face.put({"name": "job"})
+            face.put(end)
+            assert done_until(end, face) == done, "the old sentinels came again"
+
+
+def ended_by_close(folder: Path) -> None:
+    """Without a sentinel: the workers of a queue end at its close, those of a face at its shutdown."""
+    done: list[bytes] = []
+
+    def work(pool: JournaledQueue[bytes]) -> None:
+        for item in pool:
+            with item:
+                done.append(item.data)
+
+    with JournaledQueue(folder, "jobs") as pool:
+        workers = [threading.Thread(target=work, args=(pool,)) for _ in range(2)]
+        for worker in workers:
+            worker.start()
+        pool.put_many([b"1", b"2"])
+        assert pool.join(timeout=PATIENCE)
+    for worker in workers:
+        worker.join(PATIENCE)
+        assert not worker.is_alive()
+    assert sorted(done) == [b"1", b"2"]
+    with JournaledQueue(folder, "jobs").as_blocking_queue() as face:
+        face.put(b"left")
+        face.shutdown()
+        assert face.get() == b"left"
+        assert outcome(face.get) == "ShutDown"
+
+
+def endings_row(folder: Path) -> None:
+    sentinel_row(folder)
+    ended_by_close(folder)
+
+
 DIFFERENT = {
     "`task_done()`": joined_row,
     "`join()`": joined_row,
     "`shutdown()`": shutdown_row,
     "`shutdown(immediate=True)`": immediate_row,
+    "`put(None)` for each worker, to end it": endings_row,
     "`LifoQueue`": lifo_row,
     "`PriorityQueue`": priority_row,
 }
@@ -384,6 +456,34 @@ def last_word_row(folder: Path) -> None:
         inbox.put_many(folder, "jobs", [b""])
         assert (inbox.pending(folder, "jobs"), ours.take_in()) == (2, 2)
         assert [item.data for item in ours.get_many(2)] == [b"from a child", b""]
+
+
+def take_the_end(folder: str, taken: Any, killed: bool) -> None:
+    reader = open_reader(folder, "jobs", "worker")
+    with reader.get(timeout=PATIENCE) as item:
+        taken.send(item.data)
+        if killed:  # its commit is not saved
+            os.kill(os.getpid(), signal.SIGKILL)
+    reader.close()
+
+
+def child_ends_row(folder: Path) -> None:
+    """A worker that is killed after its sentinel: the next worker of a ``multiprocessing.Queue`` finds the next item,
+    and that of a reader the old sentinel, which says by its name that it is for another run.
+    """
+    here, there = SPAWN.Pipe(duplex=False)
+    with JournaledQueue(folder, "jobs") as ours:
+        ours.reader("worker").close()
+        for run, killed in ((b"first", True), (b"second", False)):
+            ours.put(b"end of " + run)
+            child = SPAWN.Process(target=take_the_end, args=(str(folder), there, killed))
+            child.start()
+            assert here.poll(PATIENCE), "the worker has failed"
+            assert here.recv() == b"end of first"
+            child.join(PATIENCE)
+            assert child.exitcode == (-signal.SIGKILL if killed else 0)
+    here.close()
+    there.close()
 
 
 def reader_row(folder: Path) -> None:
@@ -510,6 +610,7 @@ FROM_PROCESSES = {
     "`put(obj)` in the process that owns it": owner_row,
     "`put(obj)` in other processes": others_row,
     "`put(None)` when all producers have ended": last_word_row,
+    "`put(None)` for each worker, to end it": child_ends_row,
     "`get()` in one other process": reader_row,
     "`get()` in several processes that share the work": sharing_row,
     "`get(timeout=1)`, `get_nowait()`": empty_row,

@@ -2,14 +2,15 @@
 
     python crawler.py
 
-Each URL is a job. Its priority is its depth, so that near pages come first. Its key is the URL, so that no URL is
-queued twice. A page that answers "busy" is asked again after a delay. The site is a table. It prints:
+Each URL is a job. Its priority is its depth, so that near pages come first. Its key is a hash of the URL, so that no
+URL is queued twice: a key has at most 255 bytes, and a URL may have more. A page that answers "busy" is asked again
+after a delay. A worker leaves when no job is ready, reserved or delayed. The site is a table. It prints:
 
     a new crawl
     ...
     fetched /
     ...
-    busy: /slow-page, again in 0.1 seconds
+    busy: /slow-page, again in 1 second
     ...
     fetched /slow-page
     ...
@@ -20,6 +21,7 @@ is in pages.txt then. A page that a worker had in hand at the kill may be there 
 """
 
 import contextlib
+import hashlib
 import threading
 import time
 
@@ -52,22 +54,26 @@ def schedule(work: WorkQueue, url: str, depth: int) -> None:
     """Put a URL, unless it is fetched already, or queued: then its key is taken."""
     with lock, contextlib.suppress(DuplicateJob):
         if url not in seen:
-            work.put(f"{depth} {url}".encode(), key=url, priority=depth, ttr=30)
+            key = hashlib.sha256(url.encode()).hexdigest()
+            work.put(f"{depth} {url}".encode(), key=key, priority=depth, ttr=30)
 
 
 def worker(work: WorkQueue) -> None:
-    """Take jobs until none comes for a while."""
+    """Take jobs until none is left, and none can come any more: a page that is being fetched may have new links."""
     with work.session() as session:
         while True:
             try:
                 job = session.reserve(timeout=0.5)
             except QueueEmpty:
+                stats = work.stats()
+                if stats.ready or stats.reserved or stats.delayed:
+                    continue
                 return
             depth, url = job.body.decode().split()
             links = fetch(url)
             if links is None:
-                print(f"busy: {url}, again in 0.1 seconds\n", end="", flush=True)
-                job.release(delay=0.1)
+                print(f"busy: {url}, again in 1 second\n", end="", flush=True)
+                job.release(delay=1)
                 continue
             for link in links:  # before the job is deleted: otherwise a kill in between would lose them
                 schedule(work, link, int(depth) + 1)

@@ -10,8 +10,14 @@ the new workers at once. So a sentinel names its run, and a worker passes over t
     left for the next start: 3
     found at the next start: ['c', 'd', 'e']
 
-What the workers had not got when the process ended is there at the next start; with queue.Queue it would be gone. So a
-kill at any moment is no harm: the next run in the same folder hands to its workers what is left, and does its own jobs.
+What the workers had not got when the process ended is there at the next start; with queue.Queue it would be gone. After
+a kill at any moment, the next run in the same folder hands to its workers what is left, and does its own jobs. A get
+commits at once, and is saved once a second: what was got before the last save is gone, even if nobody has worked on it,
+and what was got after it comes again. If a job has to come again until it is done, keep the ``JournaledQueue``:
+
+    item = jobs.get()
+    handle(item.value)
+    item.commit()
 """
 
 import queue

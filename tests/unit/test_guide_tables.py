@@ -202,6 +202,31 @@ def test_a_row_is_the_same_everywhere(row: str, folder: Path) -> None:
             made.close()
 
 
+@pytest.mark.parametrize("policy", ["refuse", "block", "drop_oldest"])
+def test_which_policies_a_put_of_the_face_waits_with(policy: str, folder: Path) -> None:
+    config = ReaderConfig(max_items=2, full_policy=policy)
+    with JournaledQueue(folder, "face", default_reader=config).as_blocking_queue() as face:
+        if policy != "drop_oldest":
+            assert limited(face) == limited(queue.Queue(2))
+            return
+        for data in (b"1", b"2", b"3"):
+            face.put(data)
+        assert [face.get(), face.get()] == [b"2", b"3"]
+
+
+def test_block_is_no_parameter_of_a_journaled_put(folder: Path) -> None:
+    memory, face, plain = queues(folder, 2)
+    theirs: queue.Queue[bytes] = queue.Queue(2)
+    for made in (theirs, memory, face):
+        made.put(b"x", True, 5)
+        made.put(b"x", False)
+    for arguments in ((True, 5), (False,)):
+        with pytest.raises(TypeError):
+            plain.queue.put(b"x", *arguments)
+    face.close()
+    plain.close()
+
+
 def joined(made: Any, get: Callable[[], Any], done: Callable[[Any], object]) -> list[Any]:
     """A join returns when a worker in another thread has done everything."""
     worked: list[Any] = []

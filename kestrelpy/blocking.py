@@ -67,7 +67,7 @@ class JournaledBlockingQueue(StaysInProcess, Generic[V]):
     # -- putting -----------------------------------------------------------------------------------------------------
 
     def put(self, item: V, block: bool = True, timeout: float | None = None) -> None:
-        """Add an item at the tail. Waits for room, whatever the reader's full policy is.
+        """Add an item at the tail. Waits for room, with the full policy ``REFUSE``, too; ``DROP_OLDEST`` makes room.
 
         Waits up to ``timeout`` seconds (``None``: for ever; ``block=False``: not at all). Raises ``QueueFull`` if there
         is no room in time, ``QueueClosed`` after ``shutdown()``, and the errors of ``JournaledQueue.put``.

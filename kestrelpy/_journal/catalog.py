@@ -22,6 +22,7 @@ from kestrelpy._journal.segment import (
     is_abandoned,
     link_offset,
     link_reason,
+    segments_in,
     stored_header,
 )
 from kestrelpy.errors import CorruptJournal
@@ -88,9 +89,7 @@ class SegmentCatalog:
         """List the folders again: a listed file was retired or archived, or never was a segment."""
         found: dict[int, list[tuple[Directory, str]]] = {}
         for folder in self._folders:
-            for number, name in sorted(
-                file_names.segments_among(folder.names(), self.queue), key=lambda each: (len(each[1]), each[1])
-            ):
+            for number, name in sorted(segments_in(folder, self.queue), key=lambda each: (len(each[1]), each[1])):
                 found.setdefault(number, []).append((folder, name))
         self._numbered = {number: found[number] for number in sorted(found)}
         self._order = [(number, *place) for number, places in self._numbered.items() for place in places]
@@ -152,8 +151,7 @@ class SegmentCatalog:
     def _next_header(self, number: int) -> fmt.SegmentHeader | None:
         """The header of the first live segment of this queue after ``number``."""
         for _ in range(_TRIES):
-            names = self._folders[0].names()
-            later = [each for each in file_names.segments_among(names, self.queue) if each[0] > number]
+            later = [each for each in segments_in(self._folders[0], self.queue) if each[0] > number]
             headers = (_header(self._folders[0], *each) for each in later)
             found = next((each for each in headers if each is not None and each.queue_id == self.queue_id), None)
             if found is not None or not later:

@@ -19,7 +19,7 @@ from zlib import crc32
 
 from kestrelpy._disk.interface import NO_ROOM, Buffer, Directory, File
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal.file_names import is_new, lasting_name
+from kestrelpy._journal.file_names import is_new, lasting_name, segments_among
 from kestrelpy.errors import CorruptJournal, UnsupportedFormat
 
 FIRST_GROWTH = 64 << 10
@@ -287,6 +287,24 @@ def stored_header(directory: Directory, number: int, name: str) -> fmt.SegmentHe
     finally:
         file.close()
     return header if header is not None and header.number == number else None
+
+
+def segments_in(directory: Directory, queue: str, names: Iterable[str] | None = None) -> list[tuple[int, str]]:
+    """The segments of a queue that another process may be writing: number and name, in order (R34).
+
+    ``names``: a listing made before. While a file is renamed, a listing may have neither of its names, and yet have
+    segments that were made after that. A segment has its lasting name before the next one is made. So a second listing
+    has all that are older than the newest of the first.
+    """
+    first = segments_among(directory.names() if names is None else names, queue)
+    second = segments_among(directory.names(), queue)
+    if not first:
+        return second
+    newest = first[-1]
+    there = [each for each in second if each[0] <= newest[0]]
+    if is_new(newest[1]) and (not there or there[-1][0] < newest[0]):
+        return [*there, newest]  # it is being renamed now
+    return there or second  # all of the first were retired
 
 
 def first_header(

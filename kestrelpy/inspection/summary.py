@@ -21,6 +21,7 @@ from kestrelpy._journal.segment import (
     identify,
     load_segment,
     open_segment,
+    segments_in,
 )
 from kestrelpy._value import Value
 from kestrelpy.errors import CorruptJournal
@@ -115,7 +116,7 @@ def _look(folder: Directory, queue: str, inbox: tuple[int, int], *, is_last_try:
         if (reader := file_names.parse_checkpoint(name, queue)) is not None
         and (state := load_checkpoint(folder, name)[0]) is not None
     }
-    numbered = file_names.segments_among(names, queue)
+    numbered = segments_in(folder, queue, names)
     segments, is_gone = _segments(folder, catalog, numbered)
     last_id = segments[-1].last_id if segments else 0
     if numbered and not (segments and segments[-1].number == numbered[-1][0]):

@@ -23,6 +23,7 @@ from kestrelpy._journal.segment import (
     load_segment,
     open_segment,
     read_used,
+    segments_in,
 )
 from kestrelpy._value import Value
 from kestrelpy.errors import CorruptJournal
@@ -130,7 +131,7 @@ class Verification:
         """Check the listed segments after the one of that number. Returns -1, or the last number of the list if that
         segment is gone by now: then there are others after it.
         """
-        numbered = [each for each in file_names.segments_among(self._folder.names(), self._queue) if each[0] > number]
+        numbered = [each for each in segments_in(self._folder, self._queue) if each[0] > number]
         is_last_gone = False
         for number, name in numbered:
             segment, is_last_gone = self._check_segment(number, name, last=name == numbered[-1][1])

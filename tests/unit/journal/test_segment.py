@@ -24,6 +24,7 @@ from kestrelpy._journal.segment import (
     read_header,
     read_searchable,
     read_used,
+    segments_in,
     stored_header,
     sync_and_name,
 )
@@ -402,3 +403,26 @@ def test_the_header_of_a_segment_by_its_name() -> None:
     assert stored_header(directory, 7, NAME) == HEADER
     assert stored_header(directory, 8, NAME) is None
     assert stored_header(directory, 9, "jobs.0000000000009.segment") is None, "it is gone"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([], [], []),
+        ([], ["q.1.new.segment"], ["q.1.new.segment"]),
+        (["q.1.segment", "q.3.segment"], ["q.1.segment", "q.2.segment", "q.3.segment"], [1, 2, 3]),  # 2 was hidden
+        (["q.1.segment", "q.2.new.segment"], ["q.1.segment", "q.4.segment"], [1, "q.2.new.segment"]),  # 2 and 3 are
+        (["q.1.segment", "q.2.new.segment"], ["q.2.segment", "q.3.new.segment"], [2]),
+        (["q.1.segment", "q.2.segment"], ["q.2.segment", "q.3.segment"], [2]),  # 1 was retired
+        (["q.1.segment", "q.2.segment"], ["q.5.segment"], [5]),  # all of them were
+    ],
+)
+def test_a_rename_hides_no_segment_from_two_listings(first: list[str], second: list[str], expected: list[Any]) -> None:
+    listings = iter([first, second])
+
+    class Listed:
+        def names(self) -> list[str]:
+            return next(listings)
+
+    wanted = [each if isinstance(each, str) else f"q.{each}.segment" for each in expected]
+    assert [name for _, name in segments_in(Listed(), "q")] == wanted  # type: ignore[arg-type]

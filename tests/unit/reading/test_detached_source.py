@@ -37,7 +37,7 @@ from kestrelpy import (
     scan,
     verify,
 )
-from kestrelpy._disk.real import RealDisk
+from kestrelpy._disk.real import RealDirectory, RealDisk
 from kestrelpy._journal import format as fmt
 from kestrelpy._journal.follow import LOOK_EVERY, FollowingView
 from kestrelpy._journal.queue_files import QueueFiles
@@ -1245,3 +1245,42 @@ def test_a_close_amid_a_round_is_no_trouble(
     assert inspect(queue.directory, "jobs").readers[0].items == 0
     clock.advance(5)
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("hidden", [(1,), (1, 2)])
+def test_a_listing_that_a_rename_hides_segments_from_is_no_hole(
+    open_queue: Open, outside: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, hidden: tuple[int, ...]
+) -> None:
+    """A listing of a folder may have neither name of a file that is renamed meanwhile, and yet have later files."""
+    queue = open_queue(segment_bytes=4096)
+    far = outside()
+    data = [b"%d" % n * 3000 for n in range(6)]
+    for each in data[:1]:
+        queue.put(each)
+    assert drain(far) == data[:1]
+    for each in data[1:]:
+        queue.put(each)
+    names = sorted(path.name for path in folder.glob("*.segment"))
+    listing = RealDirectory.names
+
+    def tear(torn_at: int) -> None:
+        """Before that listing the segments were not made, and after it they all have their lasting names."""
+        looks = iter(range(1000))
+
+        def torn(self: RealDirectory) -> list[str]:
+            look = next(looks)
+            missing = names[hidden[0] :] if look < torn_at else [names[at] for at in hidden if look == torn_at]
+            return [name for name in listing(self) if name not in missing]
+
+        monkeypatch.setattr(RealDirectory, "names", torn)
+
+    for torn_at in range(12):
+        tear(torn_at)
+        found = [record.data for record in scan(folder, "jobs")]
+        assert found == data[: len(found)]
+        tear(torn_at)
+        assert verify(folder, "jobs").damage == ()
+        tear(torn_at)
+        assert inspect(folder, "jobs").tail_id <= len(data)
+    tear(0)
+    assert drain(far) == data[1:]

@@ -87,6 +87,9 @@ class Directory(Protocol):
     @property
     def path(self) -> str: ...
 
+    def check_place(self) -> None:
+        """Raise ``FileNotFoundError`` if this folder is not at its path any more."""
+
     def names(self) -> list[str]: ...
 
     def open(self, name: str, *, write: bool = False, linked: bool = False) -> File:

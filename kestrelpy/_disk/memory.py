@@ -273,6 +273,9 @@ class MemoryDirectory:
     def path(self) -> str:
         return self._folder.path
 
+    def check_place(self) -> None:
+        self._check_open()
+
     def _join(self, name: str) -> str:
         path = self._folder.path
         return f"/{name}" if path == "/" else f"{path}/{name}"

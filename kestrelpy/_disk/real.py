@@ -186,6 +186,14 @@ class RealDirectory:
             raise OSError(errno.EBADF, "this directory is closed", self._path)
         return self._shared.number
 
+    def check_place(self) -> None:
+        try:
+            is_here = os.path.samestat(os.stat(self._path), os.fstat(self._number))
+        except (FileNotFoundError, NotADirectoryError):
+            is_here = False
+        if not is_here:
+            raise FileNotFoundError(errno.ENOENT, "this folder was renamed or removed while it was open", self._path)
+
     def check_local(self) -> None:
         """Raise ``OSError`` (ENOTSUP) for a folder on a network file system."""
         if self._shared is not None and _is_network(self._shared.kind):

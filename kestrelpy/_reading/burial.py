@@ -277,6 +277,7 @@ class Burial:
             backlog.check_usable()  # closed: the checkpoint has the intent, and the next owner carries it out
             found = [(note, backlog.with_hook.get(note.item_id)) for note in move.notes]
         items = [(note, item) for note, item in found if item is not None]  # one that can't be read stays unread here
+        source.directory.check_place()  # the other queue is found by its path
         folder, disk = source.directory.path, source.disk
         most = publisher.largest_of(folder, move.target, disk=disk)
         sizes = {item.id: publisher.too_large(_content(move, item), most) for _, item in items}
@@ -348,6 +349,7 @@ class Burial:
         move = backlog.progress.move
         if move is None:
             return
+        self._source.directory.check_place()
         if _publisher().was_published(self._source.directory.path, move, disk=self._source.disk):
             self._settle(move)
             return
@@ -388,6 +390,7 @@ class Burial:
     def _look_at_large(self) -> None:
         """Those that are not too large any more go with the next move. Raises ``OSError``."""
         publisher, source, backlog = _publisher(), self._source, self._backlog
+        source.directory.check_place()
         targets = {dead.target for dead in self._aside.values()}
         most = {each: publisher.largest_of(source.directory.path, each, disk=source.disk) for each in targets}
         with backlog.lock:

@@ -210,6 +210,9 @@ class FailingDirectory:
     def path(self) -> str:
         return self._inner.path
 
+    def check_place(self) -> None:
+        self._inner.check_place()
+
     def _attempt(self, kind: str, name: str) -> None:
         self._disk.attempt(kind, f"{self.path}/{name}")
 

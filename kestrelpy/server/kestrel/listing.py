@@ -39,6 +39,9 @@ class ListedDirectory:
     def path(self) -> str:
         return self.real.path
 
+    def check_place(self) -> None:
+        self.real.check_place()
+
     def _listing(self) -> set[str] | None:
         listings = self._disk.listings
         if listings is None:

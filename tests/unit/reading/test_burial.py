@@ -1007,3 +1007,37 @@ def test_a_forked_child_has_a_lock_of_its_own(open_queue: Open) -> None:
     with burial.moving:
         burial.abandon()
         assert not burial.moving.locked()
+
+
+def test_nothing_is_moved_into_another_folder(open_queue: Open, folder: Path) -> None:
+    """The folder is renamed while the queue is open, and perhaps another one is made in its place."""
+    queue = open_queue(default_reader=DEAD)
+    queue.put_many([b"1", b"2"])
+    moved = folder.with_name("moved")
+    folder.rename(moved)
+    kill(queue)
+    assert not folder.exists()
+    folder.mkdir()
+    try_again(queue)
+    kill(queue)
+    stats = queue.stats().readers[""]
+    assert (stats.dead, stats.dead_letter_failures) == (0, 2)
+    assert list(folder.iterdir()) == []
+    folder.rmdir()
+    moved.rename(folder)
+    try_again(queue)
+    assert [letter.data for letter in letters_of(folder)] == [b"1", b"2"]
+
+
+def test_a_seek_in_a_renamed_folder_does_not_guess(open_queue: Open, folder: Path) -> None:
+    """Whether an intent was published is seen in the other queue alone."""
+    queue = open_queue(default_reader=DEAD)
+    queue.put(b"1")
+    with patch("kestrelpy.inbox.moves.publish_move", side_effect=OSError(errno.EIO, "no")):
+        kill(queue)
+    folder.rename(moved := folder.with_name("moved"))
+    with pytest.raises(FileNotFoundError, match="renamed or removed"):
+        queue.seek(1)
+    moved.rename(folder)
+    try_again(queue)
+    assert [letter.data for letter in letters_of(folder)] == [b"1"]

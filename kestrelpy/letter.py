@@ -103,7 +103,7 @@ class DeadLetter(Value):
         self._needed_owner().drop(self)
 
     def _needed_owner(self) -> LetterOwner:
-        owner: LetterOwner | None = self._owner  # type: ignore[attr-defined]  # a slot, and no field
+        owner: LetterOwner | None = getattr(self, "_owner", None)  # a slot, and no field: a copy does not have it
         if owner is None:
             raise ValueError("this dead letter was not read by kestrelpy.dead_letters()")
         return owner

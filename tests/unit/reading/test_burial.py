@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import errno
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -151,6 +153,18 @@ def test_a_letter_is_dropped_once(open_queue: Open, folder: Path) -> None:
     with pytest.raises(UnknownItem):
         last.drop()
     assert letters_of(folder) == []
+
+
+def test_a_letter_from_another_process_is_not_put_back(open_queue: Open, folder: Path) -> None:
+    with open_queue(default_reader=DEAD) as queue:
+        queue.put(b"1")
+        kill(queue)
+    (letter,) = letters_of(folder)
+    for each in (pickle.loads(pickle.dumps(letter)), copy.copy(letter)):
+        assert each == letter
+        for call in (each.requeue, each.drop):
+            with pytest.raises(ValueError, match="was not read by"):
+                call()
 
 
 def test_what_is_no_letter_is_shown_as_it_is(open_queue: Open, folder: Path) -> None:

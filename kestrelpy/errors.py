@@ -288,7 +288,8 @@ class DurabilityUnknown(KestrelError, OSError):
     def __init__(self, path: str, first_id: int, last_id: int, cause: OSError | None = None) -> None:
         number = cause.errno if cause is not None and cause.errno is not None else errno.EIO
         doubt = f"items {first_id} to {last_id} are in doubt" if first_id <= last_id else "no item is in doubt"
-        text = f"a sync failed; {doubt}, and only close() works until the queue is reopened"
+        why = f" ({cause.strerror})" if cause is not None and cause.strerror else ""
+        text = f"a sync failed{why}; {doubt}, and only close() works until the queue is reopened"
         super().__init__(number, text, path)
         self.path = path
         self.first_id = first_id

@@ -296,15 +296,21 @@ def segments_in(directory: Directory, queue: str, names: Iterable[str] | None = 
     segments that were made after that. A segment has its lasting name before the next one is made. So a second listing
     has all that are older than the newest of the first.
     """
-    first = segments_among(directory.names() if names is None else names, queue)
-    second = segments_among(directory.names(), queue)
-    if not first:
-        return second
-    newest = first[-1]
-    there = [each for each in second if each[0] <= newest[0]]
-    if is_new(newest[1]) and (not there or there[-1][0] < newest[0]):
-        return [*there, newest]  # it is being renamed now
-    return there or second  # all of the first were retired
+    names = directory.names() if names is None else names
+    while True:
+        first = segments_among(names, queue)
+        names = directory.names()
+        second = segments_among(names, queue)
+        if not first and not second:
+            return []
+        if first:
+            newest = first[-1]
+            there = [each for each in second if each[0] <= newest[0]]
+            if is_new(newest[1]) and (not there or there[-1][0] < newest[0]):
+                return [*there, newest]  # it is being renamed now
+            if there:
+                return there
+        # None of the second listing was in the first: they were all made since, and the others retired.
 
 
 def first_header(

@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Protocol
 
 from kestrelpy import _logging
@@ -116,15 +116,15 @@ class OpenJournal:
         """
         directory, queue = self.files.directory, self.files.queue
         if self._lock is not None and not self._lock.is_current():
-            path = f"{directory.path}/{file_names.lock_name(queue)}"
-            reason = "the lock file was deleted while the queue was open: another process may have opened the queue"
-            raise FileNotFoundError(errno.ENOENT, reason, path)
+            raise _deleted(directory, file_names.lock_name(queue), "another process may have opened the queue")
         segment = self.journal.tip()[0]
-        if segment is not None:
-            try:
-                directory.status(segment.name)
-            except FileNotFoundError:  # a sync that was interrupted has renamed it, and has not noted that
-                directory.status(file_names.lasting_name(segment.name))
+        if segment is None:
+            return
+        for name in (segment.name, file_names.lasting_name(segment.name)):  # a sync that was interrupted has renamed it
+            with suppress(FileNotFoundError):
+                directory.status(name)
+                return
+        raise _deleted(directory, segment.name, "what was put into it is gone")
 
     def save_mark(self, tail_id: int) -> None:
         """Save the tail in the mark, by which the next opening sees that items are missing.
@@ -167,6 +167,11 @@ class OpenJournal:
         if self._lock is not None:
             self._lock.abandon()
         self.files.directory.close()
+
+
+def _deleted(directory: Directory, name: str, so: str) -> FileNotFoundError:
+    path = f"{directory.path}/{name}"
+    return FileNotFoundError(errno.ENOENT, f"{name} was deleted while the queue was open: {so}", path)
 
 
 def _without_jump(state: Checkpoint) -> Checkpoint:

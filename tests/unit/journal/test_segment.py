@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 from typing import Any
 from zlib import crc32
 
@@ -406,23 +407,28 @@ def test_the_header_of_a_segment_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "expected"),
+    ("listings", "expected"),
     [
-        ([], [], []),
-        ([], ["q.1.new.segment"], ["q.1.new.segment"]),
-        (["q.1.segment", "q.3.segment"], ["q.1.segment", "q.2.segment", "q.3.segment"], [1, 2, 3]),  # 2 was hidden
-        (["q.1.segment", "q.2.new.segment"], ["q.1.segment", "q.4.segment"], [1, "q.2.new.segment"]),  # 2 and 3 are
-        (["q.1.segment", "q.2.new.segment"], ["q.2.segment", "q.3.new.segment"], [2]),
-        (["q.1.segment", "q.2.segment"], ["q.2.segment", "q.3.segment"], [2]),  # 1 was retired
-        (["q.1.segment", "q.2.segment"], ["q.5.segment"], [5]),  # all of them were
+        ([""], ""),
+        (["", "1.new"], "1.new"),
+        (["", "1 3", "1 2 3"], "1 2 3"),  # it begins amid the first segments
+        (["1 3", "1 2 3"], "1 2 3"),  # 2 was hidden
+        (["1 2.new", "1 4"], "1 2.new"),  # 2 and 3 are
+        (["1 2.new", "2 3.new"], "2"),
+        (["1 2", "2 3"], "2"),  # 1 was retired
+        (["1 2", "5 7", "5 6 7"], "5 6 7"),  # all of them were
     ],
 )
-def test_a_rename_hides_no_segment_from_two_listings(first: list[str], second: list[str], expected: list[Any]) -> None:
-    listings = iter([first, second])
+def test_a_rename_hides_no_segment_from_two_listings(listings: list[str], expected: str) -> None:
+    """Each listing is that of a later moment; the last one stays."""
+
+    def named(numbers: str) -> list[str]:
+        return [f"q.{number}.segment" for number in numbers.split()]
+
+    looks = itertools.chain(listings, itertools.repeat(listings[-1]))
 
     class Listed:
         def names(self) -> list[str]:
-            return next(listings)
+            return named(next(looks))
 
-    wanted = [each if isinstance(each, str) else f"q.{each}.segment" for each in expected]
-    assert [name for _, name in segments_in(Listed(), "q")] == wanted  # type: ignore[arg-type]
+    assert [name for _, name in segments_in(Listed(), "q")] == named(expected)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from kestrelpy._disk.interface import Directory, File
 from kestrelpy._journal import format as fmt
-from kestrelpy._journal.file_names import is_new, refuse_unrestored
+from kestrelpy._journal.file_names import is_new, refuse_unrestored, segments_among
 from kestrelpy._journal.segment import (
     ListedSegments,
     Objection,
@@ -121,7 +121,9 @@ class FollowingView(JournalView):
         """The segments that are there after the one of that number."""
         names = self._directory.names()
         refuse_unrestored(names, self._queue, self._directory.path)
-        later = [each for each in segments_in(self._directory, self._queue, names) if each[0] > number]
+        later = [each for each in segments_among(names, self._queue) if each[0] > number]
+        if later:  # else there is nothing new, or the next look has it
+            later = [each for each in segments_in(self._directory, self._queue, names) if each[0] > number]
         if later and not any(self.queue_id):
             newest = first_header(self._directory, reversed(later))
             self.queue_id = newest.queue_id if newest is not None else self.queue_id
@@ -292,13 +294,15 @@ class FollowingView(JournalView):
         if not self.segments:
             return False
         number = self.segments[-1].number
-        last = [each for each in segments_in(self._directory, self._queue) if each[0] == number]
+        last = [each for each in segments_among(self._directory.names(), self._queue) if each[0] == number]
         header = first_header(self._directory, last)
         return header is not None and header.queue_id == self.queue_id
 
     def _numbers(self) -> set[int]:
-        """The numbers of the segments that are there. Names would not do: a new segment gets its lasting name."""
-        return {number for number, _ in segments_in(self._directory, self._queue)}
+        """The numbers of the segments that are there. Names would not do: a new segment gets its lasting name. One
+        listing does: what it may leave out is the newest one, and then that is found again.
+        """
+        return {number for number, _ in segments_among(self._directory.names(), self._queue)}
 
     def forget_gone(self) -> None:
         """Forget the segments that are gone: every reader was past them, and they may have been retired."""

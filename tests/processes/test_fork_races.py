@@ -53,12 +53,8 @@ def test_races_for_ownership(what: str, tmp_path: Path, tally: Tally) -> None:
     ("harness", "what", "plant", "shows"),
     [
         (fork_races, "held", "keeps locks in children", "QueueLocked"),
-        (
-            fork_races,
-            "forks",
-            "unlocks in children",
-            "QueueLocked was due|Bus error",
-        ),  # the child cuts its segment short
+        # A child is let in, trips over the files of its parent, or cuts the parent's segment short: a matter of chance.
+        (fork_races, "forks", "unlocks in children", "QueueLocked was due|in refuses|Bus error"),
         # How two owners trip over each other first, at the witness or over the files, is a matter of chance.
         (owner_races, "owners", "locks nothing", "ended with status"),
         (owner_races, "owners", "compares no lock", "ended with status"),

@@ -21,6 +21,7 @@ from kestrelpy import JournaledQueue, QueueEmpty
 from kestrelpy.metrics import Collector, MetricsServer
 from kestrelpy.work import WorkQueue
 from tests.metrics.pages import needs_prometheus
+from tests.support.budget import takes_long
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE, until
 
@@ -169,6 +170,7 @@ def test_a_service_at_work(tmp_path: Path) -> None:
             settled(server, 'ALERTS{alertname="KestrelQueueDown"}', _PENDING)
 
 
+@takes_long
 def test_two_collectors_of_one_registry(tmp_path: Path) -> None:
     """Prometheus minds no repeated HELP line: what docs/metrics.md says."""
     with JournaledQueue(tmp_path / "queues", "jobs") as queue:

@@ -51,6 +51,7 @@ def put_until_the_end(address: Any, name: str, put: dict[int, str]) -> None:
             put[client.put(body)] = body
 
 
+@takes_long
 def test_a_burnt_machine_takes_no_acknowledged_job(tmp_path: Path, url: str) -> None:
     put: dict[int, str] = {}
     deleted: set[int] = set()

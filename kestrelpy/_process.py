@@ -14,10 +14,21 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from kestrelpy import _logging
 from kestrelpy.errors import QueueClosed
+
+
+class StaysInProcess:
+    """What is open in one process: it is neither pickled nor copied."""
+
+    def __reduce__(self) -> NoReturn:
+        """Raise ``TypeError``: it can't be pickled or copied."""
+        raise TypeError(
+            f"a {type(self).__name__} can't be pickled or copied: it is open in this process. Give another process the "
+            "folder and the name: it reads with open_reader, and puts through kestrelpy.inbox or a server"
+        )
 
 
 class Unclosed(Protocol):

@@ -1,4 +1,4 @@
-"""What everything that is open has: it stays in its process, and has a close that does not block an event loop.
+"""What asyncio needs of everything that is open: a close that does not block the event loop.
 
 NOTE ON LOCKING: no lock. A close runs on a thread of its own, and not on one of the loop's pool: all threads of the
 pool may wait in calls that only the close would end.
@@ -10,10 +10,12 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from kestrelpy._process import StaysInProcess
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-    from typing import NoReturn, Self
+    from typing import Self
 
 
 async def run_apart(call: Callable[[], object]) -> None:
@@ -58,17 +60,6 @@ async def run_apart(call: Callable[[], object]) -> None:
     finally:
         raised.clear()  # its traceback refers to this frame: no reference cycle
         del cancelled
-
-
-class StaysInProcess:
-    """What is open in one process: it is neither pickled nor copied."""
-
-    def __reduce__(self) -> NoReturn:
-        """Raise ``TypeError``: it can't be pickled or copied."""
-        raise TypeError(
-            f"a {type(self).__name__} can't be pickled or copied: it is open in this process. Give another process the "
-            "folder and the name: it reads with open_reader, and puts through kestrelpy.inbox or a server"
-        )
 
 
 class ClosesInTask(StaysInProcess):

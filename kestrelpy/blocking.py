@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic
 
 from kestrelpy._checks import check_timeout
+from kestrelpy._process import StaysInProcess
 from kestrelpy._reading.consuming import wait_until
 from kestrelpy._reading.reader import checkpointer_of
-from kestrelpy._tasks import StaysInProcess
 from kestrelpy._waiting.line import Line, Waiting
 from kestrelpy._waiting.waiters import Waiter
 from kestrelpy.errors import QueueClosed, QueueEmpty, UnknownItem

@@ -277,8 +277,7 @@ class Burial:
             backlog.check_usable()  # closed: the checkpoint has the intent, and the next owner carries it out
             found = [(note, backlog.with_hook.get(note.item_id)) for note in move.notes]
         items = [(note, item) for note, item in found if item is not None]  # one that can't be read stays unread here
-        source.directory.check_place()  # the other queue is found by its path
-        folder, disk = source.directory.path, source.disk
+        folder, disk = self._folder(), source.disk
         most = publisher.largest_of(folder, move.target, disk=disk)
         sizes = {item.id: publisher.too_large(_content(move, item), most) for _, item in items}
         large = {item_id: size for item_id, size in sizes.items() if size}
@@ -296,6 +295,14 @@ class Burial:
         queue, reader = self._source.name, self._backlog.name
         about = (queue, reader, item.id, item.added_ms, note.died_ms, note.error_count, note.reason)
         return encode_letter(DeadLetter(item.data, *about))
+
+    def _folder(self) -> str:
+        """The path of the folder, by which the other queue is found. Raises ``FileNotFoundError`` if the folder of this
+        queue is not there any more.
+        """
+        directory = self._source.directory
+        directory.check_place()
+        return directory.path
 
     def _settle(self, move: Move) -> None:
         """The move is published: its items are done."""
@@ -349,8 +356,7 @@ class Burial:
         move = backlog.progress.move
         if move is None:
             return
-        self._source.directory.check_place()
-        if _publisher().was_published(self._source.directory.path, move, disk=self._source.disk):
+        if _publisher().was_published(self._folder(), move, disk=self._source.disk):
             self._settle(move)
             return
         with backlog.lock:
@@ -390,9 +396,9 @@ class Burial:
     def _look_at_large(self) -> None:
         """Those that are not too large any more go with the next move. Raises ``OSError``."""
         publisher, source, backlog = _publisher(), self._source, self._backlog
-        source.directory.check_place()
+        folder = self._folder()
         targets = {dead.target for dead in self._aside.values()}
-        most = {each: publisher.largest_of(source.directory.path, each, disk=source.disk) for each in targets}
+        most = {each: publisher.largest_of(folder, each, disk=source.disk) for each in targets}
         with backlog.lock:
             there = self._large_there()
             aside = _too_large(there, most)

@@ -471,6 +471,36 @@ def test_a_reader_is_dropped_after_a_question(driver: Chrome, queues: Path) -> N
         assert {reader.name for reader in inspect(queues, "orders").readers} == {"audit"}
 
 
+def test_a_question_right_after_another_has_its_own_answer(driver: Chrome, queues: Path) -> None:
+    """A dialog tells that it was closed a moment later: the next question may be open by then."""
+    with dashboard(queues, "--allow-changes") as served:
+        ready(driver, served.whole_url)
+        open_queue(driver, "orders")
+        until(lambda: "Drop" in text_of(driver, "readers"), "the button")
+        drop = "document.querySelectorAll('#readers button')[1].click();"
+        driver.execute_script(f"{drop} document.getElementById('ask-no').click(); {drop}")
+        click(driver, "#ask-yes")
+        until(lambda: "is dropped" in text_of(driver, "said"), "what was done")
+    assert {reader.name for reader in inspect(queues, "orders").readers} == {"audit"}
+
+
+def test_a_question_left_with_escape_is_answered_no(driver: Chrome, queues: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    with dashboard(queues, "--allow-changes") as served:
+        ready(driver, served.whole_url)
+        open_queue(driver, "orders")
+        until(lambda: "Drop" in text_of(driver, "readers"), "the button")
+        for key in (Keys.ESCAPE, Keys.ENTER):  # No has the focus
+            driver.execute_script("document.querySelectorAll('#readers button')[1].click()")
+            until(lambda: driver.find_element("id", "ask").is_displayed(), "the question")
+            driver.switch_to.active_element.send_keys(key)
+            until(lambda: not driver.find_element("id", "ask").is_displayed(), "no question")
+        looked = driver.execute_script("return state.look")
+        until(lambda: driver.execute_script("return state.look") > looked, "a refresh")
+    assert {reader.name for reader in inspect(queues, "orders").readers} == {"audit", "mail"}
+
+
 def test_jobs_are_kicked_after_a_question(driver: Chrome, queues: Path) -> None:
     with dashboard(queues, "--allow-changes") as served:
         ready(driver, served.whole_url)

@@ -99,17 +99,23 @@ async function call(path, {query = {}, body} = {}) {
 
 // -- asking
 
+// The answer to the question that is open. A dialog's event "close" comes a moment later, when the next question may be open.
+let answer = () => undefined;
 function ask(text, label) {
-  const dialog = byId("ask"), input = byId("ask-input");
+  const input = byId("ask-input");
   setText(byId("ask-text"), text);
   show(input, Boolean(label));
   show(byId("ask-label"), Boolean(label));
   setText(byId("ask-label"), label || "");
+  byId("ask").showModal();
+  (label ? input : byId("ask-no")).focus();  // so that a second Enter changes nothing
   return new Promise(resolve => {
-    dialog.returnValue = "";
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes" ? Number(input.value) || 1 : null), {once: true});
-    dialog.showModal();
+    answer = isYes => resolve(isYes ? Number(input.value) || 1 : null);
   });
+}
+function answered(isYes) {
+  answer(isYes);
+  byId("ask").close();
 }
 async function change(name, fields) {
   try {
@@ -530,8 +536,9 @@ function wire() {
   byId("close").addEventListener("click", () => { choose(""); byId("queues").focus(); });
   byId("verify").addEventListener("click", verify);
   byId("newest-again").addEventListener("click", lookAtNewest);
-  byId("ask-yes").addEventListener("click", () => byId("ask").close("yes"));
-  byId("ask-no").addEventListener("click", () => byId("ask").close(""));
+  byId("ask-yes").addEventListener("click", () => answered(true));
+  byId("ask-no").addEventListener("click", () => answered(false));
+  byId("ask").addEventListener("close", () => { if (!byId("ask").open) answer(false); });  // by Escape
   document.addEventListener("visibilitychange", () => { if (!document.hidden && state.about) refresh(); });
   window.addEventListener("resize", () => { state.linesAt = 0; });
   tick();

@@ -79,8 +79,6 @@ class FolderLooker:
         self._queues: dict[str, WatchedQueue] = {}
         self._jobs: dict[str, JobsOutside] = {}
         self._tubes: dict[str, list[TubeOutside]] = {}
-        self._pending: dict[str, int] = {}  # batches in the inbox, by queue
-        self._unowned: set[str] = set()  # the names of them that are no queues yet
         self._problem = ""
 
     def look(self) -> None:
@@ -91,9 +89,6 @@ class FolderLooker:
             self._problem = str(error)
             raise
         self._problem = ""
-        self._pending = _common.pending_in(self.directory)
-        self._unowned = self._pending.keys() - self._queues.keys()
-        self._queues |= {name: _no_queue(name) for name in self._unowned}
         for gone in self._jobs.keys() - self._queues.keys():
             del self._jobs[gone]
             self._tubes.pop(gone, None)
@@ -132,13 +127,10 @@ class FolderLooker:
         return sorted(self._queues.values(), key=ORDERS[self.order][1], reverse=self.is_reversed)
 
     def as_json(self) -> Iterator[str]:
-        """A JSON object for each queue. ``tubes`` is there for work queues. Of a name that has batches in the inbox
-        and is no queue yet, all but ``pending_batches`` is 0.
-        """
+        """A JSON object for each queue. ``tubes`` is there for work queues."""
         for one in self.sorted_queues():
             fields: dict[str, Any] = one._asdict()
             fields["readers"] = [reader._asdict() for reader in one.readers]
-            fields["pending_batches"] = self._pending.get(one.name, 0)
             if one.name in self._tubes:
                 fields["tubes"] = [tube._asdict() for tube in self._tubes[one.name]]
             yield json.dumps(fields)
@@ -148,7 +140,7 @@ class FolderLooker:
         now_ms = int(time.time() * 1000)
         found = []
         for one in self.sorted_queues():
-            found.append(self._unowned_row(one.name) if one.name in self._unowned else self._queue_row(one, now_ms))
+            found.append(self._queue_row(one, now_ms) if one.exists else _missing_row(one))
             if one.kind != "queue":
                 found += [_tube_row(tube, now_ms) for tube in self._tubes.get(one.name, ())]
             elif [reader.name for reader in one.readers] not in ([], [""]):
@@ -162,8 +154,8 @@ class FolderLooker:
 
     def _queue_row(self, one: WatchedQueue, now_ms: int) -> Row:
         about = "" if one.kind == "queue" else f"({one.kind})"
-        if one.name in self._pending:
-            about = _common.pending_text(self._pending[one.name])
+        if one.pending_batches:
+            about = _common.pending_text(one.pending_batches)
         if one.problem:
             about = f"IN TROUBLE: {_cut(one.problem)}"
         items = f"{one.items:,}" if one.kind == "queue" else ""  # its records are no items
@@ -180,10 +172,6 @@ class FolderLooker:
         )
         return Row(cells, "red" if one.problem else "dim")
 
-    def _unowned_row(self, name: str) -> Row:
-        about = f"{_common.pending_text(self._pending[name])}, {_common.NO_OWNER}"
-        return Row((escaped(name), *[""] * len(_NUMBERS), about), "yellow")
-
     def plain(self) -> str:
         """One table, for what is no terminal."""
         return _common.table([_HEADING, *(row.cells for row in self.rows())], numbers=_NUMBERS)
@@ -195,7 +183,7 @@ class FolderLooker:
 
         order = ORDERS[self.order][0]
         heading = Text.assemble((escaped(self.directory), "bold"), f"   {iso(int(time.time() * 1000))}")
-        count = len(self._queues) - len(self._unowned)
+        count = sum(one.exists for one in self._queues.values())
         total = f"{count:,} queues, {sum(one.items for one in self._queues.values()):,} items"
         state = Text(f"the last look failed: {escaped(self._problem)}", "red") if self._problem else Text(total)
         keys = ", ".join(f"{key} {name}" for key, (name, _) in ORDERS.items())
@@ -215,8 +203,9 @@ class FolderLooker:
         return table
 
 
-def _no_queue(name: str) -> WatchedQueue:
-    return WatchedQueue(name, "queue", 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, (), False, "")
+def _missing_row(one: WatchedQueue) -> Row:
+    about = f"{_common.pending_text(one.pending_batches)}, {_common.NO_OWNER}"
+    return Row((escaped(one.name), *[""] * len(_NUMBERS), about), "yellow")
 
 
 def _tube_row(tube: TubeOutside, now_ms: int) -> Row:

@@ -122,11 +122,12 @@ class _Answers:
     async def verify(self, request: Request) -> Response:
         fields = await _fields(request)
         name = None if fields is None else fields.get("queue")
-        if not isinstance(name, str) or name not in self._sampler.snapshot.queues:
+        one = self._sampler.snapshot.queues.get(name) if isinstance(name, str) else None
+        if one is None or not one.exists:
             return _said(404, "there is no such queue")
-        if not self._checker.start(name):
+        if not self._checker.start(one.name):
             return _said(409, "another queue is being checked: one at a time")
-        return _json({"running": name})
+        return _json({"running": one.name})
 
     async def change(self, request: Request) -> Response:
         if not self._allow_changes:

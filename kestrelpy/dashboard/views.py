@@ -89,6 +89,7 @@ class Views:
             "problem": seen.problem,
             "totals": _totals(seen),
             "matching": len(matching),
+            "names": len(seen.queues),
             "page": page,
             "pages": pages,
             "rows": rows,
@@ -198,6 +199,8 @@ class Views:
         one = self._sampler.snapshot.queues.get(name)
         if one is None:
             return None
+        if not one.exists:
+            return {"items": []}
         if one.kind != "queue" and one.items > MOST_RECORDS:
             return {"items": [], "reason": _TOO_MANY}
         if one.kind != "queue":
@@ -228,13 +231,15 @@ def _row(one: WatchedQueue) -> dict[str, Any]:
         "segments": one.segments,
         "estimated": one.is_estimated,
         "problem": one.problem,
+        "pending": one.pending_batches,
+        "exists": one.exists,
     }
 
 
 def _totals(seen: Snapshot) -> dict[str, Any]:
     queues = seen.queues.values()
     return {
-        "queues": len(queues),
+        "queues": sum(one.exists for one in queues),
         "items": sum(one.items for one in queues if one.kind == "queue"),
         "in": round(sum(one.rate_in for one in queues), 2),
         "out": round(sum(one.rate_out for one in queues), 2),

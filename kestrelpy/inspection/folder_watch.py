@@ -15,6 +15,7 @@ from kestrelpy._disk.real import RealDisk
 from kestrelpy._journal import file_names
 from kestrelpy.clock import Clock, SystemClock
 from kestrelpy.errors import KestrelError
+from kestrelpy.inbox import pending_queues
 from kestrelpy.inspection.followed import FollowedQueue
 from kestrelpy.inspection.strange_files import WHY_NOT_READ
 
@@ -45,6 +46,8 @@ class WatchedQueue(NamedTuple):
     ``journal_bytes``: the apparent size of its ``segments``; ``file_bytes``: of those and of the checkpoints. ``kind``:
     as of ``inspect``; the items of a work queue are records of jobs. ``is_estimated``: ``bytes`` and ``put_bytes`` are,
     as more was put than was looked at. ``problem``: why the figures are not to be trusted, or empty.
+    ``pending_batches``: published in the inbox and not ingested yet, with items that no other figure counts.
+    ``exists``: false for a name that has such batches and no queue: nobody has opened it yet. All else of it is 0.
     """
 
     name: str
@@ -63,6 +66,8 @@ class WatchedQueue(NamedTuple):
     readers: tuple[WatchedReader, ...]
     is_estimated: bool
     problem: str
+    pending_batches: int = 0
+    exists: bool = True
 
 
 _NO_READER = WatchedReader("", 0, 0, 0, 0, 0.0)
@@ -150,15 +155,21 @@ def _without_rates(queue: FollowedQueue) -> WatchedQueue:
     )
 
 
+def _missing_queue(name: str, batches: int) -> WatchedQueue:
+    return WatchedQueue(
+        name, "queue", 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, (), False, "", pending_batches=batches, exists=False
+    )
+
+
 class FolderWatch:
     """Looks at all queues of a folder, again and again, beside whoever has them open. Read-only, takes no lock.
 
     ``look()`` says what the files say now. Readers are as of their last checkpoints, a second old by default. What only
     the memory of an owner has, such as consumers that wait, can't be seen from here.
 
-    Cost of a look: one listing; for each queue a status for each reader, and a read of its newest segment, or a status
-    if that is closed: less than 0.1 ms for a queue. The first one takes about 0.2 ms for a queue. Not thread-safe: one
-    look at a time. No file is open between two looks.
+    Cost of a look: a listing of the folder, and one of its inbox; for each queue a status for each reader, and a read
+    of its newest segment, or a status if that is closed: less than 0.1 ms for a queue. The first one takes about 0.2 ms
+    for a queue. Not thread-safe: one look at a time. No file is open between two looks.
     """
 
     def __init__(self, directory: StrPath, *, clock: Clock | None = None, disk: Disk | None = None) -> None:
@@ -169,8 +180,8 @@ class FolderWatch:
         self._owners: dict[str, str] = {}  # by file: its queue, empty for none
 
     def look(self) -> dict[str, WatchedQueue]:
-        """The figures of all queues, by name, in the order of names. Raises ``OSError`` if the folder can't be listed;
-        what is wrong with a single queue is its ``problem``.
+        """The figures of all queues, by name, in the order of names, and of names that have batches in the inbox and no
+        queue. Raises ``OSError`` if the folder can't be listed; what is wrong with a single queue is its ``problem``.
         """
         folder = self._disk.directory(self.directory)  # again each time: it may have been replaced
         try:
@@ -178,9 +189,20 @@ class FolderWatch:
             grouped = self._grouped(folder.names())
             for gone in self._queues.keys() - grouped.keys():
                 del self._queues[gone]
-            return {name: self._look_at(folder, name, grouped[name], now, now_ms) for name in sorted(grouped)}
+            found = {name: self._look_at(folder, name, grouped[name], now, now_ms) for name in grouped}
         finally:
             folder.close()
+        for name, batches in self._pending().items():  # looked at after the queues: nothing counts twice
+            one = found.get(name)
+            found[name] = _missing_queue(name, batches) if one is None else one._replace(pending_batches=batches)
+        return {name: found[name] for name in sorted(found)}
+
+    def _pending(self) -> dict[str, int]:
+        """Batches in the inbox. One that can't be read has none: ``verify`` says what is wrong with it."""
+        try:
+            return pending_queues(self.directory, disk=self._disk)
+        except OSError:
+            return {}
 
     def _grouped(self, names: list[str]) -> dict[str, list[str]]:
         """The files of each queue. A name is parsed once, and not at each look."""

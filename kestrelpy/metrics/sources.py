@@ -1,8 +1,8 @@
 """Where figures come from: queues and work queues that are open here, folders, servers.
 
 Rules:
-1. A source reads first, and then adds all of its samples. A queue that can't be read has ``kestrel_up 0`` and nothing
-   else. ``report`` raises nothing.
+1. A source reads first, and then adds all of its samples. A queue that can't be read has ``kestrel_up 0``, and what
+   waits for it in the inbox, and nothing else. ``report`` raises nothing.
 2. What is open here is reported before the folders: a folder adds what is not on the page yet.
 3. No lock is taken that puts need. ``stats`` takes a reader's lock for a look at its next item.
 """
@@ -65,7 +65,7 @@ class WorkSource:
 
 class FolderSource:
     """All queues in a folder, by their files. A queue that is on the page already is not reported again, but for its
-    readers that are not open here.
+    readers that are not open here, and for its inbox.
     """
 
     name = ""
@@ -81,9 +81,10 @@ class FolderSource:
             return
         now_ms = SystemClock.time_ns() // 1_000_000
         for name, queue in found.items():
+            page.add("kestrel_pending_batches", (self.directory, name), queue.pending_batches)
             if queue.problem:
                 _report_down(page, self.directory, name)
-            else:
+            elif queue.exists:
                 _report_files(page, self.directory, queue, now_ms)
 
 

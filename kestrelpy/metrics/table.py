@@ -69,6 +69,13 @@ METRICS = {
         Metric("kestrel_timeouts_total", COUNTER, _READER, "{get}", "Gets that found no item in time."),
         Metric("kestrel_journal_bytes", GAUGE, _QUEUE, "By", "Size of the segments that are kept."),
         Metric("kestrel_segments", GAUGE, _QUEUE, "{segment}", "Segments that are kept."),
+        Metric(
+            "kestrel_pending_batches",
+            GAUGE,
+            _QUEUE,
+            "{batch}",
+            "Batches in the inbox that no owner has ingested yet; of a name that is no queue, too.",
+        ),
         Metric("kestrel_unsynced_items", GAUGE, _QUEUE, "{item}", "Items that a power cut could take."),
         Metric("kestrel_sync_seconds", HISTOGRAM, _QUEUE, "s", "How long syncs of the journal took."),
         Metric(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kestrelpy import DeadLetter, JournaledQueue, dead_letters, inspect
+from kestrelpy import DeadLetter, JournaledQueue, dead_letters, inbox, inspect
 from kestrelpy.letter import encode_letter
 from kestrelpy.work import WorkQueue
 from tests.dashboard.chromium import click, open_queue, rows, text_of, until
@@ -413,6 +413,20 @@ def test_a_damaged_queue_is_in_trouble(driver: Chrome, queues: Path) -> None:
         assert rows(driver)["orders"][8] == "fine"
         open_queue(driver, "alerts")
         assert driver.find_element("id", "detail-problem").is_displayed()
+
+
+def test_what_waits_in_the_inbox_is_shown(driver: Chrome, queues: Path) -> None:
+    with dashboard(queues) as served:
+        ready(driver, served.url)
+        assert rows(driver)["alerts"][8] == "fine"
+        for name in ("alerts", "order", "order"):
+            inbox.put_many(queues, name, [b"x"])
+        until(lambda: "order" in rows(driver), "the name that is no queue")
+        assert rows(driver)["order"][8] == "2 batches pending, no owner yet"
+        until(lambda: rows(driver)["alerts"][8] == "1 batch pending", "what waits for a queue")
+        assert text_of(driver, "matching") == "4 of 4"
+        open_queue(driver, "order")
+        assert "2 batches pending, no owner yet" in text_of(driver, "facts")
 
 
 def test_a_planted_fault_a_page_that_hides_trouble_is_seen(driver: Chrome, queues: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kestrelpy import JournaledQueue, inspect
+from kestrelpy import JournaledQueue, inbox, inspect
 from kestrelpy.cli import main
 from kestrelpy.work import WorkQueue
 from tests.dashboard.conftest import make_queues
@@ -112,6 +112,29 @@ def test_no_data_is_none_in_the_answers(queues: Path) -> None:
         for answer in answers:
             assert "order 2" not in answer.body
             assert "job " not in answer.body
+
+
+def test_what_waits_in_the_inbox_is_shown(queues: Path) -> None:
+    for name in ("alerts", "order", "order"):
+        inbox.put_many(queues, name, [b"x"])
+    before = sorted(path.name for path in queues.iterdir())
+    with dashboard(queues) as served:
+        table = found(ask(served, "/api/queues"))
+        shown = {row["name"]: (row["pending"], row["exists"], row["problem"]) for row in table["rows"]}
+        assert shown == {
+            "alerts": (1, True, ""),
+            "order": (2, False, ""),
+            "orders": (0, True, ""),
+            "work": (0, True, ""),
+        }
+        assert table["totals"]["queues"] == 3
+        one = found(ask(served, "/api/queue?name=order"))
+        assert (one["pending"], one["items"], one["readers"]) == (2, 0, [])
+        assert found(ask(served, "/api/newest?name=order")) == {"items": []}
+        assert ask(served, "/api/tubes?name=order").status == 404
+        assert found(ask(served, "/api/dead?name=order"))["boxes"][0]["waiting"] == 2
+        assert ask(served, "/api/verify", b'{"queue": "order"}', **JSON).status == 404
+    assert sorted(path.name for path in queues.iterdir()) == before
 
 
 def test_a_damaged_queue_is_in_trouble_and_the_others_are_not(queues: Path) -> None:

@@ -24,6 +24,7 @@ from kestrelpy import (
     QueueEmpty,
     QueueFull,
     ReaderConfig,
+    inbox,
     open_reader,
 )
 from kestrelpy.config import SYNC_BOUNDS
@@ -191,7 +192,7 @@ def test_promtool_likes_the_page(clock: ManualClock, tmp_path: Path) -> None:
 
 def test_every_metric_has_its_type_and_a_help(clock: ManualClock, tmp_path: Path) -> None:
     with busy_queue(clock, tmp_path) as queue, WorkQueue(None, "jobs") as jobs:
-        page = page_of(queue, jobs)
+        page = page_of(queue, jobs, tmp_path)
     types = types_on(page)
     assert types.keys() == {name for name in METRICS if not name.startswith("kestrel_server")}
     assert types == {name: METRICS[name].kind for name in types}
@@ -498,6 +499,26 @@ def test_a_folder_has_what_others_have_open(tmp_path: Path) -> None:
             both = figures_on(page_of(queue, tmp_path))
             check_queue(queue, both)
             assert about(both, queue="shared", reader="other")["kestrel_items"] == 1
+
+
+def test_what_waits_in_the_inbox(tmp_path: Path) -> None:
+    with JournaledQueue(tmp_path, "shared", inbox_interval=None) as queue:
+        for name in ("shared", "shred", "shred"):
+            inbox.put_many(tmp_path, name, [b"x"])
+        figures = figures_on(page_of(queue, tmp_path))
+        assert figure(figures, "kestrel_pending_batches", queue="shared") == 1
+        assert about(figures, queue="shred") == {"kestrel_pending_batches": 2}
+        queue.take_in()
+        inbox.take_in(tmp_path, "shred")
+        figures = figures_on(page_of(queue, tmp_path))
+        assert figure(figures, "kestrel_pending_batches", queue="shared") == 0
+        assert figure(figures, "kestrel_pending_batches", queue="shred") == 0
+        assert figure(figures, "kestrel_put_total", queue="shred") == 2
+    segment = next(tmp_path.glob("shred.*.segment"))
+    segment.write_bytes(b"\xff" * segment.stat().st_size)
+    inbox.put_many(tmp_path, "shred", [b"y"])
+    damaged = figures_on(page_of(tmp_path))
+    assert about(damaged, queue="shred") == {"kestrel_up": 0, "kestrel_pending_batches": 1}
 
 
 def test_queues_that_come_and_go(tmp_path: Path) -> None:

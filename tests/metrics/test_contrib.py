@@ -60,6 +60,8 @@ def test_each_alert_has_a_case_of_either_kind() -> None:
         ("kestrel_lag_bytes > 1073741824", "kestrel_lag_bytes >= 1073741824"),
         ("increase(kestrel_refused_total[5m]) > 0", "kestrel_refused_total > 0"),
         ("rate(kestrel_sync_seconds_bucket[5m])) > 0.5", "rate(kestrel_sync_seconds_bucket[5m])) > 0.05"),
+        ("min_over_time(kestrel_pending_batches[10m]) > 0", "kestrel_pending_batches > 0"),
+        (" and delta(kestrel_pending_batches[10m]) >= 0", ""),
         ("increase(kestrel_checkpoint_failures_total[10m]) > 0", "increase(kestrel_refused_total[10m]) > 0"),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from kestrelpy.inspection import followed
+from kestrelpy.inspection import folder_watch, followed
 from kestrelpy.metrics import sources
 from tests.use.planting import defect
 
@@ -48,4 +48,19 @@ def failed_queues_are_up() -> Iterator[None]:
 )
 def a_file_is_known_by_its_name() -> Iterator[None]:
     with patch.object(followed, "is_settled", lambda about, now_ms: True):
+        yield
+
+
+@defect(
+    "metrics inbox",
+    "what waits in the inbox is not shown for a name that is no queue",
+    test="tests/unit/inspection/test_folder_watch.py::test_what_waits_in_the_inbox_is_seen_also_without_a_queue",
+)
+def names_without_a_queue_are_left_out() -> Iterator[None]:
+    real = folder_watch.FolderWatch.look
+
+    def look(self: folder_watch.FolderWatch) -> dict[str, folder_watch.WatchedQueue]:
+        return {name: one for name, one in real(self).items() if one.exists}
+
+    with patch.object(folder_watch.FolderWatch, "look", look):
         yield

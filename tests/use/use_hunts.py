@@ -147,6 +147,7 @@ HUNTS: dict[str, Hunt] = {
     "arrow proof": Hunt(("arrow", "churn", "meanwhile", "storm", "large batches"), "a reader needs|no later segment"),
     "metrics open items": Hunt(("get", "commit"), "a scrape of"),
     "metrics trouble": Hunt(("sync", "fault", "EIO"), "kestrel_up is 1"),
+    "metrics inbox": Hunt(("publish", "put"), "a watch says that"),
     "metrics watch": Hunt(("commit", "checkpoint_all", "reader"), "a watch says"),
     "standby early": Hunt(("ship", "ship_follow", "ship_take_over", "advance"), "owner is alive", first_seed=340),
     "standby gone": Hunt(("ship", "ship_follow", "advance"), "would take over|and it is"),

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kestrelpy import KestrelError, inspect
+from kestrelpy import KestrelError, inbox, inspect
 from kestrelpy.metrics import Collector
 from tests.use.use_model import ReaderModel
 
@@ -90,6 +90,8 @@ def check_reader(w: World, reader: ReaderModel, figures: Figures) -> None:
 def look(w: World) -> None:
     """What a watch says of the folder, look after look, is what ``inspect`` says."""
     found = w.watch.look()
+    waiting = {name: one.pending_batches for name, one in found.items() if one.pending_batches}
+    w.require(waiting == inbox.pending_queues(w.folder, disk=w.disk), f"a watch says that {waiting} wait in the inbox")
     for name, model in w.models.items():
         seen = found.get(name)
         if seen is None or model.damaged or model.half_erased:

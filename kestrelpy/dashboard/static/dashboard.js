@@ -166,12 +166,13 @@ function fillRow(made, one, nowMs) {
   setText(cells[5], age(one.oldest_ms, nowMs));
   setText(cells[6], (one.estimated ? "~" : "") + bytes(one.bytes));
   setText(cells[7], bytes(one.disk));
-  setText(tag, one.problem ? "in trouble" : isItems ? "fine" : one.kind);
+  setText(tag, one.problem ? "in trouble" : one.pending ? aboutPending(one) : isItems ? "fine" : one.kind);
   tag.classList.toggle("bad", Boolean(one.problem));
   tag.title = one.problem;
   if (one.line) cells[4].replaceChildren(Charts.spark(one.line, `${one.name}: items put in a second, last hour`));
   made.row.classList.toggle("chosen", one.name === state.chosen);
 }
+const aboutPending = one => `${whole(one.pending)} ${one.pending === 1 ? "batch" : "batches"} pending${one.exists ? "" : ", no owner yet"}`;
 function drawTable(answer) {
   const rows = new Map();
   for (const one of answer.rows) {
@@ -187,7 +188,7 @@ function drawTable(answer) {
   }
   state.rows = rows;
   Object.assign(state, {page: answer.page, pages: answer.pages});
-  setText(byId("matching"), `${whole(answer.matching)} of ${whole(answer.totals.queues)}`);
+  setText(byId("matching"), `${whole(answer.matching)} of ${whole(answer.names)}`);
   setText(byId("page"), `page ${answer.page + 1} of ${answer.pages}`);
   byId("previous").disabled = answer.page === 0;
   byId("next").disabled = answer.page + 1 >= answer.pages;
@@ -260,7 +261,7 @@ function drawQueue(one) {
   const facts = [
     [isItems ? "Unread items" : "Records kept", whole(one.items)], ["Lag", bytes(one.bytes)], ["Ever put", `${whole(one.put_items)}, ${bytes(one.put_bytes)}`],
     ["Last id", whole(one.last_id)], ["Oldest", one.oldest_ms ? `${age(one.oldest_ms, one.now_ms)}, since ${clock(one.oldest_ms)}` : "–"],
-    ["Segments", whole(one.segments)], ["On disk", bytes(one.disk)],
+    ["Segments", whole(one.segments)], ["On disk", bytes(one.disk)], ...(one.pending ? [["In the inbox", aboutPending(one)]] : []),
   ];
   byId("facts").replaceChildren(...facts.flatMap(([name, text]) => [element("dt", {text: name}), element("dd", {text})]));
   setText(byId("lag-title"), isItems ? "Lag: unread items by reader" : "Records kept");

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelpy import JournaledQueue, inspect, scan
+from kestrelpy import JournaledQueue, inbox, inspect, scan
 from kestrelpy._disk.interface import File
 from kestrelpy._disk.real import RealDirectory, RealDisk, RealFile
 from kestrelpy._journal import format as fmt
@@ -228,6 +228,32 @@ def test_only_what_has_changed_is_read_again(folder: Path, open_queue: Open, mon
     watch.look()
     assert len(opened) == 20  # the newest segment of each; no checkpoint
     assert listed[0] == 1
+
+
+def test_what_waits_in_the_inbox_is_seen_also_without_a_queue(
+    folder: Path, watch: FolderWatch, open_queue: Open
+) -> None:
+    queue = open_queue("jobs", inbox_interval=None)
+    for name in ("jobs", "job", "job"):
+        inbox.put_many(folder, name, [b"x"])
+    found = watch.look()
+    assert list(found) == ["job", "jobs"]
+    assert {one.name: (one.pending_batches, one.exists, one.items) for one in found.values()} == {
+        "job": (2, False, 0),
+        "jobs": (1, True, 0),
+    }
+    assert queue.take_in() == inbox.take_in(folder, "job") - 1 == 1
+    found = watch.look()
+    assert {one.name: (one.pending_batches, one.exists, one.items) for one in found.values()} == {
+        "job": (0, True, 2),
+        "jobs": (0, True, 1),
+    }
+
+
+def test_an_inbox_that_can_not_be_read_is_none(folder: Path, watch: FolderWatch, open_queue: Open) -> None:
+    open_queue("jobs").put(b"x")
+    (folder / "inbox").write_bytes(b"no folder")
+    assert [(one.items, one.pending_batches, one.problem) for one in watch.look().values()] == [(1, 0, "")]
 
 
 def test_damage_is_a_problem_of_that_queue_alone(watch: FolderWatch, open_queue: Open, folder: Path) -> None:

@@ -121,8 +121,7 @@ def _end(args: argparse.Namespace, letters: list[tuple[Record, DeadLetter | None
     """
     waiting = inbox.pending(args.directory, args.queue)
     if waiting:
-        batches = _common.counted(waiting, "published batch", "published batches")
-        print(f"not shown: {batches} in the inbox, not taken in yet by an owner", file=sys.stderr)
+        print(f"not shown: {_common.pending_text(waiting)} in the inbox, not taken in yet by an owner", file=sys.stderr)
     elif not letters and not args.ids:
         print(f"kestrelpy dead: nothing is unread in {args.queue}", file=sys.stderr)
     return 0 if letters else 1

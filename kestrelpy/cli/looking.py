@@ -143,8 +143,7 @@ def run_stat(args: argparse.Namespace) -> int:
 
 
 def _pending(batches: int) -> str:
-    """The number of batches that the owner has not ingested."""
-    return f"{_common.counted(batches, 'published batch', 'published batches')} in the inbox, not in the queue yet"
+    return f"{_common.pending_text(batches)} in the inbox, not in the queue yet"
 
 
 def _refused(batches: int) -> str:

@@ -567,7 +567,7 @@ def test_batches_that_wait_are_counted(run: Run, jobs: Path) -> None:
     for expected in (b"1 batch", b"2 batches"):
         inbox.put_many(jobs, "jobs", [b"x", b"y"])
         assert b"(+ %s pending)" % expected in run("ls", jobs).out
-    assert b"pending   2 published batches in the inbox" in run("stat", jobs, "jobs").out
+    assert b"pending   2 batches pending in the inbox" in run("stat", jobs, "jobs").out
     assert json.loads(run("stat", jobs, "jobs", "--json").out)["pending_batches"] == 2
 
 

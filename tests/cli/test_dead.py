@@ -111,7 +111,7 @@ def test_looking_leaves_everything_as_it_is(run: Run, letters: Path) -> None:
     assert inbox.pending(letters, "dead") == 1
     before = {path: path.read_bytes() for path in letters.rglob("*") if path.is_file()}
     done = run("dead", "ls", letters, "dead")
-    assert done.err == "not shown: 1 published batch in the inbox, not taken in yet by an owner\n"
+    assert done.err == "not shown: 1 batch pending in the inbox, not taken in yet by an owner\n"
     assert {path: path.read_bytes() for path in letters.rglob("*") if path.is_file()} == before
 
 
@@ -119,10 +119,10 @@ def test_batches_that_wait_are_not_called_moves(run: Run, letters: Path) -> None
     """They are items like others, which somebody has put."""
     for name in ("dead", "dead", "new"):
         inbox.put_many(letters, name, [b"x"])
-    told = "not shown: 2 published batches in the inbox, not taken in yet by an owner\n"
+    told = "not shown: 2 batches pending in the inbox, not taken in yet by an owner\n"
     assert (run("dead", "ls", letters, "dead").err, run("dead", "show", letters, "dead").err) == (told, told)
     done = run("dead", "ls", letters, "new")
-    assert (done.status, done.err) == (1, told.replace("2 published batches", "1 published batch"))
+    assert (done.status, done.err) == (1, told.replace("2 batches", "1 batch"))
 
 
 def test_a_queue_that_a_service_has_open(run: Run, letters: Path) -> None:

@@ -55,7 +55,6 @@ def served_meanwhile(server: Process, seconds: float, tally: Tally) -> None:
     for _ in range(ROUNDS):
         taken = _round(server, seconds)
         tally.add("calls beside hostile connections", len(taken))
-        assert len(taken) > 5
         slowest.append(taken[int(len(taken) * 0.99)])
         if slowest[-1] < PATIENCE_S:
             return
@@ -63,11 +62,11 @@ def served_meanwhile(server: Process, seconds: float, tally: Tally) -> None:
 
 
 def _round(server: Process, seconds: float) -> list[float]:
-    """How long each call takes, rising."""
+    """How long each call takes, rising; of six at least, however slow they are."""
     client = server.client()
     taken: list[float] = []
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end or len(taken) < 6:
         begin = time.monotonic()
         put(client, b"honest", b"hello")
         client.ask(b"get honest\r\n", value(b"honest", b"hello"))

@@ -40,8 +40,8 @@ serve({str(tmp_path / "jobs")!r}, protocol={protocol!r}, listen=["127.0.0.1:0", 
         assert server.stderr.readline() == f"kestrelpy.server {name}: got {SIGNALS[protocol].name}\n"
         server.send_signal(signal.SIGTERM)
         assert server.stderr.readline() == f"kestrelpy.server {name}: got SIGTERM\n"
-        assert server.communicate(timeout=PATIENCE)[1] == f"kestrelpy.server {name}: stopped\n"
-        assert server.returncode == 0
+        assert server.stderr.read() == f"kestrelpy.server {name}: stopped\n"
+        assert server.wait(PATIENCE) == 0
     finally:
         server.kill()
         server.communicate()

@@ -94,15 +94,20 @@ def test_one_wait_for_the_store_is_enough_for_all_clients(tmp_path: Path) -> Non
         slots = 0
 
         def create(self, key: str, data: bytes) -> bool:
+            all_sent.wait(PATIENCE)
             self.slots += "/log/" in key
             return super().create(key, data)
 
+    all_sent = threading.Event()
+    all_sent.set()
     store = Counted()
     with serve_in_thread(tmp_path, ship=Ship(store, acks="shipped", interval=0.2)) as server:
         clients = [Client(server.addresses[0]) for _ in range(30)]
         before = store.slots
+        all_sent.clear()
         for client in clients:
             client.send(b"put 0 0 60 1\r\nx\r\n" * 3)
+        all_sent.set()
         for client in clients:
             assert [client.line()[:9] for _ in range(3)] == [b"INSERTED "] * 3
         assert store.slots - before <= 6, "far less than one for each of 90 puts"

@@ -18,7 +18,7 @@ import pytest
 
 from kestrelpy.cli import main, serving
 from kestrelpy.clock import SystemClock
-from kestrelpy.server import serve_in_thread
+from kestrelpy.server import BeanstalkServer, serve_in_thread
 from kestrelpy.ship import Fenced, NoSuchQueue, Ship, StoreUnavailable, opened, read_log, restore, status
 from kestrelpy.ship import options as ship_options
 from kestrelpy.testing.stores import MemoryStore
@@ -148,17 +148,28 @@ class Away(MemoryStore):
         return super().create(key, data)
 
 
+def wait_for_the_store(server: BeanstalkServer, seconds: float) -> None:
+    """From here on, a reply waits for the store for so long, and not for ``ack_timeout``."""
+    journal = server.queue._core.journal
+    assert journal is not None
+    acks = journal.queue._syncer.acks
+    assert acks._absent is not None
+    acks._absent = acks._absent._replace(patience=seconds)
+
+
 def test_a_store_that_is_away_ends_no_server(tmp_path: Path) -> None:
     store = Away()
-    options = Ship(store, acks="shipped", interval=0, ack_timeout=0.2)
+    options = Ship(store, acks="shipped", interval=0, ack_timeout=PATIENCE)
     with serve_in_thread(tmp_path, ship=options) as server:
         client, waiting = Client(server.addresses[0]), Client(server.addresses[0])
         client.ask(b"put 0 0 60 1\r\na\r\n", b"INSERTED 1\r\n")
         waiting.ask(b"watch other\r\nignore default\r\n", b"WATCHING 2\r\nWATCHING 1\r\n")
         waiting.send(b"reserve\r\n")
         store.is_away = True
+        wait_for_the_store(server, 0.2)
         client.ask(b"put 0 0 60 1\r\nb\r\n", b"INTERNAL_ERROR\r\n")
         client.ask(b"use other\r\n", b"USING other\r\n")
+        wait_for_the_store(server, PATIENCE)
         store.is_away = False
         client.ask(b"put 0 0 60 1\r\nc\r\n", b"INSERTED 3\r\n")
         waiting.hear(b"RESERVED 3 1\r\nc\r\n")

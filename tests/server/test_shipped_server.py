@@ -20,7 +20,6 @@ from kestrelpy.cli import main, serving
 from kestrelpy.clock import SystemClock
 from kestrelpy.server import BeanstalkServer, serve_in_thread
 from kestrelpy.ship import Fenced, NoSuchQueue, Ship, StoreUnavailable, opened, read_log, restore, status
-from kestrelpy.ship import options as ship_options
 from kestrelpy.testing.stores import MemoryStore
 from kestrelpy.work import WorkQueue
 from tests.server.harness import Client
@@ -340,9 +339,9 @@ def test_a_standby_that_is_ended_before_its_time(tmp_path: Path, url: str) -> No
 def test_a_server_is_not_started_beside_one_with_a_lease(
     tmp_path: Path, url: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ship_options, "LEAST_LEASE", 0.1)
-    monkeypatch.setattr(opened, "PATIENCE", 0.5)
-    with WorkQueue(tmp_path / "here", ship=Ship(url, lease=1.0, owner="the other one")) as queue:
+    lease = 3 * PATIENCE  # no owner is so late that it loses this
+    monkeypatch.setattr(opened, "PATIENCE", 0.5 - lease)  # half a second is waited, and not the whole lease
+    with WorkQueue(tmp_path / "here", ship=Ship(url, lease=lease, owner="the other one")) as queue:
         queue.put(b"a")
         restore(url, "work", tmp_path / "there")
         assert main(["serve", "beanstalk", "-b", str(tmp_path / "there"), "-p", "0", "--ship", url]) == 11

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,12 @@ SERVE = (sys.executable, "-m", "kestrelpy", "serve", "beanstalk")
 
 
 class Process:
-    """A server in a process. ``clients`` connect where it says that it listens."""
+    """A server in a process, started by ``command``. ``clients`` connect where it says that it listens."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, command: Sequence[str] = SERVE) -> None:
         self.clients: list[Client] = []
         self.process = subprocess.Popen(
-            (*SERVE, "-V", *options),
+            (*command, "-V", *options),
             stderr=subprocess.PIPE,
         )
         assert self.process.stderr is not None
@@ -55,8 +55,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def running(*options: str) -> Iterator[Process]:
-    process = Process(*options)
+def running(*options: str, command: Sequence[str] = SERVE) -> Iterator[Process]:
+    process = Process(*options, command=command)
     try:
         yield process
     finally:

@@ -26,6 +26,8 @@ SECONDS = 1.5
 PATIENCE_S = 0.1
 """In which others must be served."""
 ROUNDS = 4
+LEAST_CALLS = 10
+"""Of a round, however long they take."""
 MIB = 1 << 20
 
 
@@ -62,18 +64,34 @@ def served_meanwhile(server: Process, seconds: float, tally: Tally) -> None:
 
 
 def _round(server: Process, seconds: float) -> list[float]:
-    """How long each call takes, rising; of six at least, however slow they are."""
+    """How long each call takes, rising; without the time in which other processes had the processors."""
     client = server.client()
     taken: list[float] = []
     end = time.monotonic() + seconds
-    while time.monotonic() < end or len(taken) < 6:
-        begin = time.monotonic()
+    while time.monotonic() < end or len(taken) < LEAST_CALLS:
+        begin, server_waited, waited = time.monotonic(), waits(server.process.pid), waits("self")
         put(client, b"honest", b"hello")
         client.ask(b"get honest\r\n", value(b"honest", b"hello"))
-        taken.append((time.monotonic() - begin) / 2)
+        spent = time.monotonic() - begin
+        spent -= longest(server_waited, waits(server.process.pid)) + longest(waited, waits("self"))
+        taken.append(spent / 2)
         threading.Event().wait(0.005)
     client.hang_up()
     return sorted(taken)
+
+
+def waits(process: object) -> dict[str, int]:
+    """By thread of a process: nanoseconds in which it was ready to run, and others had the processors."""
+    waited = {}
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            waited[thread.name] = int((thread / "schedstat").read_text().split()[1])
+    return waited
+
+
+def longest(before: dict[str, int], after: dict[str, int]) -> float:
+    """Seconds of the thread that has waited longest between the two: it may have had the interpreter's lock."""
+    return max((waited - before.get(thread, waited) for thread, waited in after.items()), default=0) / 1e9
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kestrelpy import JournaledQueue
 from kestrelpy._reading import backlog
@@ -44,6 +45,10 @@ for number, usual in (
 paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 if str(QUICK_START) not in paths:
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, str(QUICK_START)])
+
+# An example that takes 0.2 s, or a second to be drawn, has met a busy machine.
+settings.register_profile("kestrelpy", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kestrelpy")
 
 gc.disable()  # until all tests are collected: a million objects are made meanwhile, and all of them stay
 

@@ -495,7 +495,11 @@ HOSTILE = st.text(
 ).filter(lambda text: "\0" not in text)
 
 
-@settings(max_examples=30 if ALL else 5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30 if ALL else 5,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(queue=HOSTILE, key=HOSTILE, payload=HOSTILE, error=HOSTILE, group=HOSTILE, worker=HOSTILE, context=HOSTILE)
 def test_nothing_that_a_terminal_acts_upon_is_shown_as_it_is(
     run: Run, outbox: Outbox, queue: str, key: str, payload: str, error: str, **more: str

@@ -138,7 +138,9 @@ def health_of(rows: list[Row]) -> tuple[int, int, float | None]:
     return errors, waiting, max(ages) / 1000 if ages else None
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(rows=ROWS, age_days=AGES, queue=st.sampled_from([None, "mail", "a-b", "nobody"]))
 def test_the_reports_are_those_of_the_rows(
     outbox: Outbox, rows: list[Row], age_days: float | None, queue: str | None

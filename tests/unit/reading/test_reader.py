@@ -1423,7 +1423,9 @@ STEPS = st.lists(
 
 @given(STEPS)
 @example([("put", 0), ("get", 0), ("abort", 0), ("seek", 0), ("flush", 0), ("seek", 0)])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_a_reader_does_what_a_list_does(steps: list[tuple[str, int]]) -> None:
     """Unread, open and done, against plain lists; reopened and killed in between, with a checkpoint before each
     kill.

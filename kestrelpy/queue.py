@@ -152,15 +152,14 @@ class JournaledQueue(Consuming[V]):
         real = disk or RealDisk()
         files = QueueFiles(real.directory(self.directory, create=True), name, real if journaled else None)
         self._held = held = OpenJournal(files)
-        open_log = partial(self._open_log, ship)
+        open_log, of_jobs = partial(self._open_log, ship), self._holds_jobs
         try:
             registry = ReaderRegistry(files, readers, default_config, status.choose_path, status.check_usable)
             self._registry = status.registry = registry
             if ship:
                 from kestrelpy.ship.preparing import prepare
 
-                prepare(ship, files, disk)
-            of_jobs = self._holds_jobs
+                prepare(ship, files, disk, of_jobs=of_jobs)
             held.open(archive_dir, disk, open_log, segment_bytes=segment_bytes, quarantine=quarantine, of_jobs=of_jobs)
             self._set_up(codec, interval, room)
             self._open(disk, inbox_interval, quarantine=quarantine)

@@ -9,7 +9,7 @@ Rules:
 3. A segment is whole when all of it was fetched, has the crc that its SEAL says, and is synced. Then the list is
    replaced by one without it. Cut short at any place, it is fetched again.
 4. Whoever reads a segment that is not whole waits for it. A thread fetches the others meanwhile, those after the last
-   one that was read first.
+   one that was read first. For a work queue all are fetched before it is open: it reads its records as others do.
 
 docs/format.md is the specification of ``jobs.lazy``:  | KSTRLLZY | 1 2 | 0 6 | crc 4 | length 4 | segments |, each as
 in a SEAL.
@@ -132,15 +132,18 @@ class _Missing:
 
 class LazyFolder:
     """A folder whose queue is not completely here: a ``Directory`` for the owner of that queue. ``inner``: the folder
-    itself; it is closed with this one.
+    itself; it is closed with this one. ``at_once``: all is fetched when the queue is locked.
 
     What it does not have itself is the folder's own. Raises as the folder, and ``StoreUnavailable``, ``StoreDamaged``
     and ``QueueDiskFull`` where a segment has to be fetched.
     """
 
-    def __init__(self, inner: Directory, queue: str, segments: list[SealedSegment], store: Store) -> None:
+    def __init__(
+        self, inner: Directory, queue: str, segments: list[SealedSegment], store: Store, *, at_once: bool
+    ) -> None:
         self._inner = inner
         self._queue = queue
+        self._at_once = at_once
         self._shipped = ShippedQueue(store, queue)
         self._listing = threading.Lock()
         self._missing = {segment_name(queue, each.number): _Missing(each) for each in segments}
@@ -154,11 +157,23 @@ class LazyFolder:
         return getattr(self._inner, name)
 
     def lock(self, name: str, *, wait: bool = False) -> Lock:
-        """As of the folder. With the queue's lock in hand, the rest is fetched ahead."""
+        """As of the folder. With the queue's lock in hand, the rest is fetched, now or ahead."""
         lock = self._inner.lock(name, wait=wait)
-        if name == lock_name(self._queue):
+        if name != lock_name(self._queue):
+            return lock
+        if not self._at_once:
             self._start()
+            return lock
+        try:
+            self._fetch_all()
+        except BaseException:
+            lock.release()
+            raise
         return lock
+
+    def _fetch_all(self) -> None:
+        while self.fetch_next():
+            pass
 
     def _start(self) -> None:
         """Begin to fetch ahead. If no thread can be started, segments are fetched when they are read."""

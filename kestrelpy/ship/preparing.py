@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from kestrelpy._journal.queue_files import QueueFiles
 
 
-def prepare(ship: object, files: QueueFiles, disk: Disk | None) -> None:
+def prepare(ship: object, files: QueueFiles, disk: Disk | None, *, of_jobs: bool) -> None:
     """Restore a queue that is missing, if its user says so. If not all of it is here, have the rest fetched when it is
-    read: ``files`` get another folder. ``ship``: as of ``JournaledQueue``, and not None or False.
+    read: ``files`` get another folder. ``ship``: as of ``JournaledQueue``, and not None or False. ``of_jobs``: it is a
+    work queue's, which reads all of it at once, and beside the queue: then it is fetched as soon as it is locked.
 
     Raises as ``restore``, and ``RestoreIncomplete`` if the rest is in another store.
     """
@@ -34,5 +35,5 @@ def prepare(ship: object, files: QueueFiles, disk: Disk | None) -> None:
     store, file = options.open(), read_ship_file(files.directory, files.queue)
     if file is None or file.url != url_of(options.store, store):
         raise RestoreIncomplete(f"{files.directory.path}/{files.queue}", lazily=True)
-    folder = cast(Directory, LazyFolder(files.directory, files.queue, segments, store))
+    folder = cast(Directory, LazyFolder(files.directory, files.queue, segments, store, at_once=of_jobs))
     files.directory = files.checkpoint_directory = folder

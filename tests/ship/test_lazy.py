@@ -271,6 +271,25 @@ def test_a_work_queue_is_restored_lazily_too() -> None:
         assert [job.id for job in work.jobs()] == ids
 
 
+@pytest.mark.usefixtures("alone")
+def test_a_work_queue_fetches_all_of_it_before_it_is_open() -> None:
+    """It reads its records beside the queue, as everybody else who is refused while ``jobs.lazy`` is there."""
+    store, disk = Counted(), MemoryDisk()
+    options: Any = {"segment_bytes": 4096, "max_job_bytes": 3000, "ship": Ship(store, interval=0)}
+    with WorkQueue(HERE, QUEUE, disk=MemoryDisk(), **options) as work:
+        ids = [work.put(data_of(number)) for number in range(40)]
+    restored(store, disk)
+    store.trouble = StoreUnavailable("the store", "seg", "it is away")
+    for _ in range(2):  # the lock is released
+        with pytest.raises(StoreUnavailable):
+            WorkQueue(THERE, QUEUE, disk=disk, **options)
+    assert LIST in disk.directory(THERE).names()
+    store.trouble = None
+    with WorkQueue(THERE, QUEUE, disk=disk, **options) as work:
+        assert LIST not in disk.directory(THERE).names()
+        assert [job.id for job in work.jobs()] == ids
+
+
 # -- what goes wrong -------------------------------------------------------------------------------------------------
 
 

@@ -154,14 +154,28 @@ def shipping_of(queue: JournaledQueue) -> Shipping:
     return queue.shipping
 
 
+def put_in_time(queue: JournaledQueue, data: bytes) -> None:
+    """Put as soon as the lease lets us: the thread that renews so short a one may be late on a busy machine."""
+
+    def is_put() -> bool:
+        try:
+            queue.put(data)
+        except NotShipped as error:
+            return error.first_id <= error.last_id
+        return True
+
+    until(is_put)
+
+
 def test_an_idle_owner_renews_its_lease(tmp_path: Path) -> None:
     store = MemoryStore()
     with leased(tmp_path, store) as queue:
         shipping = shipping_of(queue)
         until(lambda: shipping.status().slot > 5)
+        until(lambda: shipping.status().lease_left)  # its thread may be late
         left = shipping.status().lease_left
         assert left is not None
-        assert 0 < left <= LEASE * 2 / 3
+        assert 0 <= left <= LEASE * 2 / 3
         header = log_of(store).header
         assert header is not None
         assert (header.kind, header.length, header.lease_ms) == (DATA, 0, 400)
@@ -183,7 +197,7 @@ def test_an_idle_owner_without_a_lease_appends_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("acks", ["disk", "shipped"])
 def test_puts_are_refused_before_the_lease_is_over_and_go_on_later(tmp_path: Path, held: Held, acks: Any) -> None:
     with leased(tmp_path, held, acks=acks, interval=0, ack_timeout=0.1) as queue:
-        queue.put(b"one")
+        put_in_time(queue, b"one")
         shipping_of(queue).flush(PATIENCE)
         held.door.clear()
 
@@ -218,13 +232,13 @@ def test_a_long_upload_does_not_cost_the_lease(tmp_path: Path) -> None:
     try:
         with leased(tmp_path, store, interval=0) as queue:
             store.door.clear()
-            queue.put(b"x")
+            put_in_time(queue, b"x")
             shipping_of(queue).flush(PATIENCE)
             queue._journal.rotate()
-            queue.put(b"y")
+            put_in_time(queue, b"y")
             at = shipping_of(queue).status().slot
             until(lambda: shipping_of(queue).status().slot > at + 5)
-            queue.put(b"z")
+            put_in_time(queue, b"z")
             store.door.set()
             shipping_of(queue).flush(PATIENCE)
     finally:
@@ -255,7 +269,7 @@ def test_an_opening_waits_for_a_lease_and_not_for_ever(tmp_path: Path, monkeypat
     monkeypatch.setattr(opened, "PATIENCE", 0.5)
     store = MemoryStore()
     with leased(tmp_path / "a", store, owner="the first one") as queue:
-        queue.put(b"x")
+        put_in_time(queue, b"x")
         shipping_of(queue).flush(PATIENCE)
         keys = {key for key in store.contents() if "/log/" not in key}
         with pytest.raises(OwnerAlive, match="the first one") as raised:
@@ -263,14 +277,14 @@ def test_an_opening_waits_for_a_lease_and_not_for_ever(tmp_path: Path, monkeypat
         assert 0 < raised.value.seconds <= LEASE
         assert pickle.loads(pickle.dumps(raised.value)).owner == "the first one"
         assert {key for key in store.contents() if "/log/" not in key} == keys
-        queue.put(b"y")
+        put_in_time(queue, b"y")
         shipping_of(queue).flush(PATIENCE)
 
 
 def test_who_is_dead_is_fenced_when_the_lease_is_over(tmp_path: Path) -> None:
     store = MemoryStore()
     dead = leased(tmp_path / "a", store)
-    dead.put(b"x")
+    put_in_time(dead, b"x")
     shipping_of(dead).flush(PATIENCE)
     assert dead._shipment is not None
     dead._shipment.release()  # it appends nothing more
@@ -312,8 +326,16 @@ def test_who_has_closed_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_is_not_in_the_store_is_not_handed_over(tmp_path: Path, held: Held) -> None:
     queue = leased(tmp_path, held)
     shipping = shipping_of(queue)
-    held.door.clear()
-    queue.put(b"x")
+
+    def is_put() -> bool:
+        held.door.clear()
+        with contextlib.suppress(NotShipped):  # the lease was over: it is renewed
+            queue.put(b"x")
+            return True
+        held.door.set()
+        return False
+
+    until(is_put)
     with pytest.raises(NotShipped):
         shipping.hand_over(timeout=0.1)
     held.door.set()
@@ -387,7 +409,7 @@ def test_who_opens_the_queue_of_a_standby_need_not_wait_again(
     monkeypatch.setattr(opened, "PATIENCE", 0.0)
     store = MemoryStore()
     dead = leased(tmp_path / "a", store)
-    dead.put(b"x")
+    put_in_time(dead, b"x")
     shipping_of(dead).flush(PATIENCE)
     with Standby(tmp_path / "b", "jobs", store, poll_interval=0.01) as standby:
         assert not standby.wait(LEASE)
@@ -398,7 +420,7 @@ def test_who_opens_the_queue_of_a_standby_need_not_wait_again(
         dead.close()
     if not is_seen:
         with leased(tmp_path / "a", store) as alive:  # it was not dead
-            alive.put(b"y")
+            put_in_time(alive, b"y")
     waits: list[float] = []
     monkeypatch.setattr(opened, "pause", waits.append)
     if is_seen:
